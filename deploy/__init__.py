@@ -1,0 +1,1 @@
+"""deploy: puts this binary on hosts and opens the byte duplex to the node over there."""

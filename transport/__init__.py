@@ -1,0 +1,1 @@
+"""transport: moves bytes, starts processes and carries named requests between nodes; knows nothing of agents."""

@@ -1,0 +1,49 @@
+"""The errors of transport.
+
+    TransportError
+    ├── ProtocolError        bytes that break the rules of the wire; the link that carried them is dead
+    ├── LinkLost             the link ended while something was under way
+    ├── RequestError         a request to the origin was refused or failed there
+    └── Refused              nothing was started (exit status 69 or 2), with a cure
+        ├── Unreachable      a host that cannot be used
+        └── NoSuchHost       nothing matches WHERE
+"""
+
+from __future__ import annotations
+
+
+class TransportError(Exception):
+    """Base of all; str() is for people: lower case, no full stop."""
+
+
+class ProtocolError(TransportError):
+    """The peer (or a caller of ours) broke the rules; says which one."""
+
+
+class LinkLost(TransportError):
+    """The link to `host` ended; what was under way there may have happened."""
+
+
+class RequestError(TransportError):
+    """The origin refused a request or failed to answer it."""
+
+
+class Refused(TransportError):
+    """Nothing was started. `host` is "" where the fault is not about one; `hint` says what cures it."""
+
+    def __init__(self, detail: str, hint: str = "", host: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.hint = hint
+        self.host = host
+
+
+class Unreachable(Refused):
+    """The host cannot be used: name, network, host key, authentication, deployment."""
+
+    def __init__(self, host: str, detail: str, hint: str = "") -> None:
+        super().__init__(detail, hint, host)
+
+
+class NoSuchHost(Refused):
+    """WHERE matches nothing."""

@@ -1,0 +1,48 @@
+"""What a process hands to its descendants outside of argv and environment: one sealed memo in memory.
+
+Laws
+1. A secret is never in an environment or an argv, where `ps` and `/proc/*/environ` show it; it is in a sealed
+   memfd whose number the environment names (QUINE_CREDENTIALS_FD), so every descendant that
+   inherits descriptors can read it and nobody can change it.
+2. Reading never moves a shared file position (pread), so any number of processes read it at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+
+VARIABLE = "QUINE_CREDENTIALS_FD"
+FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
+LIMIT = 1 << 20  # a memo is a few keys; more is not ours
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def write(memo: Mapping[str, object]) -> int:
+    """Put `memo` into a sealed memfd and return its descriptor, not inheritable yet.
+
+    Pass it on with `pass_fds=[fd]` (or os.set_inheritable) and name it in the child's environment under
+    VARIABLE. The caller owns the descriptor.
+    """
+    raw = os.memfd_create("quine-credentials", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(raw, json.dumps(memo).encode())
+        fcntl.fcntl(raw, fcntl.F_ADD_SEALS, _SEALS)
+        return fcntl.fcntl(raw, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+    finally:
+        os.close(raw)
+
+
+def read(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
+    """The inherited memo, or {} where there is none. A descriptor that is not a sealed memo of ours is {}."""
+    try:
+        fd = int(environ.get(VARIABLE, ""))
+        if fd < 0 or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            return {}
+        memo = json.loads(os.pread(fd, LIMIT, 0))
+    except (ValueError, OSError):
+        return {}
+    return memo if isinstance(memo, dict) else {}
