@@ -17,7 +17,7 @@ class TransportError(Exception):
 
 
 class ProtocolError(TransportError):
-    """The peer (or a caller of ours) broke the rules; says which one."""
+    """The peer (or a caller of ours) broke the rules of the wire; str() says which one."""
 
 
 class LinkLost(TransportError):

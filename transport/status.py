@@ -10,28 +10,48 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import asdict, dataclass, field
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 STATES = ("exited", "signaled", "unreachable", "denied", "lost")
 
+USAGE = 2
 NOT_STARTED = 69
 LOST = 74
 DENIED = 77
 
 
-@dataclass(frozen=True, slots=True)
 class Status:
-    """The end of one job. `code` is the exit status that a shell should see (128+n for a signal)."""
+    """The end of one job.
 
-    state: str
-    code: int
-    signal: str | None = None
-    host: str = ""
-    pid: int = 0
-    detail: str = ""
-    hint: str = ""
-    rusage: dict[str, float] = field(default_factory=dict)
+    `code` is what a shell should see: the exit status, 128+n for a signal, 69 or 74 or 77 for the states
+    without a process status. `rusage` is {"utime", "stime": seconds, "maxrss": KiB}. `hint` is the cure.
+    """
+
+    # A plain class: dataclasses would cost the client a third of its start time.
+    __slots__ = ("code", "detail", "hint", "host", "pid", "rusage", "signal", "state")
+
+    def __init__(
+        self,
+        state: str,
+        code: int,
+        signal: str | None = None,
+        host: str = "",
+        pid: int = 0,
+        detail: str = "",
+        hint: str = "",
+        rusage: dict[str, float] | None = None,
+    ) -> None:
+        self.state = state
+        self.code = code
+        self.signal = signal
+        self.host = host
+        self.pid = pid
+        self.detail = detail
+        self.hint = hint
+        self.rusage = rusage or {}
 
     @classmethod
     def from_wait(cls, wait_status: int, **facts: Any) -> Status:
@@ -42,21 +62,36 @@ class Status:
         return cls("exited", os.WEXITSTATUS(wait_status), **facts)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Status:
-        """Strict: unknown state or wrong type raises ValueError."""
+        """Strict: an unknown state, field or type raises ValueError."""
+        if not set(data) <= set(cls.__slots__):
+            raise ValueError("unknown field in a status")
         try:
             status = cls(**data)
         except TypeError as error:
             raise ValueError(str(error)) from None
-        texts = (status.state, status.host, status.detail, status.hint, status.signal or "")
+        texts = (status.host, status.detail, status.hint, status.signal or "")
         if status.state not in STATES or not all(isinstance(text, str) for text in texts):
             raise ValueError("not a status")
-        if not isinstance(status.code, int) or not 0 <= status.code <= 255 or not isinstance(status.pid, int):
+        if type(status.code) is not int or not 0 <= status.code <= 255 or type(status.pid) is not int:
             raise ValueError("not a status")
+        if not isinstance(status.rusage, dict):
+            raise ValueError("not a status")
+        if status.state == "signaled":
+            signal_number(status.signal or "")
         return status
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Status) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash((self.state, self.code, self.signal, self.host, self.pid))
+
+    def __repr__(self) -> str:
+        return f"Status({self.state}, code={self.code}, signal={self.signal}, host={self.host!r}, {self.detail!r})"
 
 
 def signal_name(number: int) -> str:
@@ -69,24 +104,23 @@ def signal_name(number: int) -> str:
 
 def signal_number(name: str) -> int:
     """ "TERM", "SIGTERM" or "15" -> 15; raises ValueError for what this machine does not know."""
-    if name.isdigit():
+    if name.isascii() and name.isdigit():
         number = int(name)
         if 0 < number < signal.NSIG:
             return number
-    elif value := getattr(signal, "SIG" + name.upper().removeprefix("SIG"), None):
-        if isinstance(value, signal.Signals):
-            return int(value)
+    elif isinstance(value := getattr(signal, "SIG" + name.upper().removeprefix("SIG"), None), signal.Signals):
+        return int(value)
     raise ValueError(f"no such signal: {name!r}")
 
 
 def die_of(name: str) -> None:
-    """End this process by the same signal, so that the shell sees the truth; no core of our own.
+    """End this process by the same signal, so that the shell sees the truth; without a core of our own.
 
-    Returns only where the signal cannot kill us (then exit with 128+n).
+    Returns only where the signal does not kill (then exit with 128+n).
     """
-    number = signal_number(name)
     import resource
 
+    number = signal_number(name)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
