@@ -1,0 +1,1 @@
+"""Tests: flat, fast, without sleeps; `tests.lab` gives them real sshd hosts."""

@@ -1,0 +1,183 @@
+"""Fixtures, and the watch over every test: it leaves no process, thread, descriptor, socket or file behind.
+
+Laws
+1. The watch compares with the moment before the test; what a fixture of the test makes, that fixture removes.
+2. Nodes of the lab stay (the session's lab is shared); jobs must be gone, if need be after their lease.
+3. Waiting for stragglers is on pidfds and joins, with one deadline.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab, Settings, processes
+from tests.lab.host import SSHD, Host, can_mount
+
+STRAGGLERS = 10.0  # seconds that a dying process, thread or descriptor of a test may take to be gone
+NOISE = ("pytest-", "hypothesis-")  # names in the temporary directory that are pytest's own
+
+_sessions: list[Lab] = []
+_home = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One temporary directory for this process (each xdist worker), so that litter is seen and is ours."""
+    # a short name: Unix sockets are made below it
+    directory = tempfile.mkdtemp(prefix="qt-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
+    config.stash[_home] = directory
+    os.environ["TMPDIR"] = tempfile.tempdir = directory
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    directory = config.stash.get(_home, "")
+    if directory:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def pytest_report_header() -> str:
+    return (
+        f"lab: {SSHD}"
+        if SSHD
+        else "lab: no sshd here; asyncssh's server stands in (stock limits are not tested)"
+    )
+
+
+@pytest.fixture(scope="session")
+def session_lab() -> Iterator[Lab]:
+    with Lab() as lab:
+        _sessions.append(lab)
+        yield lab
+        _sessions.remove(lab)
+
+
+@pytest.fixture
+def lab(session_lab: Lab) -> Iterator[Lab]:
+    """Hosts h1, h2, h3, shared by the tests of this worker. A test that stops one, or its proxy, need not mend it."""
+    yield session_lab
+    for host in session_lab.hosts.values():
+        host.start()
+        if host.has_proxy:
+            host.proxy.heal()
+            host.proxy.delay(0)
+
+
+@pytest.fixture
+def own_lab() -> Iterator[Callable[..., Lab]]:
+    """Make labs of this test's own: `own_lab(["h1"], lease=1)`. For tests that break things for good."""
+    made: list[Lab] = []
+
+    def make(names: tuple[str, ...] | list[str] = ("h1",), **options: int) -> Lab:
+        lab = Lab(names, **options)
+        made.append(lab)
+        return lab.__enter__()
+
+    yield make
+    for lab in made:
+        lab.close()
+
+
+@pytest.fixture
+def odd_host(lab: Lab) -> Iterator[Callable[..., Host]]:
+    """One more host in the shared lab, with Settings: `odd_host("bare", python=False)`; gone after the test."""
+    made: list[str] = []
+
+    def make(name: str, **settings: object) -> Host:
+        if settings.get("mount") and not can_mount():
+            pytest.skip("needs root and mount namespaces")
+        made.append(name)
+        return lab.add(name, Settings(**settings))  # type: ignore[arg-type]
+
+    yield make
+    for name in made:
+        lab.drop(name)
+
+
+# ---------------------------------------------------------------------------------------------------- the watch
+
+
+def _own_children() -> set[int]:
+    return {
+        pid
+        for pid in processes.descendants(os.getpid())
+        if (p := processes.find(pid)) and p.ppid == os.getpid()
+    }
+
+
+def _own_fds() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:  # the one that lists the directory
+            continue
+    return found
+
+
+def _litter() -> set[str]:
+    return {name for name in os.listdir(tempfile.gettempdir()) if not name.startswith(NOISE)}
+
+
+def _is_labs(thread: threading.Thread) -> bool:
+    return thread.name.startswith("lab-")
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    # labs of the session come up before the snapshot
+    if "lab" in request.fixturenames:
+        request.getfixturevalue("session_lab")
+    environment, directory = dict(os.environ), Path.cwd()
+    children, fds, litter = _own_children(), _own_fds(), _litter()
+    threads = set(threading.enumerate())
+    lab_litter = {path for lab in _sessions for path in lab.litter()}
+    yield
+    deadline = time.monotonic() + STRAGGLERS
+    complaints = []
+
+    left = {pid: processes.find(pid) for pid in _own_children() - children - _of_labs("children")}
+    complaints += [f"child process {p}" for p in _wait([p for p in left.values() if p], deadline)]
+    for lab in _sessions:
+        complaints += [f"process of the lab {process}" for process in _wait(lab.jobs(), deadline)]
+        complaints += [f"temporary file of the lab {path}" for path in set(lab.litter()) - lab_litter]
+    for thread in set(threading.enumerate()) - threads:
+        if not _is_labs(thread):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            complaints += [f"thread {thread.name}"] if thread.is_alive() else []
+    now = _new_fds(fds)
+    if now:
+        gc.collect()  # a cycle may still hold a file; its ResourceWarning then fails the test by itself
+        now = _new_fds(fds)
+    complaints += [f"descriptor {fd} -> {target}" for fd, target in now.items()]
+    complaints += [f"temporary file {name}" for name in _litter() - litter]
+    ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    if ours != {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}:
+        complaints.append("a changed environment")
+    if Path.cwd() != directory:
+        complaints.append("another working directory")
+    if complaints:
+        for lab in _sessions:  # the next test shall not pay for this one
+            for process in lab.jobs():
+                processes.kill(process.pid)
+        pytest.fail("the test left behind: " + "; ".join(complaints), pytrace=False)
+
+
+def _of_labs(what: str) -> set[int]:
+    return {item for lab in _sessions for item in getattr(lab, what)}
+
+
+def _new_fds(before: dict[int, str]) -> dict[int, str]:
+    known = _of_labs("fds")
+    return {fd: at for fd, at in _own_fds().items() if before.get(fd) != at and fd not in known}
+
+
+def _wait(left: list[processes.Process], deadline: float) -> list[processes.Process]:
+    return processes.wait_gone(left, max(0.0, deadline - time.monotonic())) if left else []

@@ -1,0 +1,369 @@
+"""One host of the lab: a real sshd on 127.0.0.1 with a home, a host key and an environment of its own.
+
+Laws
+1. sshd has its stock limits (MaxSessions 10, MaxStartups 10:30:100) and its stock rules, but StrictModes,
+   because homes lie under a world-writable directory.
+2. Readiness is sshd's own log line, read from its stderr as it comes. Nobody knocks at the port to find out:
+   that would count as a failed login.
+3. What runs on the host inherits one mark (`mark`), so it can be found and ended whatever it did.
+
+Where there is no sshd, `fallback.py` (asyncssh's server) takes its place; `Host.real` tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import select
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.lab import processes
+from tests.lab.processes import Process
+from tests.lab.proxy import Proxy
+
+START = 15.0  # seconds for sshd to say that it listens; it takes 20 ms, on a loaded machine a few hundred
+TRIES = 5  # ports to try: between choosing one and sshd binding it somebody else may take it
+SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What makes a host odd. All are seen by the far side only; `inventory` is what the origin is told of it."""
+
+    python: bool = True  # False: a PATH with everything of /usr/bin but python
+    scripts: Mapping[str, str] = field(default_factory=dict)  # name -> text; put first on PATH, executable
+    mount: str = ""  # options of a private tmpfs as home, "size=200k" or "noexec"; needs root
+    shell: str = ""  # login shell to go through, as "/bin/tcsh"; must take -c
+    banner: str = ""  # printed on stdout by the login shell before any command, as a noisy profile does
+    sshd: tuple[str, ...] = ()  # more lines for sshd_config
+    env: Mapping[str, str] = field(default_factory=dict)
+    inventory: Mapping[str, object] = field(default_factory=dict)  # keys for the inventory, over ours
+
+
+class Host:
+    """Made by Lab.add(), started already."""
+
+    def __init__(
+        self, name: str, base: Path, run: Path, mark: str, identity: Path, settings: Settings
+    ) -> None:
+        self.name = name
+        self.base = base  # everything of this host, home included
+        self.home = base / "home"
+        self.run = run  # XDG_RUNTIME_DIR over there: short, for socket names
+        self.mark = "QUINE_LAB_HOST=" + mark
+        self.identity = identity  # the private key that may log in
+        self.user = pwd.getpwuid(os.getuid()).pw_name
+        self.settings = settings
+        self.real = SSHD is not None
+        self.port = 0
+        self.key = base / "host_key"
+        self.log = base / "sshd.log"
+        self._sshd: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._lines: list[str] = []
+        self._news = threading.Condition()
+        self._proxy: Proxy | None = None
+        for directory in (self.home, self.tmp):
+            directory.mkdir(parents=True, exist_ok=True)
+        run.mkdir(mode=0o700, exist_ok=True)
+        if not self.key.exists():
+            make_key(self.key, f"host-{name}")
+        self.path = self._make_path()
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def tmp(self) -> Path:
+        """TMPDIR over there."""
+        return self.base / "tmp"
+
+    @property
+    def pid(self) -> int:
+        """The listening sshd's; 0 when stopped."""
+        return self._sshd.pid if self._sshd else 0
+
+    @property
+    def root(self) -> Path:
+        """The host's file system as its own processes see it (a private mount is visible only there)."""
+        return Path(f"/proc/{self.pid}/root") if self.settings.mount else Path("/")
+
+    def path_of(self, path: str | Path) -> Path:
+        """Where a path below home over there is to be found from here, private mounts included."""
+        return self.root / (self.home / path).relative_to("/")
+
+    @property
+    def proxy(self) -> Proxy:
+        """The line to this host that can be slowed, cut, silenced. See Lab.alias() to go through it."""
+        if self._proxy is None:
+            self._proxy = Proxy(self.port)
+        return self._proxy
+
+    @property
+    def has_proxy(self) -> bool:
+        return self._proxy is not None
+
+    @property
+    def fds(self) -> set[int]:
+        """Descriptors that this process holds for the host."""
+        held = {self._proxy.fd} if self._proxy else set()
+        if self._sshd and self._sshd.stderr and not self._sshd.stderr.closed:
+            held.add(self._sshd.stderr.fileno())
+        return held
+
+    @property
+    def children(self) -> set[int]:
+        """Child processes that this process has for the host."""
+        return {pid for pid in (self.pid, self._proxy.pid if self._proxy else 0) if pid}
+
+    def processes(self) -> list[Process]:
+        """What runs over there, sshd itself left out."""
+        return processes.marked(self.mark)
+
+    def jobs(self) -> list[Process]:
+        """The same without the node and its dial."""
+        return [process for process in self.processes() if not process.daemon]
+
+    def sessions(self) -> list[int]:
+        """The sshd processes of the connections that are open."""
+        return processes.descendants(self.pid, "sshd") if self.pid and self.real else []
+
+    def connections(self) -> int:
+        """How many logins were accepted since the lab came up."""
+        with self._news:
+            return sum("Accepted publickey" in line for line in self._lines)
+
+    def wait_log(self, text: str, seconds: float = 10, after: int = 0) -> str:
+        """The first line of sshd's log that holds `text`, skipping `after` lines; waits for it."""
+
+        def seen() -> str:
+            return next((line for line in self._lines[after:] if text in line), "")
+
+        with self._news:
+            if not self._news.wait_for(seen, seconds):
+                raise TimeoutError(f"{self.name}: no {text!r} in the log of sshd within {seconds} s")
+            return seen()
+
+    # ------------------------------------------------------------ start, stop
+
+    def start(self) -> None:
+        """Start sshd; on the same port as before, if there was one."""
+        if self._sshd is not None:
+            return
+        for _ in range(TRIES):
+            port = self.port or free_port()
+            if self._launch(port):
+                self.port = port
+                return
+            if not any("Cannot bind" in line for line in self._lines[-5:]):
+                break
+        raise RuntimeError(f"{self.name}: sshd does not start:\n" + "\n".join(self._lines[-20:]))
+
+    def _launch(self, port: int) -> bool:
+        config = self.base / "sshd_config"
+        config.write_text(self._config(port))
+        if self.real:
+            command = [str(SSHD), "-D", "-e", "-f", str(config)]
+        else:
+            command = [sys.executable, str(Path(__file__).with_name("fallback.py")), str(config)]
+        if self.settings.mount:
+            options = self.settings.mount
+            mount = f'mount -t tmpfs -o "{options}" lab "$0" && exec "$@"'
+            command = ["unshare", "-m", "sh", "-c", mount, str(self.home), *command]
+        elif shutil.which("setpriv") and threading.current_thread() is threading.main_thread():
+            # should this process be killed, its hosts go with it
+            command = ["setpriv", "--pdeathsig", "KILL", *command]
+        self._sshd = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            start_new_session=True,
+        )
+        before = len(self._lines)
+        self._reader = threading.Thread(target=self._read, args=(self._sshd,), name=f"lab-{self.name}-log")
+        self._reader.start()
+        with self._news:
+            self._news.wait_for(lambda: any(_STARTED(line) for line in self._lines[before:]), START)
+            if any("Server listening" in line for line in self._lines[before:]):
+                return True
+        self.stop()
+        return False
+
+    def _read(self, sshd: subprocess.Popen[bytes]) -> None:
+        assert sshd.stderr is not None
+        with self.log.open("a") as log:
+            for raw in sshd.stderr:
+                line = raw.decode(errors="replace").rstrip()
+                log.write(line + "\n")
+                log.flush()
+                with self._news:
+                    self._lines.append(line)
+                    self._news.notify_all()
+        with self._news:
+            self._lines.append(_END)
+            self._news.notify_all()
+
+    def kill_sessions(self) -> int:
+        """SIGKILL the sshd process of every open connection; the listener stays. Returns how many connections."""
+        if not self.real:
+            os.kill(self.pid, signal.SIGUSR1)
+            return 1
+        pids = self.sessions()
+        for pid in pids:
+            processes.kill(pid)
+        return len(pids)
+
+    def stop(self) -> None:
+        """sshd dies, listener and sessions, at once; what runs on the host does not (see `crash`)."""
+        sshd, self._sshd = self._sshd, None
+        if sshd is None:
+            return
+        if sshd.poll() is None:
+            os.kill(sshd.pid, signal.SIGSTOP)  # so that no session is born while we count them
+            for pid in processes.descendants(sshd.pid, "sshd") if self.real else []:
+                processes.kill(pid)
+            sshd.kill()
+        sshd.wait()
+        if self._reader is not None:
+            self._reader.join()
+        if sshd.stderr is not None:
+            sshd.stderr.close()
+
+    def crash(self) -> None:
+        """The machine is gone: sshd and everything that ran there die by SIGKILL."""
+        self.stop()
+        self.kill_processes()
+
+    def kill_processes(self) -> None:
+        """SIGKILL everything that runs there, node included; sshd stays."""
+        if left := processes.kill_marked(self.mark):
+            raise RuntimeError(f"{self.name}: these do not die: {[str(process) for process in left]}")
+
+    def close(self) -> None:
+        self.crash()
+        if self._proxy is not None:
+            self._proxy.close()
+            self._proxy = None
+
+    # ---------------------------------------------------------------- innards
+
+    def environment(self) -> dict[str, str]:
+        """What a session over there is given."""
+        name, _, value = self.mark.partition("=")
+        return {
+            "HOME": str(self.home),
+            "PATH": self.path,
+            "XDG_RUNTIME_DIR": str(self.run),
+            "TMPDIR": str(self.tmp),
+            name: value,
+            **self.settings.env,
+        }
+
+    def _config(self, port: int) -> str:
+        env = " ".join(quoted(f"{name}={value}") for name, value in self.environment().items())
+        lines = [
+            f"ListenAddress 127.0.0.1:{port}",
+            f"HostKey {quoted(str(self.key))}",
+            f"AuthorizedKeysFile {quoted(str(self.identity) + '.pub')}",
+            "StrictModes no",
+            "UsePAM no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "PermitRootLogin prohibit-password",
+            "PidFile none",
+            "LogLevel VERBOSE",
+            "Subsystem sftp internal-sftp",
+            f"SetEnv {env}",
+            *self.settings.sshd,
+        ]
+        if self.settings.shell or self.settings.banner:
+            banner, login = self.base / "banner", self.base / "login"
+            banner.write_text(self.settings.banner)
+            shell = self.settings.shell or "/bin/sh"
+            login.write_text(f'cat {shlex.quote(str(banner))}\nexec {shell} -c "$SSH_ORIGINAL_COMMAND"\n')
+            lines.append(f"ForceCommand exec /bin/sh {shlex.quote(str(login))}")
+        return "\n".join(lines) + "\n"
+
+    def _make_path(self) -> str:
+        """PATH over there: the system's; or a copy of it without python; with the host's own scripts first."""
+        path = "/usr/bin:/bin"
+        if not self.settings.python:
+            bare = self.base / "bin-without-python"
+            bare.mkdir(exist_ok=True)
+            for tool in Path("/usr/bin").iterdir():
+                if not tool.name.startswith(("python", "pydoc", "pypy")):
+                    with contextlib.suppress(FileExistsError):
+                        (bare / tool.name).symlink_to(tool)
+            path = str(bare)
+        if self.settings.scripts:
+            own = self.base / "bin"
+            own.mkdir(exist_ok=True)
+            for name, text in self.settings.scripts.items():
+                (own / name).write_text(text)
+                (own / name).chmod(0o755)
+            path = f"{own}:{path}"
+        return path
+
+
+_END = "(sshd ended)"
+
+
+def _STARTED(line: str) -> bool:
+    return "Server listening" in line or line == _END
+
+
+def quoted(text: str) -> str:
+    """For sshd_config."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def make_key(path: Path, comment: str) -> None:
+    """An ed25519 key pair without a passphrase; by ssh-keygen, or by asyncssh where OpenSSH is absent."""
+    if shutil.which("ssh-keygen"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)],
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        return
+    import asyncssh
+
+    key = asyncssh.generate_private_key("ssh-ed25519", comment)
+    path.touch(mode=0o600)
+    key.write_private_key(str(path))
+    key.write_public_key(str(path) + ".pub")
+
+
+def can_mount() -> bool:
+    """May this process give a host a private tmpfs?"""
+    if os.getuid() != 0 or not shutil.which("unshare"):
+        return False
+    return (
+        subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "lab", "/mnt"], capture_output=True
+        ).returncode
+        == 0
+    )
+
+
+def readable(fd: int, seconds: float) -> bool:
+    """Does `fd` become readable (or end) within `seconds`?"""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(int(seconds * 1000)))

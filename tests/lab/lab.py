@@ -1,0 +1,359 @@
+"""The lab: an origin (a home, an inventory, an environment) and its hosts, each a real sshd on loopback.
+
+    with Lab() as lab:                      # h1, h2, h3
+        lab.run(["run", "--on", "h1", "--", "hostname"])
+
+Laws
+1. Nothing of the machine it runs on is touched and nothing leaks in: own homes, keys, ports, runtime directories;
+   no agent, no API key, no configuration of the user who runs it.
+2. It may run many times at once, beside itself.
+3. At the end everything that bears the lab's marks is dead and every directory is gone. A directory that the
+   caller names is the exception: its keys and homes stay, for the next lab there (only processes end).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from tests.lab import processes
+from tests.lab.host import SSHD, Host, Settings, make_key
+from tests.lab.processes import Process
+from tests.lab.proxy import Proxy
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILDS = (
+    ROOT / ".lab-cache" / "build"
+)  # binaries built for labs: made once per state of the sources, not per lab
+LEASE = 2  # seconds a job outlives its link, in this inventory: tests wait for it
+TIMEOUT = 60.0
+
+Data = bytes | str | None
+
+
+class Lab:
+    """A context manager. `lab["h1"]` is a Host."""
+
+    def __init__(
+        self, names: Iterable[str] = ("h1", "h2", "h3"), directory: Path | None = None, lease: int = LEASE
+    ) -> None:
+        self.names = tuple(names)
+        self.lease = lease
+        self.id = uuid.uuid4().hex[:12]
+        self.hosts: dict[str, Host] = {}
+        self._aliases: dict[str, dict[str, object]] = {}
+        self._kept = directory is not None
+        # Unix socket names hold at most 107 bytes: what carries sockets lies under a short name, always.
+        short = "/tmp" if os.access("/tmp", os.W_OK) else None
+        self._short = Path(tempfile.mkdtemp(prefix="ql-", dir=short))
+        self.directory = directory.resolve() if directory else self._short / "d"
+        self.home = self.directory / "origin"
+        self.tmp = self.home / "tmp"  # TMPDIR of the origin
+        self.work = self.home / "work"  # where commands of the origin start
+        self.inventory = self.directory / "inventory.toml"
+        self.identity = self.directory / "id_ed25519"
+        self.mark = "QUINE_LAB_ORIGIN=" + self.id
+
+    # ------------------------------------------------------------- life cycle
+
+    def __enter__(self) -> Self:
+        try:
+            for directory in (self.tmp, self.work, self.home / ".ssh", self.home / ".cache" / "quine"):
+                directory.mkdir(parents=True, exist_ok=True)
+            (self._short / "o").mkdir(mode=0o700)
+            # ports change from lab to lab, host keys do not: an old port may now be another host's
+            (self.home / ".ssh" / "known_hosts").unlink(missing_ok=True)
+            BUILDS.mkdir(parents=True, exist_ok=True)
+            builds = self.home / ".cache" / "quine" / "build"
+            if not builds.is_symlink():
+                builds.symlink_to(BUILDS)
+            if not self.identity.exists():
+                make_key(self.identity, "lab")
+            if SSHD and os.getuid() == 0:
+                Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd insists; Debian makes it at boot
+            for name in self.names:
+                self.add(name)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        processes.kill_marked(self.mark)
+        for host in self.hosts.values():
+            host.close()
+        self.hosts.clear()
+        remove(self._short)
+
+    def add(self, name: str, settings: Settings | None = None) -> Host:
+        """One more host, started, in the inventory."""
+        base = self.directory / name
+        base.mkdir(parents=True, exist_ok=True)
+        host = Host(
+            name, base, self._short / name, f"{self.id}-{name}", self.identity, settings or Settings()
+        )
+        self.hosts[name] = host
+        host.start()
+        self._write_inventory()
+        return host
+
+    def drop(self, name: str) -> None:
+        """A host leaves the lab and the inventory, with all its files."""
+        host = self.hosts.pop(name)
+        host.close()
+        self._aliases = {key: entry for key, entry in self._aliases.items() if entry["port"] != host.port}
+        remove(host.base)
+        remove(host.run)
+        self._write_inventory()
+
+    # -------------------------------------------------------------- inventory
+
+    def __getitem__(self, name: str) -> Host:
+        return self.hosts[name]
+
+    def host(self, name: str) -> Host:
+        return self.hosts[name]
+
+    def alias(self, name: str, of: str, via: Proxy | int | None = None, **keys: object) -> str:
+        """A second inventory entry for host `of`: through a proxy (or to a port), with other keys; returns `name`.
+
+        A key given as None is left out of the entry.
+        """
+        port = self.hosts[of].port if via is None else via if isinstance(via, int) else via.port
+        entry = {**self._entry(self.hosts[of]), "port": port, **keys}
+        self._aliases[name] = {key: value for key, value in entry.items() if value is not None}
+        self._write_inventory()
+        return name
+
+    def slow(self, of: str, seconds: float = 0.05) -> str:
+        """An alias for `of` through its proxy, delayed by `seconds` each way."""
+        self.hosts[of].proxy.delay(seconds)
+        return self.alias(f"{of}-slow", of, self.hosts[of].proxy)
+
+    def unalias(self, name: str) -> None:
+        self._aliases.pop(name, None)
+        self._write_inventory()
+
+    def _entry(self, host: Host) -> dict[str, object]:
+        return {
+            "address": "127.0.0.1",
+            "port": host.port,
+            "user": host.user,
+            "identity": str(self.identity),
+            **host.settings.inventory,
+        }
+
+    def _write_inventory(self) -> None:
+        lines = ["[defaults]", f"lease = {self.lease}"]
+        entries = {name: self._entry(host) for name, host in self.hosts.items()} | self._aliases
+        for name, entry in entries.items():
+            lines += ["", f"[hosts.{json.dumps(name)}]"]
+            lines += [f"{key} = {toml(value)}" for key, value in entry.items()]
+        aside = self.inventory.with_suffix(".new")
+        aside.write_text("\n".join(lines) + "\n")
+        aside.rename(self.inventory)
+
+    # ---------------------------------------------------------------- running
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of a command at the origin, made from nothing."""
+        name, _, value = self.mark.partition("=")
+        return {
+            "HOME": str(self.home),
+            "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/bin:/bin",
+            "USER": os.environ.get("USER", "user"),
+            "LANG": "C.UTF-8",
+            "SHELL": "/bin/sh",
+            "TMPDIR": str(self.tmp),
+            "XDG_RUNTIME_DIR": str(self._short / "o"),
+            "QUINE_INVENTORY": str(self.inventory),
+            name: value,
+        }
+
+    def run(
+        self,
+        args: Sequence[str | Path],
+        *,
+        input: Data = None,
+        env: Mapping[str, str | None] | None = None,
+        timeout: float = TIMEOUT,
+        cwd: Path | None = None,
+        check: bool = False,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """`quine ARGS…` at the origin. `env` is laid over the lab's (None unsets). No input means /dev/null."""
+        data = input.encode() if isinstance(input, str) else input
+        process = self.popen(
+            args,
+            stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd=cwd,
+        )
+        try:
+            out, err = process.communicate(data, timeout)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            out, err = process.communicate()
+            raise AssertionError(
+                f"{describe(args)}: not done in {timeout} s; stdout {out!r}, stderr {err!r}"
+            ) from None
+        except BaseException:
+            process.kill()
+            process.communicate()
+            raise
+        if check and process.returncode != 0:
+            raise AssertionError(f"{describe(args)}: status {process.returncode}, stderr {err!r}")
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def popen(
+        self,
+        args: Sequence[str | Path],
+        *,
+        stdin: int | IO[bytes] | None = subprocess.DEVNULL,
+        stdout: int | IO[bytes] | None = subprocess.DEVNULL,
+        stderr: int | IO[bytes] | None = None,
+        env: Mapping[str, str | None] | None = None,
+        cwd: Path | None = None,
+        pass_fds: Sequence[int] = (),
+        new_session: bool = False,
+        preexec: Callable[[], None] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """The same without waiting, in a process group of its own, so that a signal to the group is not ours."""
+        return subprocess.Popen(
+            [self.quine, *map(str, args)],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=self.overlaid(env),
+            cwd=cwd or self.work,
+            pass_fds=pass_fds,
+            start_new_session=new_session,
+            process_group=None if new_session else 0,
+            preexec_fn=preexec,
+        )
+
+    def sh(
+        self,
+        line: str,
+        *,
+        input: Data = None,
+        env: Mapping[str, str | None] | None = None,
+        timeout: float = TIMEOUT,
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """A line of shell at the origin, `quine` on PATH: for pipelines."""
+        return subprocess.run(
+            ["/bin/sh", "-c", line],
+            input=input.encode() if isinstance(input, str) else input or b"",
+            capture_output=True,
+            env=self.overlaid(env),
+            timeout=timeout,
+            cwd=cwd or self.work,
+            check=False,
+        )
+
+    def overlaid(self, env: Mapping[str, str | None] | None) -> dict[str, str]:
+        merged = {**self.env, **(env or {})}
+        return {name: value for name, value in merged.items() if value is not None}
+
+    @property
+    def quine(self) -> str:
+        return str(Path(sys.prefix) / "bin" / "quine")
+
+    def script(self, replies: Iterable[Mapping[str, object]], name: str = "guest.jsonl") -> dict[str, str]:
+        """Write a script guest (one mapping a line) into the work directory; returns the environment that uses it."""
+        path = self.work / name
+        path.write_text("".join(json.dumps(reply) + "\n" for reply in replies))
+        return {"QUINE_API_TYPE": "script", "QUINE_API_BASE": str(path)}
+
+    def ssh(self, name: str, *options: str) -> list[str]:
+        """The peer: an argv of plain OpenSSH for that host; append the command."""
+        host = self.hosts[name]
+        known = self._short / "peer_known_hosts"
+        return [
+            *("ssh", "-F", "none", "-p", str(host.port), "-i", str(self.identity)),
+            *("-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR"),
+            *("-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=accept-new"),
+            *options,
+            f"{host.user}@127.0.0.1",
+        ]
+
+    # ------------------------------------------------------------ what is left
+
+    def processes(self) -> list[Process]:
+        """What runs at the origin for this lab."""
+        return processes.marked(self.mark)
+
+    def jobs(self) -> list[Process]:
+        """What runs at the origin or on any host, less the nodes."""
+        found = [process for process in self.processes() if not process.daemon]
+        for host in self.hosts.values():
+            found += host.jobs()
+        return found
+
+    def wait_idle(self, seconds: float = 10) -> list[Process]:
+        """Wait until no job is left anywhere; returns those that stay."""
+        return processes.wait_gone(self.jobs(), seconds)
+
+    def stop_nodes(self) -> None:
+        """End every process of the lab but sshd: nodes here and there, jobs, clients."""
+        processes.kill_marked(self.mark)
+        for host in self.hosts.values():
+            host.kill_processes()
+
+    @property
+    def fds(self) -> set[int]:
+        return {fd for host in self.hosts.values() for fd in host.fds}
+
+    @property
+    def children(self) -> set[int]:
+        return {pid for host in self.hosts.values() for pid in host.children}
+
+    def litter(self) -> list[Path]:
+        """Files in the temporary directories of the origin and the hosts."""
+        return [
+            path for top in (self.tmp, *(host.tmp for host in self.hosts.values())) for path in top.iterdir()
+        ]
+
+
+def toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    return json.dumps(value if isinstance(value, (str, int, float, bool)) else str(value))
+
+
+def describe(args: Sequence[str | Path]) -> str:
+    return " ".join(["quine", *map(str, args)])[:200]
+
+
+def remove(directory: Path) -> None:
+    """rm -rf, read-only directories included."""
+
+    def again(action: Callable[[str], object], path: str, _: object) -> None:
+        os.chmod(Path(path).parent, stat.S_IRWXU)
+        if not os.path.islink(path):
+            os.chmod(path, stat.S_IRWXU)
+        action(path)
+
+    if directory.is_dir():
+        shutil.rmtree(directory, onerror=again)

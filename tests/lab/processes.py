@@ -1,0 +1,147 @@
+"""Processes that belong to a lab: found by a mark in their environment, ended and waited for by pidfd.
+
+Laws
+1. A process is found by what it inherited (one environment variable), so whatever a job leaves behind is found,
+   whoever its parent is now. A process that cleared its own environment escapes; none of ours does.
+2. Waiting is on pidfds. Nothing here polls, nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process as /proc showed it; `start` (clock ticks since boot) tells it from a later one with its pid."""
+
+    pid: int
+    ppid: int
+    start: int
+    argv: tuple[str, ...]
+
+    @property
+    def daemon(self) -> bool:
+        """A node or the dial that leads to one: they outlive the command that started them, by design."""
+        return "node" in self.argv and any("quine" in word or "transport" in word for word in self.argv)
+
+    def __str__(self) -> str:
+        return f"{self.pid} {' '.join(self.argv) or '(no argv)'}"
+
+
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    """(command name, ppid, start time), None for a process that is gone or a zombie."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    name, _, rest = text.partition("(")[2].rpartition(")")  # the name may hold spaces and brackets
+    fields = rest.split()
+    if fields[0] in "ZX":
+        return None
+    return name, int(fields[1]), int(fields[19])
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir(PROC) if name.isdigit()]
+
+
+def find(pid: int) -> Process | None:
+    facts = _stat(pid)
+    if facts is None:
+        return None
+    try:
+        raw = (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return None
+    argv = tuple(os.fsdecode(word) for word in raw.split(b"\0")[:-1])
+    return Process(pid, facts[1], facts[2], argv)
+
+
+def marked(mark: str) -> list[Process]:
+    """Every live process whose environment at its exec held `mark` ("NAME=value")."""
+    needle = os.fsencode(mark)
+    found = []
+    for pid in _pids():
+        try:
+            environment = (PROC / str(pid) / "environ").read_bytes()
+        except OSError:
+            continue  # gone, or of another user
+        if needle in environment.split(b"\0") and (process := find(pid)):
+            found.append(process)
+    return found
+
+
+def descendants(root: int, name: str = "") -> list[int]:
+    """Live processes below `root`; with `name`, only along a line of processes whose command name begins so."""
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        facts = _stat(pid)
+        if facts and facts[0].startswith(name):
+            children.setdefault(facts[1], []).append(pid)
+    found, todo = [], [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def wait_gone(processes: Iterable[Process], seconds: float) -> list[Process]:
+    """Wait until all have ended, at most `seconds`; returns those that have not."""
+    deadline = time.monotonic() + seconds
+    waiting: dict[int, Process] = {}
+    poll = select.poll()
+    try:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                fd = os.pidfd_open(process.pid)
+                waiting[fd] = process
+                poll.register(fd, select.POLLIN)
+                now = find(process.pid)
+                if now is None or now.start != process.start:  # pid used again, or a zombie
+                    poll.unregister(fd)
+                    del waiting[fd]
+                    os.close(fd)
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(max(1, int(left * 1000))):
+                poll.unregister(fd)
+                del waiting[fd]
+                os.close(fd)
+        return list(waiting.values())
+    finally:
+        for fd in waiting:
+            os.close(fd)
+
+
+def kill_marked(mark: str, seconds: float = 10) -> list[Process]:
+    """SIGKILL everything that bears `mark` and wait for it; again until none is left that forked meanwhile."""
+    deadline = time.monotonic() + seconds
+    while (processes := marked(mark)) and time.monotonic() < deadline:
+        for process in processes:
+            kill(process.pid)
+        wait_gone(processes, deadline - time.monotonic())
+    return processes
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def peak_rss(pid: int) -> int:
+    """The most memory a live process ever had resident, in bytes (VmHWM)."""
+    for line in (PROC / str(pid) / "status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise ProcessLookupError(pid)

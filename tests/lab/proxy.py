@@ -1,0 +1,289 @@
+"""A TCP proxy between the origin and a host, which can be slow, cut, silent or refuse: a process of its own.
+
+Laws
+1. It delays, it does not throttle: what is under way is bounded only by `IN_FLIGHT`, as on a long fat line.
+2. It runs outside the process that tests, so that its descriptors are not that process's and its work does not
+   take that process's interpreter lock. Orders go over one socket pair, a line of JSON each way.
+3. Silence (`blackhole`) forwards nothing and closes nothing; a cut is a reset of both ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+IN_FLIGHT = 64 << 20  # bytes under way in one direction: 100 ms at 640 MB/s
+CHUNK = 256 << 10
+ANSWER = 10.0  # seconds in which an order is answered; a proxy that does not is a defect
+
+
+class Proxy:
+    """The handle: starts the process, sends orders. Use `port` in place of the host's."""
+
+    def __init__(self, target: int) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(Path(__file__).resolve()),
+                    str(target),
+                    str(theirs.fileno()),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        ours.settimeout(ANSWER)
+        self._socket = ours
+        self._lines = ours.makefile("rb")
+        self.port = int(self._answer()["port"])
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def fd(self) -> int:
+        return self._socket.fileno()
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._lines.readline()
+        if not line:
+            raise RuntimeError("the proxy died")
+        answer = json.loads(line)
+        if not isinstance(answer, dict):
+            raise RuntimeError(f"the proxy said {line!r}")
+        return answer
+
+    def _order(self, verb: str, value: object = None) -> dict[str, Any]:
+        self._socket.sendall(json.dumps([verb, value]).encode() + b"\n")
+        return self._answer()
+
+    def delay(self, seconds: float) -> None:
+        """Every byte takes `seconds` each way from now on; a round trip takes twice that."""
+        self._order("delay", seconds)
+
+    def cut(self) -> int:
+        """Reset every connection; new ones are welcome. Returns how many were cut."""
+        return int(self._order("cut")["cut"])
+
+    def blackhole(self) -> None:
+        """Carry nothing any more, say nothing: a pulled cable. New connections are accepted and silent."""
+        self._order("blackhole", True)
+
+    def heal(self) -> None:
+        """Undo `blackhole` and `refuse`: what was held back is delivered."""
+        self._order("blackhole", False)
+        self._order("refuse", False)
+
+    def refuse(self) -> None:
+        """Refuse new connections; present ones go on."""
+        self._order("refuse", True)
+
+    def accepted(self) -> int:
+        """How many connections it has accepted since it started."""
+        return int(self._order("facts")["accepted"])
+
+    def carried(self) -> int:
+        """How many bytes it has delivered, both ways together."""
+        return int(self._order("facts")["carried"])
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._lines.close()
+        self._socket.close()
+
+
+class _Way:
+    """One direction of one connection: chunks with the time at which they arrive, then perhaps an end of file."""
+
+    def __init__(self, source: socket.socket, sink: socket.socket) -> None:
+        self.source, self.sink = source, sink
+        self.chunks: deque[tuple[float, memoryview]] = deque()
+        self.size = 0
+        self.ended = False  # the source said end of file
+        self.done = False  # and the sink was told
+
+
+class _Line:
+    """The process: one selector over the listener, the orders and every connection."""
+
+    def __init__(self, target: int, orders: socket.socket) -> None:
+        self.target = target
+        self.orders = orders
+        self.buffer = b""
+        self.seconds = 0.0
+        self.silent = False
+        self.accepted = self.carried = 0
+        self.ways: dict[socket.socket, tuple[_Way, _Way]] = {}  # by either end: (from it, to it)
+        self.selector = selectors.DefaultSelector()
+        self.listener = self.listen(0)
+        self.address = self.listener.getsockname()
+        self.selector.register(orders, selectors.EVENT_READ)
+        self.say({"port": self.address[1]})
+
+    def listen(self, port: int) -> socket.socket:
+        listener = socket.create_server(("127.0.0.1", port), backlog=512)
+        listener.setblocking(False)
+        self.selector.register(listener, selectors.EVENT_READ)
+        return listener
+
+    def say(self, answer: dict[str, object]) -> None:
+        self.orders.sendall(json.dumps(answer).encode() + b"\n")
+
+    def run(self) -> None:
+        while True:
+            for key, events in self.selector.select(self.patience()):
+                if key.fileobj is self.orders:
+                    data = self.orders.recv(4096)
+                    if not data:
+                        return  # whoever started us is gone
+                    self.buffer += data
+                    while b"\n" in self.buffer:
+                        line, _, self.buffer = self.buffer.partition(b"\n")
+                        self.obey(*json.loads(line))
+                elif key.fileobj is self.listener:
+                    self.accept()
+                elif key.fileobj in self.ways and events & selectors.EVENT_READ:
+                    self.receive(self.ways[key.fileobj][0])  # type: ignore[index]
+            if not self.silent:
+                for source in list(self.ways):
+                    if source in self.ways:
+                        self.deliver(self.ways[source][0])
+            for end in list(self.ways):
+                if end in self.ways:
+                    self.interest(end)
+
+    def patience(self) -> float | None:
+        """Seconds until the next chunk is due; a chunk whose sink is full waits for the sink, not for time."""
+        if self.silent:
+            return None
+        now = time.monotonic()
+        due = [w[0].chunks[0][0] for w in self.ways.values() if w[0].chunks and w[0].chunks[0][0] > now]
+        return max(0.0, min(due) - now) if due else None
+
+    def obey(self, verb: str, value: Any) -> None:
+        cut = 0
+        if verb == "delay":
+            self.seconds = float(value)
+        elif verb == "cut":
+            cut = len(self.ways) // 2
+            for end in list(self.ways):
+                self.reset(end)
+        elif verb == "blackhole":
+            self.silent = bool(value)
+        elif verb == "refuse" and value and self.listener.fileno() >= 0:
+            self.selector.unregister(self.listener)
+            self.listener.close()
+        elif verb == "refuse" and not value and self.listener.fileno() < 0:
+            self.listener = self.listen(self.address[1])
+        self.say({"cut": cut, "accepted": self.accepted, "carried": self.carried})
+
+    def accept(self) -> None:
+        near, _ = self.listener.accept()
+        self.accepted += 1
+        try:
+            far = socket.create_connection(("127.0.0.1", self.target), timeout=5)
+        except OSError:
+            abort(near)
+            return
+        for end in (near, far):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        out, back = _Way(near, far), _Way(far, near)
+        self.ways[near] = (out, back)
+        self.ways[far] = (back, out)
+
+    def receive(self, way: _Way) -> None:
+        try:
+            data = way.source.recv(CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.reset(way.source)
+            return
+        way.ended = not data
+        way.size += len(data)
+        way.chunks.append((time.monotonic() + self.seconds, memoryview(data)))
+
+    def deliver(self, way: _Way) -> None:
+        now = time.monotonic()
+        try:
+            while way.chunks and way.chunks[0][0] <= now:
+                due, data = way.chunks[0]
+                if not data:
+                    way.chunks.popleft()
+                    way.done = True
+                    way.sink.shutdown(socket.SHUT_WR)
+                    continue
+                sent = way.sink.send(data)
+                self.carried += sent
+                way.size -= sent
+                if sent == len(data):
+                    way.chunks.popleft()
+                else:
+                    way.chunks[0] = (due, data[sent:])
+        except BlockingIOError:
+            return
+        except OSError:
+            self.reset(way.source)
+            return
+        if way.done and self.ways[way.source][1].done:
+            self.forget(way.source, way.sink)
+
+    def interest(self, end: socket.socket) -> None:
+        """What to watch on this end now: readable while there is room, writable while something due is stuck."""
+        out, back = self.ways[end]
+        events = 0
+        if not self.silent:
+            if not out.ended and out.size < IN_FLIGHT:
+                events |= selectors.EVENT_READ
+            if back.chunks and back.chunks[0][0] <= time.monotonic():
+                events |= selectors.EVENT_WRITE
+        known = self.selector.get_map().get(end)
+        if known is None and events:
+            self.selector.register(end, events)
+        elif known is not None and not events:
+            self.selector.unregister(end)
+        elif known is not None and known.events != events:
+            self.selector.modify(end, events)
+
+    def forget(self, *ends: socket.socket) -> None:
+        for end in ends:
+            self.ways.pop(end, None)
+            with contextlib.suppress(KeyError, ValueError):
+                self.selector.unregister(end)
+            end.close()
+
+    def reset(self, end: socket.socket) -> None:
+        if end not in self.ways:
+            return
+        for other in (end, self.ways[end][0].sink):
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.forget(other)
+
+
+def abort(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[2])) as _orders, contextlib.suppress(KeyboardInterrupt):
+        os.set_inheritable(_orders.fileno(), False)
+        _Line(int(sys.argv[1]), _orders).run()

@@ -1,0 +1,236 @@
+"""The lab itself: hosts are real, apart from each other, can be broken and mended, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab, Settings, processes
+from tests.lab.host import Host, readable
+
+pytestmark = pytest.mark.skipif(not Path("/usr/bin/ssh").exists(), reason="needs the ssh client")
+
+
+def ssh(lab: Lab, name: str, command: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*lab.ssh(name), command], capture_output=True, env=lab.env, timeout=20, stdin=subprocess.DEVNULL
+    )
+
+
+def test_a_session_gets_the_environment_of_its_host(lab: Lab) -> None:
+    out = (
+        ssh(lab, "h1", 'echo "$HOME|$PATH|$XDG_RUNTIME_DIR|$TMPDIR|$QUINE_LAB_HOST"').stdout.decode().strip()
+    )
+    host = lab["h1"]
+    assert out == f"{host.home}|/usr/bin:/bin|{host.run}|{host.tmp}|{lab.id}-h1"
+    assert len(str(host.run)) < 60  # room for a socket's name
+
+
+def test_hosts_have_their_own_key_and_home(lab: Lab) -> None:
+    keys = {(lab[name].base / "host_key.pub").read_text().split()[1] for name in ("h1", "h2", "h3")}
+    homes = {ssh(lab, name, "echo $HOME").stdout for name in ("h1", "h2", "h3")}
+    assert len(keys) == len(homes) == 3
+
+
+def test_the_inventory_names_every_host_and_alias(lab: Lab) -> None:
+    lab.alias("h1-other", of="h1", via=4444, tags=["a", "b"], identity=None)
+    try:
+        hosts = tomllib.loads(lab.inventory.read_text())["hosts"]
+    finally:
+        lab.unalias("h1-other")
+    assert hosts["h1"]["port"] == lab["h1"].port and hosts["h1"]["identity"] == str(lab.identity)
+    assert hosts["h1-other"] == {
+        "address": "127.0.0.1",
+        "port": 4444,
+        "user": lab["h1"].user,
+        "tags": ["a", "b"],
+    }
+
+
+def test_the_origin_inherits_no_secret(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "x")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "x")
+    assert "x" not in lab.env.values()
+
+
+def test_a_job_is_found_by_its_mark_and_dies_with_the_machine(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    command = "setsid sleep 1000 </dev/null >/dev/null 2>&1 & echo started"
+    assert ssh(lab, "h1", command).stdout == b"started\n"
+    (job,) = (job for job in lab["h1"].jobs() if job.argv == ("sleep", "1000"))
+    lab["h1"].crash()
+    assert processes.find(job.pid) is None
+    assert not lab["h1"].processes()
+
+
+def test_a_killed_session_ends_its_client_and_not_the_listener(lab: Lab) -> None:
+    host = lab["h1"]
+    with subprocess.Popen(
+        [*lab.ssh("h1"), "echo here; exec cat"], stdin=-1, stdout=-1, env=lab.env
+    ) as client:
+        assert client.stdout is not None and client.stdout.readline() == b"here\n"
+        assert len(host.sessions()) >= 1
+        assert host.kill_sessions() >= 1
+        assert client.wait(10) == 255
+    assert not processes.wait_gone(host.jobs(), 5)
+    assert ssh(lab, "h1", "true").returncode == 0
+
+
+def test_a_stopped_host_refuses_and_comes_back_at_its_port(lab: Lab) -> None:
+    host = lab["h2"]
+    port = host.port
+    host.stop()
+    assert ssh(lab, "h2", "true").returncode == 255
+    host.start()
+    assert host.port == port
+    assert ssh(lab, "h2", "true").returncode == 0
+
+
+def test_a_host_without_python(odd_host: Callable[..., Host], lab: Lab) -> None:
+    odd_host("bare", python=False)
+    assert ssh(lab, "bare", "command -v python3 || echo none; command -v awk").stdout.startswith(b"none\n/")
+
+
+def test_a_host_with_scripts_and_a_noisy_profile(odd_host: Callable[..., Host], lab: Lab) -> None:
+    odd_host("odd", scripts={"python3": "#!/bin/sh\necho Python 2.7\n"}, banner='it\'s "us"\n')
+    assert ssh(lab, "odd", "python3 -V").stdout == b'it\'s "us"\nPython 2.7\n'
+
+
+def test_a_host_with_a_full_disk(odd_host: Callable[..., Host], lab: Lab) -> None:
+    host = odd_host("full", mount="size=64k")
+    assert ssh(lab, "full", "head -c 1000000 /dev/zero > $HOME/a").returncode != 0
+    assert host.path_of("a").stat().st_size < 65537
+    assert not (host.home / "a").exists()  # the mount is the host's alone
+
+
+def echo_server() -> tuple[socket.socket, threading.Thread]:
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            try:
+                while data := connection.recv(65536):
+                    connection.sendall(data)
+            except ConnectionResetError:
+                pass
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return server, thread
+
+
+@pytest.fixture
+def line() -> object:
+    """A connection to an echo server through a proxy."""
+    from tests.lab import Proxy
+
+    server, thread = echo_server()
+    proxy = Proxy(server.getsockname()[1])
+    client = socket.create_connection(("127.0.0.1", proxy.port))
+    client.settimeout(10)
+    yield proxy, client
+    client.close()
+    thread.join(10)
+    proxy.close()
+    server.close()
+
+
+def test_a_proxy_delays_without_throttling(line) -> None:  # type: ignore[no-untyped-def]
+    proxy, client = line
+    client.sendall(b"a")
+    assert client.recv(1) == b"a"
+    proxy.delay(0.05)
+    start = time.monotonic()
+    client.sendall(b"b")
+    assert client.recv(1) == b"b"
+    assert 0.1 <= time.monotonic() - start < 2
+    # 8 MB at 100 ms: with a window of a few hundred KB this would take seconds
+    data = os.urandom(8 << 20)
+    sender = threading.Thread(target=client.sendall, args=(data,))
+    sender.start()
+    got = bytearray()
+    while len(got) < len(data):
+        got += client.recv(1 << 20)
+    sender.join()
+    assert got == data
+    assert proxy.accepted() == 1 and proxy.carried() == 2 * (len(data) + 2)
+
+
+def test_a_proxy_cuts(line) -> None:  # type: ignore[no-untyped-def]
+    proxy, client = line
+    client.sendall(b"a")
+    assert client.recv(1) == b"a"
+    assert proxy.cut() == 1
+    with pytest.raises(ConnectionResetError):
+        client.recv(1)
+
+
+def test_a_proxy_is_silent_and_heals(line) -> None:  # type: ignore[no-untyped-def]
+    proxy, client = line
+    client.sendall(b"a")
+    assert client.recv(1) == b"a"
+    proxy.blackhole()
+    client.sendall(b"b")
+    assert not readable(client.fileno(), 0.2)
+    proxy.heal()
+    assert client.recv(1) == b"b"
+
+
+def test_a_proxy_refuses_newcomers_only(line) -> None:  # type: ignore[no-untyped-def]
+    proxy, client = line
+    proxy.refuse()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", proxy.port))
+    client.sendall(b"a")
+    assert client.recv(1) == b"a"
+
+
+def test_a_proxy_passes_each_half_close(line) -> None:  # type: ignore[no-untyped-def]
+    _, client = line
+    client.sendall(b"last")
+    client.shutdown(socket.SHUT_WR)
+    assert client.recv(100) == b"last" and client.recv(100) == b""
+
+
+def test_ssh_through_a_slow_line(lab: Lab) -> None:
+    lab.slow("h3", 0.02)
+    lab["h3"].port, port = lab["h3"].proxy.port, lab["h3"].port
+    try:
+        assert ssh(lab, "h3", "echo far").stdout == b"far\n"
+    finally:
+        lab["h3"].port = port
+        lab.unalias("h3-slow")
+
+
+def test_a_lab_leaves_nothing_behind(tmp_path: Path) -> None:
+    with Lab(["a"], directory=tmp_path / "kept") as kept, Lab(["a"]) as gone:
+        kept.alias("slow", of="a", via=kept["a"].proxy)
+        for lab in (kept, gone):
+            ssh(lab, "a", "setsid sleep 1000 </dev/null >/dev/null 2>&1 &")
+        marks = [lab["a"].mark for lab in (kept, gone)]
+    assert not any(processes.marked(mark) for mark in marks)
+    assert not gone.directory.exists()
+    key = (tmp_path / "kept" / "a" / "host_key.pub").read_text()
+    with Lab(["a"], directory=tmp_path / "kept") as again:
+        assert (again["a"].base / "host_key.pub").read_text() == key
+        assert ssh(again, "a", "true").returncode == 0
+
+
+def test_without_sshd_a_stand_in_serves(own_lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.lab.host.SSHD", None)
+    lab = own_lab([])
+    host = lab.add("h1", Settings(banner="hello\n"))
+    assert not host.real
+    done = subprocess.run(
+        [*lab.ssh("h1"), "echo 'a  b'; cat; exit 7"], input=b"in", capture_output=True, env=lab.env
+    )
+    assert done.stdout == b"hello\na  b\nin" and done.returncode == 7
