@@ -21,6 +21,7 @@ import pytest
 
 from tests.lab import Lab, Settings, processes
 from tests.lab.host import SSHD, Host, can_mount
+from tests.lab.lab import LEASE
 
 STRAGGLERS = 10.0  # seconds that a dying process, thread or descriptor of a test may take to be gone
 NOISE = ("pytest-", "hypothesis-")  # names in the temporary directory that are pytest's own
@@ -61,7 +62,7 @@ def session_lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(session_lab: Lab) -> Iterator[Lab]:
-    """Hosts h1, h2, h3, shared by the tests of this worker. A test that stops one, or its proxy, need not mend it."""
+    """Hosts h1, h2, h3, shared by the tests of this worker. What a test stops or slows is mended after it."""
     yield session_lab
     for host in session_lab.hosts.values():
         host.start()
@@ -75,8 +76,8 @@ def own_lab() -> Iterator[Callable[..., Lab]]:
     """Make labs of this test's own: `own_lab(["h1"], lease=1)`. For tests that break things for good."""
     made: list[Lab] = []
 
-    def make(names: tuple[str, ...] | list[str] = ("h1",), **options: int) -> Lab:
-        lab = Lab(names, **options)
+    def make(names: tuple[str, ...] | list[str] = ("h1",), lease: int = LEASE) -> Lab:
+        lab = Lab(names, lease=lease)
         made.append(lab)
         return lab.__enter__()
 
@@ -87,7 +88,7 @@ def own_lab() -> Iterator[Callable[..., Lab]]:
 
 @pytest.fixture
 def odd_host(lab: Lab) -> Iterator[Callable[..., Host]]:
-    """One more host in the shared lab, with Settings: `odd_host("bare", python=False)`; gone after the test."""
+    """One more host in the shared lab, with Settings: `odd_host("bare", python=False)`; then gone."""
     made: list[str] = []
 
     def make(name: str, **settings: object) -> Host:
@@ -101,7 +102,7 @@ def odd_host(lab: Lab) -> Iterator[Callable[..., Host]]:
         lab.drop(name)
 
 
-# ---------------------------------------------------------------------------------------------------- the watch
+# ----------------------------------------------------------------------------------------- the watch
 
 
 def _own_children() -> set[int]:
@@ -133,7 +134,8 @@ def _is_labs(thread: threading.Thread) -> bool:
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     # labs of the session come up before the snapshot
-    if "lab" in request.fixturenames:
+    with_lab = "lab" in request.fixturenames
+    if with_lab:
         request.getfixturevalue("session_lab")
     environment, directory = dict(os.environ), Path.cwd()
     children, fds, litter = _own_children(), _own_fds(), _litter()
@@ -145,7 +147,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
     left = {pid: processes.find(pid) for pid in _own_children() - children - _of_labs("children")}
     complaints += [f"child process {p}" for p in _wait([p for p in left.values() if p], deadline)]
-    for lab in _sessions:
+    for lab in _sessions if with_lab else ():
         complaints += [f"process of the lab {process}" for process in _wait(lab.jobs(), deadline)]
         complaints += [f"temporary file of the lab {path}" for path in set(lab.litter()) - lab_litter]
     for thread in set(threading.enumerate()) - threads:

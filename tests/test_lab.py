@@ -1,4 +1,4 @@
-"""The lab itself: hosts are real, apart from each other, can be broken and mended, and leave nothing behind."""
+"""The lab itself: hosts are real, separate, can be broken and mended, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A stand-in for sshd where there is none: asyncssh's server, told by the sshd_config that `host.py` writes.
 
-It starts commands as sshd does (login shell with -c, the environment of SetEnv) and says the same two log lines.
-It is not OpenSSH: no MaxSessions, no MaxStartups. Tests that need those ask `Host.real`.
+It starts commands as sshd does (login shell with -c, the environment of SetEnv) and says the same
+two log lines. It is not OpenSSH: no MaxSessions, no MaxStartups. Tests that need those ask `Host.real`.
 """
 
 from __future__ import annotations

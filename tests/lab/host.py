@@ -38,7 +38,7 @@ SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/l
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What makes a host odd. All are seen by the far side only; `inventory` is what the origin is told of it."""
+    """What makes a host odd. Only the far side sees it; `inventory` is what the origin is told."""
 
     python: bool = True  # False: a PATH with everything of /usr/bin but python
     scripts: Mapping[str, str] = field(default_factory=dict)  # name -> text; put first on PATH, executable
@@ -215,7 +215,7 @@ class Host:
             self._news.notify_all()
 
     def kill_sessions(self) -> int:
-        """SIGKILL the sshd process of every open connection; the listener stays. Returns how many connections."""
+        """SIGKILL the sshd process of every open connection; the listener stays. Returns how many."""
         if not self.real:
             os.kill(self.pid, signal.SIGUSR1)
             return 1
@@ -296,7 +296,7 @@ class Host:
         return "\n".join(lines) + "\n"
 
     def _make_path(self) -> str:
-        """PATH over there: the system's; or a copy of it without python; with the host's own scripts first."""
+        """PATH over there: the system's, or a copy of it without python; the host's own scripts first."""
         path = "/usr/bin:/bin"
         if not self.settings.python:
             bare = self.base / "bin-without-python"
@@ -354,12 +354,8 @@ def can_mount() -> bool:
     """May this process give a host a private tmpfs?"""
     if os.getuid() != 0 or not shutil.which("unshare"):
         return False
-    return (
-        subprocess.run(
-            ["unshare", "-m", "mount", "-t", "tmpfs", "lab", "/mnt"], capture_output=True
-        ).returncode
-        == 0
-    )
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "lab", "/mnt"]
+    return subprocess.run(probe, capture_output=True).returncode == 0
 
 
 def readable(fd: int, seconds: float) -> bool:

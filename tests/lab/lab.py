@@ -4,8 +4,8 @@
         lab.run(["run", "--on", "h1", "--", "hostname"])
 
 Laws
-1. Nothing of the machine it runs on is touched and nothing leaks in: own homes, keys, ports, runtime directories;
-   no agent, no API key, no configuration of the user who runs it.
+1. Nothing of the machine it runs on is touched and nothing leaks in: own homes, keys, ports, runtime
+   directories; no agent, no API key, no configuration of the user who runs it.
 2. It may run many times at once, beside itself.
 3. At the end everything that bears the lab's marks is dead and every directory is gone. A directory that the
    caller names is the exception: its keys and homes stay, for the next lab there (only processes end).
@@ -33,9 +33,7 @@ from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILDS = (
-    ROOT / ".lab-cache" / "build"
-)  # binaries built for labs: made once per state of the sources, not per lab
+BUILDS = ROOT / ".lab-cache" / "build"  # binaries built for labs: once per state of the sources, not per lab
 LEASE = 2  # seconds a job outlives its link, in this inventory: tests wait for it
 TIMEOUT = 60.0
 
@@ -131,7 +129,7 @@ class Lab:
         return self.hosts[name]
 
     def alias(self, name: str, of: str, via: Proxy | int | None = None, **keys: object) -> str:
-        """A second inventory entry for host `of`: through a proxy (or to a port), with other keys; returns `name`.
+        """A second inventory entry for `of`: through a proxy (or to a port), with other keys; returns `name`.
 
         A key given as None is left out of the entry.
         """
@@ -197,7 +195,7 @@ class Lab:
         cwd: Path | None = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[bytes]:
-        """`quine ARGS…` at the origin. `env` is laid over the lab's (None unsets). No input means /dev/null."""
+        """`quine ARGS…` at the origin. `env` is laid over the lab's (None unsets). No input: /dev/null."""
         data = input.encode() if isinstance(input, str) else input
         process = self.popen(
             args,
@@ -236,7 +234,7 @@ class Lab:
         new_session: bool = False,
         preexec: Callable[[], None] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """The same without waiting, in a process group of its own, so that a signal to the group is not ours."""
+        """The same without waiting, in a process group of its own: a signal to the group is not ours."""
         return subprocess.Popen(
             [self.quine, *map(str, args)],
             stdin=stdin,
@@ -279,7 +277,7 @@ class Lab:
         return str(Path(sys.prefix) / "bin" / "quine")
 
     def script(self, replies: Iterable[Mapping[str, object]], name: str = "guest.jsonl") -> dict[str, str]:
-        """Write a script guest (one mapping a line) into the work directory; returns the environment that uses it."""
+        """Write a script guest (one mapping a line) into the work directory; the environment that uses it."""
         path = self.work / name
         path.write_text("".join(json.dumps(reply) + "\n" for reply in replies))
         return {"QUINE_API_TYPE": "script", "QUINE_API_BASE": str(path)}
@@ -304,10 +302,8 @@ class Lab:
 
     def jobs(self) -> list[Process]:
         """What runs at the origin or on any host, less the nodes."""
-        found = [process for process in self.processes() if not process.daemon]
-        for host in self.hosts.values():
-            found += host.jobs()
-        return found
+        marks = (self.mark, *(host.mark for host in self.hosts.values()))
+        return [process for process in processes.marked(*marks) if not process.daemon]
 
     def wait_idle(self, seconds: float = 10) -> list[Process]:
         """Wait until no job is left anywhere; returns those that stay."""

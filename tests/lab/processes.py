@@ -1,8 +1,8 @@
 """Processes that belong to a lab: found by a mark in their environment, ended and waited for by pidfd.
 
 Laws
-1. A process is found by what it inherited (one environment variable), so whatever a job leaves behind is found,
-   whoever its parent is now. A process that cleared its own environment escapes; none of ours does.
+1. A process is found by what it inherited (one environment variable), so whatever a job leaves behind is
+   found, whoever its parent is now. A process that cleared its own environment escapes; none of ours does.
 2. Waiting is on pidfds. Nothing here polls, nothing sleeps.
 """
 
@@ -22,7 +22,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process as /proc showed it; `start` (clock ticks since boot) tells it from a later one with its pid."""
+    """One process as /proc showed it; `start` (ticks since boot) tells it from a later one with its pid."""
 
     pid: int
     ppid: int
@@ -67,22 +67,22 @@ def find(pid: int) -> Process | None:
     return Process(pid, facts[1], facts[2], argv)
 
 
-def marked(mark: str) -> list[Process]:
-    """Every live process whose environment at its exec held `mark` ("NAME=value")."""
-    needle = os.fsencode(mark)
+def marked(*marks: str) -> list[Process]:
+    """Every live process whose environment at its exec held one of `marks` ("NAME=value")."""
+    needles = {os.fsencode(mark) for mark in marks}
     found = []
     for pid in _pids():
         try:
             environment = (PROC / str(pid) / "environ").read_bytes()
         except OSError:
             continue  # gone, or of another user
-        if needle in environment.split(b"\0") and (process := find(pid)):
+        if not needles.isdisjoint(environment.split(b"\0")) and (process := find(pid)):
             found.append(process)
     return found
 
 
 def descendants(root: int, name: str = "") -> list[int]:
-    """Live processes below `root`; with `name`, only along a line of processes whose command name begins so."""
+    """Live processes below `root`; with `name`, only along a line of processes whose name begins so."""
     children: dict[int, list[int]] = {}
     for pid in _pids():
         facts = _stat(pid)
@@ -124,7 +124,7 @@ def wait_gone(processes: Iterable[Process], seconds: float) -> list[Process]:
 
 
 def kill_marked(mark: str, seconds: float = 10) -> list[Process]:
-    """SIGKILL everything that bears `mark` and wait for it; again until none is left that forked meanwhile."""
+    """SIGKILL everything that bears `mark` and wait for it; again until none is left that forked."""
     deadline = time.monotonic() + seconds
     while (processes := marked(mark)) and time.monotonic() < deadline:
         for process in processes:

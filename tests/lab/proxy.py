@@ -2,8 +2,8 @@
 
 Laws
 1. It delays, it does not throttle: what is under way is bounded only by `IN_FLIGHT`, as on a long fat line.
-2. It runs outside the process that tests, so that its descriptors are not that process's and its work does not
-   take that process's interpreter lock. Orders go over one socket pair, a line of JSON each way.
+2. It runs outside the process that tests, so that its descriptors are not that process's and its work does
+   not take that process's interpreter lock. Orders go over one socket pair, a line of JSON each way.
 3. Silence (`blackhole`) forwards nothing and closes nothing; a cut is a reset of both ends at once.
 """
 
@@ -110,7 +110,7 @@ class Proxy:
 
 
 class _Way:
-    """One direction of one connection: chunks with the time at which they arrive, then perhaps an end of file."""
+    """One direction of one connection: chunks with their time of arrival, then perhaps an end of file."""
 
     def __init__(self, source: socket.socket, sink: socket.socket) -> None:
         self.source, self.sink = source, sink
@@ -160,7 +160,7 @@ class _Line:
                 elif key.fileobj is self.listener:
                     self.accept()
                 elif key.fileobj in self.ways and events & selectors.EVENT_READ:
-                    self.receive(self.ways[key.fileobj][0])  # type: ignore[index]
+                    self.receive(self.ways[key.fileobj][0])
             if not self.silent:
                 for source in list(self.ways):
                     if source in self.ways:
@@ -170,7 +170,7 @@ class _Line:
                     self.interest(end)
 
     def patience(self) -> float | None:
-        """Seconds until the next chunk is due; a chunk whose sink is full waits for the sink, not for time."""
+        """Seconds until the next chunk is due; one whose sink is full waits for the sink, not for time."""
         if self.silent:
             return None
         now = time.monotonic()
@@ -247,7 +247,7 @@ class _Line:
             self.forget(way.source, way.sink)
 
     def interest(self, end: socket.socket) -> None:
-        """What to watch on this end now: readable while there is room, writable while something due is stuck."""
+        """What to watch on this end now: reading while there is room, writing while something is stuck."""
         out, back = self.ways[end]
         events = 0
         if not self.silent:
