@@ -147,8 +147,11 @@ class _Line:
         self.orders.sendall(json.dumps(answer).encode() + b"\n")
 
     def run(self) -> None:
+        # One clock reading per pass: were a chunk due for one step and not yet for the next, nobody would
+        # wait for it.
+        now = time.monotonic()
         while True:
-            for key, events in self.selector.select(self.patience()):
+            for key, events in self.selector.select(self.patience(now)):
                 if key.fileobj is self.orders:
                     data = self.orders.recv(4096)
                     if not data:
@@ -161,21 +164,21 @@ class _Line:
                     self.accept()
                 elif key.fileobj in self.ways and events & selectors.EVENT_READ:
                     self.receive(self.ways[key.fileobj][0])
+            now = time.monotonic()
             if not self.silent:
                 for source in list(self.ways):
                     if source in self.ways:
-                        self.deliver(self.ways[source][0])
+                        self.deliver(self.ways[source][0], now)
             for end in list(self.ways):
                 if end in self.ways:
-                    self.interest(end)
+                    self.interest(end, now)
 
-    def patience(self) -> float | None:
+    def patience(self, now: float) -> float | None:
         """Seconds until the next chunk is due; one whose sink is full waits for the sink, not for time."""
         if self.silent:
             return None
-        now = time.monotonic()
         due = [w[0].chunks[0][0] for w in self.ways.values() if w[0].chunks and w[0].chunks[0][0] > now]
-        return max(0.0, min(due) - now) if due else None
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
     def obey(self, verb: str, value: Any) -> None:
         cut = 0
@@ -221,8 +224,7 @@ class _Line:
         way.size += len(data)
         way.chunks.append((time.monotonic() + self.seconds, memoryview(data)))
 
-    def deliver(self, way: _Way) -> None:
-        now = time.monotonic()
+    def deliver(self, way: _Way, now: float) -> None:
         try:
             while way.chunks and way.chunks[0][0] <= now:
                 due, data = way.chunks[0]
@@ -246,14 +248,14 @@ class _Line:
         if way.done and self.ways[way.source][1].done:
             self.forget(way.source, way.sink)
 
-    def interest(self, end: socket.socket) -> None:
+    def interest(self, end: socket.socket, now: float) -> None:
         """What to watch on this end now: reading while there is room, writing while something is stuck."""
         out, back = self.ways[end]
         events = 0
         if not self.silent:
             if not out.ended and out.size < IN_FLIGHT:
                 events |= selectors.EVENT_READ
-            if back.chunks and back.chunks[0][0] <= time.monotonic():
+            if back.chunks and back.chunks[0][0] <= now:
                 events |= selectors.EVENT_WRITE
         known = self.selector.get_map().get(end)
         if known is None and events:
