@@ -1,0 +1,301 @@
+"""The inventory: which hosts there are, how they are reached, and which of them a WHERE means.
+
+Laws
+1. Foreign data enters here and nowhere else: every key is validated; an error names file, table and key.
+2. A name that reaches ssh, a path or a terminal has passed the patterns below: no leading dash, no control
+   character.
+3. WHERE chooses among inventory hosts only. "local" is decided before we are asked, and nothing
+   ever falls back to it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from transport.errors import NoSuchHost
+
+RESERVED = ("any", "local")
+LIMITS = ("as", "cpu", "fsize", "nofile", "nproc", "mem", "pids")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_ADDRESS = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]{0,254}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$@+\\-]{0,63}")
+_JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+)(?::(?P<port>\d{1,5}))?")
+_SIZE = re.compile(r"\d+(?:\.\d+)?[KMGT]?i?B?", re.IGNORECASE)
+
+
+class ConfigError(Exception):
+    """The configuration is wrong (exit status 2). str() is for people; `hint` says what cures it."""
+
+    def __init__(self, detail: str, hint: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.hint = hint
+
+
+def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not pattern.fullmatch(value):
+            raise ValueError(f"{value!r} is not {what}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _printable(value: str) -> str:
+    if not value or not value.isprintable():
+        raise ValueError("empty, or with a control character in it")
+    return value
+
+
+def _limits(value: dict[str, int | str]) -> dict[str, int | str]:
+    for name, amount in value.items():
+        if name not in LIMITS:
+            raise ValueError(f"no such limit: {name} (there are {', '.join(LIMITS)})")
+        if isinstance(amount, str) and not _SIZE.fullmatch(amount):
+            raise ValueError(f"{name}: {amount!r} is neither a number nor a size such as 8G")
+        if isinstance(amount, int) and amount < 0:
+            raise ValueError(f"{name}: {amount} is negative")
+    return value
+
+
+def _environment(value: dict[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        if not name or "=" in name or "\0" in name or "\0" in text:
+            raise ValueError(f"{name!r} cannot be an environment variable")
+    return value
+
+
+Name = Annotated[str, _matching(_NAME, "a name (letters, digits, . _ - and no leading dash)")]
+Text = Annotated[str, AfterValidator(_printable)]
+
+
+class Host(BaseModel):
+    """One host; every key of the manual. `name` is its table's name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: Name
+    address: Annotated[str, _matching(_ADDRESS, "an address")] = ""
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    user: Annotated[str, _matching(_USER, "a user name")] | None = None
+    tags: tuple[Name, ...] = ()
+    identity: Text | None = None
+    jump: Annotated[str, _matching(_JUMP, "a host or user@host:port")] | None = None
+    slots: Annotated[int, Field(ge=0)] = 0
+    workdir: Text = "~/quine"
+    same_paths: bool = False
+    env: Annotated[dict[str, str], AfterValidator(_environment)] = {}
+    limits: Annotated[dict[str, int | str], AfterValidator(_limits)] = {}
+    inference: Literal["relay", "direct"] = "relay"
+    may_fork: tuple[Text, ...] = ()
+    lease: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
+    transport: Literal["ssh", "slurm"] = "ssh"
+    partition: Text | None = None
+    nodes: Annotated[int, Field(ge=1)] | None = None
+    time: Text | None = None
+    constraint: Text | None = None
+    account: Text | None = None
+
+    @property
+    def destination(self) -> str:
+        """What ssh is told: the address, or the table's name through ~/.ssh/config."""
+        return self.address or self.name
+
+
+class Inventory:
+    """The hosts by name, in the order of the file. `path` is None where there is no inventory."""
+
+    def __init__(self, hosts: Mapping[str, Host], path: Path | None = None) -> None:
+        self.hosts = dict(hosts)
+        self.path = path
+
+    def host(self, name: str) -> Host:
+        """The host of that name; NoSuchHost names those it knows."""
+        found = self.hosts.get(name)
+        if found is None:
+            raise self._nobody(name)
+        return found
+
+    def matching(self, where: str) -> list[Host]:
+        """All hosts that WHERE means, in the order of the file; NoSuchHost when there are none.
+
+        `a,b` adds, `!x` takes away from the whole, and with nothing added it takes away from all.
+        """
+        wanted: set[str] = set()
+        refused: set[str] = set()
+        positive = False
+        for part in where.split(","):
+            first, *negated = part.split("!")
+            if first.strip():
+                positive = True
+                wanted |= self._term(first.strip(), where)
+            for term in negated:
+                if term.strip() != "local":  # no inventory host is this machine
+                    refused |= self._term(term.strip(), where)
+        if not positive and "!" in where:
+            wanted = set(self.hosts)
+        chosen = [host for name, host in self.hosts.items() if name in wanted - refused]
+        if not chosen:
+            raise self._nobody(where)
+        return chosen
+
+    def select(self, where: str, running: Mapping[str, int]) -> Host:
+        """The one of `matching` with most free slots (no limit counts as most); ties go to the first."""
+
+        def free(host: Host) -> tuple[bool, int]:
+            used = running.get(host.name, 0)
+            return (True, -used) if host.slots == 0 else (False, host.slots - used)
+
+        return max(self.matching(where), key=free)
+
+    def _term(self, term: str, where: str) -> set[str]:
+        if term == "any":
+            return set(self.hosts)
+        if term == "local":
+            raise NoSuchHost(f"{where!r} mixes this machine with others", "name local alone, or leave it out")
+        if term.startswith("@"):
+            found = {name for name, host in self.hosts.items() if term[1:] in host.tags}
+        else:
+            found = {term} & set(self.hosts)
+        if not found:
+            raise self._nobody(term)
+        return found
+
+    def _nobody(self, where: str) -> NoSuchHost:
+        if self.path is None:
+            return NoSuchHost(
+                f"no such host: {where!r}; there is no inventory",
+                "write ./inventory.toml with a table [hosts.NAME], or name one with --inventory",
+            )
+        known = ", ".join(self.hosts) or "none"
+        tags = sorted({f"@{tag}" for host in self.hosts.values() for tag in host.tags})
+        if tags:
+            known += f"; tags: {', '.join(tags)}"
+        near = difflib.get_close_matches(where, [*self.hosts, *tags], 1)
+        hint = f"did you mean {near[0]}?" if near else f"add a table [hosts.NAME] to {self.path}"
+        return NoSuchHost(f"no such host: {where!r}; known: {known}", hint)
+
+
+def find(env: Mapping[str, str]) -> Path | None:
+    """Where the inventory is: $QUINE_INVENTORY, ./inventory.toml, the user's configuration directory."""
+    if named := env.get("QUINE_INVENTORY"):
+        return Path(named).expanduser()
+    config = Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME", "~")).expanduser() / ".config")
+    for path in (Path("inventory.toml"), config / "quine" / "inventory.toml"):
+        if path.is_file():
+            return path.absolute()
+    return None
+
+
+def load(path: Path | None, env: Mapping[str, str]) -> Inventory:
+    """Read and validate the inventory; an empty one where there is none. ConfigError says what is wrong."""
+    path = path or find(env)
+    if path is None:
+        return Inventory({})
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such inventory", "see --inventory and QUINE_INVENTORY") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {_lowered(str(error))}") from None
+    return Inventory(_hosts(data, path), path)
+
+
+def _hosts(data: dict[str, Any], path: Path) -> dict[str, Host]:
+    for table in data:
+        if table not in ("defaults", "hosts"):
+            raise ConfigError(f"{path}: [{table}]: unknown table", "there are [defaults] and [hosts.NAME]")
+    defaults, tables = data.get("defaults", {}), data.get("hosts", {})
+    for table, value in (("defaults", defaults), ("hosts", tables)):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path}: {table}: must be a table")
+    hosts: dict[str, Host] = {}
+    _check("defaults", {key: value for key, value in defaults.items() if key != "name"}, path, "defaults")
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: [hosts.{name}]: must be a table")
+        if name in RESERVED:
+            raise ConfigError(f"{path}: [hosts.{name}]: {name} is a word of WHERE", "give it another name")
+        hosts[name] = _check(f"hosts.{name}", {**defaults, **table}, path, name)
+    for host in hosts.values():
+        _check_jump(host, hosts, path)
+        _check_forks(host, hosts, path)
+    return hosts
+
+
+def _check(table: str, values: dict[str, Any], path: Path, name: str) -> Host:
+    """One table as a Host. `name` in the file would be a key of ours: it is refused like any unknown key."""
+    where = f"{path}: [{table}]"
+    keys = [key for key in Host.model_fields if key != "name"]
+    for key in values:
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1)
+            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(keys)}"
+            raise ConfigError(f"{where}: {key}: unknown key", hint)
+    # TOML has arrays, never tuples; strictness is meant for the values in them
+    ready: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    try:
+        return Host(name=name, **ready)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"]) or "?"
+        message = _lowered(first["msg"].removeprefix("Value error, "))
+        if key == "name":
+            raise ConfigError(f"{where}: {message}") from None
+        raise ConfigError(f"{where}: {key}: {message}") from None
+
+
+def jump_of(host: Host, inventory: Inventory) -> Host | None:
+    """The host that `host` is reached through: one of the inventory, or one made from user@host:port."""
+    if host.jump is None:
+        return None
+    if known := inventory.hosts.get(host.jump):
+        return known
+    parts = _JUMP.fullmatch(host.jump)
+    assert parts is not None  # the model has checked it
+    port = parts["port"]
+    address = parts["host"].strip("[]")
+    return Host(name=address, address=address, user=parts["user"], port=int(port) if port else None)
+
+
+def _check_jump(host: Host, hosts: dict[str, Host], path: Path) -> None:
+    if host.jump is None:
+        return
+    where = f"{path}: [hosts.{host.name}]: jump"
+    if host.jump not in hosts:
+        if "@" not in host.jump and ":" not in host.jump:
+            raise ConfigError(f"{where}: no such host: {host.jump!r}", "name a host or user@host:port")
+        try:
+            jump_of(host, Inventory(hosts, path))
+        except ValidationError:
+            raise ConfigError(f"{where}: {host.jump!r} is not user@host:port") from None
+    seen = [host.name]
+    at: Host | None = host
+    while at is not None and at.jump in hosts:
+        if at.jump in seen:
+            raise ConfigError(f"{where}: goes in a circle: {' -> '.join([*seen, at.jump])}")
+        seen.append(at.jump)
+        at = hosts[at.jump]
+
+
+def _check_forks(host: Host, hosts: dict[str, Host], path: Path) -> None:
+    for where in host.may_fork:
+        try:
+            if where != "local":
+                Inventory(hosts, path).matching(where)
+        except NoSuchHost as error:
+            raise ConfigError(f"{path}: [hosts.{host.name}]: may_fork: {error.detail}") from None
+
+
+def _lowered(text: str) -> str:
+    return text[:1].lower() + text[1:]

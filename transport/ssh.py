@@ -1,0 +1,524 @@
+"""One SSH connection to a host with one session channel on it, as a duplex.
+
+The only importer of asyncssh.
+
+Laws
+1. One connection, one session channel, one command: sshd's MaxSessions never matters. Nothing is
+   forwarded, no terminal is asked for, nothing is compressed.
+2. Host keys are always checked: a known key must match, a first contact is recorded (accept-new), a changed
+   key is refused. There is no switch. asyncssh knows neither accept-new nor a missing file, hence `_Keys`.
+3. Bytes only (`encoding=None`): one byte that is not UTF-8 would otherwise close the whole connection.
+4. Whatever goes wrong before the channel is open is one `Unreachable` with a cure; errors are told apart by
+   their type.
+5. No prompt: nobody is there to answer. Keys: the agent, the inventory, ~/.ssh/config, the usual files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import asyncssh
+
+from transport import known_hosts
+from transport.duplex import DuplexProtocol
+from transport.errors import Unreachable
+
+Note = Callable[[str], None]
+
+# sshd drops handshakes at random from the eleventh that is not yet authenticated (MaxStartups 10:30:100)
+HANDSHAKES = 5
+KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # a pulled cable is noticed after 45 s
+# Memory is bounded by the credits of our own streams; this only has to exceed bandwidth x round trip
+WINDOW = 16 << 20
+PACKET = 32 << 10  # larger ones break dropbear, and gain nothing with OpenSSH
+WRITE_HIGH, WRITE_LOW = 256 << 10, 64 << 10
+STDERR_KEPT = 8 << 10  # the tail of what the other side complains of
+TRIES = 3  # of a handshake that was dropped before the server said its version
+USUAL_KEYS = tuple(
+    f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
+)
+CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com")
+
+
+@dataclass(frozen=True, slots=True)
+class SshTarget:
+    """Where to, as whom, through whom. None means: as ~/.ssh/config says, else ssh's default."""
+
+    name: str  # how people call it, in messages
+    address: str
+    user: str | None = None
+    port: int | None = None
+    identity: str | None = None
+    jump: SshTarget | None = None
+    agent: str | None = None  # path of the agent's socket
+
+    def unreachable(self, detail: str, hint: str = "") -> Unreachable:
+        return Unreachable(self.name, detail, hint)
+
+
+async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
+    """Connect, authenticate, start `command`; raises Unreachable. `note` is told each phase as it begins."""
+    connections = await _reach(target, note)
+    try:
+        note("start the session")
+        _, session = await connections[-1].create_session(
+            SshDuplex,
+            command,
+            encoding=None,
+            window=WINDOW,
+            max_pktsize=PACKET,
+            request_pty=False,
+            env=(),
+            send_env=(),
+        )
+    except asyncssh.ChannelOpenError as error:
+        _abort(connections)
+        hint = "look at MaxSessions, ForceCommand and the account's shell in its sshd_config"
+        raise target.unreachable(f"sshd opens no session: {_text(error)}", hint) from None
+    except (asyncssh.Error, OSError) as error:
+        _abort(connections)
+        raise target.unreachable(f"the connection was lost as the session started: {_text(error)}") from None
+    except BaseException:
+        _abort(connections)
+        raise
+    duplex = cast(SshDuplex, session)
+    duplex.connections = connections
+    return duplex
+
+
+@contextlib.asynccontextmanager
+async def handshake(target: SshTarget) -> AsyncIterator[None]:
+    """Hold a place among the few handshakes at one time with this host, and with each on the way to it."""
+    async with contextlib.AsyncExitStack() as stack:
+        hop: SshTarget | None = target
+        hops: list[SshTarget] = []
+        while hop is not None:
+            hops.append(hop)
+            hop = hop.jump
+        for hop in reversed(hops):  # outermost first: everybody waits in the same order
+            await stack.enter_async_context(_places(hop))
+        yield
+
+
+_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
+def _places(target: SshTarget) -> asyncio.Semaphore:
+    of_loop = _semaphores.setdefault(asyncio.get_running_loop(), {})
+    return of_loop.setdefault(f"{target.address}:{target.port}", asyncio.Semaphore(HANDSHAKES))
+
+
+class SshDuplex(asyncssh.SSHClientSession[bytes]):
+    """The channel as a `Duplex`. `stderr` is the tail of what came there, `exit` the command's status."""
+
+    def __init__(self) -> None:
+        self.connections: list[asyncssh.SSHClientConnection] = []
+        self.stderr = b""
+        self.exit: int | None = None
+        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
+        self._protocol: DuplexProtocol | None = None
+        self._buffer: list[bytes] = []
+        self._ended: str | None = None  # why, once it has
+        self._told = False
+        self._news = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    # What the bootstrap and the link call
+
+    async def read(self) -> bytes:
+        while not self._buffer and self._ended is None:
+            self._news.clear()
+            await self._news.wait()
+        return self._buffer.pop(0) if self._buffer else b""
+
+    def unread(self, data: bytes) -> None:
+        """Give back what was read too far; the next read or `attach` delivers it first."""
+        if data:
+            self._buffer.insert(0, data)
+
+    def write(self, data: bytes) -> None:
+        if self._channel is not None and self._ended is None:
+            self._channel.write(data)
+
+    async def drain(self) -> None:
+        await self._writable.wait()
+        if self._ended is not None:
+            raise ConnectionResetError(self._ended or "end of file")
+
+    async def closed(self) -> None:
+        """Wait until nothing of it is left; call after `close`."""
+        for connection in reversed(self.connections):
+            await connection.wait_closed()
+
+    def attach(self, protocol: DuplexProtocol) -> None:
+        self._protocol = protocol
+        buffered, self._buffer = self._buffer, []
+        for data in buffered:
+            protocol.data_received(data)
+        if not self._writable.is_set():
+            protocol.pause_writing()
+        if self._ended is not None:
+            self._tell()
+
+    def close(self) -> None:
+        self._end("")
+        if self._channel is not None:
+            self._channel.close()
+        for connection in reversed(self.connections):
+            connection.close()
+
+    # What asyncssh calls
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        self._channel = chan
+        chan.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        if datatype is not None:
+            self.stderr = (self.stderr + data)[-STDERR_KEPT:]
+        elif self._told:
+            pass  # connection_lost was the last call
+        elif self._protocol is not None:
+            self._protocol.data_received(data)
+        else:
+            self._buffer.append(data)
+            self._news.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+        if self._protocol is not None and not self._told:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        if self._protocol is not None and not self._told:
+            self._protocol.resume_writing()
+
+    def exit_status_received(self, status: int) -> None:
+        self.exit = status
+
+    def eof_received(self) -> bool:
+        # Not the end yet: the exit status and the last of stderr still come, then the channel closes
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end("" if exc is None else _text(exc))
+        for connection in reversed(self.connections):
+            connection.close()
+
+    def _end(self, why: str) -> None:
+        if self._ended is None:
+            self._ended = why
+        self._news.set()
+        self._writable.set()
+        if self._protocol is not None:
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._told and self._protocol is not None:
+            self._told = True
+            self._protocol.connection_lost(self._ended or "")
+
+
+async def _reach(target: SshTarget, note: Note) -> list[asyncssh.SSHClientConnection]:
+    """The connections to the target, those of the hosts on the way before it."""
+    settings = await asyncio.get_running_loop().run_in_executor(None, _Settings, target)
+    before: list[asyncssh.SSHClientConnection] = []
+    hop = target.jump or settings.proxy_jump()
+    try:
+        if hop is not None:
+            before = await _reach(hop, note)
+        for left in reversed(range(TRIES)):
+            try:
+                before.append(await _handshake(target, settings, before[-1] if before else None, note))
+                return before
+            except _Dropped as error:
+                if not left:
+                    raise target.unreachable(error.args[0], error.args[1]) from None
+                # Dropped at random under load; coming back at once and in step would only add to it
+                await asyncio.sleep(random.uniform(0.2, 1.0))
+    except BaseException:
+        _abort(before)
+        raise
+    raise AssertionError("unreachable")
+
+
+class _Dropped(Exception):
+    """The server hung up before it said its version: MaxStartups or a penalty. Worth another try."""
+
+
+async def _handshake(
+    target: SshTarget, settings: _Settings, through: asyncssh.SSHClientConnection | None, note: Note
+) -> asyncssh.SSHClientConnection:
+    note(f"connect to {target.name}")
+    keys = _Keys(settings, target)
+    more: dict[str, Any] = {"tunnel": through}
+    if through is None and settings.options.proxy_command is None:
+        more["sock"] = await _tcp(target, settings)
+    contact = _Contact(keys, note)
+    try:
+        return await asyncssh.connect(
+            target.address,
+            () if target.port is None else target.port,
+            options=settings.options,
+            known_hosts=keys.trusted,
+            client_factory=lambda: contact,
+            **more,
+        )
+    except asyncssh.HostKeyNotVerifiable as error:
+        raise keys.refusal(_text(error)) from None
+    except asyncssh.PermissionDenied:
+        raise target.unreachable(*settings.denied()) from None
+    except asyncssh.KeyExchangeFailed as error:
+        if keys.known:  # only keys of the recorded types were offered to it
+            raise keys.refusal("it shows a host key of another type") from None
+        raise target.unreachable(
+            f"no common algorithm: {_text(error)}", "see Ciphers and KexAlgorithms"
+        ) from None
+    except asyncssh.ChannelOpenError as error:
+        assert through is not None
+        hint = "look at the address and port, and at AllowTcpForwarding and PermitOpen over there"
+        raise target.unreachable(f"cannot be reached from its jump host: {_text(error)}", hint) from None
+    except (asyncssh.Error, OSError) as error:
+        if contact.greeted:
+            hint = f"look at the log of its sshd; ssh -v {target.address} shows more"
+            raise target.unreachable(
+                f"the connection was lost in the handshake: {_text(error)}", hint
+            ) from None
+        hint = (
+            "if it is an sshd, it may be full (MaxStartups) or penalise this address (PerSourcePenalties): "
+            "wait a minute"
+        )
+        raise _Dropped(f"the server hung up before the handshake: {_text(error)}", hint) from None
+    except ValueError as error:
+        raise target.unreachable(
+            f"cannot use its configuration: {_text(error)}", "see ~/.ssh/config"
+        ) from None
+
+
+async def _tcp(target: SshTarget, settings: _Settings) -> socket.socket:
+    """A connected socket. Ours and not asyncssh's, for the errno of a failure and for TCP_USER_TIMEOUT."""
+    loop = asyncio.get_running_loop()
+    host, port = settings.options.host, settings.options.port
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=settings.options.family)
+    except (socket.gaierror, UnicodeError):
+        hint = f"set address in its table of the inventory, or Host {target.address} in ~/.ssh/config"
+        raise target.unreachable(f"unknown host name: {host}", hint) from None
+    failure = OSError("no address")
+    for family, kind, proto, _, address in found:
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.setblocking(False)
+            # Bytes that nobody acknowledges end the connection: keepalive is about idle ones
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, KEEPALIVE * KEEPALIVE_COUNT * 1000)
+            await loop.sock_connect(sock, address)
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+    where = f"{host} port {port}"
+    if isinstance(failure, ConnectionRefusedError):
+        hint = f"start an sshd there, or correct address and port; try: ssh -p {port} {host}"
+        raise target.unreachable(f"connection refused by {where}", hint)
+    detail = failure.strerror or str(failure)
+    raise target.unreachable(
+        f"cannot connect to {where}: {detail.lower()}", "is it up, and is there a route to it?"
+    )
+
+
+class _Contact(asyncssh.SSHClient):
+    """Watches one handshake: which phase it is in, and what to do with a key that nobody knows."""
+
+    def __init__(self, keys: _Keys, note: Note) -> None:
+        self._keys = keys
+        self._note = note
+        self.greeted = False
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        self.greeted = True
+        return self._keys.acceptable(key)
+
+    def begin_auth(self, username: str) -> None:
+        # Only here has the server proved that the key is its own
+        self.greeted = True
+        self._keys.record()
+        self._note("authenticate")
+
+
+class _Settings:
+    """What the target and ~/.ssh/config say together. Reads files: made in a thread."""
+
+    def __init__(self, target: SshTarget) -> None:
+        self._target = target
+        given: dict[str, Any] = {"host": target.address}
+        if target.port is not None:
+            given["port"] = target.port
+        if target.user is not None:
+            given["username"] = target.user
+        try:
+            first = asyncssh.SSHClientConnectionOptions(config=(), client_keys=None, known_hosts=b"", **given)
+            self._config: Any = first.config
+            self.options = asyncssh.SSHClientConnectionOptions(config=(), **given, **self._choices())
+        except (ValueError, OSError, asyncssh.Error) as error:
+            raise target.unreachable(
+                f"cannot use its configuration: {_text(error)}", "see ~/.ssh/config"
+            ) from None
+        alias = self.options.host_key_alias
+        self.host = (alias or self.options.host).lower()
+        self.port = 22 if alias else self.options.port
+
+    def known_hosts(self) -> list[Path]:
+        """The files with host keys, the one to write first. `none` in the configuration is not obeyed."""
+        mine = [name for name in self._config.get("UserKnownHostsFile", ()) or () if name != "/dev/null"]
+        shared = self._config.get("GlobalKnownHostsFile", ()) or ("/etc/ssh/ssh_known_hosts",)
+        return [Path(name).expanduser() for name in [*(mine or ["~/.ssh/known_hosts"]), *shared]]
+
+    def proxy_jump(self) -> SshTarget | None:
+        """ProxyJump of ~/.ssh/config, the last hop; each is checked as strictly as the target."""
+        named = self._config.get("ProxyJump")
+        if not isinstance(named, str):
+            return None
+        hop: SshTarget | None = None
+        for text in named.split(","):
+            user, _, place = text.strip().rpartition("@")
+            host, colon, port = place.rpartition(":")
+            if not colon or not port.isdigit():
+                host, port = place, ""
+            host = host.strip("[]")
+            hop = SshTarget(
+                host, host, user or None, int(port) if port else None, None, hop, self._target.agent
+            )
+        return hop
+
+    def denied(self) -> tuple[str, str]:
+        """Detail and cure of a refused login, naming what was tried."""
+        tried = [*self._tried, *(["the keys of the ssh agent"] if self._agent else [])]
+        user, host, port = self.options.username, self.options.host, self.options.port
+        detail = f"permission denied for {user}; tried {', '.join(tried) or 'no key at all'}"
+        if self._locked:
+            return detail, f"{self._locked} has a passphrase or cannot be used: ssh-add {self._locked}"
+        if not tried:
+            return (
+                detail,
+                "set identity in its table of the inventory, or start an ssh agent and ssh-add a key",
+            )
+        key = self._tried[0] if self._tried else "KEY"
+        return detail, f"is that the user? put a key over there: ssh-copy-id -i {key} -p {port} {user}@{host}"
+
+    def _choices(self) -> dict[str, Any]:
+        config = self._config
+        pairs = self._load_keys()
+        named = config.get("IdentityAgent", "SSH_AUTH_SOCK")
+        self._agent = (self._target.agent or "") if named == "SSH_AUTH_SOCK" else str(named or "")
+        return {
+            "client_keys": pairs,
+            "agent_path": self._agent or None,
+            "agent_forwarding": False,
+            "x11_forwarding": False,
+            "compression_algs": None,
+            "encryption_algs": () if config.get("Ciphers") else CIPHERS,
+            "preferred_auth": ["publickey"],
+            "gss_host": None,
+            "known_hosts": b"",
+            "keepalive_interval": KEEPALIVE,
+            "keepalive_count_max": KEEPALIVE_COUNT,
+            "connect_timeout": None,  # the one deadline is the caller's
+        }
+
+    def _load_keys(self) -> list[asyncssh.SSHKeyPair]:
+        """The private keys to try. ssh skips an IdentityFile that is not there, asyncssh would give up."""
+        target, self._tried, self._locked = self._target, list[str](), ""
+        names: Sequence[str] = self._config.get("IdentityFile", ()) or USUAL_KEYS
+        if target.identity is not None:
+            names = [target.identity]
+        pairs: list[asyncssh.SSHKeyPair] = []
+        for name in names:
+            try:
+                pairs += asyncssh.load_keypairs(str(Path(name).expanduser()))
+                self._tried.append(name)
+            except OSError as error:
+                if target.identity is not None:
+                    detail = f"the identity {name} cannot be read: {(error.strerror or str(error)).lower()}"
+                    raise target.unreachable(
+                        detail, "correct identity in its table of the inventory"
+                    ) from None
+            except (ValueError, asyncssh.Error):  # a passphrase: its agent may still have it
+                self._locked = name
+        return pairs
+
+
+class _Keys:
+    """The host keys of one target: which are trusted, what to do with another."""
+
+    def __init__(self, settings: _Settings, target: SshTarget) -> None:
+        self._target = target
+        self._name = known_hosts.name_of(settings.host, settings.port)
+        self._bare = settings.host.lower()
+        self._new = ""
+        try:
+            self._files = known_hosts.KnownHosts(settings.known_hosts())
+        except OSError as error:
+            detail = f"{error.filename} cannot be read: {(error.strerror or '').lower()}"
+            raise target.unreachable(detail, f"mend {error.filename}") from None
+        self._found = self._files.find(self._name)
+
+    @property
+    def known(self) -> bool:
+        """Is anything recorded for this name and port? Then nothing else is acceptable."""
+        return any(entry.marker != "revoked" for entry in self._found)
+
+    def trusted(self, _host: str, _addr: str, _port: int | None) -> tuple[list[asyncssh.SSHKey], ...]:
+        """What asyncssh asks: trusted keys, trusted authorities, revoked keys."""
+        lists: dict[str, list[asyncssh.SSHKey]] = {"": [], "cert-authority": [], "revoked": []}
+        for entry in self._found:
+            with contextlib.suppress(ValueError):  # of a kind that it does not know, or torn
+                lists[entry.marker].append(asyncssh.import_public_key(entry.key))
+        return tuple(lists.values())
+
+    def acceptable(self, key: asyncssh.SSHKey) -> bool:
+        """Of a key that is not among the trusted ones."""
+        if self.known:
+            return False
+        text = " ".join(key.export_public_key("openssh").decode().split()[:2])
+        if not any(entry.key == text and not entry.marker for entry in self._files.find(self._bare)):
+            self._new = text  # else known without its port, which ssh accepts too
+        return True
+
+    def record(self) -> None:
+        if self._new:
+            with contextlib.suppress(OSError):  # ssh goes on too when it cannot write there
+                self._files.record(self._name, self._new)
+        self._new = ""
+
+    def refusal(self, detail: str) -> Unreachable:
+        known = next((entry for entry in self._found if not entry.marker), None)
+        if known is None:
+            return self._target.unreachable(
+                f"its host key is refused: {detail}", f"see {self._files.files[0]}"
+            )
+        detail = f"its host key has changed: not the one in {known.path} line {known.line}"
+        hint = f"if it was set up anew (ask!): ssh-keygen -R '{self._name}' -f {known.path}"
+        return self._target.unreachable(detail, hint)
+
+
+def _abort(connections: Sequence[asyncssh.SSHClientConnection]) -> None:
+    for connection in reversed(connections):
+        connection.abort()
+
+
+def _text(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text[:1].lower() + text[1:]
