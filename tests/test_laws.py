@@ -1,0 +1,192 @@
+"""The laws of the map, proven from the syntax trees and from what a started process has really imported.
+
+Laws
+1. An import counts wherever it stands, at the top or inside a function: a lazy import is still a dependency.
+2. A law that has no exceptions has no list of exceptions here.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("transport", "deploy", "quine")
+MAY_IMPORT = {"transport": {"transport"}, "deploy": {"transport", "deploy"}, "quine": set(PACKAGES)}
+
+# who may name a library at all; everything else goes through these files
+IMPORTERS = {
+    "asyncssh": {"transport/ssh.py"},
+    "httpx": {"quine/guests/http.py"},
+    "typer": {"quine/cli.py"},
+    "fsspec": set(),
+    "pydantic": {"deploy/inventory.py", "quine/guests/http.py", "quine/origin.py"},
+}
+NEVER = {"pickle", "marshal", "shelve", "dill"}  # data from elsewhere is parsed, not revived
+
+CEILING, LIMIT = 350, 450  # lines of a file: think, and stop
+FUNCTION = 60
+
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(), str(path)) for path in FILES}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path) for path in FILES}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of what a file imports: modules, and `package.name` for `from package import name`."""
+    here = module_of(path).split(".")
+    if path.name != "__init__.py":
+        here = here[:-1]
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(here[: len(here) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module or "") if part)
+            for alias in node.names:
+                full = f"{module}.{alias.name}"
+                yield full if full in MODULES or module in PACKAGES else module
+
+
+def top(name: str) -> str:
+    return name.split(".")[0]
+
+
+def test_no_package_imports_upward() -> None:
+    wrong = [
+        f"{name_of(path)} imports {name}"
+        for path in FILES
+        for name in imports(path)
+        if top(name) in PACKAGES and top(name) not in MAY_IMPORT[path.relative_to(ROOT).parts[0]]
+    ]
+    assert not wrong
+
+
+def test_no_module_imports_in_a_circle() -> None:
+    graph = {
+        module_of(path): {name for name in imports(path) if name in MODULES and name != module_of(path)}
+        for path in FILES
+    }
+    done: set[str] = set()
+
+    def visit(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, "circle: " + " -> ".join([*way[way.index(module) :], module])
+        if module in done:
+            return
+        for other in sorted(graph[module]):
+            visit(other, (*way, module))
+        done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
+
+
+@pytest.mark.parametrize("library", sorted(IMPORTERS))
+def test_a_library_has_its_importers_and_no_other(library: str) -> None:
+    found = {name_of(path) for path in FILES if any(top(name) == library for name in imports(path))}
+    assert found <= IMPORTERS[library]
+
+
+def test_transport_needs_only_the_standard_library() -> None:
+    known = sys.stdlib_module_names | {"transport", "__future__"}
+    wrong = {
+        name_of(path): sorted(foreign)
+        for path in FILES
+        if path.is_relative_to(ROOT / "transport")
+        and (foreign := {top(name) for name in imports(path)} - known)
+    }
+    assert wrong.pop("transport/ssh.py", ["asyncssh"]) == ["asyncssh"]
+    assert not wrong
+
+
+def test_nothing_revives_evaluates_or_goes_through_a_shell() -> None:
+    wrong = []
+    for path in FILES:
+        wrong += [f"{name_of(path)} imports {name}" for name in imports(path) if top(name) in NEVER]
+        for node in ast.walk(TREES[path]):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            shell = any(
+                word.arg == "shell" and not (isinstance(word.value, ast.Constant) and not word.value.value)
+                for word in node.keywords
+            )
+            if called in ("eval", "exec", "os.system", "os.popen") or shell:
+                wrong.append(f"{name_of(path)}:{node.lineno} calls {called}")
+    assert not wrong
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert not [name_of(path) for path in FILES if not (ast.get_docstring(TREES[path]) or "").strip()]
+
+
+def test_files_stay_below_their_ceiling() -> None:
+    lines = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
+    print("above", CEILING, "lines:", {name: n for name, n in lines.items() if n > CEILING} or "none")
+    long = {
+        f"{name_of(path)}:{node.name}": length
+        for path in FILES
+        for node in ast.walk(TREES[path])
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION
+    }
+    print("functions above", FUNCTION, "lines:", long or "none")
+    assert not {name: n for name, n in lines.items() if n > LIMIT}
+
+
+# ------------------------------------------------------------------------- what a process really imports
+
+HEAVY = {"asyncssh", "httpx", "typer", "fsspec", "pydantic", "pex", "rich"}
+BLOCKING = HEAVY | {"asyncio", "argparse"}  # and 50 ms for asyncio: too dear for a command called in loops
+
+
+def loaded(*statements: str) -> set[str]:
+    code = "; ".join((*statements, "import json, sys", "print(json.dumps(sorted(sys.modules)))"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    return {top(name) for name in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize("module", ["transport.client", "quine.run", "quine.options", "quine.host"])
+def test_a_client_and_an_agent_import_the_standard_library_only(module: str) -> None:
+    assert not loaded(f"import {module}") & BLOCKING
+
+
+def test_a_node_starts_without_the_heavy_libraries() -> None:
+    assert not loaded("import transport.node") & HEAVY
+
+
+def imported_by(lab: Lab, *args: str, env: dict[str, str] | None = None) -> set[str]:
+    """Top-level names that a whole `quine` process imported, from -X importtime."""
+    done = lab.run(args, env={"PYTHONPROFILEIMPORTTIME": "1", **(env or {})})
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line for line in done.stderr.decode().splitlines() if line.startswith("import time:")]
+    assert lines, "python did not say what it imported"
+    return {top(line.rpartition("|")[2].strip()) for line in lines}
+
+
+def test_a_plain_command_imports_the_standard_library_only(lab: Lab) -> None:
+    assert not imported_by(lab, "run", "--", "true") & BLOCKING
+
+
+def test_a_scripted_agent_imports_the_standard_library_only(lab: Lab) -> None:
+    env = lab.script([{"reply": {"tool_calls": [{"name": "exit", "arguments": {"status": "success"}}]}}])
+    assert not imported_by(lab, "say nothing", env=env) & BLOCKING
