@@ -9,7 +9,12 @@ Laws
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections import deque
 from typing import Protocol
+
+IOV_MAX = 512  # chunks of one writev(2); Linux takes 1024
 
 
 class DuplexProtocol(Protocol):
@@ -33,6 +38,8 @@ class Duplex(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
+    def writelines(self, chunks: list[bytes]) -> None: ...
+
     async def drain(self) -> None:
         """Wait until the write buffer is below its high-water mark. Only before `attach`."""
 
@@ -40,3 +47,109 @@ class Duplex(Protocol):
 
     def close(self) -> None:
         """End both directions at once; pending writes may be lost."""
+
+
+class FdDuplex:
+    """A duplex over descriptors of ours: a socket (twice the same number) or a pair of pipes.
+
+    Takes ownership: both descriptors are made non-blocking and closed at the end. Not usable for
+    regular files.
+    """
+
+    READ_SIZE = 256 * 1024
+    HIGH_WATER = 128 * 1024  # what waits here is one scheduling round of the link, no more
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._read_fd, self._write_fd = read_fd, write_fd
+        self._protocol: DuplexProtocol | None = None
+        self._buffer: deque[bytes] = deque()
+        self._size = 0
+        self._paused = False
+        self._closed = False
+        for fd in {read_fd, write_fd}:
+            os.set_blocking(fd, False)
+
+    async def read(self) -> bytes:
+        raise NotImplementedError("a local duplex has no bootstrap phase")
+
+    async def drain(self) -> None:
+        raise NotImplementedError("a local duplex has no bootstrap phase")
+
+    def attach(self, protocol: DuplexProtocol) -> None:
+        self._protocol = protocol
+        self._loop.add_reader(self._read_fd, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(self._read_fd, self.READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lost(error.strerror or "read failed")
+            return
+        if not data:
+            self._lost("")
+        elif self._protocol:
+            self._protocol.data_received(data)
+
+    def write(self, data: bytes) -> None:
+        self.writelines([data])
+
+    def writelines(self, chunks: list[bytes]) -> None:
+        """Write all of `chunks` in order, at once as far as the kernel takes them."""
+        if self._closed:
+            return
+        if not self._buffer:
+            chunks = self._write_now(chunks)
+            if not chunks or self._closed:
+                return
+            self._loop.add_writer(self._write_fd, self._writable)
+        self._buffer.extend(chunks)
+        self._size += sum(map(len, chunks))
+        if self._size > self.HIGH_WATER and not self._paused and self._protocol:
+            self._paused = True
+            self._protocol.pause_writing()
+
+    def _write_now(self, chunks: list[bytes]) -> list[bytes]:
+        """Write what the kernel takes; return what is left."""
+        try:
+            sent = os.writev(self._write_fd, chunks[:IOV_MAX])
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            # From the loop, not from inside the caller's write: it is in the middle of something.
+            self._loop.call_soon(self._lost, error.strerror or "write failed")
+            return []
+        for index, chunk in enumerate(chunks):
+            if sent < len(chunk):
+                return [chunk[sent:], *chunks[index + 1 :]]
+            sent -= len(chunk)
+        return []
+
+    def _writable(self) -> None:
+        left = self._write_now(list(self._buffer))
+        self._buffer = deque(left)
+        self._size = sum(map(len, left))
+        if not left and not self._closed:
+            self._loop.remove_writer(self._write_fd)
+        if self._paused and self._size <= self.HIGH_WATER // 2 and self._protocol:
+            self._paused = False
+            self._protocol.resume_writing()
+
+    def _lost(self, why: str) -> None:
+        if self._closed:
+            return
+        self.close()
+        if self._protocol:
+            self._protocol.connection_lost(why)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._buffer.clear()
+        self._loop.remove_reader(self._read_fd)
+        self._loop.remove_writer(self._write_fd)
+        for fd in {self._read_fd, self._write_fd}:
+            os.close(fd)

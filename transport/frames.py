@@ -66,7 +66,9 @@ class Frame:
 
     __slots__ = ("channel", "kind", "offset", "payload", "stream")
 
-    def __init__(self, kind: int, channel: int = 0, stream: int = 0, offset: int = 0, payload: bytes = b"") -> None:
+    def __init__(
+        self, kind: int, channel: int = 0, stream: int = 0, offset: int = 0, payload: bytes = b""
+    ) -> None:
         self.kind = kind
         self.channel = channel
         self.stream = stream
@@ -110,11 +112,14 @@ def encode(frame: Frame) -> bytes:
     )
 
 
-def pack(body: dict[str, Any]) -> bytes:
-    """A JSON payload. Too large for one frame: ValueError, because the caller can say what to shorten."""
-    payload = json.dumps(body, separators=(",", ":"), ensure_ascii=True).encode()
-    if len(payload) > MAX_PAYLOAD:
-        raise ValueError(f"{len(payload)} bytes of arguments and environment; {MAX_PAYLOAD} is the limit")
+def pack(body: dict[str, Any], limit: int = MAX_PAYLOAD) -> bytes:
+    """A JSON payload. Above `limit` bytes: ValueError, because only the caller can say what to shorten.
+
+    Arguments that are not UTF-8 travel as the lone surrogates that os.fsdecode made of them.
+    """
+    payload = json.dumps(body, separators=(",", ":")).encode()
+    if len(payload) > limit:
+        raise ValueError(f"{len(payload)} bytes of arguments and environment, {limit} is the limit")
     return payload
 
 

@@ -21,6 +21,20 @@ LIMIT = 1 << 20  # a memo is a few keys; more is not ours
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+
+
+def is_secret(name: str) -> bool:
+    """Whether an environment variable is taken for a secret by its name, as the peers of this field do."""
+    upper = name.upper()
+    return name != VARIABLE and any(word in upper.split("_") or upper.endswith(word) for word in _SECRET_WORDS)
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what looks like a secret, and without the memo of its owner."""
+    return {name: value for name, value in environ.items() if name != VARIABLE and not is_secret(name)}
+
+
 def write(memo: Mapping[str, object]) -> int:
     """Put `memo` into a sealed memfd and return its descriptor, not inheritable yet.
 

@@ -1,0 +1,114 @@
+"""Where a node lives and who it is: runtime directory, socket, build hash, identity of machine and process.
+
+Laws
+1. The runtime directory is ours alone: 0700, our uid, not a link; anything else is refused, never repaired.
+2. The socket's name holds the build hash, so a client never talks to a daemon of another build: after an
+   upgrade the old daemon serves its jobs to their end and goes when idle.
+3. A home shared by several machines is not a shared runtime: the directory is local, or names the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from hashlib import sha256
+
+from transport.errors import Refused
+
+PACKAGES = ("quine", "transport", "deploy")
+SUN_PATH = 100  # bytes of a Unix socket's path; 108 on Linux, 104 on BSD
+
+_build = ""
+
+
+def build_hash() -> str:
+    """SHA-256 over the sources of our packages: the same in a checkout, a wheel and the single-file binary."""
+    global _build
+    if not _build:
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+        digest = sha256()
+        for package in PACKAGES:
+            _add(digest, os.path.join(root, package), package)  # noqa: PTH118
+        _build = digest.hexdigest()
+    return _build
+
+
+def _add(digest: object, folder: str, name: str) -> None:
+    with os.scandir(folder) as entries:
+        found = sorted((entry.name, entry.is_dir()) for entry in entries)
+    for child, is_folder in found:
+        if is_folder and child != "__pycache__":
+            _add(digest, f"{folder}/{child}", f"{name}/{child}")
+        elif child.endswith((".py", ".md")):
+            with open(f"{folder}/{child}", "rb") as file:
+                source = file.read()
+            digest.update(f"{name}/{child}\0{len(source)}\0".encode() + source)  # type: ignore[attr-defined]
+
+
+def own_command() -> list[str]:
+    """The argv that starts this same program again; arguments follow.
+
+    -P: a file named like one of our modules in the current directory must not be imported in its place.
+    """
+    return [sys.executable, "-P", "-m", "quine"]
+
+
+def path_with_own(path: str) -> str:
+    """`path` with a directory that holds an executable named quine of this build.
+
+    In front when that directory holds nothing else (the single-file binary's), else at the end: an
+    environment's bin must not change which python a command finds.
+    """
+    if binary := os.environ.get("QUINE_BINARY", ""):
+        return f"{os.path.dirname(binary)}:{path}"  # noqa: PTH120
+    return f"{path}:{os.path.dirname(sys.executable)}"  # noqa: PTH120
+
+
+def runtime_directory() -> str:
+    """The directory of this user's node sockets, made if missing. Raises Refused where it cannot be trusted."""
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not (base and os.path.isdir(base)):  # noqa: PTH112
+        base = "/tmp"
+    path = f"{base}/quine-{os.getuid()}"
+    try:
+        os.mkdir(path, 0o700)  # noqa: PTH102
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise Refused(f"cannot make {path}: {error.strerror}", "set XDG_RUNTIME_DIR to a directory of yours") from None
+    facts = os.lstat(path)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise Refused(f"{path} is not a directory of yours alone", f"look at it, then rm -r {path} or chmod 700 it")
+    return path
+
+
+def node_name() -> str:
+    """A short name of this user's node of this build: what its files in the runtime directory begin with."""
+    home = os.environ.get("HOME", "")
+    return sha256(f"{home}\0{boot_id()}\0{build_hash()}".encode()).hexdigest()[:16]
+
+
+def socket_path() -> str:
+    path = f"{runtime_directory()}/{node_name()}.sock"
+    if len(os.fsencode(path)) > SUN_PATH:
+        raise Refused(f"the path of the node's socket is too long: {path}", "set XDG_RUNTIME_DIR to a shorter one")
+    return path
+
+
+def boot_id() -> str:
+    """Names this boot of this machine, so that a pid is never confused with one of another boot."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b") ")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0

@@ -1,0 +1,240 @@
+"""A job: one child process behind a channel of a link.
+
+Laws
+1. The exit record follows the status of the process; the streams end when their pipes do. Neither waits for the
+   other, and whoever waits for the job waits for both.
+2. A job without a link lives for its lease; without anybody who waits for it, it ends at once: TERM, a
+   pause, KILL, to everything it started.
+3. A job is started from what the spawn says and this node's own login environment, and from nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transport import address, inherit, process
+from transport.errors import ProtocolError, Refused
+from transport.frames import LIFE, Frame, Kind
+from transport.pump import Sink, Source
+from transport.session import STDERR, STDIN, STDOUT
+from transport.spawn import Spawn
+from transport.status import DENIED, Status, signal_number
+
+if TYPE_CHECKING:
+    from transport.link import Link
+
+log = logging.getLogger("quine.job")
+
+PAUSE = 5.0  # seconds between TERM and KILL
+HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
+
+
+class Job:
+    """Handler of a channel that a peer opened with spawn."""
+
+    def __init__(
+        self, link: Link, number: int, spawn: Spawn, socket_path: str, on_end: Callable[[Job], None]
+    ) -> None:
+        self.link: Link | None = link
+        self.number = number
+        self.spawn = spawn
+        self.token = os.urandom(16).hex()
+        self.ended = False
+        self._on_end = on_end
+        self._socket_path = socket_path
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._child: process.Child | None = None
+        self._sources: list[Source] = []
+        self._sink: Sink | None = None
+        self._signals = 0
+        self._made: Path | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid if self._child else 0
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the process; what prevents it becomes the exit record."""
+        try:
+            started = self._launch()
+        except (Refused, ProtocolError) as error:
+            hint = getattr(error, "hint", "")
+            state, code = ("denied", DENIED) if isinstance(error, ProtocolError) else ("unreachable", 69)
+            started = Status(state, code, detail=str(error), hint=hint)
+        if isinstance(started, Status):
+            self._tell_exit(started)
+            self._finish()
+            return
+        self._child = started
+        assert self.link
+        self.link.session.tell(self.number, Kind.ATTACH, {"id": self.spawn.id, "pid": started.pid})
+        self._sink = Sink(self.link, self.number, started.stdin)
+        self._sources = [
+            Source(self.link, self.number, stream, fd, self._stream_ended)
+            for stream, fd in ((STDOUT, started.stdout), (STDERR, started.stderr))
+        ]
+        self._loop.add_reader(started.pidfd, self._exited)
+
+    def _launch(self) -> process.Child | Status:
+        spawn = self.spawn
+        limits = process.parse_limits(spawn.limits)
+        env = {**inherit.scrubbed(os.environ), **spawn.env}
+        env["PATH"] = address.path_with_own(env.get("PATH", os.defpath))
+        argv = [*address.own_command(), *spawn.argv] if spawn.own else spawn.argv
+        memo = inherit.write({"socket": self._socket_path, "token": self.token})
+        try:
+            env[inherit.VARIABLE] = str(memo)
+            return process.launch(argv, env, self._directory(), limits, keep=(memo,))
+        finally:
+            os.close(memo)
+
+    def _directory(self) -> str:
+        """Where the job starts. An explicit directory must exist; workdir/tree is made, and removed if left empty."""
+        if self.spawn.cwd is not None:
+            return os.path.expanduser(self.spawn.cwd)  # noqa: PTH111
+        if self.spawn.workdir is None:
+            return str(Path.home())
+        path = Path(self.spawn.workdir).expanduser() / self.spawn.tree
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Refused(f"cannot make {path}: {error.strerror}", "set workdir in the inventory") from None
+        self._made = path
+        return str(path)
+
+    # -- from the link -----------------------------------------------------------------------------
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.stream == LIFE and frame.kind == Kind.STOP:
+            self._detach()
+            for source in self._sources:
+                source.discard()
+            self.end("nobody waits for it any more")
+        elif frame.kind in (Kind.DATA, Kind.EOF):
+            if self._sink:
+                self._sink.on_frame(frame)
+        elif frame.kind == Kind.ACK and frame.stream in (STDOUT, STDERR):
+            if self._sources:
+                self._sources[frame.stream - 1].acked()
+        elif frame.kind == Kind.STOP:
+            if self._sources:
+                self._sources[frame.stream - 1].close()
+        elif frame.kind == Kind.SIGNAL:
+            self._signal(frame)
+
+    def _signal(self, frame: Frame) -> None:
+        """Signals are numbered: one that was seen is not delivered again."""
+        if frame.offset <= self._signals:
+            return
+        self._signals = frame.offset
+        try:
+            number = signal_number(str(frame.body().get("signal")))
+        except ValueError as error:
+            raise ProtocolError(str(error)) from None
+        if self._child:
+            process.signal_group(self._child.pid, number)
+
+    def on_lost(self, why: str) -> None:
+        """The link broke: the job may go on for its lease, held back by its full pipes."""
+        self._detach()
+        if self._child:
+            log.info("job %d: link lost (%s), ends in %.0f s", self._child.pid, why, self.spawn.lease)
+            self._arm(self.spawn.lease, lambda: self.end("the lease is over"))
+        else:
+            self._finish()
+
+    def _detach(self) -> None:
+        self.link = None
+        for source in self._sources:
+            source.detach()
+        if self._sink:
+            self._sink.close()
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def end(self, why: str) -> None:
+        """TERM, a pause, KILL: to the group first, then to everything of the session."""
+        if self._child is None or self.ended:
+            self._finish()  # never started, or over already
+            return
+        log.info("job %d: ended: %s", self._child.pid, why)
+        process.signal_group(self._child.pid, signal.SIGTERM)
+        process.signal_group(self._child.pid, signal.SIGCONT)
+        self._arm(PAUSE, self._kill)
+
+    def _kill(self) -> None:
+        if self._child:
+            process.kill_session(self._child.pid)
+        if self.ended:
+            self._finish()
+
+    def _arm(self, seconds: float, action: Callable[[], None]) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, action)
+
+    def _exited(self) -> None:
+        """The process ended; the pidfd is readable."""
+        child = self._child
+        assert child
+        self._loop.remove_reader(child.pidfd)
+        os.close(child.pidfd)
+        self._tell_exit(child.reap())
+        if self._sink:
+            self._sink.close()
+        if self.link is None and process.members(child.pid):
+            self._arm(PAUSE, self._kill)  # what it left behind has nobody either, but gets its pause
+            return
+        self._child = None
+        if any(not source.closed for source in self._sources):
+            self._arm(HELD_GRACE, self._drain)
+        self._finish_if_done()
+
+    def _tell_exit(self, status: Status) -> None:
+        self.ended = True
+        if self.link is None:
+            return
+        session = self.link.session
+        session.tell(self.number, Kind.EXIT, status.to_json())
+        if not self._sources:  # never started: nothing else will end the streams
+            session.eof(self.number, STDOUT)
+            session.eof(self.number, STDERR)
+        self.link.wake()
+
+    def _drain(self) -> None:
+        for source in self._sources:
+            source.drain()
+
+    def _stream_ended(self) -> None:
+        self._finish_if_done()
+
+    def _finish_if_done(self) -> None:
+        if self.ended and all(source.closed for source in self._sources):
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        for source in self._sources:
+            source.discard()
+        self._child = None
+        if self._made:
+            try:
+                self._made.rmdir()  # only if the job left nothing in it
+            except OSError:
+                pass
+            self._made = None
+        self._on_end(self)
+
+
+__all__ = ["STDIN", "Job"]

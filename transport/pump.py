@@ -1,0 +1,208 @@
+"""Between a stream and a descriptor of a child: a source reads it, a sink writes it.
+
+Laws
+1. A source reads only what the window allows: a slow reader at the far end stops the child, by its pipe.
+2. A sink acknowledges bytes only after the child's pipe took them.
+3. The child's end closed is told at once (stop, or eof), so that a producer gets its SIGPIPE.
+4. A descriptor has one owner, and the owner forgets the number when it closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+
+from transport.frames import MAX_PAYLOAD, Frame, Kind
+from transport.link import Link
+
+BULK_PIPE = 512 * 1024  # size of a pipe that was found full; the default of 64 KiB costs a wakeup for each frame
+
+
+def enlarge(fd: int) -> None:
+    """Give a busy pipe more room; where the user's quota of pipe memory is used up, it stays as it is."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, BULK_PIPE)
+    except OSError:
+        pass
+
+
+class Source:
+    """Reads a child's stdout or stderr into a stream."""
+
+    def __init__(self, link: Link, number: int, stream: int, fd: int, on_end: Callable[[], None]) -> None:
+        self._link, self._number, self._stream = link, number, stream
+        self._fd = fd
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._reading = False
+        self._drained = False  # the child is dead: what it wrote is in the pipe, whole
+        self._large = False
+        os.set_blocking(fd, False)
+        self._watch()
+
+    @property
+    def closed(self) -> bool:
+        return self._fd < 0
+
+    def _watch(self) -> None:
+        """Read while there is credit, and only then."""
+        want = self._fd >= 0 and self._link.session.flow(self._number, self._stream).credit > 0
+        if want and not self._reading:
+            self._loop.add_reader(self._fd, self._readable)
+        elif self._reading and not want and self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+        self._reading = want
+
+    def _readable(self) -> None:
+        flow = self._link.session.flow(self._number, self._stream)
+        try:
+            data = os.read(self._fd, min(MAX_PAYLOAD, flow.credit))
+        except BlockingIOError:
+            if self._drained:
+                self.close()
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        if len(data) == MAX_PAYLOAD and not self._large:
+            self._large = True
+            enlarge(self._fd)
+        self._link.session.data(self._number, self._stream, data)
+        flow.measure_sent(time.monotonic())
+        self._link.wake()
+        self._watch()
+
+    def acked(self) -> None:
+        """Credit came back."""
+        session = self._link.session
+        session.spare -= session.flow(self._number, self._stream).measure_acked(time.monotonic(), session.spare)
+        if not self._reading:
+            self._watch()
+            if self._drained:
+                self.drain()
+
+    def drain(self) -> None:
+        """The child is dead and its grace is over: end the stream when the pipe is empty, whoever holds it.
+
+        What the child itself wrote is in the pipe by now, so nothing of it is lost.
+        """
+        self._drained = True
+        while self._fd >= 0 and self._reading:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            if not poll.poll(0):
+                self.close()
+            else:
+                self._readable()
+
+    def close(self) -> None:
+        """Close our end (a producer gets SIGPIPE) and end the stream."""
+        if self._fd < 0:
+            return
+        if self._reading:
+            self._loop.remove_reader(self._fd)
+            self._reading = False
+        os.close(self._fd)
+        self._fd = -1
+        if not self._link.dead and self._number in self._link.session.channels:
+            self._link.session.eof(self._number, self._stream)
+            self._link.wake()
+        self._on_end()
+
+    def detach(self) -> None:
+        """The link is gone: read no more; the pipe stays, so the child waits instead of dying of it."""
+        if self._reading:
+            self._loop.remove_reader(self._fd)
+            self._reading = False
+
+    def discard(self) -> None:
+        """Close without a word."""
+        self.detach()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Sink:
+    """Writes a stream into a child's stdin."""
+
+    def __init__(self, link: Link, number: int, fd: int) -> None:
+        self._link, self._number = link, number
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[bytes] = deque()
+        self._taken = 0
+        self._ended = False
+        self._waiting = False
+        os.set_blocking(fd, False)
+        # The write end of a pipe is never readable, but it reports an error when the reader is gone: at once,
+        # not at the next write, so that the origin stops reading a stdin that nobody wants.
+        self._loop.add_reader(fd, self._broken)
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == Kind.EOF:
+            self._ended = True
+        elif self._fd >= 0:
+            self._queue.append(frame.payload)
+        if not self._waiting:
+            self._write()
+
+    def _write(self) -> None:
+        while self._queue and self._fd >= 0:
+            chunk = self._queue.popleft()
+            try:
+                sent = os.write(self._fd, chunk)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._broken()
+                return
+            self._taken += sent
+            if sent < len(chunk):
+                self._queue.appendleft(chunk[sent:] if sent else chunk)
+                if not self._waiting:
+                    self._waiting = True
+                    enlarge(self._fd)
+                    self._loop.add_writer(self._fd, self._write)
+                self._ack()
+                return
+        if self._waiting and self._fd >= 0:
+            self._waiting = False
+            self._loop.remove_writer(self._fd)
+        self._ack()
+        if self._ended:
+            self.close()
+
+    def _ack(self) -> None:
+        session = self._link.session
+        if not self._link.dead and self._number in session.channels:
+            if self._taken > session.flow(self._number, 0).acked:
+                session.ack(self._number, 0, self._taken)
+                self._link.wake()
+
+    def _broken(self) -> None:
+        """The child closed its stdin."""
+        if self._fd < 0:
+            return
+        self.close()
+        if not self._link.dead and self._number in self._link.session.channels:
+            self._link.session.stop(self._number, 0)
+            self._link.wake()
+
+    def close(self) -> None:
+        if self._fd < 0:
+            return
+        self._loop.remove_reader(self._fd)
+        if self._waiting:
+            self._loop.remove_writer(self._fd)
+            self._waiting = False
+        self._queue.clear()
+        os.close(self._fd)
+        self._fd = -1

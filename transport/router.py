@@ -1,0 +1,170 @@
+"""Routes between links: a channel on one link continued on another, bytes and control unchanged.
+
+Laws
+1. A relay keeps nothing but the frames that wait for a link being dialled: windows are end to end, so what can wait is
+   bounded by the window of each stream.
+2. A relay adds one thing: the name under which this node knows the host, in the exit record.
+3. When one side's link ends, the other side is told the truth: a job whose opener is gone is abandoned; a
+   job whose node is gone is lost, and lost is said as lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from transport.errors import ProtocolError
+from transport.frames import LIFE, Frame, Kind
+from transport.session import STDERR, STDOUT
+from transport.status import LOST, Status
+
+if TYPE_CHECKING:
+    from transport.link import Link
+
+
+class Relay:
+    """One channel from the link that opened it (near) to the link that serves it (far)."""
+
+    def __init__(self, link: Link, number: int, host: str, on_end: Callable[[Relay], None]) -> None:
+        self.near = Side(self, link, number)
+        self.far: Side | None = None
+        self.host = host
+        self.pid = 0
+        self.started = False
+        self.ended = False
+        self.holds_slot = False  # the node's: it counts the jobs of a host
+        self._on_end = on_end
+        self._early: list[Frame] = []
+        self._exit: Frame | None = None  # held until the output before it was passed on
+
+    def connect(self, link: Link, kind: int, body: dict[str, object]) -> None:
+        """Open the far side and hand over what has come so far. ValueError when the body is too large."""
+        far = Side(self, link, 0)
+        far.number = link.open(kind, body, far)
+        self.far = far
+        for frame in self._early:
+            far.pass_on(frame)
+        self._early.clear()
+
+    def from_side(self, side: Side, frame: Frame) -> None:
+        """A frame came in on `side`: send it on the other one."""
+        if side is self.far:
+            if frame.kind == Kind.ATTACH:
+                self.started = True
+                self.pid = int(frame.body().get("pid") or 0)
+            elif frame.kind == Kind.EXIT:
+                frame.payload = self._named(frame)
+            if frame.kind in (Kind.EXIT, Kind.REPLY):
+                self._exit = frame
+            else:
+                self.near.pass_on(frame)
+        elif self.far:
+            self.far.pass_on(frame)
+        else:
+            self._early.append(frame)
+        self._pass_exit()
+        if frame.stream == LIFE and frame.kind in (Kind.ACK, Kind.STOP):
+            self.end()
+
+    def _pass_exit(self) -> None:
+        """An exit record that overtook its output would hide that the rest was lost with the link."""
+        if self._exit and self.far:
+            channel = self.far.link.session.channels.get(self.far.number)
+            if channel is None or channel.finished:
+                self.near.pass_on(self._exit)
+                self._exit = None
+
+    def _named(self, frame: Frame) -> bytes:
+        """The exit record, checked and with our name for the host in it."""
+        try:
+            status = Status.from_json(frame.body())
+        except ValueError:
+            raise ProtocolError("exit frame without a status") from None
+        status.host = self.host
+        return json.dumps(status.to_json()).encode()
+
+    def lost(self, side: Side, why: str) -> None:
+        if side is self.near:
+            if self.far:
+                self.far.abandon()
+        else:
+            if self._exit:
+                known = "the command has ended, its output is incomplete"
+            elif self.started:
+                known = f"the command was started (pid {self.pid}), its outcome is not known"
+            else:
+                known = "the command was sent, whether it was started is not known"
+            detail = f"connection lost: {why}; {known}"
+            self.refuse(Status("lost", LOST, host=self.host, pid=self.pid, detail=detail))
+        self.end()
+
+    def refuse(self, status: Status) -> None:
+        """Tell the near side how it ended, in place of the far side."""
+        self.near.finish(status)
+
+    def end(self) -> None:
+        """No more to route; said once."""
+        if not self.ended:
+            self.ended = True
+            self._on_end(self)
+
+
+class Side:
+    """Handler of the relay's channel on one of its two links."""
+
+    def __init__(self, relay: Relay, link: Link, number: int) -> None:
+        self.relay = relay
+        self.link = link
+        self.number = number
+
+    def on_frame(self, frame: Frame) -> None:
+        self.relay.from_side(self, frame)
+
+    def on_lost(self, why: str) -> None:
+        self.relay.lost(self, why)
+
+    def pass_on(self, frame: Frame) -> None:
+        """Send a frame of the other side on this one."""
+        session, number = self.link.session, self.number
+        if self.link.dead or number not in session.channels:
+            return  # its end is on the way to the other side, or was the last word
+        kind, stream = frame.kind, frame.stream
+        if kind == Kind.DATA:
+            session.data(number, stream, frame.payload)
+        elif kind == Kind.EOF:
+            session.eof(number, stream)
+        elif stream == LIFE and kind == Kind.ACK:
+            session.last_word(number)
+            self.link.forget(number)
+        elif stream == LIFE and kind == Kind.STOP:
+            session.abandon(number)
+            self.link.forget(number)
+        elif kind == Kind.ACK:
+            session.ack(number, stream, frame.offset)
+        elif kind == Kind.STOP:
+            session.stop(number, stream)
+        else:
+            session.tell(number, kind, frame.payload, frame.offset)
+        self.link.wake()
+
+    def abandon(self) -> None:
+        if not self.link.dead and self.number in self.link.session.channels:
+            self.link.session.abandon(self.number)
+            self.link.forget(self.number)
+            self.link.wake()
+
+    def finish(self, status: Status) -> None:
+        """End this side's channel with a status of ours."""
+        session = self.link.session
+        channel = session.channels.get(self.number)
+        if self.link.dead or channel is None or channel.state == "ended":
+            return
+        if channel.request:
+            session.tell(self.number, Kind.REPLY, {"error": status.detail})
+        else:
+            session.tell(self.number, Kind.EXIT, status.to_json())
+        for stream in (STDOUT, STDERR):
+            if not channel.flows[stream].ended:
+                session.eof(self.number, stream)
+        self.link.wake()

@@ -1,0 +1,126 @@
+"""The origin's side of requests: bodies gathered, handlers called in threads, replies sent as credit allows.
+
+Laws
+1. The main thread alone touches the session; a thread gets bytes and leaves bytes, and wakes the main thread.
+2. What a peer can make us hold is bounded: bodies by MAX_BODY, handlers by THREADS.
+3. A handler that fails answers with its error; it never ends the connection.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+from transport.errors import ProtocolError
+from transport.frames import LIFE, MAX_PAYLOAD, Frame, Kind
+from transport.session import STDIN, STDOUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from transport.session import Session
+
+MAX_BODY = 64 * 1024 * 1024  # a conversation of ten million tokens; more is not one
+MAX_OPEN = 64  # requests of one job at a time; its agents infer one after the other
+THREADS = 32
+
+
+class Services:
+    """Answers the requests of one job. `wake` is written to when a reply is ready."""
+
+    def __init__(self, session: Session, handlers: Mapping[str, Callable[[bytes], bytes]], wake: int) -> None:
+        self._session = session
+        self._handlers = handlers
+        self._wake = wake
+        self._bodies: dict[int, bytearray] = {}
+        self._names: dict[int, str] = {}
+        self._done: deque[tuple[int, bytes, str | None]] = deque()
+        self._replies: dict[int, memoryview] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def on_frame(self, frame: Frame) -> None:
+        number = frame.channel
+        if frame.kind == Kind.REQUEST:
+            self._open(number, str(frame.body().get("name")))
+        elif frame.stream == LIFE:
+            for table in (self._bodies, self._names, self._replies):
+                table.pop(number, None)  # answered, or nobody waits for it any more
+        elif frame.kind == Kind.DATA and number in self._bodies:
+            self._gather(number, frame.payload)
+        elif frame.kind == Kind.EOF and number in self._bodies:
+            self._call(number)
+        elif frame.kind in (Kind.ACK, Kind.STOP):
+            self._send_reply(number)
+
+    def _open(self, number: int, name: str) -> None:
+        self._session.tell(number, Kind.ATTACH, {})
+        if name not in self._handlers:
+            self._done.append((number, b"", f"no service named {name[:40]!r} at the origin"))
+        elif len(self._names) >= MAX_OPEN:
+            self._done.append((number, b"", "too many requests at one time"))
+        else:
+            self._bodies[number] = bytearray()
+            self._names[number] = name
+        self.send()
+
+    def _gather(self, number: int, payload: bytes) -> None:
+        body = self._bodies[number]
+        body += payload
+        if len(body) > MAX_BODY:
+            raise ProtocolError(f"a request of more than {MAX_BODY} bytes")
+        self._session.ack(number, STDIN, len(body))
+
+    def _call(self, number: int) -> None:
+        body = bytes(self._bodies.pop(number))
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(THREADS, "request")
+        self._pool.submit(self._work, number, self._handlers[self._names[number]], body)
+
+    def _work(self, number: int, handler: Callable[[bytes], bytes], body: bytes) -> None:
+        """In a thread."""
+        try:
+            result: tuple[int, bytes, str | None] = (number, handler(body), None)
+        except Exception as error:
+            result = (number, b"", str(error) or type(error).__name__)
+        self._done.append(result)
+        try:
+            os.write(self._wake, b"\0")
+        except BlockingIOError:
+            pass  # it will wake anyway
+        except OSError:
+            pass  # the face has ended meanwhile
+
+    def send(self) -> None:
+        """Send what the threads have finished."""
+        while self._done:
+            number, reply, error = self._done.popleft()
+            if number not in self._session.channels:
+                continue
+            if error is not None:
+                self._session.eof(number, STDOUT)
+                self._session.tell(number, Kind.REPLY, {"error": error[:4000]})
+            else:
+                self._replies[number] = memoryview(reply)
+                self._send_reply(number)
+
+    def _send_reply(self, number: int) -> None:
+        left = self._replies.get(number)
+        if left is None:
+            return
+        flow = self._session.flow(number, STDOUT)
+        while left and (size := min(MAX_PAYLOAD, flow.credit, len(left))):
+            self._session.data(number, STDOUT, bytes(left[:size]))
+            left = left[size:]
+        if left and not flow.stopped:
+            self._replies[number] = left
+            return
+        del self._replies[number]
+        self._session.eof(number, STDOUT)
+        self._session.tell(number, Kind.REPLY, {"error": None})
+
+    def close(self) -> None:
+        """Forget the handlers that still run: their replies have no way to go."""
+        if self._pool:
+            self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,334 @@
+"""A link's two ends as one machine: what may be said next, about which job or request, and in which order.
+
+Laws
+1. Sans-IO: bytes in, frames out, bytes to be written on request. No socket, no clock, no process.
+2. Role-blind: both ends keep the same table and move it by the frames they send and by those they
+   receive; an illegal move is a missing row, whoever makes it.
+3. Control goes first and streams take turns, one frame each, so a bulk stream cannot starve a hundred
+   small ones. Acknowledgements are merged: only the latest of a stream is ever waiting to be sent.
+4. A channel is forgotten by its opener when it sends the last word (exit taken, or nobody waits), and by
+   the other end when that word arrives. What was on its way to a forgotten channel is dropped; a
+   number that was never opened is a violation.
+
+The life of a channel, printed from TABLE by `python -m transport.session`:
+opener = who sent spawn or request, server = the other end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from transport.errors import ProtocolError
+from transport.frames import GREETING, LIFE, MAX_PAYLOAD, NAMES, VERSION, Decoder, Frame, Kind, header, pack
+from transport.window import MAX_WINDOW, Flow
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+MAX_OPENING = 4 * 1024 * 1024  # argv and environment of one job; the kernel takes less than that
+MAX_CONTROL = 100_000  # frames queued for a peer that sends but does not read
+MAX_CHANNELS = 20_000  # a peer cannot make us keep more accounts than this on one link
+GROWTH_BUDGET = 32 * 1024 * 1024  # what all windows of a link may grow by together
+
+OPENING, RUNNING, ENDED, GONE = "opening", "running", "ended", "gone"
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+# (state, who sends, kind, class of stream) -> next state. Streams are sorted into classes first:
+# "in" = 0, "out" = 1 and 2, "life" = the channel itself.
+TABLE: dict[tuple[str, str, int, str], str] = {}
+for _state in (OPENING, RUNNING, ENDED):
+    for _kind, _stream in ((Kind.DATA, "in"), (Kind.EOF, "in"), (Kind.ACK, "out"), (Kind.STOP, "out")):
+        TABLE[_state, "opener", _kind, _stream] = _state
+    for _kind in (Kind.SIGNAL, Kind.WINCH):
+        TABLE[_state, "opener", _kind, "life"] = _state
+    TABLE[_state, "opener", Kind.STOP, "life"] = GONE  # nobody waits: end it and forget it
+for _state in (RUNNING, ENDED):
+    for _kind, _stream in ((Kind.DATA, "out"), (Kind.EOF, "out"), (Kind.ACK, "in"), (Kind.STOP, "in")):
+        TABLE[_state, "server", _kind, _stream] = _state
+TABLE[OPENING, "server", Kind.ATTACH, "life"] = RUNNING
+TABLE[OPENING, "server", Kind.EXIT, "life"] = ENDED  # never started
+TABLE[RUNNING, "server", Kind.EXIT, "life"] = ENDED
+TABLE[OPENING, "server", Kind.REPLY, "life"] = ENDED
+TABLE[RUNNING, "server", Kind.REPLY, "life"] = ENDED
+TABLE[ENDED, "opener", Kind.ACK, "life"] = GONE
+
+_CLASS = {STDIN: "in", STDOUT: "out", STDERR: "out", LIFE: "life"}
+_ENDS = {False: Kind.EXIT, True: Kind.REPLY}
+
+
+class Channel:
+    """One job or request as both ends see it."""
+
+    __slots__ = ("flows", "mine", "number", "request", "state")
+
+    def __init__(self, number: int, mine: bool, request: bool) -> None:
+        self.number = number
+        self.mine = mine  # this end opened it
+        self.request = request
+        self.state = OPENING
+        self.flows = (Flow(), Flow(), Flow())
+        if request:
+            self.flows[STDERR].ended = True  # a request has no stderr
+
+    def move(self, sender: str, kind: int, stream: int) -> str:
+        """Take the row of TABLE, or raise ProtocolError."""
+        key = (self.state, sender, kind, _CLASS.get(stream, "no such stream"))
+        state = TABLE.get(key)
+        if state is None or (kind in (Kind.EXIT, Kind.REPLY) and kind != _ENDS[self.request]):
+            name = NAMES[kind].lower()
+            raise ProtocolError(f"{name} from the {sender} on stream {stream} while {self.state}")
+        self.state = state
+        return state
+
+    @property
+    def finished(self) -> bool:
+        """The end was told and no more output can come: the opener may say the last word."""
+        return self.state == ENDED and all(flow.ended or flow.stopped for flow in self.flows[STDOUT:])
+
+
+class Session:
+    """One end of a link. `opener` ends number their channels oddly, the others evenly."""
+
+    def __init__(self, opener: bool, hello: dict[str, Any]) -> None:
+        self.channels: dict[int, Channel] = {}
+        self.peer: dict[str, Any] = {}  # the other end's hello, {} until it came
+        self.spare = GROWTH_BUDGET
+        self.pending = 0  # bytes of stream data waiting in `pull`
+        self._decoder = Decoder()
+        self._next = 1 if opener else 2
+        self._highest = 0  # highest channel number the peer opened
+        self._parts = bytearray()  # of the spawn or request that is arriving
+        self._control: deque[bytes] = deque()
+        self._acks: dict[tuple[int, int], int] = {}
+        self._lanes: dict[tuple[int, int], deque[tuple[bytes, bytes]]] = {}
+        self._turns: deque[tuple[int, int]] = deque()
+        self._control.append(GREETING)
+        self._put(Kind.HELLO, 0, 0, 0, pack({"version": VERSION, **hello}))
+
+    # -- receiving ---------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that concern a job or a request, already accounted for.
+
+        The channel of a frame that ends it is forgotten before the frame is yielded. Raises ProtocolError; the
+        link is dead then.
+        """
+        for frame in self._decoder.feed(data):
+            if self._accept(frame):
+                yield frame
+
+    def _accept(self, frame: Frame) -> bool:
+        kind = frame.kind
+        if not self.peer:
+            self._greet(frame)
+            return False
+        if kind == Kind.PING:
+            if frame.stream == 0:
+                self._put(Kind.PING, 0, 1, frame.offset)
+                if len(self._control) > MAX_CONTROL:
+                    raise ProtocolError("peer asks but does not read")
+            return False
+        if kind == Kind.HELLO:
+            raise ProtocolError("second hello")
+        if kind in (Kind.SPAWN, Kind.REQUEST):
+            return self._opened(frame)
+        channel = self.channels.get(frame.channel)
+        if channel is None:
+            self._check_known(frame)
+            return False
+        sender = "server" if channel.mine else "opener"
+        state = channel.move(sender, kind, frame.stream)
+        if frame.stream != LIFE:
+            self._account(channel.flows[frame.stream], kind, frame.offset, len(frame.payload))
+        if state == GONE:
+            self._forget(channel)
+        return True
+
+    def _greet(self, frame: Frame) -> None:
+        if frame.kind != Kind.HELLO:
+            raise ProtocolError("first frame is not a hello")
+        hello = frame.body()
+        if hello.get("version") != VERSION:
+            raise ProtocolError(f"protocol version {hello.get('version')}, this is {VERSION}")
+        self.peer = hello
+
+    def _opened(self, frame: Frame) -> bool:
+        """Gather the parts of a spawn or request (stream 1: more follow); True when it is whole."""
+        self._parts += frame.payload
+        if len(self._parts) > MAX_OPENING:
+            raise ProtocolError(f"{NAMES[frame.kind].lower()} of more than {MAX_OPENING} bytes")
+        if frame.stream == 1:
+            return False
+        frame.payload = bytes(self._parts)
+        self._parts.clear()
+        number = frame.channel
+        if number <= self._highest or number % 2 == self._next % 2:
+            raise ProtocolError(f"channel {number} is not a new one")
+        if len(self.channels) >= MAX_CHANNELS:
+            raise ProtocolError("too many channels")
+        self._highest = number
+        self.channels[number] = Channel(number, mine=False, request=frame.kind == Kind.REQUEST)
+        return True
+
+    def _check_known(self, frame: Frame) -> None:
+        number = frame.channel
+        mine = number % 2 == self._next % 2
+        if number == 0 or (mine and number >= self._next) or (not mine and number > self._highest):
+            raise ProtocolError(f"{NAMES[frame.kind].lower()} for channel {number}, which was never opened")
+
+    @staticmethod
+    def _account(flow: Flow, kind: int, offset: int, length: int) -> None:
+        if kind == Kind.DATA:
+            flow.data(offset, length)
+        elif kind == Kind.ACK:
+            flow.ack(offset)
+        elif kind == Kind.EOF:
+            flow.eof(offset)
+        else:
+            flow.stop()
+
+    def _forget(self, channel: Channel) -> None:
+        del self.channels[channel.number]
+        for stream in (STDIN, STDOUT, STDERR):
+            key = (channel.number, stream)
+            self._acks.pop(key, None)
+            if lane := self._lanes.pop(key, None):
+                self.pending -= sum(len(payload) for _, payload in lane)
+
+    @property
+    def noise(self) -> bytes:
+        """What arrived before the greeting, its last 512 bytes."""
+        return self._decoder.noise
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def open(self, kind: int, body: dict[str, Any]) -> int:
+        """Open a channel with SPAWN or REQUEST; returns its number. Too large a body: ValueError."""
+        payload = pack(body, MAX_OPENING)
+        number = self._next
+        self._next += 2
+        self.channels[number] = Channel(number, mine=True, request=kind == Kind.REQUEST)
+        while len(payload) > MAX_PAYLOAD:
+            self._put(kind, number, 1, 0, payload[:MAX_PAYLOAD])
+            payload = payload[MAX_PAYLOAD:]
+        self._put(kind, number, 0, 0, payload)
+        return number
+
+    def tell(self, number: int, kind: int, body: dict[str, Any] | bytes, offset: int = 0) -> None:
+        """Send a control frame about a channel: attach, signal, winch, exit, reply."""
+        channel = self.channels[number]
+        channel.move("opener" if channel.mine else "server", kind, LIFE)
+        payload = body if isinstance(body, bytes) else pack(body)
+        self._put(kind, number, LIFE, offset, payload)
+
+    def data(self, number: int, stream: int, payload: bytes) -> None:
+        """Queue stream bytes, at most MAX_PAYLOAD. Minding `credit` is the caller's duty."""
+        flow = self._move(number, stream, Kind.DATA)
+        offset = flow.offset
+        flow.data(offset, len(payload))
+        self._queue(number, stream, header(Kind.DATA, number, stream, offset, len(payload)), payload)
+
+    def eof(self, number: int, stream: int) -> None:
+        flow = self._move(number, stream, Kind.EOF)
+        flow.eof(flow.offset)
+        self._queue(number, stream, header(Kind.EOF, number, stream, flow.offset, 0), b"")
+
+    def ack(self, number: int, stream: int, offset: int) -> None:
+        self._move(number, stream, Kind.ACK).ack(offset)
+        self._acks[number, stream] = offset
+
+    def stop(self, number: int, stream: int) -> None:
+        flow = self._move(number, stream, Kind.STOP)
+        flow.stop()
+        self._put(Kind.STOP, number, stream, flow.offset)
+
+    def last_word(self, number: int) -> None:
+        """Opener: the exit record was taken; forget the channel."""
+        channel = self.channels[number]
+        channel.move("opener", Kind.ACK, LIFE)
+        self._put(Kind.ACK, number, LIFE, 0)
+        self._forget(channel)
+
+    def abandon(self, number: int) -> None:
+        """Opener: nobody waits for this channel any more; the other end is to end it."""
+        channel = self.channels[number]
+        channel.move("opener", Kind.STOP, LIFE)
+        self._put(Kind.STOP, number, LIFE, 0)
+        self._forget(channel)
+
+    def ping(self, nonce: int) -> None:
+        self._put(Kind.PING, 0, 0, nonce)
+
+    def flow(self, number: int, stream: int) -> Flow:
+        return self.channels[number].flows[stream]
+
+    def _move(self, number: int, stream: int, kind: int) -> Flow:
+        channel = self.channels[number]
+        channel.move("opener" if channel.mine else "server", kind, stream)
+        return channel.flows[stream]
+
+    def _put(self, kind: int, channel: int, stream: int, offset: int, payload: bytes = b"") -> None:
+        self._control.append(header(kind, channel, stream, offset, len(payload)) + payload)
+
+    def _queue(self, number: int, stream: int, head: bytes, payload: bytes) -> None:
+        key = (number, stream)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = deque()
+            self._turns.append(key)
+        lane.append((head, payload))
+        self.pending += len(payload)
+
+    def pull(self, limit: int) -> list[bytes]:
+        """Next bytes to write, control first, then streams in turn, until `limit` bytes are reached.
+
+        [] means there is nothing to write. At most one frame more than `limit` is given.
+        """
+        out: list[bytes] = []
+        size = 0
+        control = self._control
+        while control and size < limit:
+            out.append(control.popleft())
+            size += len(out[-1])
+        if self._acks and size < limit:
+            for (number, stream), offset in self._acks.items():
+                out.append(header(Kind.ACK, number, stream, offset, 0))
+            size += 18 * len(self._acks)
+            self._acks.clear()
+        turns = self._turns
+        while turns and size < limit:
+            key = turns.popleft()
+            lane = self._lanes.get(key)
+            if lane is None:
+                continue  # its channel was forgotten
+            head, payload = lane.popleft()
+            out.append(head)
+            if payload:
+                out.append(payload)
+                self.pending -= len(payload)
+            size += len(head) + len(payload)
+            if lane:
+                turns.append(key)
+            else:
+                del self._lanes[key]
+        return out
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._control or self._acks or self._turns)
+
+
+def diagram() -> str:
+    """TABLE as Markdown, so that the documentation is printed from what runs."""
+    lines = ["| state | who | sends | about | next |", "|---|---|---|---|---|"]
+    for (state, who, kind, stream), after in TABLE.items():
+        lines.append(f"| {state} | {who} | {NAMES[kind].lower()} | {stream} | {after} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(diagram())
+
+__all__ = ["MAX_PAYLOAD", "MAX_WINDOW", "STDERR", "STDIN", "STDOUT", "TABLE", "Channel", "Session"]

@@ -1,0 +1,99 @@
+"""What it takes to start a job: the body of a spawn frame.
+
+Laws
+1. An argv travels as a list and is never joined: no shell stands between the origin and a command.
+2. What a peer sends is read strictly; a field of the wrong type or an unknown one is refused as a whole.
+3. `id` is made by the caller: the same id sent twice is the same job.
+"""
+
+from __future__ import annotations
+
+import os
+
+from transport.errors import ProtocolError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LEASE = 60.0  # seconds a job outlives a broken link
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "id": (str,),
+    "argv": (list,),
+    "own": (bool,),
+    "where": (str,),
+    "env": (dict,),
+    "cwd": (str, type(None)),
+    "workdir": (str, type(None)),
+    "tree": (str,),
+    "limits": (dict,),
+    "lease": (int, float),
+    "context": (dict,),
+}
+
+
+class Spawn:
+    """One job to start.
+
+    argv     command and arguments; with `own`, arguments of quine itself, whose executable the node knows
+    where    WHERE expression, "" or "local" for this node
+    env      added to the environment of the node's own login
+    cwd      directory to start in; an error if it is missing. None: workdir/tree, made if missing
+    limits   name -> value: as cpu fsize nofile nproc (bytes, seconds, counts)
+    lease    seconds the job outlives a broken link
+    context  what placing needs to know of the caller: inventory file, ssh agent, caller's directory
+    """
+
+    __slots__ = (*_TYPES,)
+
+    def __init__(
+        self,
+        argv: list[str],
+        *,
+        id: str = "",
+        own: bool = False,
+        where: str = "",
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        workdir: str | None = None,
+        tree: str = "",
+        limits: dict[str, str] | None = None,
+        lease: float = LEASE,
+        context: dict[str, Any] | None = None,
+    ) -> None:
+        self.id = id or os.urandom(16).hex()
+        self.argv = argv
+        self.own = own
+        self.where = where
+        self.env = env or {}
+        self.cwd = cwd
+        self.workdir = workdir
+        self.tree = tree or self.id
+        self.limits = limits or {}
+        self.lease = lease
+        self.context = context or {}
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _TYPES}
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Spawn:
+        """Raises ProtocolError naming the field at fault."""
+        for name, value in body.items():
+            if name not in _TYPES or not isinstance(value, _TYPES[name]):
+                raise ProtocolError(f"spawn with a bad field {name[:40]!r}")
+        for name in ("id", "argv", "tree"):
+            if not body.get(name):
+                raise ProtocolError(f"spawn without {name}")
+        env, limits = body.get("env", {}), body.get("limits", {})
+        texts = [*body["argv"], *env, *env.values(), *limits.values(), body["id"], body["tree"]]
+        if any(not name or "=" in name for name in env):
+            raise ProtocolError("spawn with a bad name in env")
+        if not all(isinstance(text, str) and "\0" not in text for text in texts):
+            raise ProtocolError("spawn with a value that is no text")
+        if not all(text.replace("-", "").isalnum() and len(text) <= 64 for text in (body["id"], body["tree"])):
+            raise ProtocolError("spawn with a bad id")
+        if not 0 <= body.get("lease", 0) <= 31_536_000:
+            raise ProtocolError("spawn with a bad lease")
+        return cls(**body)

@@ -1,0 +1,188 @@
+"""Find this user's node, or start it; hand a dial's streams to it. Blocking, standard library only.
+
+Laws
+1. One node per socket: it holds a lock for its life, and a lock of the kernel dies with its process, however that dies.
+2. Readiness is a byte on a pipe, never a sleep or a probe.
+3. A node that ends while we connect is not an error: nothing was sent that it acted on, so we start the next one.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+from transport import address, inherit
+from transport.errors import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
+START_DEADLINE = 20.0  # seconds for the node to be ready on a machine that is busy
+BACKLOG = 1024  # xargs -P 300 must not see a refusal
+LOG_LIMIT = 4 << 20  # bytes of log after which a new node begins a new file
+
+
+def try_connect() -> socket.socket | None:
+    """The node's socket, or None where no node listens."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(address.socket_path())
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect() -> socket.socket:
+    """The node's socket; the node is started first where there is none. Raises Refused."""
+    if connection := try_connect():
+        return connection
+    with open(_path("start"), "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # three hundred clients at once start one node
+        if connection := try_connect():
+            return connection
+        _start()
+        if connection := try_connect():
+            return connection
+    raise Refused("the node of this machine was started and does not answer", f"look at {log_path()}")
+
+
+def _path(suffix: str) -> str:
+    return f"{address.runtime_directory()}/{address.node_name()}.{suffix}"
+
+
+def log_path() -> str:
+    return _path("log")
+
+
+def _start() -> None:
+    """Start the node as a daemon: its own session, no streams of ours, no secrets of ours."""
+    ready, told = os.pipe()
+    log = os.open(log_path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        if os.fstat(log).st_size > LOG_LIMIT:
+            os.ftruncate(log, 0)
+        actions = [
+            (os.POSIX_SPAWN_DUP2, told, 3),
+            (os.POSIX_SPAWN_DUP2, null, 0),
+            (os.POSIX_SPAWN_DUP2, null, 1),
+            (os.POSIX_SPAWN_DUP2, log, 2),
+        ]
+        pid = os.posix_spawn(
+            sys.executable,
+            [*address.own_command(), "node", "--ready-fd", "3"],
+            inherit.scrubbed(os.environ),
+            file_actions=actions,
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+        )
+        os.close(told)
+        told = -1
+        poll = select.poll()
+        poll.register(ready, select.POLLIN)
+        if not poll.poll(START_DEADLINE * 1000) or not os.read(ready, 1):
+            raise Refused("the node of this machine does not start", f"look at {log_path()}")
+    finally:
+        for fd in (ready, told, log, null):
+            if fd >= 0:
+                os.close(fd)
+    # The daemon detaches itself (double fork); what we started ends at once and is reaped here.
+    os.waitpid(pid, 0)
+
+
+def bind() -> socket.socket | None:
+    """For the node: take the lock of its life and listen. None when another node is there already."""
+    lock = os.open(_path("lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    path = address.socket_path()
+    try:
+        os.unlink(path)  # noqa: PTH108 - a dead node's: the lock says that none lives
+    except FileNotFoundError:
+        pass
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(mask)
+    listener.listen(BACKLOG)
+    return listener  # the lock's descriptor stays open, by intent, as long as the process lives
+
+
+def daemonize(ready_fd: int) -> None:
+    """Leave the starter: fork, let the parent end, say ready. The socket listens already."""
+    if os.fork():
+        os._exit(0)
+    os.chdir("/")
+    os.umask(0o077)
+    os.write(ready_fd, b"\n")
+    os.close(ready_fd)
+
+
+def dial() -> int:
+    """What the session channel of sshd runs: hand our stdin and stdout to the node here, then wait with it.
+
+    We stay, because sshd closes the streams when its child ends; no byte passes through us.
+    """
+    connection = connect()
+    with connection:
+        rights = array.array("i", [0, 1])
+        connection.sendmsg([DIAL], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.close(null)
+        while connection.recv(64):
+            pass
+    return 0
+
+
+def status() -> dict[str, Any] | None:
+    """What the node says of itself; None where none runs."""
+    connection = try_connect()
+    if connection is None:
+        return None
+    with connection:
+        connection.settimeout(START_DEADLINE)
+        connection.sendall(STATUS)
+        answer = b""
+        while data := connection.recv(65536):
+            answer += data
+    return json.loads(answer) if answer else None
+
+
+def stop() -> bool:
+    """End the node of this machine and wait for it; False where none runs."""
+    facts = status()
+    if facts is None:
+        return False
+    try:
+        pidfd = os.pidfd_open(facts["pid"])
+    except ProcessLookupError:
+        return True
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        deadline = time.monotonic() + START_DEADLINE
+        return bool(poll.poll((deadline - time.monotonic()) * 1000))
+    finally:
+        os.close(pidfd)

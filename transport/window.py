@@ -1,0 +1,89 @@
+"""One stream's account: how far it was sent, how far it was taken, and how much may be under way.
+
+Laws
+1. Sans-IO and role-blind: sender, receiver and every relay between them keep the same account of the same
+   stream, so a rule cannot hold for one of them and be forgotten for another.
+2. Acknowledged means taken by the thing behind the stream (the child's pipe, the client's stdout), so
+   what is not acknowledged is bounded, wherever it lies: in a pipe, in sshd, in a kernel buffer.
+   The pipe below buffers megabytes; it is never trusted for flow control.
+3. The window grows only while the line, not the reader, is what limits: when a window's worth
+   comes back within twice the shortest round trip ever seen. A slow reader never makes it grow, and on
+   a short line bulk never builds a queue for small streams to wait behind.
+"""
+
+from __future__ import annotations
+
+from transport.errors import ProtocolError
+
+INITIAL_WINDOW = 256 * 1024  # four frames: keeps a loopback busy, is drained in 2 ms
+MAX_WINDOW = 8 * 1024 * 1024  # 80 MB/s at 100 ms; what one stream may make any node hold
+
+
+class Flow:
+    """One direction of bytes, addressed by offset from its first byte."""
+
+    __slots__ = ("_base", "_limited", "_mark", "_since", "acked", "ended", "offset", "stopped", "window")
+
+    def __init__(self) -> None:
+        self.offset = 0  # next byte to be sent or to arrive
+        self.acked = 0  # everything below was taken
+        self.window = INITIAL_WINDOW
+        self.ended = False  # eof was sent or has arrived
+        self.stopped = False  # nobody reads any more
+        self._mark = -1  # the round under measurement ends when this offset is acknowledged; -1: none
+        self._since = 0.0
+        self._base = float("inf")  # shortest round ever seen, seconds
+        self._limited = False
+
+    @property
+    def credit(self) -> int:
+        """Bytes that the sender may send now."""
+        if self.ended or self.stopped:
+            return 0
+        return max(0, self.window - (self.offset - self.acked))
+
+    def data(self, offset: int, length: int) -> None:
+        """Account for bytes sent or arrived. A hole, a repetition, bytes after eof, a flood: ProtocolError."""
+        if self.ended:
+            raise ProtocolError("data after the end of its stream")
+        if offset != self.offset:
+            raise ProtocolError(f"data at offset {offset}, expected {self.offset}")
+        if offset + length - self.acked > MAX_WINDOW and not self.stopped:
+            raise ProtocolError("more data than the window allows")
+        self.offset += length
+
+    def eof(self, offset: int) -> None:
+        if self.ended:
+            raise ProtocolError("second end of a stream")
+        if offset != self.offset:
+            raise ProtocolError(f"end of stream at offset {offset}, expected {self.offset}")
+        self.ended = True
+
+    def ack(self, offset: int) -> None:
+        """Account for an acknowledgement. Backwards or beyond what was sent: ProtocolError."""
+        if not self.acked <= offset <= self.offset:
+            raise ProtocolError(f"acknowledgement of {offset}, outside {self.acked}..{self.offset}")
+        self.acked = offset
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def measure_sent(self, now: float) -> None:
+        """The sender sent something at `now` (seconds on any steady clock)."""
+        if self._mark < 0:
+            self._mark, self._since, self._limited = self.offset, now, False
+        if self.credit == 0:
+            self._limited = True
+
+    def measure_acked(self, now: float, spare: int = MAX_WINDOW) -> int:
+        """An acknowledgement came at `now`; returns by how many bytes the window grew, at most `spare`."""
+        if self._mark < 0 or self.acked < self._mark:
+            return 0
+        round_trip = now - self._since
+        self._mark = -1
+        self._base = min(self._base, round_trip)
+        if not self._limited or round_trip > 2 * self._base:
+            return 0
+        growth = min(self.window, MAX_WINDOW - self.window, spare)
+        self.window += growth
+        return growth
