@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab, Settings, processes
-from tests.lab.host import SSHD, Host, can_mount
+from tests.lab.host import Host
 from tests.lab.lab import LEASE
+from tests.lab.machine import SSHD, can_mount
 
 STRAGGLERS = 10.0  # seconds that a dying process, thread or descriptor of a test may take to be gone
 NOISE = ("pytest-", "hypothesis-")  # names in the temporary directory that are pytest's own

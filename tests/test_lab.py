@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab, Settings, processes
-from tests.lab.host import Host, readable
+from tests.lab.host import Host
+from tests.lab.machine import readable
 
 pytestmark = pytest.mark.skipif(not Path("/usr/bin/ssh").exists(), reason="needs the ssh client")
 

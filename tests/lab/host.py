@@ -12,14 +12,11 @@ Where there is no sshd, `fallback.py` (asyncssh's server) takes its place; `Host
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
-import select
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,12 +25,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.lab import processes
+from tests.lab.machine import SSHD, free_port, make_key, search_path
 from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
 
 START = 15.0  # seconds for sshd to say that it listens; it takes 20 ms, on a loaded machine a few hundred
 TRIES = 5  # ports to try: between choosing one and sshd binding it somebody else may take it
-SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ class Host:
         run.mkdir(mode=0o700, exist_ok=True)
         if not self.key.exists():
             make_key(self.key, f"host-{name}")
-        self.path = self._make_path()
+        self.path = search_path(base, self.settings.python, self.settings.scripts)
 
     # ------------------------------------------------------------------ facts
 
@@ -295,26 +292,6 @@ class Host:
             lines.append(f"ForceCommand exec /bin/sh {shlex.quote(str(login))}")
         return "\n".join(lines) + "\n"
 
-    def _make_path(self) -> str:
-        """PATH over there: the system's, or a copy of it without python; the host's own scripts first."""
-        path = "/usr/bin:/bin"
-        if not self.settings.python:
-            bare = self.base / "bin-without-python"
-            bare.mkdir(exist_ok=True)
-            for tool in Path("/usr/bin").iterdir():
-                if not tool.name.startswith(("python", "pydoc", "pypy")):
-                    with contextlib.suppress(FileExistsError):
-                        (bare / tool.name).symlink_to(tool)
-            path = str(bare)
-        if self.settings.scripts:
-            own = self.base / "bin"
-            own.mkdir(exist_ok=True)
-            for name, text in self.settings.scripts.items():
-                (own / name).write_text(text)
-                (own / name).chmod(0o755)
-            path = f"{own}:{path}"
-        return path
-
 
 _END = "(sshd ended)"
 
@@ -326,40 +303,3 @@ def _STARTED(line: str) -> bool:
 def quoted(text: str) -> str:
     """For sshd_config."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-def make_key(path: Path, comment: str) -> None:
-    """An ed25519 key pair without a passphrase; by ssh-keygen, or by asyncssh where OpenSSH is absent."""
-    if shutil.which("ssh-keygen"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)],
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-        return
-    import asyncssh
-
-    key = asyncssh.generate_private_key("ssh-ed25519", comment)
-    path.touch(mode=0o600)
-    key.write_private_key(str(path))
-    key.write_public_key(str(path) + ".pub")
-
-
-def can_mount() -> bool:
-    """May this process give a host a private tmpfs?"""
-    if os.getuid() != 0 or not shutil.which("unshare"):
-        return False
-    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "lab", "/mnt"]
-    return subprocess.run(probe, capture_output=True).returncode == 0
-
-
-def readable(fd: int, seconds: float) -> bool:
-    """Does `fd` become readable (or end) within `seconds`?"""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(int(seconds * 1000)))

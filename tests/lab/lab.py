@@ -28,7 +28,8 @@ from types import TracebackType
 from typing import IO, Self
 
 from tests.lab import processes
-from tests.lab.host import SSHD, Host, Settings, make_key
+from tests.lab.host import Host, Settings
+from tests.lab.machine import SSHD, make_key
 from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
 

@@ -1,0 +1,82 @@
+"""What the lab takes from the machine it runs on: sshd, keys, ports, mounts, and a PATH for its hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
+SYSTEM = Path("/usr/bin")
+
+
+def search_path(base: Path, python: bool, scripts: Mapping[str, str]) -> str:
+    """PATH of a host that keeps its files in `base`: the system's tools, its own scripts before them.
+
+    With `python` there is one of our version: the system's, or else ours by a link. Without it there is none
+    of any version.
+    """
+    ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    own = base / "bin"
+    own.mkdir(exist_ok=True)
+    if python and not (SYSTEM / ours).exists():
+        link(own / ours, Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+    for name, text in scripts.items():
+        (own / name).write_text(text)
+        (own / name).chmod(0o755)
+    if python:
+        return f"{own}:{SYSTEM}:/bin" if any(own.iterdir()) else f"{SYSTEM}:/bin"
+    bare = base / "bin-without-python"
+    bare.mkdir(exist_ok=True)
+    for tool in SYSTEM.iterdir():
+        if not tool.name.startswith(("python", "pydoc", "pypy")):
+            link(bare / tool.name, tool)
+    return f"{own}:{bare}"
+
+
+def link(at: Path, to: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        at.symlink_to(to)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def make_key(path: Path, comment: str) -> None:
+    """An ed25519 key pair without a passphrase; by ssh-keygen, or by asyncssh where OpenSSH is absent."""
+    if shutil.which("ssh-keygen"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)],
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        return
+    import asyncssh
+
+    key = asyncssh.generate_private_key("ssh-ed25519", comment)
+    path.touch(mode=0o600)
+    key.write_private_key(str(path))
+    key.write_public_key(str(path) + ".pub")
+
+
+def can_mount() -> bool:
+    """May this process give a host a private tmpfs?"""
+    if os.getuid() != 0 or not shutil.which("unshare"):
+        return False
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "lab", "/mnt"]
+    return subprocess.run(probe, capture_output=True).returncode == 0
+
+
+def readable(fd: int, seconds: float) -> bool:
+    """Does `fd` become readable (or end) within `seconds`?"""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(int(seconds * 1000)))
