@@ -24,7 +24,9 @@ from tests.lab.host import Host
 from tests.lab.lab import LEASE
 from tests.lab.machine import SSHD, can_mount
 
-STRAGGLERS = 10.0  # seconds that a dying process, thread or descriptor of a test may take to be gone
+STRAGGLERS = float(
+    os.environ.get("LAB_STRAGGLERS", 10)
+)  # seconds that a dying process, thread or descriptor of a test may take to be gone
 NOISE = ("pytest-", "hypothesis-")  # names in the temporary directory that are pytest's own
 
 _sessions: list[Lab] = []
@@ -146,8 +148,9 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     deadline = time.monotonic() + STRAGGLERS
     complaints = []
 
-    left = {pid: processes.find(pid) for pid in _own_children() - children - _of_labs("children")}
-    complaints += [f"child process {p}" for p in _wait([p for p in left.values() if p], deadline)]
+    new = [processes.find(pid) for pid in _own_children() - children - _of_labs("children")]
+    left = _wait([process for process in new if process], deadline)
+    complaints += [f"child process {process}" for process in left]
     for lab in _sessions if with_lab else ():
         complaints += [f"process of the lab {process}" for process in _wait(lab.jobs(), deadline)]
         complaints += [f"temporary file of the lab {path}" for path in set(lab.litter()) - lab_litter]
@@ -167,9 +170,9 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if Path.cwd() != directory:
         complaints.append("another working directory")
     if complaints:
-        for lab in _sessions:  # the next test shall not pay for this one
-            for process in lab.jobs():
-                processes.kill(process.pid)
+        # the next test shall not pay for this one
+        for process in [*left, *(job for lab in _sessions for job in lab.jobs())]:
+            processes.kill(process.pid)
         pytest.fail("the test left behind: " + "; ".join(complaints), pytrace=False)
 
 
