@@ -66,7 +66,8 @@ class SshTarget:
 
 async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
     """Connect, authenticate, start `command`; raises Unreachable. `note` is told each phase as it begins."""
-    connections = await _reach(target, note)
+    async with _handshakes(target):
+        connections = await _reach(target, note)
     try:
         note("start the session")
         _, session = await connections[-1].create_session(
@@ -95,7 +96,7 @@ async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
 
 
 @contextlib.asynccontextmanager
-async def handshake(target: SshTarget) -> AsyncIterator[None]:
+async def _handshakes(target: SshTarget) -> AsyncIterator[None]:
     """Hold a place among the few handshakes at one time with this host, and with each on the way to it."""
     async with contextlib.AsyncExitStack() as stack:
         hop: SshTarget | None = target
@@ -144,6 +145,9 @@ class SshDuplex(asyncssh.SSHClientSession[bytes]):
         """Give back what was read too far; the next read or `attach` delivers it first."""
         if data:
             self._buffer.insert(0, data)
+
+    def writelines(self, chunks: list[bytes]) -> None:
+        self.write(b"".join(chunks))  # each write is at least one packet, and a packet costs more than a copy
 
     def write(self, data: bytes) -> None:
         if self._channel is not None and self._ended is None:

@@ -1,0 +1,179 @@
+"""Opens the byte duplex to the node on a host: connects, sees that the binary is there, starts the dial.
+
+Laws
+1. One connection, one channel, one command. A host that has the binary costs one round trip after the login.
+2. One deadline over all of it, the first byte of the node included, and the error names the phase that it
+   struck. Only an upload and an unpacking move it.
+3. An installation that does not start is replaced once; then it is the host's fault and said so.
+4. Dials of different hosts know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deploy import probe, push
+from deploy.build import Binary, build
+from deploy.inventory import Host, Inventory, jump_of
+from transport import ssh
+from transport.errors import Refused, Unreachable
+
+DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
+BROKEN = (1, 126, 127)  # how a Python ends that finds its files damaged; a dial that refuses has other words
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a check found: `facts` is None where this very build is there already."""
+
+    seconds: float
+    facts: probe.Facts | None
+
+
+class _Clock:
+    """The one deadline, and in which phase we are."""
+
+    def __init__(self, host: Host, note: Note) -> None:
+        self._host = host
+        self._note = note
+        self._timeout = asyncio.timeout(None)
+        self._started = time.monotonic()
+        self._limit = DEADLINE
+        self._phase = "wait for a place among the handshakes"
+
+    async def __aenter__(self) -> _Clock:
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)  # type: ignore[arg-type]
+        except TimeoutError:
+            detail = f"no answer within {self._limit:.0f} s; it was about to {self._phase}"
+            hint = f"is it up, is the network? ssh {self._host.destination} true would tell"
+            raise Unreachable(self._host.name, detail, hint) from None
+
+    def phase(self, name: str) -> None:
+        if self._timeout.when() is None:  # waiting for one's turn does not count
+            self.allow(DEADLINE, "")
+        self._note(f"{time.monotonic() - self._started:7.3f} s {name}")
+        self._phase = name
+
+    def allow(self, seconds: float, name: str) -> None:
+        self._limit = seconds
+        self._timeout.reschedule(asyncio.get_running_loop().time() + seconds)
+        if name:
+            self.phase(name)
+
+
+async def dial(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> ssh.SshDuplex:
+    """The duplex to the node on `host`; raises Refused. `note` is told each phase with its time."""
+    _only_ssh(host)
+    binary = await asyncio.to_thread(build)
+    target = _target(host, inventory, ssh_agent)
+    try:
+        return await _dial(host, target, binary, note, trust=True)
+    except _BrokenError:
+        note("what is installed there does not start: it is replaced")
+    try:
+        return await _dial(host, target, binary, note, trust=False)
+    except _BrokenError as error:
+        hint = f"rm -r ~/.cache/quine/{binary.sha256} there, and look at its Python"
+        raise Unreachable(host.name, f"the binary does not start there: {error}", hint) from None
+
+
+async def check(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> Found:
+    """Log in and look, install nothing, start nothing."""
+    _only_ssh(host)
+    binary = await asyncio.to_thread(build)
+    target = _target(host, inventory, ssh_agent)
+    answers = probe.Answers(secrets.token_hex(16))
+    async with _Clock(host, note) as clock:
+        began = time.monotonic()
+        duplex = await ssh.connect(target, probe.command(binary, answers.marker, check=True), clock.phase)
+        try:
+            clock.phase("find the binary")
+            answer = await push.next_answer(host.name, duplex, answers)
+            facts = None if answer == "have" else _facts(host, answer)
+            if facts is not None:
+                push.check(host.name, binary, facts)
+        finally:
+            await _close(duplex)
+    return Found(time.monotonic() - began, facts)
+
+
+class _BrokenError(Exception):
+    """It is installed and does not start."""
+
+
+async def _dial(host: Host, target: ssh.SshTarget, binary: Binary, note: Note, trust: bool) -> ssh.SshDuplex:
+    answers = probe.Answers(secrets.token_hex(16))
+    async with _Clock(host, note) as clock:
+        duplex = await ssh.connect(target, probe.command(binary, answers.marker, trust=trust), clock.phase)
+        try:
+            clock.phase("find the binary")
+            answer = await push.next_answer(host.name, duplex, answers)
+            if answer != "have":
+                await push.push(host.name, binary, _facts(host, answer), duplex, answers, clock.allow)
+                clock.allow(DEADLINE, "")
+            clock.phase("start the node")
+            first = answers.rest() or await duplex.read()
+            if not first:
+                raise await _failure(host, duplex)
+            duplex.unread(first)
+        except BaseException:
+            await _close(duplex)
+            raise
+        clock.phase("speak with the node")
+    return duplex
+
+
+def _facts(host: Host, answer: str) -> probe.Facts:
+    try:
+        return probe.facts(answer)
+    except ValueError as error:
+        raise Unreachable(
+            host.name, f"its shell answers wrongly: {error}", "is its /bin/sh a POSIX shell?"
+        ) from None
+
+
+async def _failure(host: Host, duplex: ssh.SshDuplex) -> Exception:
+    """The dial ended before its first byte: why."""
+    said = duplex.stderr.decode(errors="replace").strip()
+    last = (said.splitlines() or [f"status {duplex.exit}"])[-1][:500]
+    ours = [line for line in said.splitlines() if line.startswith("quine: ")]
+    if not ours and duplex.exit in BROKEN:
+        return _BrokenError(last)
+    detail = next((line for line in ours if " error: " in line), last).rpartition("error: ")[2]
+    hint = next((line for line in ours if " hint: " in line), "").rpartition("hint: ")[2]
+    return Unreachable(host.name, f"its node does not start: {detail}", hint)
+
+
+async def _close(duplex: ssh.SshDuplex) -> None:
+    duplex.close()
+    await duplex.closed()
+
+
+def _only_ssh(host: Host) -> None:
+    if host.transport != "ssh":
+        hint = "name its login node as a host of its own"
+        raise Refused(f"transport {host.transport!r} is not built yet", hint, host.name)
+
+
+def _target(host: Host, inventory: Inventory, ssh_agent: str | None) -> ssh.SshTarget:
+    through = jump_of(host, inventory)
+    return ssh.SshTarget(
+        name=host.name,
+        address=host.destination,
+        user=host.user,
+        port=host.port,
+        identity=host.identity,
+        jump=_target(through, inventory, ssh_agent) if through else None,
+        agent=ssh_agent,
+    )

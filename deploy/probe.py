@@ -1,0 +1,118 @@
+"""The one command that a session channel runs, and what it answers: pure text, no I/O.
+
+    origin                                        host
+    exec /bin/sh -c '...'                  ->
+                                           <-     MARKER have            then the dial's own bytes
+                                           or     MARKER need SYSTEM MACHINE VERSION FREE PYTHON
+    length, program, binary                ->
+                                           <-     MARKER unpack | fail WORD TEXT | have
+
+Laws
+1. Any login shell passes it on as it is: within its single quotes there is no single quote, no backslash, no
+   exclamation mark and no newline. So sh, csh, tcsh and fish are one case.
+2. A host that has the binary answers and starts the dial at once: one round trip.
+3. What comes before the marker is a banner of the login shell and is skipped; it is never trusted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from deploy.build import Binary
+
+BANNER_LIMIT = 1 << 20  # bytes before the marker, after which it will not come any more
+LINE_LIMIT = 4096
+
+# Size and age: what a full disk or a hasty hand does to a file. The launcher is the last thing written, so a
+# binary that is younger than it was written to later.
+_HAVE = (
+    'd="$HOME/.cache/quine/{sha256}"; '
+    'if {trusted} [ -x "$d/venv/bin/python" ] && [ "$d/quine" -nt "$d/quine.pex" ] && '
+    '[ "$(wc -c < "$d/quine.pex")" -eq {size} ]; '
+    "then echo {marker} have; {start}; fi; "
+)
+_START = 'PATH="$d:$PATH"; export PATH; exec "$d/venv/bin/python" -P -m quine node --dial'
+_NEED = (
+    "v=none; f=0; p=; "
+    'for c in python{version} python3 "$HOME/.local/bin/python{version}"; do '
+    'x="$("$c" -c "import os, sys; s = os.statvfs(os.path.expanduser(chr(126))); '
+    "print(*sys.version_info[:2], sep=chr(46), end=chr(32)); "
+    'print(s.f_bavail * s.f_frsize)" 2>/dev/null)" || continue; '
+    'v="${{x% *}}"; f="${{x#* }}"; p="$(command -v "$c")"; [ "$v" = {version} ] && break; done; '
+    "echo {marker} need $(uname -s) $(uname -m) $v $f $p; "
+)
+_RECEIVE = (
+    '[ "$v" = {version} ] && '
+    'exec "$p" -I -c "import sys; f = sys.stdin.buffer; exec(f.read(int(f.readline())))"; exit 69'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a host without the binary says of itself. `python` is the path of the best one, "" for none."""
+
+    system: str
+    machine: str
+    version: str
+    free: int
+    python: str
+
+
+def command(binary: Binary, marker: str, *, trust: bool = True, check: bool = False) -> str:
+    """The command for the channel. `trust` False installs anew whatever is there; `check` only looks."""
+    values = {
+        "sha256": binary.sha256,
+        "size": binary.size,
+        "marker": marker,
+        "version": ".".join(map(str, binary.python)),
+        "trusted": "" if trust else "false &&",
+        "start": "exit 0" if check else _START,
+    }
+    script = (_HAVE + _NEED + ("exit 0" if check else _RECEIVE)).format(**values)
+    assert not set("'\\!\n") & set(script)
+    return f"exec /bin/sh -c '{script}'"
+
+
+class Answers:
+    """Finds the marked lines in what comes, whatever stands around them."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+        self._sought = marker.encode() + b" "
+        self._data = b""
+        self.banner = b""
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+
+    def next(self) -> str | None:
+        """The next answer without its marker, None until it is whole. ValueError when it will not come."""
+        found = self._data.find(self._sought)
+        if found < 0:
+            if len(self._data) > BANNER_LIMIT:
+                raise ValueError(f"more than {BANNER_LIMIT >> 20} MB before the first answer")
+            return None
+        start = found + len(self._sought)
+        end = self._data.find(b"\n", start)
+        if end < 0:
+            if len(self._data) - start > LINE_LIMIT:
+                raise ValueError("an answer without an end")
+            return None
+        self.banner = (self.banner + self._data[:found])[-LINE_LIMIT:]
+        line, self._data = self._data[start:end], self._data[end + 1 :]
+        return line.decode(errors="replace").strip()
+
+    def rest(self) -> bytes:
+        """What followed the last answer: the first bytes of the dial, or the words of a shell that failed."""
+        rest, self._data = self._data, b""
+        return rest
+
+
+def facts(answer: str) -> Facts:
+    """Of a line `need ...`. ValueError when it is not one."""
+    found = re.fullmatch(r"need (\S+) (\S+) (none|\d+\.\d+) (\d+) ?(.*)", answer)
+    if found is None:
+        raise ValueError(f"not an answer: {answer!r}")
+    system, machine, version, free, python = found.groups()
+    return Facts(system, machine, version, int(free), python)

@@ -1,0 +1,134 @@
+"""Sends the binary to a host that lacks it, and turns every way to fail into a cause and a cure.
+
+Laws
+1. What can be known before sending is checked before sending: system, machine, Python, room.
+2. The host says `have` only after it has verified, unpacked and tried what it got.
+3. Deadlines move with what happens: so many seconds for a megabyte, so many to unpack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from deploy import installer
+from deploy.build import Binary
+from deploy.probe import Answers, Facts
+from transport import address
+from transport.errors import Unreachable
+
+CHUNK = 256 << 10
+SLOWEST = 64 << 10  # bytes per second that an upload must at least make
+UPLOAD_SECONDS = 30  # on top of it
+UNPACK_SECONDS = 2 * installer.UNPACK_SECONDS
+
+_AGAIN = "run it again; if it stays, look at the network and at the memory of both machines"
+FAILURES = {  # word of the installer -> (what it means, what to do)
+    "full": ("its disk is full: {text}", "make room there, or let ~/.cache be a link to where there is room"),
+    "readonly": ("its ~/.cache/quine cannot be written: {text}", "mend the owner and mode of ~/.cache there"),
+    "write": ("the binary cannot be written there: {text}", "look at the disk there"),
+    "cut": ("the upload was cut off: {text}", _AGAIN),
+    "corrupt": ("the binary was damaged on the way and was not installed: {text}", _AGAIN),
+    "noexec": ("{text}", "let ~/.cache/quine there be a link to a directory that allows programs"),
+    "unpack": (
+        "its Python cannot unpack the binary: {text}",
+        "see that its Python is complete (venv, zlib, ssl)",
+    ),
+    "start": (
+        "the binary does not start there: {text}",
+        "is its libc as new as here? build on the oldest machine",
+    ),
+}
+
+
+class Stream(Protocol):
+    """What of a duplex is needed here."""
+
+    async def read(self) -> bytes: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
+
+
+async def push(
+    host: str,
+    binary: Binary,
+    facts: Facts,
+    duplex: Stream,
+    answers: Answers,
+    allow: Callable[[float, str], None],
+) -> None:
+    """Returns when the host says `have`: the dial follows. `allow(seconds, phase)` moves the deadline."""
+    check(host, binary, facts)
+    allow(UPLOAD_SECONDS + binary.size / SLOWEST, f"send {binary.size >> 20} MB")
+    with contextlib.suppress(ConnectionError):  # it gave up early: its last words say why
+        await _send(binary, duplex, answers)
+    while True:
+        answer = await next_answer(host, duplex, answers)
+        if answer == "have":
+            return
+        if answer == "unpack":
+            allow(UNPACK_SECONDS, "unpack")
+            continue
+        word, _, text = answer.removeprefix("fail ").partition(" ")
+        detail, hint = FAILURES.get(word, ("the installation failed: {text}", _AGAIN))
+        raise Unreachable(host, detail.format(text=text or word), hint)
+
+
+def check(host: str, binary: Binary, facts: Facts) -> None:
+    """Can this binary run there at all? Raises Unreachable."""
+    version = ".".join(map(str, binary.python))
+    if (facts.system, facts.machine) != (binary.system, binary.machine):
+        detail = f"it is {facts.system} {facts.machine}, this binary is for {binary.system} {binary.machine}"
+        raise Unreachable(host, detail, f"start quine on a machine that is {facts.system} {facts.machine}")
+    if facts.version != version:
+        cure = f"install python{version} there so that it is on the PATH of ssh {host} true"
+        if facts.version == "none":
+            raise Unreachable(host, "it has no python3", cure)
+        raise Unreachable(host, f"its python3 is {facts.version}, this binary is for {version}", cure)
+    needed = binary.size * (1 + installer.UNPACKED)
+    if facts.free < needed:
+        text = f"{facts.free >> 20} MB free in its home, {needed >> 20} MB needed"
+        detail, hint = FAILURES["full"]
+        raise Unreachable(host, detail.format(text=text), hint)
+
+
+async def _send(binary: Binary, duplex: Stream, answers: Answers) -> None:
+    """The installer as text, with its call at the end; then the file."""
+    build = address.build_hash()
+    call = f"main({answers.marker!r}, {binary.sha256!r}, {binary.size}, {build!r}, sys.stdin.buffer)\n"
+    program = Path(installer.__file__).read_bytes() + b"\n" + call.encode()
+    duplex.write(f"{len(program)}\n".encode() + program)
+    with open(binary.path, "rb") as file:
+        while data := file.read(CHUNK):
+            duplex.write(data)
+            await duplex.drain()
+
+
+async def next_answer(host: str, duplex: Stream, answers: Answers) -> str:
+    """The next marked line. Raises Unreachable when the other side ends, or says other things."""
+    while True:
+        try:
+            answer = answers.next()
+        except ValueError as error:
+            raise Unreachable(
+                host, f"its login shell speaks out of turn: {error}", _shell_hint(host)
+            ) from None
+        if answer is not None:
+            return answer
+        data = await duplex.read()
+        if not data:
+            said = (answers.banner + answers.rest() + getattr(duplex, "stderr", b"")).decode(errors="replace")
+            last = (said.strip().splitlines() or ["nothing"])[-1][:300]
+            detail = f"its login shell did not run the command; its last words: {last}"
+            raise Unreachable(host, detail, _shell_hint(host))
+        answers.feed(data)
+
+
+def _shell_hint(host: str) -> str:
+    return (
+        f"ssh {host} true must work: look at the login shell, ForceCommand and the shell's start files there"
+    )
