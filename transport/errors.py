@@ -4,9 +4,10 @@
     ├── ProtocolError        bytes that break the rules of the wire; the link that carried them is dead
     ├── LinkLost             the link ended while something was under way
     ├── RequestError         a request to the origin was refused or failed there
-    └── Refused              nothing was started (exit status 69 or 2), with a cure
+    └── Refused              nothing was started (exit status 69), with a cure
         ├── Unreachable      a host that cannot be used
-        └── NoSuchHost       nothing matches WHERE
+        ├── NoSuchHost       nothing matches WHERE
+        └── Misconfigured    the inventory is wrong (exit status 2)
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class RequestError(TransportError):
 class Refused(TransportError):
     """Nothing was started. `host` is "" where the fault is not about one; `hint` says what cures it."""
 
+    status = 69
+
     def __init__(self, detail: str, hint: str = "", host: str = "") -> None:
         super().__init__(detail)
         self.detail = detail
@@ -47,3 +50,9 @@ class Unreachable(Refused):
 
 class NoSuchHost(Refused):
     """WHERE matches nothing."""
+
+
+class Misconfigured(Refused):
+    """The inventory, found by the node on behalf of its caller, is wrong."""
+
+    status = 2

@@ -298,7 +298,7 @@ class Node:
 
     def _refuse(self, relay: Relay, refused: Refused) -> None:
         status = Status(
-            "unreachable", NOT_STARTED, host=refused.host or relay.host, detail=refused.detail, hint=refused.hint
+            "unreachable", refused.status, host=refused.host or relay.host, detail=refused.detail, hint=refused.hint
         )
         relay.refuse(status)
         relay.end()

@@ -82,6 +82,12 @@ def _setter(pairs: list[tuple[int, int]]) -> Callable[[], None] | None:
     return apply
 
 
+def limit_self(limits: Mapping[str, str]) -> None:
+    """Set limits on this process, before it becomes another. ProtocolError names what cannot be set."""
+    if apply := _setter(parse_limits(limits)):
+        apply()
+
+
 def launch(
     argv: list[str],
     env: Mapping[str, str],

@@ -126,3 +126,9 @@ def die_of(name: str) -> None:
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
+
+
+def restore_signals() -> None:
+    """Before exec: CPython ignores SIGPIPE and SIGXFSZ, and an ignored signal stays ignored in the next program."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,141 @@
+"""The entry: which verb is it, and how does the process leave.
+
+Laws
+1. What is called in loops (`run`, an agent, the dial) is dispatched before anything large is imported.
+2. Every failure is printed once, here, and becomes an exit status; a defect of ours is exit 70 and says where
+   its traceback is.
+3. The process leaves by os._exit: nothing of the interpreter's tear-down is owed to anybody, and a thread that
+   still answers a request must not hold the exit status back.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from quine.exits import DEFECT, Failure, complain
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        status = dispatch(sys.argv[1:])
+    except Failure as failure:
+        complain(failure.detail, failure.hint, failure.host)
+        status = failure.status
+    except KeyboardInterrupt:
+        from transport.status import die_of
+
+        die_of("INT")
+        status = 130
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(bool(leaving.code))
+    except Exception as error:
+        status = _translated(error)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            status = status or 1  # what we printed went nowhere: a full disk, a reader that has gone
+    os._exit(status)
+
+
+def dispatch(words: list[str]) -> int:
+    from quine import options
+
+    verb = words[0] if words else ""
+    if verb == "run":
+        from quine.run import main as run
+
+        return run(words[1:])
+    if verb == "node" and {"--dial", "--ready-fd"} & set(words):
+        from quine.compose import node
+
+        return node(words[1:])
+    if verb in options.UNBUILT:
+        complain(f"not built yet: quine {verb}")
+        return 2
+    if verb in options.VERBS:
+        from quine.cli import main as cli
+
+        return cli(words)
+    return agent(words)
+
+
+def agent(words: list[str]) -> int:
+    """`quine [OPTIONS] MISSION…`: here as this process, or elsewhere with this process as its face."""
+    from quine import options
+    from quine.exits import Misconfigured
+
+    values, mission = options.parse("agent", words)
+    if values.get("help"):
+        print(options.usage("agent"))
+        return 0
+    if values.get("version"):
+        from quine import __version__
+        from transport.address import build_hash
+
+        print(f"quine {__version__} (build {build_hash()[:12]})")
+        return 0
+    text = " ".join(mission)
+    if "file" in values:
+        if text.strip():
+            raise Misconfigured("a mission both in the arguments and in a file")
+        text = _read_mission(str(values["file"]))
+    if not text.strip():
+        complain("no mission", "quine MISSION…, or quine --help")
+        return 2
+    if values.get("on"):
+        from quine.compose import agent_elsewhere
+
+        return agent_elsewhere(text, values)
+    from quine.compose import agent_here
+
+    return agent_here(text, values)
+
+
+def _read_mission(path: str) -> str:
+    from quine.exits import Misconfigured
+
+    try:
+        if path == "-":
+            return sys.stdin.buffer.read().decode()
+        with open(path, "rb") as file:
+            return file.read().decode()
+    except OSError as error:
+        raise Misconfigured(f"the mission cannot be read: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Misconfigured(f"the mission is not text: {path}") from None
+
+
+def _translated(error: Exception) -> int:
+    """Errors of the other packages, by type; the rest are defects."""
+    from transport.errors import Refused
+
+    if isinstance(error, Refused):
+        complain(error.detail, error.hint, error.host)
+        return error.status
+    if isinstance(error, BrokenPipeError):
+        from transport.status import die_of
+
+        die_of("PIPE")
+    return _defect()
+
+
+def _defect() -> int:
+    import tempfile
+    import traceback
+
+    text = f"argv: {sys.argv[:1]}\n{traceback.format_exc()}"
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="quine-defect-", suffix=".log", delete=False) as file:
+            file.write(text)
+        complain(f"a defect in quine; its traceback is in {file.name}", "please report it")
+    except OSError:
+        complain(f"a defect in quine\n{text}")
+    return DEFECT
+
+
+if __name__ == "__main__":
+    main()

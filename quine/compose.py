@@ -1,0 +1,160 @@
+"""Where the packages are wired together, and the only place that knows them all.
+
+Laws
+1. transport is given how to place and dial; it never asks an inventory.
+2. Nothing here is imported before it is needed: an agent that stays here pays for no network, a node
+   that dials nobody pays for no ssh.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from deploy.inventory import Host, Inventory
+    from quine.life import Life
+    from transport.duplex import Duplex
+    from transport.node import Target
+    from transport.spawn import Spawn
+    from transport.status import Status
+
+
+# -- the node --------------------------------------------------------------------------------------
+
+
+def node(words: list[str]) -> int:
+    """`quine node --dial`, or the daemon: `--ready-fd N` when it was started for somebody, else in the foreground."""
+    from transport import starter
+
+    if words == ["--dial"]:
+        return starter.dial()
+    ready = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else -1
+    listener = starter.bind()
+    if listener is None:
+        if ready >= 0:
+            os.write(ready, b"\n")
+            return 0
+        from quine.exits import complain
+
+        complain("a node is running here already", "quine node --status, or quine node --stop")
+        return 1
+    if ready >= 0:
+        starter.daemonize(ready)
+    serve_node(listener)
+    return 0
+
+
+def serve_node(listener: object) -> None:
+    """The daemon's life."""
+    import logging
+    import socket
+
+    from transport.node import IDLE, serve
+
+    assert isinstance(listener, socket.socket)
+    level = logging.DEBUG if os.environ.get("QUINE_TRACE") else logging.INFO
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(name)s[%(process)d] %(message)s")
+    serve(Placer(), listener, float(os.environ.get("QUINE_NODE_IDLE") or IDLE))
+
+
+class Placer:
+    """transport.node.Place: WHERE and an inventory to a host, and how to dial it."""
+
+    def __init__(self) -> None:
+        self._cache: dict[Path, tuple[tuple[int, int], Inventory]] = {}
+
+    def __call__(self, spawn: Spawn, running: Mapping[str, int]) -> Target:
+        from transport.errors import NoSuchHost
+        from transport.node import Target
+
+        inventory = self._inventory(spawn)
+        if spawn.where == "local":
+            raise NoSuchHost("local is this machine")
+        host = inventory.select(spawn.where, running)
+        agent = spawn.context.get("ssh_agent")
+        ssh_agent = agent if isinstance(agent, str) else None
+
+        async def dial() -> Duplex:
+            import logging
+
+            from deploy.dial import dial as open_duplex
+
+            log = logging.getLogger(f"quine.dial.{host.name}")
+            return await open_duplex(host, inventory, ssh_agent=ssh_agent, note=log.info)
+
+        key = f"{inventory.path}\0{host.model_dump_json()}\0{ssh_agent}"
+        return Target(host.name, key, dial, lambda spawn: settle(spawn, host), host.slots)
+
+    def _inventory(self, spawn: Spawn) -> Inventory:
+        from pathlib import Path
+
+        from deploy.inventory import ConfigError, Inventory, load
+        from transport.errors import Misconfigured
+
+        named = spawn.context.get("inventory")
+        if not isinstance(named, str):
+            return Inventory({})
+        path = Path(named)
+        try:
+            facts = path.stat()
+            version = (facts.st_mtime_ns, facts.st_ino)
+            cached = self._cache.get(path)
+            if cached is None or cached[0] != version:
+                cached = self._cache[path] = (version, load(path, {}))
+        except ConfigError as error:
+            raise Misconfigured(error.detail, error.hint) from None
+        except OSError as error:
+            raise Misconfigured(f"{path}: {error.strerror}", "see --inventory and QUINE_INVENTORY") from None
+        return cached[1]
+
+
+def settle(spawn: Spawn, host: Host) -> None:
+    """Put the host's settings under what the caller asked for."""
+    caller = spawn.context.get("cwd")
+    spawn.workdir = host.workdir
+    if spawn.cwd is None and host.same_paths and isinstance(caller, str):
+        spawn.cwd = caller
+    spawn.env = {**host.env, **spawn.env, "QUINE_NODE_NAME": host.name}
+    spawn.limits = {**{name: str(value) for name, value in host.limits.items()}, **spawn.limits}
+    spawn.lease = host.lease
+
+
+# -- agents ----------------------------------------------------------------------------------------
+
+
+def agent_here(mission: str, values: dict[str, object]) -> int:
+    """The agent as this very process."""
+    from quine import host
+    from quine.options import environment, limits
+
+    os.environ.update(environment(values, os.environ))
+    if limited := limits(values):
+        from quine.exits import Misconfigured
+        from transport.errors import ProtocolError
+        from transport.process import limit_self
+
+        try:
+            limit_self(limited)
+        except ProtocolError as error:
+            raise Misconfigured(str(error)) from None
+    return host.start(mission, values)
+
+
+def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
+    """`quine --on WHERE MISSION`: this process is the agent's face."""
+    from quine import host
+    from quine.options import environment, limits
+    from quine.run import caller, show
+    from transport.spawn import Spawn
+
+    raise NotImplementedError((host, environment, limits, caller, show, Spawn, mission))
+
+
+def face(where: str, life: Life, *, stdin: int, stdout: int, stderr: int) -> Status:
+    """A remote child's face: called in a process of its own, forked from the agent."""
+    raise NotImplementedError((where, life, stdin, stdout, stderr))

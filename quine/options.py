@@ -1,0 +1,195 @@
+"""The command line of the two verbs that are called in loops: an agent, and `run`. One table, no library.
+
+Laws
+1. What is in TABLE is what is parsed and what --help prints; nothing stands in two places.
+2. Options end at `--` or at the first word that is none, as with ssh and env: what follows belongs to the
+   mission or to the command.
+3. Standard library only, and little of it: typer would cost more time than the whole client.
+"""
+
+from __future__ import annotations
+
+import os
+
+from quine.exits import Misconfigured
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# option, short form, value name ("" for a switch), verbs it belongs to, built, help
+TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
+    ("on", "", "WHERE", "agent run", True, "where it runs: a host, @tag, any, local; a,b = either; !x = not"),
+    ("file", "f", "FILE", "agent", True, "read the mission from FILE, - for stdin"),
+    ("binary", "b", "", "agent", True, "read stdin into a file first and tell the agent its path"),
+    ("model", "", "NAME", "agent", True, "model name sent to the API (QUINE_MODEL_ID)"),
+    ("max-turns", "", "N", "agent", True, "sh calls of a life, 0 = unlimited (QUINE_MAX_TURNS, 20)"),
+    ("max-depth", "", "N", "agent", True, "levels of the tree (QUINE_MAX_DEPTH, 5)"),
+    ("max-agents", "", "N", "agent", True, "live agents of the tree, 0 = unlimited (QUINE_MAX_AGENTS, 10)"),
+    ("max-tokens", "", "N", "agent", False, "tokens of the tree (QUINE_MAX_TOKENS)"),
+    ("max-cost", "", "USD", "agent", False, "cost of the tree (QUINE_MAX_COST)"),
+    ("deadline", "", "SECONDS", "agent run", False, "time of the tree (QUINE_DEADLINE)"),
+    ("inventory", "", "FILE", "agent run", True, "the hosts (QUINE_INVENTORY, ./inventory.toml)"),
+    ("fs", "", "URL", "agent run", False, "the files tier (QUINE_FS)"),
+    ("cwd", "", "DIR", "agent run", True, "directory to start in"),
+    ("env", "", "K[=V]", "agent run", True, "set or pass an environment variable; may be repeated"),
+    ("limit", "", "NAME=VALUE", "agent run", True, "resource limit: as cpu fsize nofile nproc; may be repeated"),
+    ("detach", "", "", "agent run", False, "let it run on without this process"),
+    ("report", "", "FILE|FD", "agent run", True, "write one JSON object on how it ended"),
+    ("quiet", "q", "", "agent run", True, "no messages but errors"),
+    ("verbose", "v", "", "agent run", True, "operational detail on stderr"),
+    ("help", "h", "", "agent run", True, "this text"),
+    ("version", "", "", "agent run", True, "version and build hash"),
+)
+REPEATED = ("env", "limit")
+
+VERBS = {
+    "run": "one plain command, here or on a node",
+    "hosts": "what the inventory says; `hosts check`: is it reachable, is it the same build",
+    "deploy": "put this binary on hosts; `deploy build -o FILE`",
+    "tape": "show or tree: what sessions did",
+    "doctor": "what works here, what does not, how to mend it",
+    "node": "the daemon; started for you",
+    "xargs": "one job per input item",
+    "ps": "jobs of this user, on every node",
+    "wait": "wait for jobs",
+    "kill": "signal jobs",
+    "logs": "output of jobs",
+    "attach": "be the face of a running job again",
+    "fs": "the files tier",
+}
+UNBUILT = ("xargs", "ps", "wait", "kill", "logs", "attach", "fs")
+
+
+def parse(verb: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
+    """Options (long names, - as _) and what follows them. Raises Misconfigured."""
+    longs = {row[0]: row for row in TABLE if verb in row[3].split()}
+    shorts = {row[1]: row for row in longs.values() if row[1]}
+    values: dict[str, object] = {}
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if word == "--":
+            break
+        if not word.startswith("-") or word == "-":
+            at -= 1
+            break
+        if word.startswith("--"):
+            name, given, value = word[2:].partition("=")
+            row = longs.get(name)
+        else:
+            name, value = word[1], word[2:]
+            given, row = value, shorts.get(name)
+            if row and not row[2] and value:  # -qv
+                words.insert(at, "-" + value)
+                given = value = ""
+        if row is None:
+            raise Misconfigured(f"no such option: {word}", _near(verb, word, longs))
+        if not row[4]:
+            raise Misconfigured(f"{word.partition('=')[0]} is not built yet")
+        if not row[2]:
+            if given:
+                raise Misconfigured(f"--{row[0]} takes no value")
+            values[row[0].replace("-", "_")] = True
+            continue
+        if not given:
+            if at >= len(words):
+                raise Misconfigured(f"{word} needs a value: {row[2]}")
+            value = words[at]
+            at += 1
+        _put(values, row[0], value)
+    return values, words[at:]
+
+
+def _put(values: dict[str, object], name: str, value: str) -> None:
+    key = name.replace("-", "_")
+    if name in REPEATED:
+        listed = values.setdefault(key, [])
+        assert isinstance(listed, list)
+        listed.append(value)
+    else:
+        values[key] = value
+
+
+def _near(verb: str, word: str, longs: Mapping[str, object]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(word.lstrip("-"), list(longs), 1)
+    command = "quine" if verb == "agent" else f"quine {verb}"
+    return f"did you mean --{near[0]}?" if near else f"see {command} --help"
+
+
+def environment(values: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, str]:
+    """--env K=V sets, --env K passes the caller's value on. Raises Misconfigured."""
+    found: dict[str, str] = {}
+    listed = values.get("env", [])
+    assert isinstance(listed, list)
+    for text in listed:
+        name, given, value = text.partition("=")
+        if not name:
+            raise Misconfigured(f"--env {text}: no name")
+        if given:
+            found[name] = value
+        elif name in environ:
+            found[name] = environ[name]
+    return found
+
+
+def limits(values: Mapping[str, object]) -> dict[str, str]:
+    """--limit NAME=VALUE, checked where they are set. Raises Misconfigured."""
+    found: dict[str, str] = {}
+    listed = values.get("limit", [])
+    assert isinstance(listed, list)
+    for text in listed:
+        name, given, value = text.partition("=")
+        if not (name and given and value):
+            raise Misconfigured(f"--limit {text}: should be NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def usage(verb: str) -> str:
+    """The text of --help."""
+    if verb == "run":
+        lines = [
+            "usage: quine run [OPTIONS] [--on WHERE] -- CMD [ARG…]",
+            "",
+            "Run one command, here or on a host, with the face of a local one: its streams, its signals, its exit",
+            "status. Without --on it replaces this process. stdin is read ahead of the command, as by ssh; give",
+            "</dev/null where that matters, as in a loop.",
+        ]
+    else:
+        lines = [
+            "usage: quine [OPTIONS] MISSION…",
+            "       quine VERB …",
+            "",
+            "Run one LLM agent as this process: the mission is argv, stdin the material, stdout the deliverable,",
+            "the exit status the verdict.",
+        ]
+    lines += ["", "options:"]
+    for name, short, value, verbs, built, text in TABLE:
+        if verb in verbs.split():
+            left = (f"-{short}, " if short else "    ") + f"--{name}" + (f" {value}" if value else "")
+            lines.append(f"  {left:28} {text}" + ("" if built else " (not built yet)"))
+    if verb == "agent":
+        lines += ["", "verbs (a mission that begins with one of these words: quine -- WORD …):"]
+        lines += [f"  {name:8} {text}{' (not built yet)' if name in UNBUILT else ''}" for name, text in VERBS.items()]
+    lines += [
+        "",
+        "exit status: that of the agent or command; 2 usage; 69 nothing was started; 70 a defect in quine;",
+        "74 lost: started, outcome unknown; 75 guest out of reach; 77 denied; 128+n died of signal n",
+    ]
+    return "\n".join(lines)
+
+
+def find_inventory(values: Mapping[str, object], environ: Mapping[str, str]) -> str | None:
+    """The inventory's absolute path: --inventory, QUINE_INVENTORY, ./inventory.toml, the user's config directory."""
+    named = values.get("inventory") or environ.get("QUINE_INVENTORY")
+    if named:
+        return os.path.abspath(os.path.expanduser(str(named)))
+    config = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    for path in ("inventory.toml", f"{config}/quine/inventory.toml"):
+        if os.path.isfile(path):
+            return os.path.abspath(path)
+    return None

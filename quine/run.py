@@ -1,0 +1,146 @@
+"""The verb `run`: one plain command, here or on a node, with the face of a local one.
+
+Laws
+1. stdout belongs to the command alone; quine speaks on stderr, and only when something is wrong.
+2. The command's own status is returned unchanged, and a death by signal as that death.
+3. Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from quine.exits import Misconfigured, complain
+from quine.options import environment, find_inventory, limits, parse, usage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from transport.spawn import Spawn
+    from transport.status import Status
+
+
+def main(words: list[str]) -> int:
+    """Exit status, unless the process dies of the command's signal or becomes the command."""
+    values, command = parse("run", words)
+    if values.get("help"):
+        print(usage("run"))
+        return 0
+    if not command:
+        raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
+    env, limited = environment(values, os.environ), limits(values)
+    cwd = str(values["cwd"]) if "cwd" in values else None
+    if not values.get("on") and not values.get("report"):
+        return _here(command, env, limited, cwd)
+    from transport.spawn import Spawn
+
+    spawn = Spawn(
+        command,
+        where=str(values.get("on") or "local"),
+        env=env,
+        cwd=os.getcwd() if cwd is None and "on" not in values else cwd,
+        limits=limited,
+        tree=os.environ.get("QUINE_ROOT_SESSION", ""),
+        context=caller(values),
+    )
+    return show(spawn, values)
+
+
+def caller(values: dict[str, object]) -> dict[str, object]:
+    """What placing a job needs to know of this process."""
+    return {
+        "inventory": find_inventory(values, os.environ),
+        "cwd": os.getcwd(),
+        "ssh_agent": os.environ.get("SSH_AUTH_SOCK"),
+    }
+
+
+def show(spawn: Spawn, values: dict[str, object]) -> int:
+    """Run a job as its face; print what there is to say once; leave as the job left."""
+    from transport import client
+    from transport.errors import Refused
+    from transport.status import Status
+
+    _mend_standard_streams()
+    started, begun = time.time(), time.monotonic()
+    try:
+        status = client.run(spawn)
+    except Refused as refused:
+        status = Status("unreachable", refused.status, host=refused.host, detail=refused.detail, hint=refused.hint)
+    if target := values.get("report"):
+        report(str(target), status, started=started, seconds=time.monotonic() - begun)
+    return leave(status, bool(values.get("quiet")))
+
+
+def leave(status: Status, quiet: bool = False) -> int:
+    """Say what is wrong, if anything is; then the exit status, or the same death."""
+    if status.detail and not (quiet and status.state in ("exited", "signaled")):
+        complain(status.detail, status.hint, status.host)
+    if status.state == "signaled" and status.signal:
+        from transport.status import die_of
+
+        die_of(status.signal)
+    return status.code
+
+
+def report(target: str, status: Status, **facts: object) -> None:
+    """--report: one JSON object, to a descriptor's number or to a file written aside and renamed."""
+    record = {**status.to_json(), "session": None, "tokens_in": 0, "tokens_out": 0, "cost": None, "agents": 0, **facts}
+    del record["hint"]
+    text = json.dumps(record) + "\n"
+    try:
+        if target.isdigit():
+            os.write(int(target), text.encode())
+            return
+        aside = f"{target}.{os.getpid()}.part"
+        with open(aside, "w") as file:
+            file.write(text)
+        os.rename(aside, target)
+    except OSError as error:
+        complain(f"the report cannot be written to {target}: {error.strerror}")
+
+
+def _mend_standard_streams() -> None:
+    """A closed 0, 1 or 2 would be taken by the next socket we open; /dev/null holds its place.
+
+    Read-only for 1 and 2, so that writing there is the error it would have been.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDONLY)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+
+
+def _here(command: list[str], env: dict[str, str], limited: dict[str, str], cwd: str | None) -> int:
+    """No node needed: this process becomes the command."""
+    from quine.exits import complain
+    from transport.status import restore_signals
+
+    try:
+        if cwd is not None:
+            os.chdir(os.path.expanduser(cwd))
+    except OSError as error:
+        complain(f"cannot start in {cwd}: {error.strerror}")
+        return 69
+    if limited:
+        from transport.errors import ProtocolError
+        from transport.process import limit_self
+
+        try:
+            limit_self(limited)
+        except ProtocolError as error:
+            raise Misconfigured(str(error)) from None
+    restore_signals()
+    try:
+        os.execvpe(command[0], command, {**os.environ, **env})
+    except (FileNotFoundError, NotADirectoryError):
+        complain(f"command not found: {command[0]}")
+        return 127
+    except OSError as error:
+        complain(f"cannot execute {command[0]}: {error.strerror}")
+        return 126
