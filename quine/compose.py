@@ -58,7 +58,9 @@ def serve_node(listener: object) -> None:
 
     assert isinstance(listener, socket.socket)
     level = logging.DEBUG if os.environ.get("QUINE_TRACE") else logging.INFO
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(name)s[%(process)d] %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=level, format="%(asctime)s %(name)s[%(process)d] %(message)s"
+    )
     serve(Placer(), listener, float(os.environ.get("QUINE_NODE_IDLE") or IDLE))
 
 

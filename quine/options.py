@@ -33,7 +33,14 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
     ("fs", "", "URL", "agent run", False, "the files tier (QUINE_FS)"),
     ("cwd", "", "DIR", "agent run", True, "directory to start in"),
     ("env", "", "K[=V]", "agent run", True, "set or pass an environment variable; may be repeated"),
-    ("limit", "", "NAME=VALUE", "agent run", True, "resource limit: as cpu fsize nofile nproc; may be repeated"),
+    (
+        "limit",
+        "",
+        "NAME=VALUE",
+        "agent run",
+        True,
+        "resource limit: as cpu fsize nofile nproc; may be repeated",
+    ),
     ("detach", "", "", "agent run", False, "let it run on without this process"),
     ("report", "", "FILE|FD", "agent run", True, "write one JSON object on how it ended"),
     ("quiet", "q", "", "agent run", True, "no messages but errors"),
@@ -174,7 +181,10 @@ def usage(verb: str) -> str:
             lines.append(f"  {left:28} {text}" + ("" if built else " (not built yet)"))
     if verb == "agent":
         lines += ["", "verbs (a mission that begins with one of these words: quine -- WORD …):"]
-        lines += [f"  {name:8} {text}{' (not built yet)' if name in UNBUILT else ''}" for name, text in VERBS.items()]
+        lines += [
+            f"  {name:8} {text}{' (not built yet)' if name in UNBUILT else ''}"
+            for name, text in VERBS.items()
+        ]
     lines += [
         "",
         "exit status: that of the agent or command; 2 usage; 69 nothing was started; 70 a defect in quine;",

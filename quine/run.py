@@ -67,7 +67,9 @@ def show(spawn: Spawn, values: dict[str, object]) -> int:
     try:
         status = client.run(spawn)
     except Refused as refused:
-        status = Status("unreachable", refused.status, host=refused.host, detail=refused.detail, hint=refused.hint)
+        status = Status(
+            "unreachable", refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
+        )
     if target := values.get("report"):
         report(str(target), status, started=started, seconds=time.monotonic() - begun)
     return leave(status, bool(values.get("quiet")))
@@ -86,7 +88,15 @@ def leave(status: Status, quiet: bool = False) -> int:
 
 def report(target: str, status: Status, **facts: object) -> None:
     """--report: one JSON object, to a descriptor's number or to a file written aside and renamed."""
-    record = {**status.to_json(), "session": None, "tokens_in": 0, "tokens_out": 0, "cost": None, "agents": 0, **facts}
+    record = {
+        **status.to_json(),
+        "session": None,
+        "tokens_in": 0,
+        "tokens_out": 0,
+        "cost": None,
+        "agents": 0,
+        **facts,
+    }
     del record["hint"]
     text = json.dumps(record) + "\n"
     try:

@@ -26,10 +26,10 @@ def build_hash() -> str:
     """SHA-256 over the sources of our packages: the same in a checkout, a wheel and the single-file binary."""
     global _build
     if not _build:
-        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         digest = sha256()
         for package in PACKAGES:
-            _add(digest, os.path.join(root, package), package)  # noqa: PTH118
+            _add(digest, os.path.join(root, package), package)
         _build = digest.hexdigest()
     return _build
 
@@ -61,25 +61,29 @@ def path_with_own(path: str) -> str:
     environment's bin must not change which python a command finds.
     """
     if binary := os.environ.get("QUINE_BINARY", ""):
-        return f"{os.path.dirname(binary)}:{path}"  # noqa: PTH120
-    return f"{path}:{os.path.dirname(sys.executable)}"  # noqa: PTH120
+        return f"{os.path.dirname(binary)}:{path}"
+    return f"{path}:{os.path.dirname(sys.executable)}"
 
 
 def runtime_directory() -> str:
     """The directory of this user's node sockets, made if missing. Raises Refused where it cannot be trusted."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
-    if not (base and os.path.isdir(base)):  # noqa: PTH112
+    if not (base and os.path.isdir(base)):
         base = "/tmp"
     path = f"{base}/quine-{os.getuid()}"
     try:
-        os.mkdir(path, 0o700)  # noqa: PTH102
+        os.mkdir(path, 0o700)
     except FileExistsError:
         pass
     except OSError as error:
-        raise Refused(f"cannot make {path}: {error.strerror}", "set XDG_RUNTIME_DIR to a directory of yours") from None
+        raise Refused(
+            f"cannot make {path}: {error.strerror}", "set XDG_RUNTIME_DIR to a directory of yours"
+        ) from None
     facts = os.lstat(path)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise Refused(f"{path} is not a directory of yours alone", f"look at it, then rm -r {path} or chmod 700 it")
+        raise Refused(
+            f"{path} is not a directory of yours alone", f"look at it, then rm -r {path} or chmod 700 it"
+        )
     return path
 
 
@@ -92,7 +96,9 @@ def node_name() -> str:
 def socket_path() -> str:
     path = f"{runtime_directory()}/{node_name()}.sock"
     if len(os.fsencode(path)) > SUN_PATH:
-        raise Refused(f"the path of the node's socket is too long: {path}", "set XDG_RUNTIME_DIR to a shorter one")
+        raise Refused(
+            f"the path of the node's socket is too long: {path}", "set XDG_RUNTIME_DIR to a shorter one"
+        )
     return path
 
 

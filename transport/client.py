@@ -235,13 +235,20 @@ class Face:
             known = f"the command was started (pid {self._pid}), its outcome is not known"
         else:
             known = "the command was sent, whether it was started is not known"
-        return Status("lost", LOST, pid=self._pid, detail=f"{why}; {known}", hint=f"look at {starter.log_path()}")
+        return Status(
+            "lost", LOST, pid=self._pid, detail=f"{why}; {known}", hint=f"look at {starter.log_path()}"
+        )
 
     # -- streams -----------------------------------------------------------------------------------
 
     def _reads_stdin(self) -> bool:
         channel = self.session.channels.get(self.number)
-        return self._stdin >= 0 and channel is not None and channel.flows[STDIN].credit > 0 and self._exit is None
+        return (
+            self._stdin >= 0
+            and channel is not None
+            and channel.flows[STDIN].credit > 0
+            and self._exit is None
+        )
 
     def _read_stdin(self) -> None:
         flow = self.session.flow(self.number, STDIN)

@@ -1,13 +1,13 @@
 """The errors of transport.
 
-    TransportError
-    ├── ProtocolError        bytes that break the rules of the wire; the link that carried them is dead
-    ├── LinkLost             the link ended while something was under way
-    ├── RequestError         a request to the origin was refused or failed there
-    └── Refused              nothing was started (exit status 69), with a cure
-        ├── Unreachable      a host that cannot be used
-        ├── NoSuchHost       nothing matches WHERE
-        └── Misconfigured    the inventory is wrong (exit status 2)
+TransportError
+├── ProtocolError        bytes that break the rules of the wire; the link that carried them is dead
+├── LinkLost             the link ended while something was under way
+├── RequestError         a request to the origin was refused or failed there
+└── Refused              nothing was started (exit status 69), with a cure
+    ├── Unreachable      a host that cannot be used
+    ├── NoSuchHost       nothing matches WHERE
+    └── Misconfigured    the inventory is wrong (exit status 2)
 """
 
 from __future__ import annotations

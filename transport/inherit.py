@@ -27,7 +27,9 @@ _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
 def is_secret(name: str) -> bool:
     """Whether an environment variable is taken for a secret by its name, as the peers of this field do."""
     upper = name.upper()
-    return name != VARIABLE and any(word in upper.split("_") or upper.endswith(word) for word in _SECRET_WORDS)
+    return name != VARIABLE and any(
+        word in upper.split("_") or upper.endswith(word) for word in _SECRET_WORDS
+    )
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:

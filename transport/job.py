@@ -100,7 +100,7 @@ class Job:
     def _directory(self) -> str:
         """Where the job starts. An explicit directory must exist; workdir/tree is made, and removed if left empty."""
         if self.spawn.cwd is not None:
-            return os.path.expanduser(self.spawn.cwd)  # noqa: PTH111
+            return os.path.expanduser(self.spawn.cwd)
         if self.spawn.workdir is None:
             return str(Path.home())
         path = Path(self.spawn.workdir).expanduser() / self.spawn.tree

@@ -105,7 +105,7 @@ class Node:
         watch.cancel()
         loop.remove_reader(listener.fileno())
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._socket_path)  # noqa: PTH108
+            os.unlink(self._socket_path)
         listener.close()
         await self._close()
 
@@ -231,7 +231,9 @@ class Node:
             up, number = (job.link, job.number) if job else (None, 0)
         else:
             side = link.handlers.get(body.get("job", 0))
-            up, number = (side.relay.near.link, side.relay.near.number) if isinstance(side, Side) else (None, 0)
+            up, number = (
+                (side.relay.near.link, side.relay.near.number) if isinstance(side, Side) else (None, 0)
+            )
         if up is None or up.dead:
             relay.refuse(Status("denied", NOT_STARTED, detail="no such job, or its origin is gone"))
             return relay.near
@@ -283,7 +285,9 @@ class Node:
             self._refuse(relay, refused)
         except Exception:
             log.exception("%s: defect while dialling", host.target.name)
-            self._refuse(relay, Refused("a defect in quine while dialling; see the node's log", host=host.target.name))
+            self._refuse(
+                relay, Refused("a defect in quine while dialling; see the node's log", host=host.target.name)
+            )
         else:
             self._connect(relay, link, spawn)
 
@@ -298,7 +302,11 @@ class Node:
 
     def _refuse(self, relay: Relay, refused: Refused) -> None:
         status = Status(
-            "unreachable", refused.status, host=refused.host or relay.host, detail=refused.detail, hint=refused.hint
+            "unreachable",
+            refused.status,
+            host=refused.host or relay.host,
+            detail=refused.detail,
+            hint=refused.hint,
         )
         relay.refuse(status)
         relay.end()
@@ -335,7 +343,8 @@ class Node:
             noise = link.session.noise.decode(errors="replace").strip()
             link.fail(str(error) or "no greeting")
             raise Refused(
-                f"the node over there does not answer: {error or 'no greeting'}" + (f": {noise}" if noise else ""),
+                f"the node over there does not answer: {error or 'no greeting'}"
+                + (f": {noise}" if noise else ""),
                 f"see quine -v; remove ~/.cache/quine on {target.name} to start afresh",
                 target.name,
             ) from None
@@ -348,7 +357,11 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         hosts = {
-            host.target.name: {"up": self._live(host) is not None, "running": host.running, "queued": len(host.queue)}
+            host.target.name: {
+                "up": self._live(host) is not None,
+                "running": host.running,
+                "queued": len(host.queue),
+            }
             for host in self._hosts.values()
         }
         return {"pid": os.getpid(), "jobs": len(self._jobs), "links": len(self._links), "hosts": hosts}

@@ -44,7 +44,9 @@ class Output:
 
     def _reopen(self, fd: int) -> None:
         try:
-            self._owned = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            self._owned = os.open(
+                f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            )
             self.poll_fd = self._owned
         except OSError:  # another user's terminal or pipe, or no /proc
             self._limit = select.PIPE_BUF

@@ -96,7 +96,7 @@ def launch(
     keep: tuple[int, ...] = (),
 ) -> Child | Status:
     """Start `argv` with pipes at 0, 1, 2 and the descriptors `keep`. A Status says why it did not start."""
-    if not os.path.isdir(cwd):  # noqa: PTH112
+    if not os.path.isdir(cwd):
         raise Refused(f"no such directory: {cwd}", "make it there, or choose another one with --cwd")
     try:
         process = subprocess.Popen(
@@ -134,7 +134,7 @@ def _not_started(command: str, error: OSError) -> Status:
 def members(session: int) -> list[int]:
     """Pids of the live processes of a session, zombies not counted."""
     found = []
-    for name in os.listdir("/proc"):  # noqa: PTH208
+    for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         try:

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from transport.frames import MAX_PAYLOAD, Frame, Kind
 from transport.link import Link
 
-BULK_PIPE = 512 * 1024  # size of a pipe that was found full; the default of 64 KiB costs a wakeup for each frame
+BULK_PIPE = (
+    512 * 1024
+)  # size of a pipe that was found full; the default of 64 KiB costs a wakeup for each frame
 
 
 def enlarge(fd: int) -> None:
@@ -82,7 +84,9 @@ class Source:
     def acked(self) -> None:
         """Credit came back."""
         session = self._link.session
-        session.spare -= session.flow(self._number, self._stream).measure_acked(time.monotonic(), session.spare)
+        session.spare -= session.flow(self._number, self._stream).measure_acked(
+            time.monotonic(), session.spare
+        )
         if not self._reading:
             self._watch()
             if self._drained:

@@ -92,7 +92,9 @@ class Spawn:
             raise ProtocolError("spawn with a bad name in env")
         if not all(isinstance(text, str) and "\0" not in text for text in texts):
             raise ProtocolError("spawn with a value that is no text")
-        if not all(text.replace("-", "").isalnum() and len(text) <= 64 for text in (body["id"], body["tree"])):
+        if not all(
+            text.replace("-", "").isalnum() and len(text) <= 64 for text in (body["id"], body["tree"])
+        ):
             raise ProtocolError("spawn with a bad id")
         if not 0 <= body.get("lease", 0) <= 31_536_000:
             raise ProtocolError("spawn with a bad lease")

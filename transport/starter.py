@@ -114,7 +114,7 @@ def bind() -> socket.socket | None:
         return None
     path = address.socket_path()
     try:
-        os.unlink(path)  # noqa: PTH108 - a dead node's: the lock says that none lives
+        os.unlink(path)
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

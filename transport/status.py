@@ -51,7 +51,7 @@ class Status:
         self.pid = pid
         self.detail = detail
         self.hint = hint
-        self.rusage = rusage or {}
+        self.rusage = {} if rusage is None else rusage
 
     @classmethod
     def from_wait(cls, wait_status: int, **facts: Any) -> Status:
