@@ -8,12 +8,12 @@ Laws
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
 from quine.exits import Misconfigured, complain
 from quine.options import environment, find_inventory, limits, parse, usage
+from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def report(target: str, status: Status, **facts: object) -> None:
         **facts,
     }
     del record["hint"]
-    text = json.dumps(record) + "\n"
+    text = quickjson.dumps(record) + "\n"
     try:
         if target.isdigit():
             os.write(int(target), text.encode())

@@ -12,22 +12,26 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from hashlib import sha256
 
 from transport.errors import Refused
 
 PACKAGES = ("quine", "transport", "deploy")
 SUN_PATH = 100  # bytes of a Unix socket's path; 108 on Linux, 104 on BSD
 
+try:
+    from _blake2 import blake2b  # hashlib loads OpenSSL for it: 3 ms of every client
+except ImportError:
+    from hashlib import blake2b
+
 _build = ""
 
 
 def build_hash() -> str:
-    """SHA-256 over the sources of our packages: the same in a checkout, a wheel and the single-file binary."""
+    """BLAKE2 over the sources of our packages: the same in a checkout, a wheel and the single-file binary."""
     global _build
     if not _build:
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        digest = sha256()
+        digest = blake2b(digest_size=32)
         for package in PACKAGES:
             _add(digest, os.path.join(root, package), package)
         _build = digest.hexdigest()
@@ -55,13 +59,11 @@ def own_command() -> list[str]:
 
 
 def path_with_own(path: str) -> str:
-    """`path` with a directory that holds an executable named quine of this build.
+    """`path`, and at its end the directory that holds an executable named quine of this build.
 
-    In front when that directory holds nothing else (the single-file binary's), else at the end: an
-    environment's bin must not change which python a command finds.
+    At the end, because an environment's bin must not change which python a command finds. Over there the
+    dial has put the binary's own directory in front already.
     """
-    if binary := os.environ.get("QUINE_BINARY", ""):
-        return f"{os.path.dirname(binary)}:{path}"
     return f"{path}:{os.path.dirname(sys.executable)}"
 
 
@@ -90,7 +92,7 @@ def runtime_directory() -> str:
 def node_name() -> str:
     """A short name of this user's node of this build: what its files in the runtime directory begin with."""
     home = os.environ.get("HOME", "")
-    return sha256(f"{home}\0{boot_id()}\0{build_hash()}".encode()).hexdigest()[:16]
+    return blake2b(f"{home}\0{boot_id()}\0{build_hash()}".encode(), digest_size=8).hexdigest()
 
 
 def socket_path() -> str:

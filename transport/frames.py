@@ -18,9 +18,9 @@ Before the first frame each side writes GREETING; what a login shell printed bef
 
 from __future__ import annotations
 
-import json
 import struct
 
+from transport import quickjson
 from transport.errors import ProtocolError
 
 TYPE_CHECKING = False
@@ -78,7 +78,7 @@ class Frame:
     def body(self) -> dict[str, Any]:
         """The payload as a JSON object; raises ProtocolError for anything else."""
         try:
-            body = json.loads(self.payload)
+            body = quickjson.loads(self.payload)
         except (ValueError, RecursionError):
             raise ProtocolError(f"{NAMES[self.kind].lower()} frame without a JSON object") from None
         if not isinstance(body, dict):
@@ -117,7 +117,7 @@ def pack(body: dict[str, Any], limit: int = MAX_PAYLOAD) -> bytes:
 
     Arguments that are not UTF-8 travel as the lone surrogates that os.fsdecode made of them.
     """
-    payload = json.dumps(body, separators=(",", ":")).encode()
+    payload = quickjson.dumps(body).encode()
     if len(payload) > limit:
         raise ValueError(f"{len(payload)} bytes of arguments and environment, {limit} is the limit")
     return payload

@@ -10,9 +10,10 @@ Laws
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Mapping
+
+from transport import quickjson
 
 VARIABLE = "QUINE_CREDENTIALS_FD"
 FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
@@ -45,7 +46,7 @@ def write(memo: Mapping[str, object]) -> int:
     """
     raw = os.memfd_create("quine-credentials", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.write(raw, json.dumps(memo).encode())
+        os.write(raw, quickjson.dumps(memo).encode())
         fcntl.fcntl(raw, fcntl.F_ADD_SEALS, _SEALS)
         return fcntl.fcntl(raw, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
     finally:
@@ -58,7 +59,7 @@ def read(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
         fd = int(environ.get(VARIABLE, ""))
         if fd < 0 or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             return {}
-        memo = json.loads(os.pread(fd, LIMIT, 0))
+        memo = quickjson.loads(os.pread(fd, LIMIT, 0))
     except (ValueError, OSError):
         return {}
     return memo if isinstance(memo, dict) else {}

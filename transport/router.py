@@ -10,10 +10,10 @@ Laws
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from transport import quickjson
 from transport.errors import ProtocolError
 from transport.frames import LIFE, Frame, Kind
 from transport.session import STDERR, STDOUT
@@ -82,7 +82,7 @@ class Relay:
         except ValueError:
             raise ProtocolError("exit frame without a status") from None
         status.host = self.host
-        return json.dumps(status.to_json()).encode()
+        return quickjson.dumps(status.to_json()).encode()
 
     def lost(self, side: Side, why: str) -> None:
         if side is self.near:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import array
 import fcntl
-import json
 import os
 import select
 import signal
@@ -18,7 +17,7 @@ import socket
 import sys
 import time
 
-from transport import address, inherit
+from transport import address, inherit, quickjson
 from transport.errors import Refused
 
 TYPE_CHECKING = False
@@ -166,7 +165,7 @@ def status() -> dict[str, Any] | None:
         answer = b""
         while data := connection.recv(65536):
             answer += data
-    return json.loads(answer) if answer else None
+    return quickjson.loads(answer) if answer else None
 
 
 def stop() -> bool:

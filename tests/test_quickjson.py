@@ -1,0 +1,62 @@
+"""quickjson is json, quicker to import."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transport import quickjson
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=20,
+)
+both = pytest.mark.parametrize("pair", [quickjson._from_c, quickjson._from_json], ids=["c", "json"])
+
+
+@both
+@given(value=values)
+def test_the_same_as_json(pair: object, value: object) -> None:
+    loads, dumps = pair()  # type: ignore[operator]
+    text = dumps(value)
+    assert text == json.dumps(value, separators=(",", ":"))
+    assert loads(text) == json.loads(text) == value
+    assert loads(f" \n{text}\t".encode()) == value
+
+
+@both
+@given(text=st.text(alphabet='{}[]",:0123eE+-.tfnul \\u"', max_size=30))
+def test_refuses_what_json_refuses(pair: object, text: str) -> None:
+    loads, _ = pair()  # type: ignore[operator]
+    try:
+        want = json.loads(text)
+    except ValueError:
+        with pytest.raises(ValueError):
+            loads(text)
+    else:
+        assert loads(text) == want
+
+
+@both
+@pytest.mark.parametrize("bad", [b"", b"\xff", b"NaN", b"-Infinity", b"{}{}", b"nul", b'"\n"'])
+def test_what_is_no_json(pair: object, bad: bytes) -> None:
+    with pytest.raises(ValueError):
+        pair()[0](bad)  # type: ignore[operator]
+
+
+@both
+@pytest.mark.parametrize("bad", [math.nan, math.inf, {1, 2}, b"x"])
+def test_what_cannot_be_json(pair: object, bad: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        pair()[1](bad)  # type: ignore[operator]
+
+
+@both
+def test_deep_nesting_is_an_error_and_no_crash(pair: object) -> None:
+    with pytest.raises(RecursionError):
+        pair()[0]("[" * 200_000)  # type: ignore[operator]

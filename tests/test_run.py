@@ -1,0 +1,430 @@
+"""`quine run --on HOST`: the face of a local command. Against real sshd."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pty
+import random
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab, Process, peak_rss
+
+MiB = 1 << 20
+
+
+def nodes(processes: list[Process]) -> list[Process]:
+    return [process for process in processes if process.daemon and "--dial" not in process.argv]
+
+
+def read_until(pipe: int, text: bytes, seconds: float = 20) -> bytes:
+    """Read a pipe until `text` has come; readiness by what the far command says, never by sleeping."""
+    deadline, got = time.monotonic() + seconds, b""
+    while text not in got:
+        assert select.select([pipe], [], [], max(0, deadline - time.monotonic()))[0], f"only {got!r} came"
+        data = os.read(pipe, 65536)
+        assert data, f"ended after {got!r}"
+        got += data
+    return got
+
+
+@pytest.fixture
+def started(lab: Lab) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start `quine run …` with pipes and wait until the command says `up`."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start(script: str, where: str = "h1", **options: object) -> subprocess.Popen[bytes]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        process = lab.popen(["run", "--on", where, "--", "sh", "-c", script], **pipes)  # type: ignore[arg-type]
+        made.append(process)
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\n")
+        return process
+
+    yield start
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+# -- status ----------------------------------------------------------------------------------------
+
+
+def test_every_exit_status(lab: Lab) -> None:
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    loop = 'n=0; while [ $n -le 255 ]; do quine run --on h1 -- sh -c "exit $n" </dev/null; echo $?; n=$((n+1)); done'
+    done = lab.sh(loop)
+    assert done.stdout.split() == [str(n).encode() for n in range(256)]
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("name", ["TERM", "KILL", "SEGV", "PIPE"])
+def test_death_by_signal_is_that_death(lab: Lab, name: str) -> None:
+    done = lab.run(["run", "--on", "h1", "--", "sh", "-c", f"kill -{name} $$"])
+    assert done.returncode == -getattr(signal, f"SIG{name}")
+    assert done.stderr == b""
+
+
+def test_not_found_and_not_executable(lab: Lab) -> None:
+    done = lab.run(["run", "--on", "h1", "--", "no-such-command"])
+    assert (done.returncode, done.stderr) == (127, b"quine: h1: error: command not found: no-such-command\n")
+    done = lab.run(["run", "--on", "h1", "--", "/etc/passwd"])
+    assert done.returncode == 126 and b"cannot execute /etc/passwd" in done.stderr
+
+
+def test_a_directory_that_is_not_there(lab: Lab) -> None:
+    done = lab.run(["run", "--on", "h1", "--cwd", "/no/such", "--", "pwd"])
+    assert done.returncode == 69
+    assert done.stderr.startswith(b"quine: h1: error: no such directory: /no/such\nquine: h1: hint: ")
+
+
+def test_the_report(lab: Lab, tmp_path: Path) -> None:
+    import json
+
+    lab.run(["run", "--on", "h1", "--report", tmp_path / "r", "--", "sh", "-c", "kill -USR1 $$"])
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["state"], report["code"], report["signal"], report["host"]) == (
+        "signaled",
+        138,
+        "USR1",
+        "h1",
+    )
+    assert report["pid"] > 1 and report["seconds"] > 0 and report["rusage"]["maxrss"] > 0
+
+
+def test_argv_environment_and_directory_cross_unchanged(lab: Lab) -> None:
+    words = ["", " ", "a b", "'", '"', "\\", "*", "$HOME", "\n", "ü", "-x", "--", ";true", "x" * 200_000]
+    done = lab.run(["run", "--on", "h1", "--", "printf", "%s\\0", *words])
+    assert done.stdout.split(b"\0")[:-1] == [word.encode() for word in words]
+    raw = os.fsdecode(b"caf\xe9")
+    assert lab.run(["run", "--on", "h1", "--", "printf", "%s", raw]).stdout == b"caf\xe9"
+    done = lab.run(
+        [
+            "run",
+            "--on",
+            "h1",
+            "--env",
+            "A=1 2",
+            "--env",
+            "LANG",
+            "--cwd",
+            "/usr",
+            "--",
+            "sh",
+            "-c",
+            'pwd; echo "$A $LANG"',
+        ]
+    )
+    assert done.stdout == b"/usr\n1 2 C.UTF-8\n"
+
+
+def test_no_secret_of_the_origin_is_in_the_job(lab: Lab) -> None:
+    canary = {"OPENAI_API_KEY": "canary-in-the-mine", "GITHUB_TOKEN": "canary-in-the-mine"}
+    for where in ("h1", "local"):
+        done = lab.run(["run", "--on", where, "--", "env"], env=canary)
+        assert done.returncode == 0 and b"canary" not in done.stdout
+
+
+def test_limits_hold_over_there(lab: Lab) -> None:
+    done = lab.run(["run", "--on", "h1", "--limit", "nofile=64", "--", "sh", "-c", "ulimit -n"])
+    assert done.stdout == b"64\n"
+    done = lab.run(["run", "--on", "h1", "--limit", "nonsense=1", "--", "true"])
+    assert done.returncode == 77 and b"unknown limit" in done.stderr
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def test_256_megabytes_both_ways(lab: Lab, tmp_path: Path) -> None:
+    """Identical, and nobody on the way above 80 MB."""
+    material = tmp_path / "material"
+    with material.open("wb") as file:
+        for seed in range(256):
+            file.write(random.Random(seed).randbytes(MiB))
+    want = hashlib.sha256(material.read_bytes()).hexdigest()
+    with material.open("rb") as source, (tmp_path / "out").open("wb") as sink:
+        process = lab.popen(["run", "--on", "h1", "--", "cat"], stdin=source, stdout=sink)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert hashlib.sha256((tmp_path / "out").read_bytes()).hexdigest() == want
+    assert usage.ru_maxrss * 1024 < 80 * MiB
+    both = nodes(lab.processes()) + nodes(lab["h1"].processes())
+    assert len(both) >= 2
+    for node in both:
+        assert peak_rss(node.pid) < 80 * MiB, str(node)
+
+
+def test_a_reader_that_sleeps_stops_the_producer(lab: Lab) -> None:
+    """The producer over there is blocked by its pipe, memory stays, and then nothing is missing."""
+    count = 64 * MiB
+    script = f"head -c {count} /dev/zero | tr '\\0' x; echo done >&2"
+    process = lab.popen(
+        ["run", "--on", "h1", "--", "sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout and process.stderr
+    got = read_until(process.stdout.fileno(), b"x")
+    # A small command gets through meanwhile, and the producer has not finished: it is held back.
+    assert lab.run(["run", "--on", "h1", "--", "echo", "alive"]).stdout == b"alive\n"
+    assert select.select([process.stderr], [], [], 0.5)[0] == []
+    rss = [peak_rss(node.pid) for node in nodes(lab.processes()) + nodes(lab["h1"].processes())]
+    out, err = process.communicate(timeout=60)
+    assert len(got) + len(out) == count and err == b"done\n" and process.returncode == 0
+    assert max(rss) < 80 * MiB
+
+
+def test_head_ends_the_producer_on_both_machines(lab: Lab) -> None:
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    begun = time.monotonic()
+    done = lab.sh("quine run --on h1 -- yes | head -1")
+    assert done.stdout == b"y\n" and done.stderr == b""
+    assert time.monotonic() - begun < 1 + 4  # a second, on a machine that runs other tests too
+    assert lab.wait_idle() == []
+    done = lab.sh("{ quine run --on h1 -- yes; echo $? >&2; } | head -1")
+    assert done.stderr.split()[-1] == b"141"
+
+
+def test_a_producer_here_is_ended_by_a_command_there(lab: Lab) -> None:
+    """The other direction: the far command closes its stdin and lives on."""
+    done = lab.sh(
+        "{ yes; echo $? >&2; } | quine run --on h1 -- sh -c 'head -1; exec <&-; echo closed; sleep 0.3'"
+    )
+    assert done.stdout == b"y\nclosed\n"
+    assert done.stderr.split() == [b"141"]
+
+
+@pytest.mark.parametrize("kind", ["empty", "closed", "null", "file", "pipe", "directory", "socket"])
+def test_any_stdin(lab: Lab, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_bytes(b"material")
+    line = {
+        "empty": "printf '' | quine run --on h1 -- cat",
+        "closed": "quine run --on h1 -- cat <&-",
+        "null": "quine run --on h1 -- cat </dev/null",
+        "file": f"quine run --on h1 -- cat <{tmp_path}/file",
+        "pipe": "printf material | quine run --on h1 -- cat",
+        "directory": f"quine run --on h1 -- cat <{tmp_path}",
+    }
+    want = b"material" if kind in ("file", "pipe", "socket") else b""
+    if kind == "socket":
+        import socket
+
+        here, there = socket.socketpair()
+        with here, there:
+            process = lab.popen(
+                ["run", "--on", "h1", "--", "cat"], stdin=there.fileno(), stdout=there.fileno()
+            )
+            here.sendall(b"material")
+            here.shutdown(socket.SHUT_WR)
+            assert here.recv(100) == want and process.wait(20) == 0
+        return
+    done = lab.sh(line[kind])
+    assert (done.returncode, done.stdout, done.stderr) == (0, want, b"")
+
+
+def test_stdin_from_a_terminal(lab: Lab) -> None:
+    master, slave = pty.openpty()
+    try:
+        process = lab.popen(
+            ["run", "--on", "h1", "--", "sh", "-c", "echo up; read line; echo got $line"],
+            stdin=slave,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\n")
+        os.write(master, b"typed\n")
+        out, _ = process.communicate(timeout=20)
+        assert out == b"got typed\n" and process.returncode == 0
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+def test_closed_outputs(lab: Lab) -> None:
+    assert lab.sh("quine run --on h1 -- sh -c 'echo x; exit 4' >&-").returncode in (4, 141)
+    done = lab.sh("quine run --on h1 -- sh -c 'exit 5' >&- 2>&-")
+    assert done.returncode == 5
+
+
+def test_a_full_device_is_not_success(lab: Lab) -> None:
+    assert lab.sh("quine run --on h1 -- yes >/dev/full").returncode != 0
+
+
+def test_a_command_that_does_not_read_its_stdin_does_not_hang(lab: Lab) -> None:
+    done = lab.sh("yes | quine run --on h1 -- sh -c 'echo mine; exit 3'")
+    assert (done.returncode, done.stdout) == (3, b"mine\n")
+    # A writer that stays open and silent does not hold the client either.
+    done = lab.sh("{ quine run --on h1 -- true; echo $? >&2; kill $$; } </dev/zero")
+    assert b"0\n" in done.stderr
+
+
+def test_the_callers_descriptors_stay_blocking(lab: Lab) -> None:
+    here, there = os.pipe()
+    try:
+        process = lab.popen(["run", "--on", "h1", "--", "echo", "x"], stdout=there)
+        assert process.wait(20) == 0
+        assert os.get_blocking(there)
+    finally:
+        os.close(here)
+        os.close(there)
+
+
+def test_a_grandchild_that_holds_stdout_does_not_hold_the_client(lab: Lab) -> None:
+    done = lab.run(["run", "--on", "h1", "--", "sh", "-c", "sleep 60 & echo $!; exit 6"], timeout=15)
+    assert done.returncode == 6
+    left = [job for job in lab.jobs() if job.argv[:1] == ("sleep",)]
+    assert [job.pid for job in left] == [int(done.stdout)]  # as with a local shell it lives on
+    os.kill(left[0].pid, signal.SIGKILL)
+
+
+def test_output_written_after_the_exit_of_the_leader_is_not_lost(lab: Lab) -> None:
+    script = "(read line <&3; echo late) 3<&0 & exit 0"
+    done = lab.run(["run", "--on", "h1", "--", "bash", "-c", "exec 3>&1; (echo late >&3) & exit 0"])
+    assert done.stdout == b"late\n", script
+
+
+# -- signals and deaths ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP", "USR1", "QUIT", "ALRM", "WINCH"])
+def test_signals_reach_the_group_over_there(
+    lab: Lab, started: Callable[..., subprocess.Popen[bytes]], name: str
+) -> None:
+    """A child of the command, in its group, gets it as well."""
+    script = (
+        f"trap 'echo leader {name}; wait; exit 9' {name}; "
+        f"sh -c \"trap 'echo member {name}; exit 0' {name}; echo up; while :; do sleep 0.05; done\" & "
+        "while :; do wait; done"
+    )
+    process = started(script)
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    out, err = process.communicate(timeout=20)
+    assert sorted(out.split(b"\n")[:-1]) == [f"leader {name}".encode(), f"member {name}".encode()]
+    assert process.returncode == 9 and err == b""
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
+def test_a_command_that_dies_of_the_forwarded_signal(
+    lab: Lab, started: Callable[..., subprocess.Popen[bytes]], name: str
+) -> None:
+    process = started("echo up; sleep 60")
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    process.communicate(timeout=20)
+    assert process.returncode == -getattr(signal, f"SIG{name}")
+    assert lab.wait_idle() == []
+
+
+def test_three_interrupts_leave_a_command_that_ignores_them(
+    lab: Lab, started: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    process = started("trap 'echo int' INT; echo up; while :; do sleep 0.05; done")
+    assert process.stdout
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        read_until(process.stdout.fileno(), b"int\n")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGINT or b"int" in err
+    assert lab.wait_idle() == []
+
+
+def test_kill_9_of_the_client(lab: Lab, started: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """Also what moved into groups of its own, and what ignores TERM."""
+    process = started("trap '' TERM; setsid -w sleep 61 & bash -mc 'sleep 62 & echo up; wait'")
+    process.kill()
+    process.communicate()
+    left = [job for job in lab.wait_idle(15) if job.argv[:2] != ("sleep", "61")]
+    assert left == []  # a session of its own is outside the job, as with any job control
+    for job in lab.jobs():
+        os.kill(job.pid, signal.SIGKILL)
+
+
+def test_kill_9_of_the_node_here(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"], lease=1)
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    process = lab.popen(
+        ["run", "--on", "h1", "--", "sh", "-c", "echo up; exec sleep 60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout
+    read_until(process.stdout.fileno(), b"up\n")
+    for node in nodes(lab.processes()):
+        os.kill(node.pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 74
+    assert err.startswith(b"quine: error: the node of this machine ended; the command was started (pid ")
+    assert b"its outcome is not known" in err
+    assert lab.wait_idle(15) == []
+    assert lab.run(["run", "--on", "h1", "--", "echo", "again"]).stdout == b"again\n"
+
+
+def test_kill_9_of_the_sshd_session(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"], lease=1)
+    process = lab.popen(
+        ["run", "--on", "h1", "--", "sh", "-c", "echo up; exec sleep 60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout
+    read_until(process.stdout.fileno(), b"up\n")
+    lab["h1"].kill_sessions()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 74
+    assert err.startswith(b"quine: h1: error: connection lost: ") and b"was started (pid " in err
+    assert lab.wait_idle(15) == []
+    assert lab.run(["run", "--on", "h1", "--", "echo", "again"]).stdout == b"again\n"
+
+
+# -- many ------------------------------------------------------------------------------------------
+
+
+def test_300_at_once_over_one_connection(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    done = lab.sh(
+        'for n in $(seq 300); do { quine run --on h1 -- sh -c "echo $n; exit $((n % 7))" </dev/null;'
+        ' echo "$n $?" >&2; } & done; wait',
+        timeout=120,
+    )
+    assert sorted(map(int, done.stdout.split())) == list(range(1, 301))
+    statuses = dict(map(int, line.split()) for line in done.stderr.splitlines())  # type: ignore[misc]
+    assert statuses == {n: n % 7 for n in range(1, 301)}
+    assert lab["h1"].connections() == 1
+
+
+def test_slots_make_the_rest_wait(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    lab.alias("narrow", "h1", slots=2)
+    script = "set -C; cd ~; echo + >>count; n=$(pgrep -fc '[s]leep 0.21'); sleep 0.21; echo $n"
+    done = lab.sh(
+        f'for n in 1 2 3 4 5 6; do quine run --on narrow -- sh -c "{script.replace("$", chr(92) + "$")}" & done; wait'
+    )
+    running = list(map(int, done.stdout.split()))
+    assert len(running) == 6 and max(running) <= 1, done.stderr
+
+
+def test_where(lab: Lab) -> None:
+    lab.alias("t1", "h1", tags=["gpu"])
+    lab.alias("t2", "h2", tags=["gpu", "bad"])
+    name = ["--", "sh", "-c", "echo $QUINE_NODE_NAME"]
+    try:
+        assert lab.run(["run", "--on", "@gpu!@bad", *name]).stdout == b"t1\n"
+        assert lab.run(["run", "--on", "t2,h9x", *name]).returncode == 69
+        done = lab.run(["run", "--on", "h9", *name])
+        assert done.returncode == 69 and b"no such host: 'h9'; known: h1, h2, h3, t1, t2" in done.stderr
+    finally:
+        lab.unalias("t1")
+        lab.unalias("t2")
+
+
+def test_on_never_falls_back_to_this_machine(lab: Lab) -> None:
+    done = lab.run(["run", "--on", "h1", "--", "true"], env={"QUINE_INVENTORY": None})
+    assert done.returncode == 69 and b"there is no inventory" in done.stderr
+    done = lab.run(["run", "--on", "h1", "--", "true"], env={"QUINE_INVENTORY": "/no/such.toml"})
+    assert done.returncode == 2 and b"/no/such.toml" in done.stderr
