@@ -29,10 +29,11 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a check found: `facts` is None where this very build is there already."""
+class Visit:
+    """What a check or a deployment found and did."""
 
     seconds: float
+    deployed: bool
     facts: probe.Facts | None
 
 
@@ -74,64 +75,90 @@ class _Clock:
 
 async def dial(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> ssh.SshDuplex:
     """The duplex to the node on `host`; raises Refused. `note` is told each phase with its time."""
-    _only_ssh(host)
-    binary = await asyncio.to_thread(build)
-    target = _target(host, inventory, ssh_agent)
+    visit = await _Visit.plan(host, inventory, ssh_agent, note)
     try:
-        return await _dial(host, target, binary, note, trust=True)
+        return await visit.dial(trust=True)
     except _BrokenError:
         note("what is installed there does not start: it is replaced")
     try:
-        return await _dial(host, target, binary, note, trust=False)
+        return await visit.dial(trust=False)
     except _BrokenError as error:
-        hint = f"rm -r ~/.cache/quine/{binary.sha256} there, and look at its Python"
+        hint = f"rm -r ~/.cache/quine/{visit.binary.sha256} there, and look at its Python"
         raise Unreachable(host.name, f"the binary does not start there: {error}", hint) from None
 
 
-async def check(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> Found:
-    """Log in and look, install nothing, start nothing."""
-    _only_ssh(host)
-    binary = await asyncio.to_thread(build)
-    target = _target(host, inventory, ssh_agent)
-    answers = probe.Answers(secrets.token_hex(16))
-    async with _Clock(host, note) as clock:
-        began = time.monotonic()
-        duplex = await ssh.connect(target, probe.command(binary, answers.marker, check=True), clock.phase)
-        try:
-            clock.phase("find the binary")
-            answer = await push.next_answer(host.name, duplex, answers)
-            facts = None if answer == "have" else _facts(host, answer)
-            if facts is not None:
-                push.check(host.name, binary, facts)
-        finally:
-            await _close(duplex)
-    return Found(time.monotonic() - began, facts)
+async def deploy(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> Visit:
+    """See that the binary is on `host`; start nothing."""
+    return await (await _Visit.plan(host, inventory, ssh_agent, note)).once("deploy")
+
+
+async def check(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> Visit:
+    """Log in and look; install nothing, start nothing."""
+    return await (await _Visit.plan(host, inventory, ssh_agent, note)).once("check")
 
 
 class _BrokenError(Exception):
     """It is installed and does not start."""
 
 
-async def _dial(host: Host, target: ssh.SshTarget, binary: Binary, note: Note, trust: bool) -> ssh.SshDuplex:
-    answers = probe.Answers(secrets.token_hex(16))
-    async with _Clock(host, note) as clock:
-        duplex = await ssh.connect(target, probe.command(binary, answers.marker, trust=trust), clock.phase)
+class _Visit:
+    """One host, one purpose."""
+
+    def __init__(self, host: Host, target: ssh.SshTarget, binary: Binary, note: Note) -> None:
+        self.host = host
+        self.binary = binary
+        self._target = target
+        self._note = note
+
+    @classmethod
+    async def plan(cls, host: Host, inventory: Inventory, ssh_agent: str | None, note: Note) -> _Visit:
+        if host.transport != "ssh":
+            hint = "name its login node as a host of its own"
+            raise Refused(f"transport {host.transport!r} is not built yet", hint, host.name)
+        binary = await asyncio.to_thread(build)
+        return cls(host, _target(host, inventory, ssh_agent), binary, note)
+
+    async def dial(self, trust: bool) -> ssh.SshDuplex:
+        async with _Clock(self.host, self._note) as clock:
+            duplex, answers, _ = await self._open(clock, "dial", trust)
+            try:
+                clock.phase("start the node")
+                first = answers.rest() or await duplex.read()
+                if not first:
+                    raise _failure(self.host, duplex)
+                duplex.unread(first)
+            except BaseException:
+                await _close(duplex)
+                raise
+            clock.phase("speak with the node")
+        return duplex
+
+    async def once(self, mode: str) -> Visit:
+        async with _Clock(self.host, self._note) as clock:
+            began = time.monotonic()
+            duplex, _, facts = await self._open(clock, mode, trust=True)
+            seconds = time.monotonic() - began
+            await _close(duplex)
+        return Visit(seconds, facts is not None and not facts.have and mode == "deploy", facts)
+
+    async def _open(
+        self, clock: _Clock, mode: str, trust: bool
+    ) -> tuple[ssh.SshDuplex, probe.Answers, probe.Facts | None]:
+        """Connect and ask; unless it is a check, see that the binary is there. Facts: where they were told."""
+        answers = probe.Answers(secrets.token_hex(16))
+        command = probe.command(self.binary, answers.marker, mode, trust=trust)
+        duplex = await ssh.connect(self._target, command, clock.phase)
         try:
             clock.phase("find the binary")
-            answer = await push.next_answer(host.name, duplex, answers)
-            if answer != "have":
-                await push.push(host.name, binary, _facts(host, answer), duplex, answers, clock.allow)
+            answer = await push.next_answer(self.host.name, duplex, answers)
+            facts = None if answer == "have" else _facts(self.host, answer)
+            if facts is not None and mode != "check":
+                await push.push(self.host.name, self.binary, facts, mode, duplex, answers, clock.allow)
                 clock.allow(DEADLINE, "")
-            clock.phase("start the node")
-            first = answers.rest() or await duplex.read()
-            if not first:
-                raise await _failure(host, duplex)
-            duplex.unread(first)
         except BaseException:
             await _close(duplex)
             raise
-        clock.phase("speak with the node")
-    return duplex
+        return duplex, answers, facts
 
 
 def _facts(host: Host, answer: str) -> probe.Facts:
@@ -143,7 +170,7 @@ def _facts(host: Host, answer: str) -> probe.Facts:
         ) from None
 
 
-async def _failure(host: Host, duplex: ssh.SshDuplex) -> Exception:
+def _failure(host: Host, duplex: ssh.SshDuplex) -> Exception:
     """The dial ended before its first byte: why."""
     said = duplex.stderr.decode(errors="replace").strip()
     last = (said.splitlines() or [f"status {duplex.exit}"])[-1][:500]
@@ -158,12 +185,6 @@ async def _failure(host: Host, duplex: ssh.SshDuplex) -> Exception:
 async def _close(duplex: ssh.SshDuplex) -> None:
     duplex.close()
     await duplex.closed()
-
-
-def _only_ssh(host: Host) -> None:
-    if host.transport != "ssh":
-        hint = "name its login node as a host of its own"
-        raise Refused(f"transport {host.transport!r} is not built yet", hint, host.name)
 
 
 def _target(host: Host, inventory: Inventory, ssh_agent: str | None) -> ssh.SshTarget:

@@ -45,8 +45,8 @@ class Failure(Exception):
         self.text = text
 
 
-def main(marker: str, sha256: str, size: int, build: str, source: BufferedReader) -> NoReturn:
-    """Install what comes from `source`, then exec the dial. Never returns."""
+def main(marker: str, sha256: str, size: int, build: str, mode: str, source: BufferedReader) -> NoReturn:
+    """Install what comes from `source`; then exec the dial if the mode is "dial". Never returns."""
     os.umask(0o077)
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds: law 3
@@ -61,6 +61,8 @@ def main(marker: str, sha256: str, size: int, build: str, source: BufferedReader
         say(marker, f"fail {word_of(error)} {error.filename or base}: {error.strerror}")
         sys.exit(69)
     say(marker, "have")
+    if mode != "dial":
+        sys.exit(0)
     os.environ["PATH"] = f"{target}:{os.environ.get('PATH', os.defpath)}"
     python = str(target / "venv" / "bin" / "python")
     os.execv(python, [python, "-P", "-m", "quine", "node", "--dial"])

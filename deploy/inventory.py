@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from transport.errors import NoSuchHost
+from transport.errors import Misconfigured, NoSuchHost
 
 RESERVED = ("any", "local")
 LIMITS = ("as", "cpu", "fsize", "nofile", "nproc", "mem", "pids")
@@ -31,13 +31,8 @@ _JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+)(?::(?P<por
 _SIZE = re.compile(r"\d+(?:\.\d+)?[KMGT]?i?B?", re.IGNORECASE)
 
 
-class ConfigError(Exception):
-    """The configuration is wrong (exit status 2). str() is for people; `hint` says what cures it."""
-
-    def __init__(self, detail: str, hint: str = "") -> None:
-        super().__init__(detail)
-        self.detail = detail
-        self.hint = hint
+class ConfigError(Misconfigured):
+    """The inventory is wrong; the detail names file, table and key."""
 
 
 def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:

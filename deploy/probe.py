@@ -30,17 +30,21 @@ _HAVE = (
     'd="$HOME/.cache/quine/{sha256}"; '
     'if {trusted} [ -x "$d/venv/bin/python" ] && [ "$d/quine" -nt "$d/quine.pex" ] && '
     '[ "$(wc -c < "$d/quine.pex")" -eq {size} ]; '
-    "then echo {marker} have; {start}; fi; "
+    "then {found}; fi; "
 )
-_START = 'PATH="$d:$PATH"; export PATH; exec "$d/venv/bin/python" -P -m quine node --dial'
-_NEED = (
+_FOUND = {
+    "dial": 'echo {marker} have; PATH="$d:$PATH"; export PATH; exec "$d/venv/bin/python" -P -m quine node --dial',
+    "deploy": "echo {marker} have; exit 0",
+    "check": "h=have",
+}
+_FACTS = (
     "v=none; f=0; p=; "
     'for c in python{version} python3 "$HOME/.local/bin/python{version}"; do '
     'x="$("$c" -c "import os, sys; s = os.statvfs(os.path.expanduser(chr(126))); '
     "print(*sys.version_info[:2], sep=chr(46), end=chr(32)); "
     'print(s.f_bavail * s.f_frsize)" 2>/dev/null)" || continue; '
     'v="${{x% *}}"; f="${{x#* }}"; p="$(command -v "$c")"; [ "$v" = {version} ] && break; done; '
-    "echo {marker} need $(uname -s) $(uname -m) $v $f $p; "
+    "echo {marker} $h $(uname -s) $(uname -m) $v $f $p; "
 )
 _RECEIVE = (
     '[ "$v" = {version} ] && '
@@ -50,8 +54,9 @@ _RECEIVE = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a host without the binary says of itself. `python` is the path of the best one, "" for none."""
+    """What a host says of itself. `python` is the path of the best one, "" for none."""
 
+    have: bool  # this very binary is there
     system: str
     machine: str
     version: str
@@ -59,17 +64,20 @@ class Facts:
     python: str
 
 
-def command(binary: Binary, marker: str, *, trust: bool = True, check: bool = False) -> str:
-    """The command for the channel. `trust` False installs anew whatever is there; `check` only looks."""
+def command(binary: Binary, marker: str, mode: str = "dial", *, trust: bool = True) -> str:
+    """The command for the channel. `trust` False installs anew whatever is there.
+
+    Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks.
+    """
     values = {
         "sha256": binary.sha256,
         "size": binary.size,
         "marker": marker,
         "version": ".".join(map(str, binary.python)),
         "trusted": "" if trust else "false &&",
-        "start": "exit 0" if check else _START,
     }
-    script = (_HAVE + _NEED + ("exit 0" if check else _RECEIVE)).format(**values)
+    script = "h=need; " + _HAVE.replace("{found}", _FOUND[mode]) + _FACTS
+    script = (script + ("exit 0" if mode == "check" else _RECEIVE)).format(**values)
     assert not set("'\\!\n") & set(script)
     return f"exec /bin/sh -c '{script}'"
 
@@ -110,9 +118,9 @@ class Answers:
 
 
 def facts(answer: str) -> Facts:
-    """Of a line `need ...`. ValueError when it is not one."""
-    found = re.fullmatch(r"need (\S+) (\S+) (none|\d+\.\d+) (\d+) ?(.*)", answer)
+    """Of a line `need ...` or, to a check, `have ...`. ValueError when it is neither."""
+    found = re.fullmatch(r"(need|have) (\S+) (\S+) (none|\d+\.\d+) (\d+) ?(.*)", answer)
     if found is None:
         raise ValueError(f"not an answer: {answer!r}")
-    system, machine, version, free, python = found.groups()
-    return Facts(system, machine, version, int(free), python)
+    state, system, machine, version, free, python = found.groups()
+    return Facts(state == "have", system, machine, version, int(free), python)

@@ -57,15 +57,16 @@ async def push(
     host: str,
     binary: Binary,
     facts: Facts,
+    mode: str,
     duplex: Stream,
     answers: Answers,
     allow: Callable[[float, str], None],
 ) -> None:
-    """Returns when the host says `have`: the dial follows. `allow(seconds, phase)` moves the deadline."""
+    """Returns when the host says `have`. `allow(seconds, phase)` moves the deadline."""
     check(host, binary, facts)
     allow(UPLOAD_SECONDS + binary.size / SLOWEST, f"send {binary.size >> 20} MB")
     with contextlib.suppress(ConnectionError):  # it gave up early: its last words say why
-        await _send(binary, duplex, answers)
+        await _send(binary, mode, duplex, answers)
     while True:
         answer = await next_answer(host, duplex, answers)
         if answer == "have":
@@ -96,10 +97,12 @@ def check(host: str, binary: Binary, facts: Facts) -> None:
         raise Unreachable(host, detail.format(text=text), hint)
 
 
-async def _send(binary: Binary, duplex: Stream, answers: Answers) -> None:
+async def _send(binary: Binary, mode: str, duplex: Stream, answers: Answers) -> None:
     """The installer as text, with its call at the end; then the file."""
     build = address.build_hash()
-    call = f"main({answers.marker!r}, {binary.sha256!r}, {binary.size}, {build!r}, sys.stdin.buffer)\n"
+    call = (
+        f"main({answers.marker!r}, {binary.sha256!r}, {binary.size}, {build!r}, {mode!r}, sys.stdin.buffer)\n"
+    )
     program = Path(installer.__file__).read_bytes() + b"\n" + call.encode()
     duplex.write(f"{len(program)}\n".encode() + program)
     with open(binary.path, "rb") as file:

@@ -1,0 +1,270 @@
+"""The verbs that people type by hand: hosts, deploy, doctor, node, tape. Only this file knows typer.
+
+Laws
+1. What is called in loops is not here: an agent and `run` never pay for this import.
+2. A command prints its result on stdout and its complaints by `complain`; one host's trouble never
+   hides another's result.
+3. Everything below a command is imported inside it: `quine node --status` does not load ssh.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quine.exits import FAILED, NOT_STARTED, OK, USAGE, Misconfigured, NotBuilt, complain
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from deploy.dial import Visit
+    from deploy.inventory import Host, Inventory
+    from transport.errors import Refused
+
+    Call = Callable[..., Awaitable[Visit]]
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+InventoryOption = Annotated[
+    Path | None,
+    typer.Option("--inventory", metavar="FILE", help="the hosts (QUINE_INVENTORY, ./inventory.toml)"),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="each phase with its time, on stderr")]
+
+# what typer raises for a wrong command line: its base, whichever library it stands on
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def main(words: list[str]) -> int:
+    """Run one verb; the exit status."""
+    try:
+        status = app(words, prog_name="quine", standalone_mode=False)
+    except _UsageError as error:
+        message = str(getattr(error, "message", "") or error).rstrip(".")
+        complain(message[:1].lower() + message[1:], f"quine {words[0]} --help")
+        return USAGE
+    except typer.Exit as leaving:
+        return leaving.exit_code
+    except typer.Abort:
+        return FAILED
+    return status if isinstance(status, int) else OK
+
+
+@app.callback()
+def _root() -> None:
+    """Verbs of quine."""
+
+
+# -- hosts and deploy --------------------------------------------------------------------------------
+
+
+@app.command()
+def hosts(
+    action: Annotated[str, typer.Argument(metavar="check", help="check: log in and look")] = "",
+    where: Annotated[str, typer.Argument(metavar="WHERE", help="which hosts")] = "any",
+    inventory: InventoryOption = None,
+    verbose: Verbose = False,
+) -> int:
+    """What the inventory says; `hosts check`: reachable? which python? this very build there?"""
+    if action not in ("", "check"):
+        raise Misconfigured(f"no such action: {action}", "quine hosts, or quine hosts check [WHERE]")
+    known = _inventory(inventory)
+    if known.path is None and where == "any":
+        raise Misconfigured("there is no inventory", "write ./inventory.toml; see inventory.example.toml")
+    chosen = known.matching(where) if known.hosts or where != "any" else []
+    if action == "check":
+        return _check(chosen, known, verbose)
+    rows = [["HOST", "ADDRESS", "USER", "SLOTS", "THROUGH", "TAGS"]]
+    for host in chosen:
+        address = host.destination + (f":{host.port}" if host.port else "")
+        slots = str(host.slots or "-")
+        rows.append(
+            [host.name, address, host.user or "-", slots, host.jump or "-", ",".join(host.tags) or "-"]
+        )
+    _table(rows)
+    return OK
+
+
+def _check(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
+    from deploy import dial
+
+    results = _visit(chosen, known, dial.check, verbose)
+    rows = [["HOST", "STATE", "SYSTEM", "PYTHON", "BUILD", "FREE", "SLOTS", "SECONDS"]]
+    for host, result in results:
+        slots = str(host.slots or "-")
+        if isinstance(result, Exception):
+            rows.append([host.name, "unusable", "-", "-", "-", "-", slots, "-"])
+            continue
+        facts = result.facts
+        assert facts is not None  # a check always tells them
+        build = "same" if facts.have else "none"
+        free = f"{facts.free >> 20} MB"
+        system = f"{facts.system} {facts.machine}"
+        rows.append([host.name, "ok", system, facts.version, build, free, slots, f"{result.seconds:.2f}"])
+    _table(rows)
+    return _complaints(results)
+
+
+@app.command()
+def deploy(
+    where: Annotated[
+        str, typer.Argument(metavar="WHERE|build", help="which hosts, or: build a file")
+    ] = "any",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="of `build`: where the file goes")
+    ] = None,
+    inventory: InventoryOption = None,
+    verbose: Verbose = False,
+) -> int:
+    """Put this binary on hosts; `deploy build -o FILE` makes the file."""
+    if where == "build":
+        return _build(output)
+    if output is not None:
+        raise Misconfigured("--output belongs to quine deploy build")
+    from deploy import dial
+
+    known = _inventory(inventory)
+    results = _visit(known.matching(where), known, dial.deploy, verbose)
+    for host, result in results:
+        if not isinstance(result, Exception):
+            print(
+                f"{host.name}: {'deployed' if result.deployed else 'already there'}, {result.seconds:.2f} s"
+            )
+    return _complaints(results)
+
+
+def _build(output: Path | None) -> int:
+    from deploy.build import build
+
+    binary = build(output)
+    version = ".".join(map(str, binary.python))
+    print(f"{binary.path}: {binary.size} bytes, for {binary.system} {binary.machine}, Python {version}")
+    print(f"sha256 {binary.sha256}")
+    return OK
+
+
+def _inventory(path: Path | None) -> Inventory:
+    from deploy.inventory import load
+
+    return load(path, os.environ)
+
+
+def _visit(
+    chosen: Sequence[Host], known: Inventory, call: Call, verbose: bool
+) -> list[tuple[Host, Visit | Refused]]:
+    """`call` for all hosts at the same time; each one's result or refusal, in order."""
+    import asyncio
+
+    from transport.errors import Refused
+
+    agent = os.environ.get("SSH_AUTH_SOCK")
+
+    async def one(host: Host) -> tuple[Host, Visit | Refused]:
+        def note(text: str) -> None:
+            if verbose:
+                os.write(2, f"quine: {host.name}: {text}\n".encode())
+
+        try:
+            return host, await call(host, known, ssh_agent=agent, note=note)
+        except Refused as refused:
+            return host, refused
+
+    async def all_of_them() -> list[tuple[Host, Visit | Refused]]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(host)) for host in chosen]
+        return [task.result() for task in tasks]
+
+    return asyncio.run(all_of_them())
+
+
+def _complaints(results: Sequence[tuple[Host, Visit | Refused]]) -> int:
+    """Say each host's trouble; the exit status of the whole."""
+    refused = [(host, result) for host, result in results if isinstance(result, Exception)]
+    for host, why in refused:
+        complain(why.detail, why.hint, host.name)
+    return NOT_STARTED if refused else OK
+
+
+def _table(rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+# -- doctor, node, tape ------------------------------------------------------------------------------
+
+
+@app.command()
+def doctor(inventory: InventoryOption = None) -> int:
+    """What works here, what does not, how to mend it."""
+    from quine.doctor import examine
+
+    findings = examine(str(inventory) if inventory else None)
+    for finding in findings:
+        print(f"{finding.state:4}  {finding.subject:10}  {finding.detail}")
+        if finding.cure:
+            print(f"{'':18}{finding.cure}")
+    return FAILED if any(finding.state == "fail" for finding in findings) else OK
+
+
+@app.command()
+def node(
+    dial: Annotated[bool, typer.Option("--dial", help="hand stdin and stdout to the node here")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="end the node of this machine, and its jobs")] = False,
+    status: Annotated[bool, typer.Option("--status", help="what it is doing, as JSON")] = False,
+) -> int:
+    """The daemon that serves this user here, in the foreground; commands start it when they need it."""
+    from quine import compose
+    from transport import starter
+
+    if dial + stop + status > 1:
+        raise Misconfigured("one of --dial, --stop, --status")
+    if dial:
+        return compose.node(["--dial"])
+    if status:
+        import json
+
+        facts = starter.status()
+        if facts is None:
+            complain("no node of this build runs here", "it is started by the first command that needs it")
+            return FAILED
+        print(json.dumps(facts, indent=2))
+        return OK
+    if stop:
+        if not starter.stop():
+            complain("no node of this build runs here")
+            return FAILED
+        return OK
+    return compose.node([])
+
+
+@app.command()
+def tape(
+    action: Annotated[str, typer.Argument(metavar="show|tree", help="one session's tape, or its whole tree")],
+    session: Annotated[
+        str, typer.Argument(metavar="SESSION", help="its id or how it begins; the last")
+    ] = "",
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", metavar="DIR", help="where tapes are (QUINE_DATA_DIR, .quine)"),
+    ] = None,
+) -> int:
+    """What sessions did: `tape show` prints one, `tape tree` who started whom, where, and how it ended."""
+    if action in ("ls", "cost", "replay", "verify"):
+        raise NotBuilt(f"quine tape {action}")
+    if action not in ("show", "tree"):
+        raise Misconfigured(f"no such action: {action}", "quine tape show, or quine tape tree")
+    from quine import tree
+
+    folder = data_dir or Path(os.environ.get("QUINE_DATA_DIR") or ".quine")
+    render = tree.show if action == "show" else tree.tree
+    print(render(folder, session), end="")
+    return OK

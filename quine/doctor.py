@@ -1,0 +1,210 @@
+"""What `quine doctor` looks at: each thing that quine needs of a machine, whether it is there, how to mend it.
+
+Laws
+1. Looking changes nothing and asks nobody else's machine; `quine hosts check` does that.
+2. "fail" is what no command can do without, "warn" what some can; every one of them comes with a cure.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+IGNORED = (
+    "stricthostkeychecking",
+    "controlmaster",
+    "controlpath",
+    "localforward",
+    "remoteforward",
+    "updatehostkeys",
+)
+AGENT_SECONDS = 3.0
+
+
+class Finding(NamedTuple):
+    state: str  # ok, warn, fail
+    subject: str
+    detail: str
+    cure: str = ""
+
+
+def examine(inventory: str | None = None) -> list[Finding]:
+    """All findings, in the order of what depends on what."""
+    looks: list[Callable[[], Finding]] = [
+        _python, _kernel, _runtime, _data, _guest, lambda: _inventory(inventory), _binary, _agent, _configuration,
+    ]  # fmt: skip
+    return [_look(look) for look in looks]
+
+
+def _look(look: Callable[[], Finding]) -> Finding:
+    from quine.exits import Failure
+    from transport.errors import Refused
+
+    try:
+        return look()
+    except (Refused, Failure) as error:
+        subject = look.__name__.strip("_<>").replace("lambda", "inventory")
+        return Finding("fail", subject, error.detail, error.hint)
+
+
+def _python() -> Finding:
+    version = sys.version.split()[0]
+    if sys.version_info < (3, 11):  # noqa: UP036 - said instead of a traceback
+        return Finding("fail", "python", f"{version} at {sys.executable}", "3.11 or newer is needed")
+    return Finding("ok", "python", f"{version} at {sys.executable}")
+
+
+def _kernel() -> Finding:
+    lacking = []
+    try:
+        os.close(os.memfd_create("quine-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except (AttributeError, OSError):
+        lacking.append("memfd_create")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        lacking.append("pidfd_open")
+    if lacking:
+        return Finding(
+            "fail",
+            "kernel",
+            f"no {' and no '.join(lacking)}",
+            "Linux 5.3 or newer, and a seccomp filter that allows them",
+        )
+    return Finding("ok", "kernel", f"{os.uname().sysname} {os.uname().release}: memfd and pidfd")
+
+
+def _runtime() -> Finding:
+    from transport import address
+
+    return Finding("ok", "runtime", f"the node's socket is {address.socket_path()}")
+
+
+def _data() -> Finding:
+    folder = Path(os.environ.get("QUINE_DATA_DIR") or ".quine").expanduser().absolute()
+    there = folder
+    while not there.exists():
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        cure = "set QUINE_DATA_DIR to a directory that you can write"
+        return Finding("fail", "data", f"tapes cannot be written to {folder}: {error.strerror}", cure)
+    return Finding("ok", "data", f"tapes go to {folder}")
+
+
+def _guest() -> Finding:
+    from quine import env
+    from quine.exits import Failure
+
+    try:
+        # on a copy: adopting takes the secrets out
+        own = dict(os.environ)
+        settings = env.adopt({}, own)
+        config = env.guest(settings, own)
+    except Failure as failure:
+        return Finding("warn", "guest", failure.detail, failure.hint)
+    return Finding("ok", "guest", f"{config.kind} at {config.base}")
+
+
+def _inventory(named: str | None) -> Finding:
+    from deploy.inventory import load
+
+    known = load(Path(named) if named else None, os.environ)
+    if known.path is None:
+        cure = "write ./inventory.toml (see inventory.example.toml); without it everything runs here"
+        return Finding("warn", "inventory", "there is none", cure)
+    count = len(known.hosts)
+    return Finding(
+        "ok", "inventory", f"{known.path}: {count} host{'s' * (count != 1)}; quine hosts check looks at them"
+    )
+
+
+def _binary() -> Finding:
+    """Not built here, which takes seconds: only whether it could be."""
+    import importlib.util
+
+    from deploy.build import running_binary
+
+    if running := running_binary():
+        return Finding("ok", "binary", f"this is {running.path}; hosts are sent it")
+    if importlib.util.find_spec("pex") is None:
+        return Finding(
+            "warn", "binary", "pex is not installed: hosts cannot be sent anything", "pip install pex"
+        )
+    if sys.prefix == sys.base_prefix:
+        cure = "install quine in a virtual environment: python3 -m venv .venv; .venv/bin/pip install quine"
+        return Finding(
+            "warn", "binary", "quine is not in a virtual environment: hosts cannot be sent anything", cure
+        )
+    return Finding("ok", "binary", f"made from {sys.prefix} when a host needs it")
+
+
+def _agent() -> Finding:
+    path = os.environ.get("SSH_AUTH_SOCK")
+    usual = [Path.home() / ".ssh" / name for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
+    files = [key for key in usual if key.exists()]
+    rest = f"; key files: {', '.join(map(str, files))}" if files else ""
+    if not path:
+        if files:
+            return Finding("ok", "ssh keys", f"no agent{rest}")
+        return Finding(
+            "warn",
+            "ssh keys",
+            "neither an ssh agent nor a key file",
+            "ssh-keygen -t ed25519, or start an ssh agent",
+        )
+    try:
+        count = _identities(path)
+    except OSError as error:
+        cure = 'start one: eval "$(ssh-agent)"; ssh-add'
+        return Finding(
+            "ok" if files else "warn", "ssh keys", f"the agent at {path} does not answer: {error}{rest}", cure
+        )
+    if not count and not files:
+        return Finding("warn", "ssh keys", "the ssh agent holds no key", "ssh-add")
+    return Finding("ok", "ssh keys", f"the agent holds {count}{rest}")
+
+
+def _identities(path: str) -> int:
+    """How many keys an agent holds (SSH_AGENTC_REQUEST_IDENTITIES, of draft-miller-ssh-agent)."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(AGENT_SECONDS)
+        connection.connect(path)
+        connection.sendall(struct.pack(">IB", 1, 11))
+        answer = b""
+        while len(answer) < 9:
+            data = connection.recv(9 - len(answer))
+            if not data:
+                raise OSError("it hung up")
+            answer += data
+    _, kind, count = struct.unpack(">IBI", answer)
+    if kind != 12:
+        raise OSError("it refused")
+    return int(count)
+
+
+def _configuration() -> Finding:
+    """Options of ~/.ssh/config that mean something to ssh and nothing to us."""
+    path = Path.home() / ".ssh" / "config"
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return Finding("ok", "ssh config", f"no {path}")
+    used = {
+        line.replace("=", " ").split()[0]
+        for line in lines
+        if line.split() and not line.lstrip().startswith("#")
+    }
+    ignored = sorted(word for word in used if word.lower() in IGNORED)
+    if ignored:
+        cure = "host keys are always checked (accept-new); connections are shared by the node"
+        return Finding("warn", "ssh config", f"{path}: not obeyed: {', '.join(ignored)}", cure)
+    return Finding("ok", "ssh config", f"{path} is obeyed")
