@@ -260,7 +260,9 @@ def jump_of(host: Host, inventory: Inventory) -> Host | None:
     assert parts is not None  # the model has checked it
     port = parts["port"]
     address = parts["host"].strip("[]")
-    return Host(name=address, address=address, user=parts["user"], port=int(port) if port else None)
+    return Host(
+        name=address.replace(":", "_"), address=address, user=parts["user"], port=int(port) if port else None
+    )
 
 
 def _check_jump(host: Host, hosts: dict[str, Host], path: Path) -> None:

@@ -249,9 +249,7 @@ def node(
 @app.command()
 def tape(
     action: Annotated[str, typer.Argument(metavar="show|tree", help="one session's tape, or its whole tree")],
-    session: Annotated[
-        str, typer.Argument(metavar="SESSION", help="its id or how it begins; the last")
-    ] = "",
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="its id or how it begins; the last")] = "",
     data_dir: Annotated[
         Path | None,
         typer.Option("--data-dir", metavar="DIR", help="where tapes are (QUINE_DATA_DIR, .quine)"),
