@@ -20,6 +20,7 @@ from deploy import probe, push
 from deploy.build import Binary, build
 from deploy.inventory import Host, Inventory, jump_of
 from transport import ssh
+from transport.channel import SshDuplex
 from transport.errors import Refused, Unreachable
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
@@ -73,7 +74,7 @@ class _Clock:
             self.phase(name)
 
 
-async def dial(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> ssh.SshDuplex:
+async def dial(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> SshDuplex:
     """The duplex to the node on `host`; raises Refused. `note` is told each phase with its time."""
     visit = await _Visit.plan(host, inventory, ssh_agent, note)
     try:
@@ -118,7 +119,7 @@ class _Visit:
         binary = await asyncio.to_thread(build)
         return cls(host, _target(host, inventory, ssh_agent), binary, note)
 
-    async def dial(self, trust: bool) -> ssh.SshDuplex:
+    async def dial(self, trust: bool) -> SshDuplex:
         async with _Clock(self.host, self._note) as clock:
             duplex, answers, _ = await self._open(clock, "dial", trust)
             try:
@@ -143,7 +144,7 @@ class _Visit:
 
     async def _open(
         self, clock: _Clock, mode: str, trust: bool
-    ) -> tuple[ssh.SshDuplex, probe.Answers, probe.Facts | None]:
+    ) -> tuple[SshDuplex, probe.Answers, probe.Facts | None]:
         """Connect and ask; unless it is a check, see that the binary is there. Facts: where they were told."""
         answers = probe.Answers(secrets.token_hex(16))
         command = probe.command(self.binary, answers.marker, mode, trust=trust)
@@ -170,7 +171,7 @@ def _facts(host: Host, answer: str) -> probe.Facts:
         ) from None
 
 
-def _failure(host: Host, duplex: ssh.SshDuplex) -> Exception:
+def _failure(host: Host, duplex: SshDuplex) -> Exception:
     """The dial ended before its first byte: why."""
     said = duplex.stderr.decode(errors="replace").strip()
     last = (said.splitlines() or [f"status {duplex.exit}"])[-1][:500]
@@ -182,7 +183,7 @@ def _failure(host: Host, duplex: ssh.SshDuplex) -> Exception:
     return Unreachable(host.name, f"its node does not start: {detail}", hint)
 
 
-async def _close(duplex: ssh.SshDuplex) -> None:
+async def _close(duplex: SshDuplex) -> None:
     duplex.close()
     await duplex.closed()
 

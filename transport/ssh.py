@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 import asyncssh
 
 from transport import known_hosts
-from transport.duplex import DuplexProtocol
+from transport.channel import SshDuplex
 from transport.errors import Unreachable
 
 Note = Callable[[str], None]
@@ -39,8 +39,6 @@ KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # a pulled cable is noticed after 45 s
 # Memory is bounded by the credits of our own streams; this only has to exceed bandwidth x round trip
 WINDOW = 16 << 20
 PACKET = 32 << 10  # larger ones break dropbear, and gain nothing with OpenSSH
-WRITE_HIGH, WRITE_LOW = 256 << 10, 64 << 10
-STDERR_KEPT = 8 << 10  # the tail of what the other side complains of
 TRIES = 3  # of a handshake that was dropped before the server said its version
 USUAL_KEYS = tuple(
     f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
@@ -71,14 +69,14 @@ async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
     try:
         note("start the session")
         _, session = await connections[-1].create_session(
-            SshDuplex,
+            cast(Any, SshDuplex),  # it has the methods, not the base class
             command,
             encoding=None,
             window=WINDOW,
             max_pktsize=PACKET,
             request_pty=False,
-            env=(),
-            send_env=(),
+            env=None,
+            send_env=None,
         )
     except asyncssh.ChannelOpenError as error:
         _abort(connections)
@@ -90,7 +88,7 @@ async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
     except BaseException:
         _abort(connections)
         raise
-    duplex = cast(SshDuplex, session)
+    duplex = cast(SshDuplex, cast(object, session))
     duplex.connections = connections
     return duplex
 
@@ -115,122 +113,6 @@ _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Sema
 def _places(target: SshTarget) -> asyncio.Semaphore:
     of_loop = _semaphores.setdefault(asyncio.get_running_loop(), {})
     return of_loop.setdefault(f"{target.address}:{target.port}", asyncio.Semaphore(HANDSHAKES))
-
-
-class SshDuplex(asyncssh.SSHClientSession[bytes]):
-    """The channel as a `Duplex`. `stderr` is the tail of what came there, `exit` the command's status."""
-
-    def __init__(self) -> None:
-        self.connections: list[asyncssh.SSHClientConnection] = []
-        self.stderr = b""
-        self.exit: int | None = None
-        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
-        self._protocol: DuplexProtocol | None = None
-        self._buffer: list[bytes] = []
-        self._ended: str | None = None  # why, once it has
-        self._told = False
-        self._news = asyncio.Event()
-        self._writable = asyncio.Event()
-        self._writable.set()
-
-    # What the bootstrap and the link call
-
-    async def read(self) -> bytes:
-        while not self._buffer and self._ended is None:
-            self._news.clear()
-            await self._news.wait()
-        return self._buffer.pop(0) if self._buffer else b""
-
-    def unread(self, data: bytes) -> None:
-        """Give back what was read too far; the next read or `attach` delivers it first."""
-        if data:
-            self._buffer.insert(0, data)
-
-    def writelines(self, chunks: list[bytes]) -> None:
-        self.write(b"".join(chunks))  # each write is at least one packet, and a packet costs more than a copy
-
-    def write(self, data: bytes) -> None:
-        if self._channel is not None and self._ended is None:
-            self._channel.write(data)
-
-    async def drain(self) -> None:
-        await self._writable.wait()
-        if self._ended is not None:
-            raise ConnectionResetError(self._ended or "end of file")
-
-    async def closed(self) -> None:
-        """Wait until nothing of it is left; call after `close`."""
-        for connection in reversed(self.connections):
-            await connection.wait_closed()
-
-    def attach(self, protocol: DuplexProtocol) -> None:
-        self._protocol = protocol
-        buffered, self._buffer = self._buffer, []
-        for data in buffered:
-            protocol.data_received(data)
-        if not self._writable.is_set():
-            protocol.pause_writing()
-        if self._ended is not None:
-            self._tell()
-
-    def close(self) -> None:
-        self._end("")
-        if self._channel is not None:
-            self._channel.close()
-        for connection in reversed(self.connections):
-            connection.close()
-
-    # What asyncssh calls
-
-    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
-        self._channel = chan
-        chan.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
-
-    def data_received(self, data: bytes, datatype: int | None) -> None:
-        if datatype is not None:
-            self.stderr = (self.stderr + data)[-STDERR_KEPT:]
-        elif self._told:
-            pass  # connection_lost was the last call
-        elif self._protocol is not None:
-            self._protocol.data_received(data)
-        else:
-            self._buffer.append(data)
-            self._news.set()
-
-    def pause_writing(self) -> None:
-        self._writable.clear()
-        if self._protocol is not None and not self._told:
-            self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-        if self._protocol is not None and not self._told:
-            self._protocol.resume_writing()
-
-    def exit_status_received(self, status: int) -> None:
-        self.exit = status
-
-    def eof_received(self) -> bool:
-        # Not the end yet: the exit status and the last of stderr still come, then the channel closes
-        return True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end("" if exc is None else _text(exc))
-        for connection in reversed(self.connections):
-            connection.close()
-
-    def _end(self, why: str) -> None:
-        if self._ended is None:
-            self._ended = why
-        self._news.set()
-        self._writable.set()
-        if self._protocol is not None:
-            self._tell()
-
-    def _tell(self) -> None:
-        if not self._told and self._protocol is not None:
-            self._told = True
-            self._protocol.connection_lost(self._ended or "")
 
 
 async def _reach(target: SshTarget, note: Note) -> list[asyncssh.SSHClientConnection]:
