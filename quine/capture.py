@@ -1,0 +1,92 @@
+"""What a command or a child printed: the ends in memory, the whole in a file as soon as it is too long.
+
+Laws
+1. Memory is bounded by what is shown; nothing is dropped: the result names the file with the whole.
+2. A cut never splits a character.
+"""
+
+from __future__ import annotations
+
+import os
+
+LIMIT = 1 << 30  # bytes of one stream that are kept; who prints more is ended and told so
+CHUNK = 1 << 18
+
+
+class Capture:
+    def __init__(self, limit: int, path: str) -> None:
+        self._limit = limit
+        self._path = path
+        self._kept = bytearray()  # all of it until it is too long, then the beginning
+        self._tail = bytearray()
+        self._fd = -1
+        self.total = 0
+
+    @property
+    def too_much(self) -> bool:
+        return self.total > LIMIT
+
+    def feed(self, data: bytes) -> None:
+        self.total += len(data)
+        if self._fd < 0:
+            self._kept += data
+            if len(self._kept) <= self._limit:
+                return
+            self._spill()
+            data = b""
+        _write_all(self._fd, data)
+        self._tail += data
+        del self._tail[: -self._tail_size or len(self._tail)]
+
+    def _spill(self) -> None:
+        os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        _write_all(self._fd, self._kept)
+        head = self._limit - self._tail_size
+        self._tail += self._kept[head:]
+        del self._tail[: -self._tail_size or len(self._tail)]
+        del self._kept[head:]
+
+    @property
+    def _tail_size(self) -> int:
+        return self._limit // 4
+
+    def text(self) -> str:
+        """What is shown; closes the file."""
+        self.close()
+        if self.total <= self._limit:
+            return self._kept.decode("utf-8", "replace")
+        note = f"\n...[Output Truncated, {self.total} bytes total, the whole is in {self._path}]...\n"
+        return _whole_head(self._kept) + note + _whole_tail(self._tail)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def _write_all(fd: int, data: bytes | bytearray) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _whole_head(data: bytearray) -> str:
+    """Without the first part of a character whose rest was cut off."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+        if length > back:
+            data = data[:-back]
+        break
+    return data.decode("utf-8", "replace")
+
+
+def _whole_tail(data: bytearray) -> str:
+    """Without the last part of a character whose beginning was cut off."""
+    start = 0
+    while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
+        start += 1
+    return data[start:].decode("utf-8", "replace")

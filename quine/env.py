@@ -1,0 +1,294 @@
+"""Everything that a process inherits: each variable read once, here, with its default; and what it passes on.
+
+Laws
+1. `adopt` is called once, at the start. After it `os.environ` is exactly what a command in `sh` may
+   see: no key, token or password is left in it. What was taken out lives in this process and in a
+   sealed memo (transport/inherit.py) for the quines among our descendants.
+2. An option is its variable: it is put over the environment before that is read, so that children
+   inherit it, and a bad value is named the same way.
+3. Lineage and limits of the tree come from the memo where there is one: changing a variable in `sh` buys
+   neither depth nor agents.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+from quine.exits import Misconfigured, NotBuilt
+from quine.guests import KNOWN, Config
+from quine.life import Life, Limits, is_session
+from transport import inherit
+
+# option of the command line -> its variable
+OPTIONS = {
+    "model": "QUINE_MODEL_ID",
+    "max_turns": "QUINE_MAX_TURNS",
+    "max_depth": "QUINE_MAX_DEPTH",
+    "max_agents": "QUINE_MAX_AGENTS",
+    "max_tokens": "QUINE_MAX_TOKENS",
+    "max_cost": "QUINE_MAX_COST",
+    "deadline": "QUINE_DEADLINE",
+    "inventory": "QUINE_INVENTORY",
+    "fs": "QUINE_FS",
+}
+LATER = ("QUINE_MAX_TOKENS", "QUINE_MAX_COST", "QUINE_DEADLINE")  # set and not built: refused, never ignored
+
+WISDOM = "QUINE_WISDOM_"
+
+# Credentials of guests: taken out of the environment, handed on to nested quines.
+KEYS = (
+    "QUINE_API_KEY",
+    "OPENAI_API_KEY",
+    "ANTHROPIC_API_KEY",
+    "ANTHROPIC_AUTH_TOKEN",
+    "GEMINI_API_KEY",
+    "GOOGLE_API_KEY",
+)
+SECRET_WORDS = {"KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE"}
+
+# type, key variables, base variables, default base
+VENDORS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
+    ("openai", ("OPENAI_API_KEY",), ("OPENAI_BASE_URL",), "https://api.openai.com/v1"),
+    ("openai", (), ("OLLAMA_HOST",), ""),
+    (
+        "anthropic",
+        ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
+        ("ANTHROPIC_BASE_URL",),
+        "https://api.anthropic.com",
+    ),
+    ("gemini", ("GOOGLE_API_KEY", "GEMINI_API_KEY"), ("GOOGLE_GEMINI_BASE_URL",), ""),
+)
+NO_GUEST_HINT = (
+    "export OPENAI_API_KEY=… QUINE_MODEL_ID=…, or QUINE_API_BASE=http://127.0.0.1:8080/v1 for a server of "
+    "your own, or QUINE_API_TYPE=script QUINE_API_BASE=replies.jsonl"
+)
+
+
+class Settings(NamedTuple):
+    """What was read, once."""
+
+    limits: Limits
+    model: str
+    shell: str
+    data_dir: str
+    node: str
+    wisdom: dict[str, str]
+    secrets: dict[str, str]
+    memo: dict[str, Any]
+
+
+def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> Settings:
+    """Read the environment, take the secrets out of it, complete it; Misconfigured names what is wrong."""
+    memo = inherit.read(environ)
+    secrets = _texts(memo.get("environ"))
+    for option, variable in OPTIONS.items():
+        if options.get(option) is not None:
+            environ[variable] = str(options[option])
+    for name in [name for name in environ if is_secret(name)]:
+        value = environ.pop(name)
+        if name in KEYS and value:
+            secrets[name] = value
+    for name in [n for n, v in environ.items() if any(len(s) >= 8 and s in v for s in secrets.values())]:
+        del environ[name]
+    for variable in LATER:
+        if environ.get(variable):
+            raise NotBuilt(variable)
+    if environ.get("QUINE_FS", "origin:") != "origin:":
+        raise NotBuilt("QUINE_FS")
+    data_dir = os.path.abspath(os.path.expanduser(environ.get("QUINE_DATA_DIR") or ".quine"))
+    environ["QUINE_DATA_DIR"] = data_dir
+    if environ.get("QUINE_INVENTORY"):
+        environ["QUINE_INVENTORY"] = os.path.abspath(os.path.expanduser(environ["QUINE_INVENTORY"]))
+    if environ.get("QUINE_API_TYPE") == "script" and environ.get("QUINE_API_BASE"):
+        environ["QUINE_API_BASE"] = os.path.abspath(environ["QUINE_API_BASE"])
+    wisdom = {
+        name.removeprefix(WISDOM): value
+        for name, value in environ.items()
+        if name.startswith(WISDOM) and value and name != WISDOM
+    }
+    return Settings(
+        limits=_limits(environ, memo),
+        model=environ.get("QUINE_MODEL_ID", ""),
+        shell=environ.get("QUINE_SHELL") or "/bin/sh",
+        data_dir=data_dir,
+        node=environ.get("QUINE_NODE_NAME") or "local",
+        wisdom=wisdom,
+        secrets=secrets,
+        memo=memo,
+    )
+
+
+def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config:
+    """How to reach the guest; Misconfigured says how to get one."""
+    known = {**settings.secrets, **environ}
+    kind, base, key = (
+        known.get("QUINE_API_TYPE", ""),
+        known.get("QUINE_API_BASE", ""),
+        known.get("QUINE_API_KEY", ""),
+    )
+    if kind and kind not in KNOWN:
+        raise Misconfigured(f"QUINE_API_TYPE must be one of {', '.join(KNOWN)}, not {kind!r}")
+    if kind == "script":
+        if not base:
+            raise Misconfigured("QUINE_API_BASE must be the path of the script")
+        return Config(kind, base, settings.model or "script")
+    if base:
+        kind = kind or "openai"
+    for vendor, keys, bases, default in VENDORS:
+        if base and key:
+            break
+        if kind and vendor != kind:
+            continue
+        found_key = next((known[name] for name in keys if known.get(name)), "")
+        found_base = next((known[name] for name in bases if known.get(name)), "")
+        if not found_key and not found_base:
+            continue
+        kind = vendor
+        # A key belongs to its vendor: it does not follow a base that somebody else named.
+        if not base:
+            base = _ollama(found_base) if bases == ("OLLAMA_HOST",) else found_base or default
+            key = key or found_key
+    if not base and key and kind == "openai":
+        base = VENDORS[0][3]
+    if not base:
+        raise Misconfigured("no guest: neither QUINE_API_BASE nor a vendor's key is set", NO_GUEST_HINT)
+    if not settings.model:
+        raise Misconfigured("QUINE_MODEL_ID is not set", "name the model with --model or QUINE_MODEL_ID")
+    return Config(kind, base.rstrip("/"), settings.model, key)
+
+
+def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None = None) -> int:
+    """Write the memo for our descendants and return its descriptor; the environment names it from now on.
+
+    `exec_state` is for this very process after execve(), and for nobody else.
+    """
+    memo = {key: value for key, value in settings.memo.items() if key != "exec"}
+    memo["environ"] = settings.secrets
+    memo["lineage"] = {
+        "session": life.session,
+        "root": life.root,
+        "depth": life.depth,
+        "limits": life.limits._asdict(),
+        "locks": os.path.join(settings.data_dir, "locks") if "lineage" not in memo else _locks(settings),
+    }
+    if exec_state is not None:
+        memo["exec"] = exec_state
+    fd = inherit.write(memo)
+    os.set_inheritable(fd, True)
+    os.environ[inherit.VARIABLE] = str(fd)
+    os.environ["QUINE_SESSION_ID"] = life.session
+    os.environ["QUINE_PARENT_SESSION"] = life.parent
+    os.environ["QUINE_ROOT_SESSION"] = life.root
+    os.environ["QUINE_DEPTH"] = str(life.depth)
+    return fd
+
+
+def lineage(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[str, str, int]:
+    """(parent's session, root's session, own depth); ("", "", 0) for the root of a tree."""
+    told = settings.memo.get("lineage")
+    if not isinstance(told, dict):
+        told = {
+            "session": environ.get("QUINE_SESSION_ID"),
+            "root": environ.get("QUINE_ROOT_SESSION"),
+            "depth": _integer(environ, "QUINE_DEPTH", 0),
+        }
+    parent, root = told.get("session"), told.get("root")
+    if not is_session(parent) or not is_session(root):
+        return "", "", 0
+    return str(parent), str(root), int(told["depth"]) + 1
+
+
+def locks(settings: Settings, root: str) -> str:
+    """Where the tree counts its agents: one place for all its processes on this machine."""
+    return os.path.join(_locks(settings), root)
+
+
+def _locks(settings: Settings) -> str:
+    told = settings.memo.get("lineage")
+    if isinstance(told, dict) and isinstance(told.get("locks"), str):
+        return str(told["locks"])
+    return os.path.join(settings.data_dir, "locks")
+
+
+def ensure_quine(data_dir: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """A `quine` on PATH, also where we were started by a path or as a module."""
+    places = environ.get("PATH", os.defpath).split(os.pathsep)
+    if any(os.access(os.path.join(place, "quine"), os.X_OK) for place in places if place):
+        return
+    beside = os.path.dirname(sys.executable)
+    if not os.access(os.path.join(beside, "quine"), os.X_OK):
+        beside = os.path.join(data_dir, "bin")
+        os.makedirs(beside, 0o700, exist_ok=True)
+        aside = os.path.join(beside, f".quine.{os.getpid()}")
+        with open(aside, "w", encoding="utf-8") as file:
+            file.write(f'#!/bin/sh\nexec {quote(sys.executable)} -P -m quine "$@"\n')
+        os.chmod(aside, 0o700)
+        os.rename(aside, os.path.join(beside, "quine"))
+    # Last, not first: the user's own python and tools come before those that lie beside ours.
+    environ["PATH"] = os.pathsep.join([*places, beside])
+
+
+def quote(text: str) -> str:
+    """One word for a POSIX shell, whatever is in it."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def is_secret(name: str) -> bool:
+    """Does the name say that its value is a key, a token or a password?"""
+    if name.startswith("QUINE_"):
+        return name == "QUINE_API_KEY"
+    words = name.upper().split("_")
+    return words[-1] in SECRET_WORDS or "SECRET" in words or "API_KEY" in name.upper()
+
+
+def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:
+    default = Limits()
+    limits = Limits(
+        turns=_integer(environ, "QUINE_MAX_TURNS", default.turns),
+        depth=_integer(environ, "QUINE_MAX_DEPTH", default.depth),
+        agents=_integer(environ, "QUINE_MAX_AGENTS", default.agents),
+        concurrent=_integer(environ, "QUINE_MAX_CONCURRENT", default.concurrent),
+        sh_timeout=_integer(environ, "QUINE_SH_TIMEOUT", int(default.sh_timeout)),
+        truncate=_integer(environ, "QUINE_OUTPUT_TRUNCATE", default.truncate),
+        window=_integer(environ, "QUINE_CONTEXT_WINDOW", default.window),
+    )
+    told = memo.get("lineage")
+    if isinstance(told, dict) and isinstance(told.get("limits"), dict):
+        above = Limits(**told["limits"])
+        limits = limits._replace(
+            depth=min(limits.depth, above.depth),
+            agents=min(filter(None, (limits.agents, above.agents)), default=0),
+            concurrent=min(filter(None, (limits.concurrent, above.concurrent)), default=0),
+        )
+    return limits
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise Misconfigured(f"{name} must be an integer, not {text!r}") from None
+    if value < 0:
+        raise Misconfigured(f"{name} must not be negative, and is {value}")
+    return value
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+def _ollama(host: str) -> str:
+    """OLLAMA_HOST may lack a scheme, or be the address that a server listens on."""
+    if "://" not in host:
+        host = f"http://{host}"
+    scheme, _, rest = host.partition("://")
+    rest = rest.rstrip("/").replace("0.0.0.0", "127.0.0.1")
+    if ":" not in rest:
+        rest += ":11434"
+    return f"{scheme}://{rest}/v1"

@@ -1,0 +1,51 @@
+"""The guest of an agent whose origin is elsewhere: every inference is asked of the origin, over the link.
+
+Laws
+1. No key and no script comes here; a request and a reply go across, as JSON.
+2. The errors of the guest cross by kind, so that this end acts on them as if it had called the guest itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from quine.guests.base import GuestError, Overflow, Refused, Reply, Request, Unavailable
+
+Ask = Callable[[str, bytes], bytes]
+
+_ERRORS: dict[str, type[GuestError]] = {
+    "unavailable": Unavailable,
+    "overflow": Overflow,
+    "refused": Refused,
+}
+
+
+class RelayGuest:
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def infer(self, request: Request) -> Reply:
+        body = json.dumps(
+            {
+                "session": request.session,
+                "mission": request.mission,
+                "ordinal": request.ordinal,
+                "wisdom": dict(request.wisdom),
+                "messages": [message.to_json() for message in request.messages],
+            }
+        )
+        try:
+            answer: Any = json.loads(self._ask("infer", body.encode()))
+            if fault := answer.get("error"):
+                raise _ERRORS.get(fault, GuestError)(str(answer.get("detail", "")))
+            return Reply.from_json(answer)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise GuestError(f"the origin's answer cannot be read: {error}") from None
+
+
+def error_to_json(error: GuestError) -> dict[str, str]:
+    """The origin's half of law 2."""
+    kind = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "other")
+    return {"error": kind, "detail": str(error)}

@@ -1,0 +1,87 @@
+"""A guest that follows a file: JSON lines, each a reply, with which tests, demo and benchmarks run.
+
+A line is {"match"?: regex on the mission, "wisdom"?: regex on the wisdom as JSON, "reply": {"text"?,
+"tool_calls"?: [{"name", "arguments"}]}, "usage"?: {"input", "output"}, "repeat"?: bool}.
+
+Laws
+1. The n-th inference of a life gets the n-th line among those whose guards fit that life. So one file scripts
+   a whole tree, whatever order its processes run in, and nothing has to be counted between them.
+2. A line with "repeat" answers every further inference of the lives that reach it.
+3. `arguments` that are text stand for the raw argument string, so that broken ones can be scripted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from quine.exits import Misconfigured
+from quine.guests.base import Message, Refused, Reply, Request, ToolCall, Usage
+
+KEYS = {"match", "wisdom", "reply", "usage", "repeat"}
+
+
+class ScriptGuest:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            with open(path, encoding="utf-8") as file:
+                self._lines = [_line(path, n, text) for n, text in enumerate(file, 1) if text.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise Misconfigured(f"the script {path} cannot be read: {why}") from None
+
+    def infer(self, request: Request) -> Reply:
+        wisdom = json.dumps(dict(request.wisdom), sort_keys=True)
+        fit = [line for line in self._lines if _fits(line, request.mission, wisdom)]
+        line = next((line for line in fit[: request.ordinal] if line.get("repeat")), None)
+        if line is None:
+            if request.ordinal >= len(fit):
+                raise Refused(
+                    f"the script {self._path} has {len(fit)} lines for this mission and is asked for one more",
+                    'add a line, or give the last one "repeat": true',
+                )
+            line = fit[request.ordinal]
+        return _reply(line, request)
+
+
+def _line(path: str, number: int, text: str) -> dict[str, Any]:
+    try:
+        line = json.loads(text)
+        if not isinstance(line, dict) or not isinstance(line.get("reply"), dict):
+            raise ValueError('it has no "reply"')
+        if unknown := line.keys() - KEYS:
+            raise ValueError(f"unknown key {min(unknown)!r}")
+        for key in ("match", "wisdom"):
+            if key in line:
+                line[key] = re.compile(line[key])
+        for call in line["reply"].get("tool_calls", ()):
+            if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict | str):
+                raise ValueError('a tool call is {"name", "arguments"}')
+    except (ValueError, TypeError, KeyError, re.error) as error:
+        raise Misconfigured(f"the script {path}, line {number}: {error}") from None
+    return line
+
+
+def _fits(line: dict[str, Any], mission: str, wisdom: str) -> bool:
+    return all(
+        guard not in line or line[guard].search(value)
+        for guard, value in (("match", mission), ("wisdom", wisdom))
+    )
+
+
+def _reply(line: dict[str, Any], request: Request) -> Reply:
+    reply = line["reply"]
+    calls = []
+    for index, call in enumerate(reply.get("tool_calls", ())):
+        call_id = f"call_{request.ordinal}_{index}"
+        if isinstance(call["arguments"], str):
+            calls.append(ToolCall.parse(call_id, call["name"], call["arguments"]))
+        else:
+            calls.append(ToolCall(call_id, call["name"], call["arguments"]))
+    usage = line.get("usage", {})
+    message = Message("assistant", str(reply.get("text", "")), tuple(calls))
+    return Reply(
+        message, Usage(int(usage.get("input", 0)), int(usage.get("output", 0))), "tool" if calls else "end"
+    )

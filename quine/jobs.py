@@ -1,0 +1,213 @@
+"""The forked children of a process: their pipes, their end, their record.
+
+Laws
+1. A child's end is what its pidfd says, never the end of its output: a process it left behind can hold a pipe open.
+2. Every child is reaped here, by pid, once.
+3. A child that nobody waits for keeps its streams and its status in files, `jobs/<session>/{stdout,stderr,status}`.
+4. Ending a child is TERM, a pause, KILL to it and to all its descendants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+from typing import Any, NamedTuple
+
+from quine import procs
+from quine.capture import CHUNK, Capture
+from quine.shell import drain
+from quine.signals import Signals
+
+GRACE = 5.0  # a child that is ended has a shell and children of its own to end first
+REPORT = 1 << 16
+
+
+class Status(NamedTuple):
+    """state as in transport/status.py, code as a shell sees it."""
+
+    code: int
+    state: str = "exited"
+    signal: str = ""
+    detail: str = ""
+
+    def line(self) -> str:
+        """What else there is to say than the code."""
+        said = f"{self.state}{': ' + self.detail if self.detail else ''}"
+        return (
+            f"[SIGNAL] {self.signal}" if self.signal else "" if self.state == "exited" else f"[STATE] {said}"
+        )
+
+
+class Job:
+    def __init__(self, session: str, intent: str, host: str, directory: str) -> None:
+        self.session = session
+        self.intent = intent
+        self.host = host
+        self.directory = directory  # "" where somebody waits
+        self.pid = 0
+        self.pidfd = -1
+        self.report = -1
+        self.streams: dict[int, Capture] = {}
+        self.status: Status | None = None
+
+    def started(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        if self.directory:
+            facts = {"session": self.session, "pid": pid, "intent": self.intent, "host": self.host}
+            write_aside(os.path.join(self.directory, "job"), facts)
+
+    def feed(self, fd: int) -> bool:
+        """Take output; False at its end."""
+        data = os.read(fd, CHUNK)
+        self.streams[fd].feed(data)
+        return bool(data)
+
+    def reap(self) -> None:
+        _, status = os.waitpid(self.pid, 0)
+        for fd, stream in self.streams.items():
+            drain(fd, stream)
+            os.close(fd)
+        told = os.read(self.report, REPORT) if self.report >= 0 else b""
+        for fd in (self.report, self.pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self.report = self.pidfd = -1
+        self.status = _status(status, told)
+        if self.directory:
+            write_aside(os.path.join(self.directory, "status"), self.status._asdict())
+
+    def hurry(self) -> None:
+        """TERM now; it is waited for later."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+
+    def texts(self) -> list[str]:
+        texts = [stream.text() for stream in self.streams.values()]
+        self.streams = {}
+        return texts
+
+    def forget(self) -> None:
+        """In a forked child: close what is the parent's."""
+        for fd in (*self.streams, self.pidfd, self.report):
+            if fd >= 0:
+                os.close(fd)
+
+
+class Jobs:
+    def __init__(self) -> None:
+        self.running: list[Job] = []
+
+    def adopt(self, records: list[dict[str, Any]]) -> None:
+        """After exec: the children of the former life are still ours."""
+        for record in records:
+            job = Job(record["session"], record["intent"], record["host"], record["directory"])
+            job.pid = record["pid"]
+            with contextlib.suppress(OSError):
+                job.pidfd = os.pidfd_open(job.pid)
+                self.running.append(job)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [
+            {"session": j.session, "intent": j.intent, "host": j.host, "directory": j.directory, "pid": j.pid}
+            for j in self.running
+        ]
+
+    def disown(self) -> None:
+        for job in self.running:
+            job.forget()
+        self.running = []
+
+    def finished(self) -> list[Job]:
+        """Who has ended since the last time this was asked, reaped; does not wait."""
+        ended = [job for job in self.running if job.pidfd >= 0 and procs.wait([job.pidfd], 0)]
+        for job in ended:
+            self._reap(job)
+        return ended
+
+    def wait(self, jobs: list[Job], race: bool, signals: Signals) -> Job | None:
+        """Until all of these have ended, or in a race until one has succeeded; that one is returned."""
+        poll = select.poll()
+        poll.register(signals.fd, select.POLLIN)
+        owner: dict[int, Job] = {}
+        for job in jobs:
+            for fd in (job.pidfd, *job.streams):
+                owner[fd] = job
+                poll.register(fd, select.POLLIN)
+        heeded, told = 0, False
+        with signals.running():
+            while any(job.status is None for job in jobs):
+                for fd, _ in poll.poll():
+                    if fd == signals.fd:
+                        signals.drain()
+                        continue
+                    job = owner[fd]
+                    if job.status is not None:
+                        continue
+                    if fd != job.pidfd:
+                        if not job.feed(fd):
+                            poll.unregister(fd)
+                        continue
+                    for old in (fd, *job.streams):
+                        with contextlib.suppress(KeyError):
+                            poll.unregister(old)
+                    self._reap(job)
+                    if race and job.status is not None and job.status.code == 0:
+                        return job
+                if signals.interrupts > heeded:
+                    heeded = signals.interrupts
+                    _tell(jobs, signal.SIGINT)
+                if signals.alarm and not told:
+                    told = True  # they, too, are to answer now
+                    _tell(jobs, signal.SIGALRM)
+        return None
+
+    def end(self, jobs: list[Job]) -> None:
+        """End these and all that descends from them; reaps them."""
+        left = [job for job in jobs if job.status is None and job.pidfd >= 0]
+        _tell(left, signal.SIGTERM)
+        _tell(left, signal.SIGCONT)
+        if not procs.wait([job.pidfd for job in left], GRACE):
+            for job in left:
+                for pid in procs.tree(job.pid):
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+        for job in left:
+            self._reap(job)
+
+    def _reap(self, job: Job) -> None:
+        job.reap()
+        self.running.remove(job)
+
+
+def _tell(jobs: list[Job], number: int) -> None:
+    for job in jobs:
+        if job.pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(job.pidfd, number)
+
+
+def _status(word: int, told: bytes) -> Status:
+    """From the wait status, and from what the face of a remote child has reported where it could."""
+    if told:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            report = json.loads(told)
+            return Status(int(report["code"]), report["state"], report["signal"] or "", report["detail"])
+    code = os.waitstatus_to_exitcode(word)
+    if code < 0:
+        known = -code in list(signal.Signals)
+        name = signal.Signals(-code).name.removeprefix("SIG") if known else str(-code)
+        return Status(128 - code, "signaled", name)
+    return Status(code)
+
+
+def write_aside(path: str, value: dict[str, Any]) -> None:
+    """A small file that is there whole or not at all."""
+    aside = f"{path}.{os.getpid()}"
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        json.dump(value, file)
+    os.rename(aside, path)

@@ -1,0 +1,318 @@
+"""The host loop: carries one life of one guest, from its first inference to its end.
+
+Laws
+1. Nothing of stdin is read and nothing is written to stdout; those belong to the commands of the agent.
+2. What was sent to the guest and what it answered is on the tape before it has an effect.
+3. The calls of a reply are answered in their order, each exactly once; only `exit` and a successful `exec`
+   leave calls unanswered, because then nobody asks.
+4. Nothing of the tree outlives a signal: the outcome is written, then children and commands are ended.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, NamedTuple
+
+from quine import env, procs, prompt, slots, tools
+from quine.env import Settings
+from quine.exits import DEADLINE, DENIED, FAILED, TRY_AGAIN
+from quine.guests.base import (
+    Guest,
+    GuestError,
+    Message,
+    Overflow,
+    Refused,
+    Reply,
+    Request,
+    ToolCall,
+    ToolResult,
+    Unavailable,
+    Usage,
+)
+from quine.jobs import Jobs
+from quine.life import Life
+from quine.shell import Shell, here
+from quine.signals import Signals, Terminated
+from quine.tape import Tape
+from quine.tools import exec as exec_tool
+from quine.tools import exit as exit_tool
+from quine.tools import fork as fork_tool
+from quine.tools import sh as sh_tool
+from quine.tools.base import Ended, Result
+
+REMINDERS = 3  # replies without a call, in a row, that end a life
+
+
+class End(NamedTuple):
+    """How this process must leave."""
+
+    status: int
+    signal: int = 0
+
+
+class Loop:
+    """One life. Tools reach what they need through it."""
+
+    def __init__(
+        self,
+        life: Life,
+        settings: Settings,
+        guest: Guest,
+        tape: Tape,
+        signals: Signals,
+        slots: list[int],
+        relayed: bool = False,
+        remote: Any = fork_tool.default_face,
+    ) -> None:
+        self.life = life
+        self.settings = settings
+        self.tape = tape
+        self.signals = signals
+        self.slots = slots
+        self.relayed = relayed
+        self.remote = remote
+        self.jobs = Jobs()
+        self.locks = env.locks(settings, life.root)
+        self.outputs = os.path.join(settings.data_dir, "outputs", life.session)
+        self.shell = Shell(life.shell, here(), signals, self.outputs, life.limits.truncate)
+        self.messages: list[Message] = list(life.context)
+        self.answered = 0  # calls of the reply under way that have their result
+        self._guest = guest
+        self._turns = 0
+        self._ordinal = 0
+        self._usage = Usage()
+        self._context = 0  # tokens of the conversation, as far as the guest has told
+        self._silent = 0
+        self._last = False  # turns are used up: one more reply
+        self._begun = time.monotonic()
+        signals.groups = self._groups
+
+    # -- the life ----------------------------------------------------------------------------------
+
+    def live(self) -> End:
+        """Until the end; raises Reborn in a forked child, and returns with nothing left behind."""
+        try:
+            try:
+                self._open()
+                while True:
+                    self._step()
+            except GuestError as error:
+                raise _ended(error) from error
+        except Ended as ended:
+            return self._finish(ended)
+        except Terminated as terminated:
+            return self._finish_signalled(terminated.number)
+
+    def _open(self) -> None:
+        life = self.life
+        meta = {
+            "session_id": life.session,
+            "parent_session_id": life.parent,
+            "root_session_id": life.root,
+            "depth": life.depth,
+            "model_id": life.model,
+            "created_at": round(time.time(), 6),
+            "mission": life.mission,
+            "born": life.born,
+            "node": self.settings.node,
+            "pid": os.getpid(),
+            "boot_id": _boot_id(),
+            "started": process.started if (process := procs.look(os.getpid())) else 0,
+            "cwd": self.shell.cwd,
+            "limits": life.limits._asdict(),
+            "wisdom": life.wisdom,
+        }
+        if life.cloned[0]:
+            # What was lived before stands on the parent's tape, up to this line.
+            meta["cloned"] = {"session": life.cloned[0], "lines": life.cloned[1]}
+        self.tape.add("meta", meta)
+        for message in life.opening or (prompt.system(life), prompt.first(life)):
+            self._say(message)
+
+    def _step(self) -> None:
+        if self.signals.alarm:
+            self._say(Message("user", prompt.TIME_LIMIT))
+        reply = self._infer()
+        last, calls = self._last, reply.message.tool_calls
+        if calls:
+            self._silent = 0
+            self._answer(calls)
+        else:
+            self._silent += 1
+        if last:
+            turns = self.life.limits.turns
+            raise Ended(
+                DENIED, "turn_exhaustion", detail=f"all {turns} turns are used", hint="see --max-turns"
+            )
+        if self._silent >= REMINDERS:
+            if self.signals.alarm:
+                raise Ended(DEADLINE, "timeout", detail="the guest did not answer when its time was over")
+            raise Ended(
+                FAILED, "error", detail=f"the guest made no tool call in {REMINDERS} replies in a row"
+            )
+        if not calls:
+            self._say(Message("user", prompt.REMINDER))
+
+    def _infer(self) -> Reply:
+        self.tape.sync()
+        life = self.life
+        request = Request(self.messages, tools.TOOLS, life.session, life.mission, self._ordinal, life.wisdom)
+        begun = time.time()
+        with self.signals.calling_out():
+            # Relayed inferences are counted at the origin.
+            held = [] if self.relayed else slots.wait(self.locks, "infer", life.limits.concurrent)
+            try:
+                reply = self._guest.infer(request)
+            finally:
+                for fd in held:
+                    os.close(fd)
+        self._ordinal += 1
+        self._usage += reply.usage
+        self._context = reply.usage.input + reply.usage.output or self._context
+        self.messages.append(reply.message)
+        self.tape.message(reply.message, usage=reply.usage._asdict(), stop=reply.stop, asked=round(begun, 6))
+        self.tape.sync()
+        return reply
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def _answer(self, calls: tuple[ToolCall, ...]) -> None:
+        ready: dict[int, Result] = {}
+        self.answered = 0
+        for index, call in enumerate(calls):
+            if index not in ready:
+                if call.name == "fork" and not self._objection(call):
+                    forks = [(i, c) for i, c in enumerate(calls) if i >= index and self._may_fork(c)]
+                    ready.update(fork_tool.run(self, forks, calls))
+                else:
+                    ready[index] = self._one(call)
+            result = ready[index]
+            text = result.text if index < len(calls) - 1 else result.text + self._left()
+            self._say(Message("tool", result=ToolResult(call.id, call.name, text, result.is_error)))
+            self.answered += 1
+
+    def _one(self, call: ToolCall) -> Result:
+        if objection := self._objection(call):
+            return Result(objection, True)
+        if call.name == "sh":
+            self._turns += 1
+            return sh_tool.run(self, call.args)
+        if call.name == "exec":
+            return exec_tool.run(self, call.args)
+        return exit_tool.run(call.args)
+
+    def _may_fork(self, call: ToolCall) -> bool:
+        return call.name == "fork" and not self._objection(call)
+
+    def _objection(self, call: ToolCall) -> str:
+        """Why a call is not even tried."""
+        if self.signals.alarm and call.name != "exit":
+            return prompt.TIME_REFUSAL
+        if self._last and call.name not in ("exec", "exit"):
+            return prompt.LAST_REFUSAL
+        if call.fault:
+            return f"Bad call: {call.fault}; send it again"
+        if call.name == "fork" and (later := next((k for k in fork_tool.LATER if k in call.args), "")):
+            return f"[FORK ERROR] not built yet: {later}"
+        if fault := tools.fault(call.name, call.args):
+            return f"Bad call: {fault}; send it again"
+        if call.name == "fork":
+            return fork_tool.fault(call.args)
+        if call.name == "sh" and 0 < self.life.limits.turns <= self._turns:
+            return prompt.LAST_REFUSAL
+        return ""
+
+    def _left(self) -> str:
+        """What the last result of a batch is followed by."""
+        lines = []
+        for job in self.jobs.finished():
+            assert job.status is not None
+            line = job.status.line()
+            lines.append(
+                f"[FORK ENDED] job {job.session} exit code {job.status.code}{' ' + line if line else ''}"
+            )
+            if job.directory:
+                lines.append(f"  {job.directory}/stdout, stderr")
+        if limit := self.life.limits.turns:
+            lines.append(f"[TURNS LEFT] {max(0, limit - self._turns)}")
+            if self._turns >= limit and not self._last:
+                self._last = True
+                lines.append(prompt.LAST_NOTE)
+        used = self._context or sum(len(m.result.text if m.result else m.text) for m in self.messages) // 4
+        lines.append(f"[CONTEXT USED] {round(used / 1000)}K of {round(self.life.limits.window / 1000)}K")
+        return "\n" + "\n".join(lines)
+
+    def _say(self, message: Message) -> None:
+        self.messages.append(message)
+        self.tape.message(message)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def record_end(self, status: int, mode: str, reason: str, **more: Any) -> None:
+        """The outcome, on the disk. After a failed exec a life may go on behind it."""
+        data = {
+            "exit_code": status,
+            "stderr": reason,
+            "duration_ms": round((time.monotonic() - self._begun) * 1000),
+            "tokens_in": self._usage.input,
+            "tokens_out": self._usage.output,
+            "turn_count": self._turns,
+            "termination_mode": mode,
+            **more,
+        }
+        self.tape.add("outcome", data)
+        self.tape.sync()
+
+    def _finish(self, ended: Ended) -> End:
+        from quine.exits import complain, say
+
+        self.jobs.finished()
+        self.shell.close()
+        # A signal from here on is too late: the verdict is given.
+        self.record_end(ended.status, ended.mode, ended.reason or ended.detail)
+        if ended.reason:
+            say(ended.reason)
+        if ended.detail:
+            complain(ended.detail, ended.hint)
+        return End(ended.status)
+
+    def _finish_signalled(self, number: int) -> End:
+        # First the record: whoever sent TERM may send KILL next.
+        self.record_end(128 + number, "signal", f"terminated by signal {number}", signal=number)
+        for job in self.jobs.running:
+            job.hurry()
+        self.shell.close()
+        self.jobs.end(list(self.jobs.running))
+        return End(128 + number, number)
+
+    def disown(self) -> None:
+        """In a forked child: let go of what is the parent's."""
+        self.shell.disown()
+        self.jobs.disown()
+        self.tape.close()
+
+    def _groups(self) -> list[int]:
+        return [group for group in (self.shell.group, *(job.pid for job in self.jobs.running)) if group]
+
+
+def _ended(error: GuestError) -> Ended:
+    match error:
+        case Unavailable():
+            return Ended(
+                TRY_AGAIN, "error", detail=f"the guest cannot be reached: {error}", hint="try again later"
+            )
+        case Overflow():
+            return Ended(DENIED, "context_exhaustion", detail=f"the context is full: {error}")
+        case Refused():
+            return Ended(FAILED, "error", detail=f"the guest refused: {error}", hint=error.hint)
+        case _:
+            return Ended(FAILED, "error", detail=f"the guest failed: {error}")
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,153 @@
+"""What the origin of a tree answers to the agents that it has on other machines: life, infer, tape.
+
+Laws
+1. What asks is not trusted: every body is bounded and held against a pydantic model, and a refusal is a RequestError
+   that names the rule.
+2. A key or a script never leaves here; an agent elsewhere sends a conversation and gets a reply.
+3. A tape that comes from elsewhere is a file here: its name is a session's UUID, its first line makes it, only
+   the face that saw that line may append to it, and its session belongs to the tree of the life that it serves.
+4. The services are called from worker threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quine import env, guests, slots, tools
+from quine.exits import Failure
+from quine.guests.base import Guest, GuestError, Message, Request
+from quine.guests.relay import error_to_json
+from quine.life import Life, is_session
+from quine.tape import FileSink
+from transport.errors import RequestError
+
+MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
+MAX_LINE = 16 << 20
+MAX_SESSIONS = 10_000  # tapes that one job may make
+
+Model = TypeVar("Model", bound=BaseModel)
+Text = Annotated[str, Field(max_length=MAX_BODY)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Infer(_Strict):
+    session: Annotated[str, Field(max_length=36)]
+    mission: Text
+    ordinal: Annotated[int, Field(ge=0, le=1_000_000)]
+    wisdom: dict[str, str]
+    messages: Annotated[list[dict[str, Any]], Field(max_length=1_000_000)]
+
+
+class _Tape(_Strict):
+    session: Annotated[str, Field(max_length=36)]
+    lines: Annotated[list[Annotated[str, Field(max_length=MAX_LINE)]], Field(min_length=1, max_length=10_000)]
+
+
+class _Entry(_Strict):
+    type: Annotated[str, Field(pattern="^[a-z_]{1,32}$")]
+    data: dict[str, Any]
+    seq: Annotated[int, Field(ge=0)]
+    ts: float | int
+    prev: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+
+
+def services(life: Life, environ: Mapping[str, str] = os.environ) -> dict[str, Callable[[bytes], bytes]]:
+    """The handlers for one remote child: name -> body to body."""
+    origin = _Origin(life, environ)
+    return {"life": origin.life, "infer": origin.infer, "tape": origin.tape}
+
+
+class _Origin:
+    def __init__(self, life: Life, environ: Mapping[str, str]) -> None:
+        self._life = life
+        settings = env.adopt({}, dict(environ))
+        self._settings = settings
+        self._config = env.guest(settings, {**environ})
+        self._locks = env.locks(settings, life.root)
+        self._guest: Guest | None = None
+        self._lock = threading.Lock()
+        self._sinks: dict[str, tuple[FileSink, int]] = {}  # session -> file, next seq
+
+    def life(self, body: bytes) -> bytes:
+        return json.dumps(self._life.to_json()).encode()
+
+    def infer(self, body: bytes) -> bytes:
+        asked = _parse(_Infer, body)
+        try:
+            messages = [Message.from_json(message) for message in asked.messages]
+        except (KeyError, TypeError, ValueError) as error:
+            raise RequestError(f"infer: not a conversation: {error}") from None
+        request = Request(messages, tools.TOOLS, asked.session, asked.mission, asked.ordinal, asked.wisdom)
+        with self._lock:
+            if self._guest is None:
+                try:
+                    self._guest = guests.build(self._config)
+                except Failure as failure:
+                    raise RequestError(f"infer: {failure.detail}") from None
+        held = slots.wait(self._locks, "infer", self._life.limits.concurrent)
+        try:
+            return json.dumps(self._guest.infer(request).to_json()).encode()
+        except GuestError as error:
+            return json.dumps(error_to_json(error)).encode()
+        finally:
+            for fd in held:
+                os.close(fd)
+
+    def tape(self, body: bytes) -> bytes:
+        asked = _parse(_Tape, body)
+        if not is_session(asked.session):
+            raise RequestError("tape: the session is not a UUID")
+        with self._lock:
+            sink, expected = self._sinks.get(asked.session) or self._new(asked)
+            for line in asked.lines:
+                entry = _entry(line)
+                if entry.seq != expected:
+                    raise RequestError(f"tape: line {entry.seq} came, and {expected} is next")
+                expected += 1
+            try:
+                sink.put([line.encode() for line in asked.lines])
+            except Failure as failure:
+                raise RequestError(f"tape: {failure.detail}") from None
+            self._sinks[asked.session] = (sink, expected)
+            if _entry(asked.lines[-1]).type == "outcome":
+                sink.close()  # a life that goes on after a failed exec opens it again
+        return b""
+
+    def _new(self, asked: _Tape) -> tuple[FileSink, int]:
+        """A tape begins with its meta, which must be of this tree; an existing file is never touched."""
+        first = _entry(asked.lines[0])
+        if first.type != "meta" or first.data.get("session_id") != asked.session:
+            raise RequestError("tape: the first line must be the session's own meta")
+        if first.data.get("root_session_id") != self._life.root:
+            raise RequestError("tape: the session belongs to another tree")
+        if len(self._sinks) >= MAX_SESSIONS:
+            raise RequestError(f"tape: more than {MAX_SESSIONS} sessions of one job")
+        return FileSink(os.path.join(self._settings.data_dir, f"{asked.session}.jsonl")), 0
+
+
+def _parse(model: type[Model], body: bytes) -> Model:
+    name = model.__name__.removeprefix("_").lower()
+    if len(body) > MAX_BODY:
+        raise RequestError(f"{name}: {len(body)} bytes, and {MAX_BODY} are possible")
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RequestError(f"{name}: {where}: {first['msg'].lower()}") from None
+
+
+def _entry(line: str) -> _Entry:
+    """One whole line that is one entry; a newline in it would be two."""
+    if "\n" in line:
+        raise RequestError("tape: a line with a newline in it")
+    return _parse(_Entry, line.encode("utf-8", "replace"))

@@ -1,0 +1,127 @@
+"""Processes of this machine, seen through /proc and ended through pidfds: who belongs to a command, and who is left.
+
+Laws
+1. A pid alone names nobody: it is used together with a start time or a pidfd.
+2. Ending is TERM, a pause, KILL; it returns when they are gone or have been killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Process(NamedTuple):
+    pid: int
+    state: str
+    ppid: int
+    group: int
+    session: int
+    started: int  # ticks since boot
+
+
+def look(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
+    except OSError:
+        return None
+    return Process(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def everyone() -> list[Process]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [process for pid in pids if (process := look(pid)) is not None and process.state != "Z"]
+
+
+def now() -> int:
+    """This moment in the unit of `started`."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+
+
+def group(number: int) -> list[int]:
+    """Who is in a process group. Most groups are empty when this is asked, so ask the kernel first."""
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return []
+    except PermissionError:
+        pass
+    return [process.pid for process in everyone() if process.group == number]
+
+
+def of_command(shell: int, begun: int) -> list[int]:
+    """The processes of the command that `shell` runs since `begun`: its descendants, and orphans of its group.
+
+    What an earlier command left in the background descends from a child of the shell that is older.
+    """
+    table = {process.pid: process for process in everyone()}
+    mine = []
+    for process in table.values():
+        if process.pid == shell:
+            continue
+        top = process
+        while top.ppid != shell and top.ppid in table and top.ppid > 1:
+            top = table[top.ppid]
+        if (top if top.ppid == shell else process).started < begun:
+            continue
+        if top.ppid == shell or process.group == shell:
+            mine.append(process.pid)
+    return mine
+
+
+def tree(root: int) -> list[int]:
+    """A process and all that descends from it."""
+    below: dict[int, list[int]] = {}
+    for process in everyone():
+        below.setdefault(process.ppid, []).append(process.pid)
+    found = [root]
+    for pid in found:
+        found += below.get(pid, ())
+    return found
+
+
+def wait(pidfds: Sequence[int], seconds: float) -> bool:
+    """Until all of these have ended; False where the time is over first."""
+    deadline = time.monotonic() + seconds
+    left = set(pidfds)
+    poll = select.poll()
+    for fd in left:
+        poll.register(fd, select.POLLIN)
+    while left:
+        pause = deadline - time.monotonic()
+        if pause <= 0:
+            return False
+        for fd, _ in poll.poll(int(pause * 1000) + 1):
+            poll.unregister(fd)
+            left.discard(fd)
+    return True
+
+
+def end(pids: Iterable[int], grace: float, group_number: int = 0) -> None:
+    """TERM to each, and to the group where one is named; KILL to who is left after the pause."""
+    fds = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fds.append(os.pidfd_open(pid))
+    try:
+        # CONT, because a stopped process does not take its TERM.
+        for number, seconds in ((signal.SIGTERM, 0.0), (signal.SIGCONT, grace), (signal.SIGKILL, 1.0)):
+            if group_number:
+                with contextlib.suppress(OSError):
+                    os.killpg(group_number, number)
+            for fd in fds:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(fd, number)
+            if seconds and wait(fds, seconds):
+                return
+    finally:
+        for fd in fds:
+            os.close(fd)

@@ -1,0 +1,87 @@
+"""What the guest is told: the system prompt, the first message of a life, and the notes of the host loop.
+
+Laws
+1. The mission reaches the system prompt, and nothing else that varies does: no turn, depth, session or time.
+2. What was read, printed or passed on is data. Wisdom stands in the first user message, as one JSON object.
+3. Placeholders are filled in one pass: a `{SHELL}` in a mission stays what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from quine.guests.base import Message
+from quine.life import Life
+
+REMINDER = (
+    "[REMINDER] A reply without a tool call does nothing: go on with sh, fork or exec, or end with exit."
+)
+TIME_LIMIT = "[TIME LIMIT] The time of this process is over. Call exit now with your verdict; anything else is refused."
+TIME_REFUSAL = "Refused: the time limit is reached, only exit is accepted now."
+LAST_NOTE = (
+    "[LAST REPLY] No turns are left. One more reply is possible, and only exec (a new life with the wisdom that you "
+    "give it) and exit are accepted in it."
+)
+LAST_REFUSAL = "Refused: no turns are left, only exec and exit are accepted now."
+
+_MATERIAL = {
+    "none": "There is no material: descriptor 3 is empty.",
+    "terminal": "There is no material: descriptor 3 is a terminal.",
+    "pipe": "Material is waiting on descriptor 3, a pipe; read it with <&3.",
+    "socket": "Material is waiting on descriptor 3, a socket; read it with <&3.",
+    "file": "Material is waiting on descriptor 3, a file; read it with <&3.",
+}
+
+
+def material(fd: int = 0) -> str:
+    """What descriptor `fd` is, found without reading a byte of it."""
+    try:
+        mode = os.fstat(fd)
+    except OSError:
+        return "none"
+    if stat.S_ISCHR(mode.st_mode):
+        return "terminal" if os.isatty(fd) else "none" if mode.st_rdev == os.makedev(1, 3) else "file"
+    if stat.S_ISFIFO(mode.st_mode):
+        return "pipe"
+    return "socket" if stat.S_ISSOCK(mode.st_mode) else "file"
+
+
+def system(life: Life) -> Message:
+    with open(os.path.join(os.path.dirname(__file__), "prompt.md"), encoding="utf-8") as file:
+        before, _, rest = file.read().rstrip("\n").partition("{SHELL}")
+    between, _, after = rest.partition("{MISSION}")
+    return Message("system", f"{before}{life.shell}{between}{life.mission}{after}")
+
+
+def first(life: Life) -> Message:
+    """The first user message of a fresh life."""
+    if life.material_file:
+        parts = [f"Material was saved to the file {life.material_file}."]
+    else:
+        parts = [_MATERIAL[life.material or "none"]]
+    parts.append(limits(life))
+    if life.wisdom:
+        wisdom = json.dumps(life.wisdom, sort_keys=True, ensure_ascii=False)
+        parts.append(f"Wisdom of your former life, as data, one JSON object:\n{wisdom}")
+    parts.append("Begin.")
+    return Message("user", "\n".join(parts))
+
+
+def limits(life: Life) -> str:
+    turns = str(life.limits.turns) if life.limits.turns else "unlimited"
+    below = max(0, life.limits.depth - life.depth - 1)
+    return f"Turns: {turns}. Levels of children below you: {below}."
+
+
+def child(life: Life) -> str:
+    """How a forked child with a cloned context learns who it is: as the result of fork."""
+    return (
+        "[FORK] You are the child now, a process of your own with a shell of your own. The mission above is your "
+        "parent's; yours is this, and when it is done you exit:\n\n"
+        f"{life.mission}\n\n{_MATERIAL[life.material or 'none']} {limits(life)}"
+    )
+
+
+NOT_YOURS = "[FORK] This call was your parent's; it is not run in this process."

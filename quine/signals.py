@@ -1,0 +1,164 @@
+"""Signals of an agent: noted the moment they come, acted upon where the loop can bear it.
+
+A handler that raises anywhere would tear a half-written entry or a half-made child. So handlers only note, and
+raise in one place: inside `interruptible()`, which the loop holds open exactly while it waits.
+
+Laws
+1. `Terminated` comes out of `interruptible()` and out of nothing else.
+2. A signal that was ignored when we were started (nohup, `&` in a shell) stays ignored.
+3. SIGINT goes to what runs, if something runs; the second within a second ends the agent.
+4. Whoever takes our place (execve) gets the mask back and no disposition of Python's: CPython ignores SIGPIPE
+   and SIGXFSZ, and an ignored signal stays ignored through execve.
+5. Our own write to a peer that has gone raises SIGPIPE too. `calling_out()` tells it from one that was sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from signal import Signals as S
+from types import FrameType
+
+FATAL = (S.SIGTERM, S.SIGHUP, S.SIGPIPE, S.SIGQUIT, S.SIGUSR1, S.SIGUSR2, S.SIGXCPU)
+HANDLED = (*FATAL, S.SIGINT, S.SIGALRM, S.SIGTSTP, S.SIGCONT)
+PYTHON_IGNORES = (S.SIGPIPE, S.SIGXFSZ)
+TWICE = 1.0  # seconds between two SIGINT that mean the agent
+
+
+class Terminated(Exception):
+    def __init__(self, number: int) -> None:
+        super().__init__(f"terminated by {S(number).name}")
+        self.number = number
+
+
+class Signals:
+    """One per process; made at the start, and made anew in a forked child by `renew`."""
+
+    def __init__(self) -> None:
+        self.fatal = 0
+        self.alarm = False
+        self.interrupts = 0  # SIGINTs for what runs, since it was begun
+        self.groups: Callable[[], list[int]] = list  # process groups that stop and go on with us
+        self._running = False
+        self._open = 0
+        self._last = -TWICE
+        self._wake = (-1, -1)
+        self.mask: set[int] = set()
+
+    def install(self, mask: set[int] | None = None) -> None:
+        """Take over. `mask` is the one to restore in others, where a former life of ours had it changed."""
+        self.mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, ())) if mask is None else mask
+        self._pipe()
+        for number in HANDLED:
+            # SIGPIPE is ignored by Python itself, so whether it was before cannot be known.
+            if number == S.SIGPIPE or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._note)
+        if os.isatty(0):
+            # The shell is a background group: without this, reading the terminal would stop it for ever.
+            signal.signal(S.SIGTTIN, signal.SIG_IGN)
+            signal.signal(S.SIGTTOU, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+    def renew(self) -> None:
+        """In a forked child: nothing has happened to this process yet, and it wakes itself."""
+        self.fatal = self.interrupts = self._open = 0
+        self.alarm = self._running = False
+        self._last = -TWICE
+        self.groups = list
+        for fd in self._wake:
+            os.close(fd)
+        self._pipe()
+
+    def remove(self) -> None:
+        """Give every disposition and the mask back, for code that is not ours (a foreign program, a face)."""
+        signal.set_wakeup_fd(-1)
+        for number in (*HANDLED, *PYTHON_IGNORES):
+            if signal.getsignal(number) == self._note or number in PYTHON_IGNORES:
+                signal.signal(number, signal.SIG_DFL)
+        for number in (S.SIGTTIN, S.SIGTTOU):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+    @property
+    def fd(self) -> int:
+        """Readable when a signal came; every poll of ours holds it."""
+        return self._wake[0]
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake[0], 512):
+                pass
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """While this is open, a fatal signal raises Terminated."""
+        self._open += 1
+        try:
+            if self.fatal:
+                raise Terminated(self.fatal)
+            yield
+        finally:
+            self._open -= 1
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """While this is open, SIGINT is counted for what runs."""
+        self.interrupts = 0
+        self._running = True
+        try:
+            with self.interruptible():
+                yield
+        finally:
+            self._running = False
+
+    @contextlib.contextmanager
+    def calling_out(self) -> Iterator[None]:
+        """While we write to sockets: a SIGPIPE of our own making is dropped, one that was sent counts."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [S.SIGPIPE])
+        try:
+            with self.interruptible():
+                yield
+        finally:
+            if S.SIGPIPE not in before:
+                while (info := signal.sigtimedwait([S.SIGPIPE], 0)) is not None:
+                    if info.si_pid != os.getpid():  # the kernel names the writer itself
+                        self.fatal = self.fatal or S.SIGPIPE
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing is delivered while this is open: around fork() and execve()."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _pipe(self) -> None:
+        self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == S.SIGALRM:
+            self.alarm = True
+        elif number == S.SIGTSTP:
+            _tell(self.groups(), S.SIGTSTP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif number == S.SIGCONT:
+            _tell(self.groups(), S.SIGCONT)
+        elif number == S.SIGINT and self._running and time.monotonic() - self._last >= TWICE:
+            self._last = time.monotonic()
+            self.interrupts += 1
+        else:
+            self.fatal = self.fatal or number
+            if self._open:
+                raise Terminated(self.fatal)
+
+
+def _tell(groups: list[int], number: int) -> None:
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, number)

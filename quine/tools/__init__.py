@@ -1,0 +1,22 @@
+"""tools: what the guest can do; sh, fork, exec, exit, and nothing else."""
+
+from __future__ import annotations
+
+from quine.guests.base import Tool
+from quine.tools import schema
+from quine.tools.exec import EXEC
+from quine.tools.exit import EXIT
+from quine.tools.fork import FORK
+from quine.tools.sh import SH
+
+# This order, these words: the tools stand before the conversation in every request, and a provider caches them.
+TOOLS: tuple[Tool, ...] = (SH, FORK, EXEC, EXIT)
+BY_NAME = {tool.name: tool for tool in TOOLS}
+
+
+def fault(name: str, args: dict[str, object]) -> str:
+    """What is wrong with a call, "" where nothing is."""
+    tool = BY_NAME.get(name)
+    if tool is None:
+        return f"unknown tool: {name}; there are {', '.join(BY_NAME)}"
+    return schema.check(args, tool.schema)

@@ -1,0 +1,40 @@
+"""What a tool gives back, and the two ways in which a call can leave the loop instead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from quine.life import Life
+
+
+class Result(NamedTuple):
+    text: str
+    is_error: bool = False
+
+
+class Ended(Exception):
+    """This life is over. `mode` is the termination mode on the tape; `reason` goes to stderr as it is."""
+
+    def __init__(self, status: int, mode: str, reason: str = "", detail: str = "", hint: str = "") -> None:
+        super().__init__(mode)
+        self.status = status
+        self.mode = mode
+        self.reason = reason  # the agent's own words, byte for byte
+        self.detail = detail  # the host loop's words
+        self.hint = hint
+
+
+class Reborn(Exception):
+    """Raised in a forked child: this process goes on as `life`. `record` is where its end is noted, "" for nowhere."""
+
+    def __init__(self, life: Life, slots: list[int], record: str) -> None:
+        super().__init__(life.session)
+        self.life = life
+        self.slots = slots
+        self.record = record
+
+
+def sections(code: int, stdout: str, stderr: str) -> str:
+    """The form of every result that has streams."""
+    return f"[EXIT CODE] {code}\n[STDOUT]\n{stdout}\n[STDERR]\n{stderr}"

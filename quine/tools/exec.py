@@ -1,0 +1,142 @@
+"""exec: this process begins anew with an empty memory, or another program takes its place.
+
+Laws
+1. Same pid, same streams at the same positions, same mission, same depth. Only turns and memory are given back.
+2. What can be known to fail is refused before the old life is ended. If execve() itself fails, the old life goes on.
+3. Nothing of ours reaches the new image but the streams, the environment, the memo and the slot.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from quine import env
+from quine.guests.base import Tool
+from quine.life import new_session
+from quine.tools.base import Result
+
+if TYPE_CHECKING:
+    from quine.loop import Loop
+
+LONGEST = 131072  # bytes of one string that Linux accepts in execve: NAME=value and its NUL
+
+EXEC = Tool(
+    "exec",
+    "Begin anew: same process, same mission, same streams, empty memory, full turns. Wisdom is given to your next "
+    "life as data and stays until you change it (an empty value deletes a key). With argv, that program takes your "
+    "place for good.",
+    {
+        "type": "object",
+        "properties": {
+            "wisdom": {
+                "type": "object",
+                "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "maxLength": 100},
+                "additionalProperties": {"type": "string"},
+                "description": "what your next life must know, by key",
+            },
+            "reason": {"type": "string", "description": "why, for the record"},
+            "argv": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            "host": {"type": "string", "description": "where the next life runs"},
+        },
+        "additionalProperties": False,
+    },
+)
+
+
+def run(loop: Loop, args: dict[str, Any]) -> Result:
+    """Does not return where it succeeds."""
+    if args.get("host", "local") != "local":
+        return _error("not built yet: exec on another host")
+    wisdom = {**loop.life.wisdom, **args.get("wisdom", {})}
+    wisdom = {key: value for key, value in wisdom.items() if value}
+    for key, value in wisdom.items():
+        if "\0" in value:
+            return _error(f"wisdom.{key} holds a NUL character")
+        try:
+            size = len(f"{env.WISDOM}{key}={value}\0".encode())
+        except UnicodeEncodeError:
+            return _error(f"wisdom.{key} holds half of a surrogate pair, which is no character")
+        if size > LONGEST:
+            return _error(
+                f"wisdom.{key} is too long: {size} bytes, and {LONGEST} are possible; put it into a file"
+            )
+    if argv := args.get("argv"):
+        return _become(loop, argv, wisdom)
+    return _renew(loop, wisdom)
+
+
+def _renew(loop: Loop, wisdom: dict[str, str]) -> Result:
+    old = loop.life
+    life = old._replace(
+        session=new_session(),
+        parent=old.session,
+        wisdom=wisdom,
+        context=(),
+        opening=(),
+        cloned=("", 0),
+        born="exec",
+    )
+    shown = "(mission from a file)" if life.hidden else life.mission
+    argv = [sys.executable, "-P", "-m", "quine", "--", shown]
+    loop.record_end(0, "exec", "exec: a new life with an empty memory", to=life.session)
+    loop.shell.close()
+    state = {
+        "pid": os.getpid(),
+        "life": life.to_json(),
+        "mask": [int(number) for number in loop.signals.mask],
+        "slots": loop.slots,
+        "jobs": loop.jobs.to_json(),
+    }
+    with loop.signals.held():
+        # Blocked signals stay pending through execve: the new life's handlers get them, not the default.
+        for fd in loop.slots:
+            os.set_inheritable(fd, True)
+        try:
+            env.bequeath(loop.settings, life, state)
+            os.execve(argv[0], argv, os.environ)
+        except (OSError, ValueError) as error:
+            for fd in loop.slots:
+                os.set_inheritable(fd, False)
+            env.bequeath(loop.settings, old)
+            return _error(_why(error))
+
+
+def _become(loop: Loop, argv: list[str], wisdom: dict[str, str]) -> Result:
+    if any("\0" in word for word in argv):
+        return _error("argv holds a NUL character")
+    path = _find(argv[0], loop.shell.cwd)
+    if not path:
+        return _error(f"{argv[0]}: not found, or not executable")
+    before = os.getcwd()
+    loop.record_end(0, "exec", f"exec: {argv[0]} takes over")
+    loop.shell.close()
+    loop.signals.remove()
+    try:
+        os.chdir(loop.shell.cwd)
+        env.bequeath(loop.settings, loop.life._replace(wisdom=wisdom))
+        os.execve(path, argv, os.environ)
+    except (OSError, ValueError) as error:
+        loop.signals.install(loop.signals.mask)
+        os.chdir(before)
+        env.bequeath(loop.settings, loop.life)
+        return _error(f"{argv[0]}: {_why(error)}")
+
+
+def _find(program: str, cwd: str) -> str:
+    """The file that the shell would run, "" where there is none."""
+    if "/" in program:
+        candidates = [os.path.join(cwd, program)]
+    else:
+        places = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        candidates = [os.path.join(cwd, place, program) for place in places]
+    return next((path for path in candidates if os.path.isfile(path) and os.access(path, os.X_OK)), "")
+
+
+def _why(error: OSError | ValueError) -> str:
+    return error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def _error(text: str) -> Result:
+    return Result(f"[EXEC ERROR] {text}", True)

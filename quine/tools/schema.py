@@ -1,0 +1,118 @@
+"""A small JSON Schema validator: the arguments of a call are held against the very schema the guest was sent.
+
+Laws
+1. It knows the keywords in KNOWN; a schema with another one is a defect, found by a test, not ignored.
+2. A message says where, what was wanted, and what came; the guest has to be able to mend its call from it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+KNOWN = {
+    "type", "properties", "required", "additionalProperties", "enum", "items", "minItems", "maxItems", "minLength",
+    "maxLength", "minimum", "maximum", "anyOf", "pattern", "propertyNames", "description", "default",
+}  # fmt: skip
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+}
+
+
+def check(value: Any, schema: dict[str, Any], where: str = "") -> str:
+    """What is wrong with `value`, or "" where nothing is."""
+    if unknown := schema.keys() - KNOWN:
+        raise AssertionError(f"schema keyword not supported: {min(unknown)}")
+    name = where or "the arguments"
+    if "anyOf" in schema:
+        faults = [check(value, option, where) for option in schema["anyOf"]]
+        return "" if "" in faults else faults[_nearest(value, schema["anyOf"])]
+    wanted = schema.get("type")
+    if wanted and not _is(value, wanted):
+        return f"{name} must be {_a(wanted)}, not {_name(value)}"
+    if "enum" in schema and value not in schema["enum"]:
+        return f"{name} must be one of {', '.join(map(repr, schema['enum']))}, not {value!r}"
+    if isinstance(value, dict):
+        return _check_object(value, schema, where)
+    if isinstance(value, list):
+        return _check_array(value, schema, name)
+    if isinstance(value, str):
+        return _check_text(value, schema, name)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        low, high = schema.get("minimum"), schema.get("maximum")
+        if (low is not None and value < low) or (high is not None and value > high) or value != value:
+            return f"{name} must be between {low} and {high}, not {value}"
+    return ""
+
+
+def _check_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> str:
+    properties: dict[str, Any] = schema.get("properties", {})
+    prefix = f"{where}." if where else ""
+    for key in schema.get("required", ()):
+        if key not in value:
+            return f"{prefix}{key} is missing"
+    for key, item in value.items():
+        if "propertyNames" in schema and (
+            fault := check(key, schema["propertyNames"], f"the name {prefix}{key}")
+        ):
+            return fault
+        rule = properties.get(key, schema.get("additionalProperties", {}))
+        if rule is False:
+            known = f"; known are {', '.join(properties)}" if properties else ""
+            return f"{prefix}{key} is not an argument{known}"
+        if isinstance(rule, dict) and (fault := check(item, rule, f"{prefix}{key}")):
+            return fault
+    return ""
+
+
+def _check_array(value: list[Any], schema: dict[str, Any], name: str) -> str:
+    if len(value) < schema.get("minItems", 0):
+        return f"{name} must have at least {schema['minItems']} items"
+    if len(value) > schema.get("maxItems", len(value)):
+        return f"{name} must have at most {schema['maxItems']} items"
+    for index, item in enumerate(value):
+        if fault := check(item, schema.get("items", {}), f"{name}[{index}]"):
+            return fault
+    return ""
+
+
+def _check_text(value: str, schema: dict[str, Any], name: str) -> str:
+    if len(value) < schema.get("minLength", 0):
+        return f"{name} must not be empty"
+    if len(value) > schema.get("maxLength", len(value)):
+        return f"{name} must have at most {schema['maxLength']} characters"
+    # In a JSON schema `$` is the end; Python's also stands before a last newline.
+    if "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
+        return f"{name} must match {schema['pattern']}"
+    return ""
+
+
+def _nearest(value: Any, options: list[dict[str, Any]]) -> int:
+    """The option whose fault says most: the first of the value's own type."""
+    for index, option in enumerate(options):
+        wanted = option.get("type")
+        if wanted and _is(value, wanted):
+            return index
+    return 0
+
+
+def _is(value: Any, wanted: str) -> bool:
+    """JSON's true is no integer, though Python's is."""
+    return isinstance(value, _TYPES[wanted]) and isinstance(value, bool) <= (wanted == "boolean")
+
+
+def _a(wanted: str) -> str:
+    return f"an {wanted}" if wanted[0] in "aio" else f"a {wanted}"
+
+
+def _name(value: Any) -> str:
+    for name, kinds in (("boolean", bool), ("string", str), ("integer", int), ("number", float)):
+        if isinstance(value, kinds):
+            return _a(name)
+    return _a("object") if isinstance(value, dict) else _a("array") if isinstance(value, list) else "null"
