@@ -49,6 +49,7 @@ for _state in (RUNNING, ENDED):
         TABLE[_state, "server", _kind, _stream] = _state
 TABLE[OPENING, "server", Kind.ATTACH, "life"] = RUNNING
 TABLE[OPENING, "server", Kind.EXIT, "life"] = ENDED  # never started
+TABLE[OPENING, "server", Kind.EOF, "out"] = OPENING  # a relay holds back that exit until the streams ended
 TABLE[RUNNING, "server", Kind.EXIT, "life"] = ENDED
 TABLE[OPENING, "server", Kind.REPLY, "life"] = ENDED
 TABLE[RUNNING, "server", Kind.REPLY, "life"] = ENDED
