@@ -1,0 +1,421 @@
+"""Getting onto a host: against real sshds, and every way in which it can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy import dial, inventory
+from deploy.build import build
+from tests.lab import Lab, processes
+from tests.lab.host import Host
+from transport.errors import Unreachable
+
+SHELLS = ["/bin/tcsh", "/usr/bin/fish", "/usr/bin/zsh", "/bin/bash"]
+
+
+def installations(host: Host) -> list[str]:
+    """What lies in the cache over there; names of what is whole, and leftovers if there are any."""
+    folder = host.path_of(".cache/quine")
+    return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+
+def said(done: subprocess.CompletedProcess[bytes], host: str) -> str:
+    """The one complaint, which must be about that host, have a cure, and be all there is."""
+    assert done.returncode == 69, done
+    assert done.stdout == b""
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 2, lines
+    assert lines[0].startswith(f"quine: {host}: error: "), lines
+    assert lines[1].startswith(f"quine: {host}: hint: "), lines
+    assert not lines[0].endswith(".")
+    return "\n".join(lines)
+
+
+def refused(lab: Lab, host: str) -> str:
+    """Every way to a host says the same of it: `deploy`, and a command that was meant for it."""
+    deployed = lab.run(["deploy", host])
+    text = said(deployed, host)
+    ran = said(lab.run(["run", "--on", host, "--", "true"]), host)
+    assert ran.splitlines()[0][:40] == text.splitlines()[0][:40]
+    return text
+
+
+def nothing_is_there(host: Host) -> None:
+    assert installations(host) == []
+    assert host.processes() == []
+
+
+@pytest.fixture
+def fresh(lab: Lab) -> Iterator[Lab]:
+    """h1 as it was before anybody came."""
+
+    def forget() -> None:
+        lab.stop_nodes()
+        shutil.rmtree(lab["h1"].home / ".cache", ignore_errors=True)
+
+    forget()
+    yield lab
+    forget()
+
+
+# -- it works ----------------------------------------------------------------------------------------
+
+
+def test_twice_is_once(fresh: Lab) -> None:
+    first = fresh.run(["deploy", "h1"], check=True).stdout.decode()
+    assert first.startswith("h1: deployed, ")
+    (sha256,) = installations(fresh["h1"])
+    again = fresh.run(["deploy", "h1"], check=True)
+    assert again.stdout.decode().startswith("h1: already there, ") and again.stderr == b""
+    assert installations(fresh["h1"]) == [sha256]
+    folder = fresh["h1"].home / ".cache" / "quine" / sha256
+    assert sorted(os.listdir(folder)) == ["quine", "quine.pex", "venv"]
+    assert folder.stat().st_mode & 0o077 == 0
+    assert fresh["h1"].processes() == [], "deploy starts nothing"
+
+
+def test_what_runs_there_is_this_build(lab: Lab) -> None:
+    here = lab.run(["--version"], check=True).stdout
+    there = lab.run(["run", "--on", "h1", "--", "quine", "--version"], check=True)
+    assert there.stdout == here
+    where = lab.run(["run", "--on", "h1", "--", "sh", "-c", "command -v quine"], check=True).stdout.decode()
+    assert where.startswith(f"{lab['h1'].home}/.cache/quine/")
+
+
+def test_hosts_check_tells_what_is_there(fresh: Lab) -> None:
+    fresh.run(["deploy", "h2"], check=True)
+    done = fresh.run(["hosts", "check", "h1,h2"], check=True)
+    header, one, two = (line.split() for line in done.stdout.decode().splitlines())
+    assert header == ["HOST", "STATE", "SYSTEM", "PYTHON", "BUILD", "FREE", "SLOTS", "SECONDS"]
+    assert one[:2] == ["h1", "ok"] and one[5] == "none"
+    assert two[:2] == ["h2", "ok"] and two[5] == "same"
+    assert installations(fresh["h1"]) == []
+
+
+def test_two_deployers_at_once(fresh: Lab) -> None:
+    both = [fresh.popen(["deploy", "h1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    said = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert len(installations(fresh["h1"])) == 1
+    fresh.run(["run", "--on", "h1", "--", "true"], check=True)
+
+
+def test_several_hosts_at_once_and_one_is_down(fresh: Lab) -> None:
+    fresh["h2"].stop()
+    done = fresh.run(["deploy", "h1,h2"])
+    assert done.returncode == 69
+    assert done.stdout.decode().startswith("h1: deployed")
+    assert done.stderr.decode().startswith("quine: h2: error: connection refused")
+
+
+def test_a_truncated_binary_is_replaced(fresh: Lab) -> None:
+    fresh.run(["deploy", "h1"], check=True)
+    (sha256,) = installations(fresh["h1"])
+    binary = fresh["h1"].home / ".cache" / "quine" / sha256 / "quine.pex"
+    os.truncate(binary, 1000)
+    assert fresh.run(["deploy", "h1"], check=True).stdout.startswith(b"h1: deployed")
+    assert installations(fresh["h1"]) == [sha256]
+    assert binary.stat().st_size == build().size
+
+
+def test_a_damaged_installation_is_replaced_when_it_does_not_start(fresh: Lab) -> None:
+    fresh.run(["deploy", "h1"], check=True)
+    (sha256,) = installations(fresh["h1"])
+    site = next((fresh["h1"].home / ".cache" / "quine" / sha256 / "venv" / "lib").glob("*/site-packages"))
+    (site / "quine" / "__main__.py").write_bytes(b"")  # as after a power cut
+    (site / "transport" / "address.py").unlink()
+    done = fresh.run(["run", "--on", "h1", "--", "echo", "mended"])
+    assert (done.stdout, done.returncode) == (b"mended\n", 0), done
+    assert installations(fresh["h1"]) == [sha256]
+
+
+def test_what_a_killed_deployer_left_is_no_harm(fresh: Lab) -> None:
+    proxy = fresh["h1"].proxy
+    fresh.alias("h1-line", of="h1", via=proxy)
+    try:
+        proxy.delay(0.02)
+        process = fresh.popen(["deploy", "h1-line", "-v"], stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b" send " in line:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        left = fresh["h1"].processes()
+        assert processes.wait_gone(left, 10) == [], "the installer ends with its connection"
+        assert installations(fresh["h1"]) == []
+    finally:
+        proxy.delay(0)
+        fresh.unalias("h1-line")
+    fresh.run(["deploy", "h1"], check=True)
+
+
+def test_the_file_sends_itself(fresh: Lab, tmp_path: Path) -> None:
+    made = fresh.run(["deploy", "build", "-o", tmp_path / "quine"], check=True).stdout.decode()
+    sha256 = made.splitlines()[1].removeprefix("sha256 ")
+    env = {**fresh.env, "PATH": "/usr/bin:/bin", "PEX_ROOT": str(tmp_path / "root")}
+    done = subprocess.run([tmp_path / "quine", "deploy", "h1"], env=env, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert installations(fresh["h1"]) == [sha256]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_any_login_shell(odd_host: Callable[..., Host], lab: Lab, shell: str) -> None:
+    if not os.access(shell, os.X_OK):
+        pytest.skip(f"no {shell} here")
+    odd_host("odd", shell=shell, banner="Welcome! You have mail.\n\nno newline at the end")
+    assert lab.run(["hosts", "check", "odd"], check=True).stdout.splitlines()[1].split()[1] == b"ok"
+
+
+def test_a_noisy_login_shell(odd_host: Callable[..., Host], lab: Lab) -> None:
+    odd_host("noisy", banner="Welcome!\n" * 1000 + "no newline at the end")
+    done = lab.run(["run", "--on", "noisy", "--", "echo", "clean"], check=True)
+    assert (done.stdout, done.stderr) == (b"clean\n", b"")
+
+
+# -- ways to a host ----------------------------------------------------------------------------------
+
+
+def test_through_a_jump_host(lab: Lab) -> None:
+    before = lab["h2"].connections()
+    lab.alias("behind", of="h1", jump="h2")
+    lab.alias("placed", of="h1", jump=f"{lab['h2'].user}@127.0.0.1:{lab['h2'].port}")
+    try:
+        lab.run(["hosts", "check", "behind"], check=True)
+        assert lab["h2"].connections() == before + 1
+        # a place has no identity of its own: the usual files, and here there are none
+        assert "permission denied" in lab.run(["hosts", "check", "placed"]).stderr.decode()
+    finally:
+        lab.unalias("behind")
+        lab.unalias("placed")
+
+
+def test_a_jump_host_that_cannot_go_on(lab: Lab) -> None:
+    lab.alias("beyond", of="h1", via=1, jump="h2")
+    try:
+        assert "cannot be reached from its jump host" in refused(lab, "beyond")
+    finally:
+        lab.unalias("beyond")
+
+
+def test_the_users_ssh_configuration(lab: Lab) -> None:
+    configuration = lab.home / ".ssh" / "config"
+    host = lab["h1"]
+    configuration.write_text(
+        f"Host via-config\n  HostName 127.0.0.1\n  Port {host.port}\n  User {host.user}\n"
+        f"  IdentityFile ~/.ssh/no-such-key\n  IdentityFile {lab.identity}\n  ProxyJump first-hop\n"
+        f"  StrictHostKeyChecking no\n  UserKnownHostsFile ~/.ssh/other_known_hosts\n"
+        f"Host first-hop\n  HostName 127.0.0.1\n  Port {lab['h2'].port}\n  User {host.user}\n"
+        f"  IdentityFile {lab.identity}\n"
+    )
+    before = lab["h2"].connections()
+    lab.alias("via-config", of="h1", port=None, user=None, identity=None, address=None)
+    try:
+        lab.run(["hosts", "check", "via-config"], check=True)
+        assert lab["h2"].connections() == before + 1
+        assert f"[127.0.0.1]:{host.port} " in (lab.home / ".ssh" / "other_known_hosts").read_text()
+        (lab.home / ".ssh" / "other_known_hosts").write_text("")
+        configuration.write_text("Host *\n  Port twenty-two\n")
+        assert "cannot use its configuration" in refused(lab, "via-config")
+    finally:
+        configuration.unlink()
+        lab.unalias("via-config")
+
+
+def test_keys_of_an_agent(lab: Lab, tmp_path: Path) -> None:
+    lab.alias("keyless", of="h1", identity=None)
+    socket = str(tmp_path / "agent")
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.PIPE)
+    try:
+        assert agent.stdout is not None
+        agent.stdout.readline()  # it says its socket when it listens
+        env = {"SSH_AUTH_SOCK": socket}
+        text = said(lab.run(["deploy", "keyless"], env=env), "keyless")
+        assert "tried the keys of the ssh agent" in text
+        subprocess.run(
+            ["ssh-add", "-q", str(lab.identity)], env={**lab.env, **env}, check=True, capture_output=True
+        )
+        lab.run(["hosts", "check", "keyless"], env=env, check=True)
+    finally:
+        agent.terminate()
+        agent.communicate()
+        lab.unalias("keyless")
+
+
+# -- ways to fail ------------------------------------------------------------------------------------
+
+
+def test_unknown_host(lab: Lab) -> None:
+    for words in (["deploy", "h9"], ["run", "--on", "h9", "--", "true"], ["hosts", "check", "h9"]):
+        done = lab.run(words)
+        assert done.returncode == 69
+        assert b"no such host: 'h9'; known: h1, h2, h3" in done.stderr
+        assert b"quine: hint: " in done.stderr
+
+
+def test_unknown_host_name(lab: Lab) -> None:
+    lab.alias("lost", of="h1", address="no-such-host.invalid")
+    try:
+        assert "unknown host name: no-such-host.invalid" in refused(lab, "lost")
+    finally:
+        lab.unalias("lost")
+
+
+def test_refused_port(lab: Lab) -> None:
+    lab.alias("shut", of="h1", via=1)
+    try:
+        assert "connection refused by 127.0.0.1 port 1" in refused(lab, "shut")
+    finally:
+        lab.unalias("shut")
+
+
+def test_wrong_key(lab: Lab, tmp_path: Path) -> None:
+    for name, phrase in (("key", ""), ("locked", "secret")):
+        keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", phrase, "-f", str(tmp_path / name)]
+        subprocess.run(keygen, check=True)
+    try:
+        lab.alias("strange", of="h1", identity=str(tmp_path / "key"))
+        text = refused(lab, "strange")
+        assert f"permission denied for {lab['h1'].user}; tried {tmp_path}/key" in text
+        assert f"ssh-copy-id -i {tmp_path}/key" in text
+        lab.alias("strange", of="h1", identity=str(tmp_path / "locked"))
+        assert f"ssh-add {tmp_path}/locked" in refused(lab, "strange")
+        lab.alias("strange", of="h1", identity=str(tmp_path / "none"))
+        assert f"the identity {tmp_path}/none cannot be read" in refused(lab, "strange")
+    finally:
+        lab.unalias("strange")
+
+
+def test_first_contact_then_a_changed_host_key(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("turncoat")
+    lab.run(["hosts", "check", "turncoat"], check=True)
+    known = lab.home / ".ssh" / "known_hosts"
+    lines = known.read_text().splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if line.startswith(f"[127.0.0.1]:{host.port} "))
+    host.stop()
+    for path in (host.key, Path(f"{host.key}.pub")):
+        path.unlink()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host.key)], check=True)
+    host.start()
+    text = refused(lab, "turncoat")
+    assert f"its host key has changed: not the one in {known} line {number}" in text
+    assert known.read_text().splitlines() == lines
+    cure = text.partition("(ask!): ")[2]
+    subprocess.run(["sh", "-c", cure], check=True, capture_output=True)
+    lab.run(["hosts", "check", "turncoat"], check=True)
+
+
+def test_host_without_python(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("bare", python=False)
+    assert "it has no python3" in refused(lab, "bare")
+    nothing_is_there(host)
+
+
+def test_host_with_another_python(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("old", python=False, scripts={"python3": "#!/bin/sh\necho 3.8 99999999999\n"})
+    assert "its python3 is 3.8, this binary is for 3." in refused(lab, "old")
+    nothing_is_there(host)
+
+
+def test_host_of_another_kind(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("arm", scripts={"uname": '#!/bin/sh\n[ "$1" = -m ] && echo aarch64 || echo Linux\n'})
+    assert f"it is Linux aarch64, this binary is for Linux {platform.machine()}" in refused(lab, "arm")
+    nothing_is_there(host)
+
+
+def test_full_disk(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("full", mount="size=2m")
+    text = refused(lab, "full")
+    assert "its disk is full: 2 MB free in its home" in text or "1 MB free" in text
+    nothing_is_there(host)
+
+
+def test_disk_that_fills_on_the_way(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    # the probe sees the home, the cache lies on another file system: found out only while writing
+    host = odd_host("filling", mount="size=20m", scripts={"python3.11": LIAR})
+    text = refused(lab, "filling")
+    assert "its disk is full: " in text and "make room there" in text
+    nothing_is_there(host)
+
+
+# Says of the disk what a quota would: there is room, as long as one does not write
+LIAR = """#!/bin/sh
+case "$*" in *statvfs*chr*) echo 3.11 99999999999;; *) exec /usr/bin/python3.11 "$@";; esac
+"""
+
+
+def test_no_programs_allowed(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("strict", mount="noexec,size=200m")
+    assert "mounted noexec" in refused(lab, "strict")
+    nothing_is_there(host)
+
+
+def test_cache_that_cannot_be_written(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("readonly")
+    (host.home / ".cache").mkdir()
+    (host.home / ".cache" / "quine").write_text("a file in the way")
+    assert "cannot be written" in refused(lab, "readonly")
+    assert (host.home / ".cache" / "quine").read_text() == "a file in the way"
+
+
+# Turns over bits of what comes after the first megabyte, as a bad line under a bad cipher would
+TAMPER = """#!/bin/sh
+case "$1" in
+-I) { head -c 1000000; tr '\\000\\001' '\\001\\000'; } | /usr/bin/python3.11 "$@";;
+*) exec /usr/bin/python3.11 "$@";;
+esac
+"""
+
+
+def test_binary_corrupted_on_the_way(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("noise", scripts={"python3.11": TAMPER})
+    text = refused(lab, "noise")
+    assert "the binary was damaged on the way and was not installed" in text
+    nothing_is_there(host)
+
+
+def test_binary_cut_off_on_the_way(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("short", scripts={"python3.11": TAMPER.replace("tr '", ": '")})
+    assert "the upload was cut off: " in refused(lab, "short")
+    nothing_is_there(host)
+
+
+def test_shell_that_runs_nothing(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("menu", sshd=("ForceCommand echo This account is not available.",))
+    text = refused(lab, "menu")
+    assert "its login shell did not run the command; its last words: This account is not available." in text
+    nothing_is_there(host)
+
+
+def test_a_line_that_goes_dead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = lab["h1"].proxy
+    lab.alias("dead", of="h1", via=proxy)
+    try:
+        proxy.blackhole()
+        for name, value in lab.env.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(dial, "DEADLINE", 0.5)
+        known = inventory.load(lab.inventory, {})
+        with pytest.raises(Unreachable, match=r"no answer within 0\.5 s; it was about to connect to dead"):
+            asyncio.run(dial.dial(known.host("dead"), known, ssh_agent=None, note=lambda _: None))
+    finally:
+        proxy.heal()
+        lab.unalias("dead")
+
+
+def test_a_batch_system_is_not_built(lab: Lab) -> None:
+    lab.alias("cluster", of="h1", transport="slurm")
+    try:
+        assert "not built yet" in refused(lab, "cluster")
+    finally:
+        lab.unalias("cluster")
