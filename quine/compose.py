@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import sys
 
+from functools import partial
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from deploy.inventory import Host, Inventory
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from transport.node import Target
     from transport.spawn import Spawn
     from transport.status import Status
+
+SERVICES = ("life", "infer", "tape")
+SHOWN = 4096  # characters of a mission in the argv of its process; it gets the whole from its origin
 
 
 # -- the node --------------------------------------------------------------------------------------
@@ -61,6 +66,7 @@ def serve_node(listener: object) -> None:
     logging.basicConfig(
         stream=sys.stderr, level=level, format="%(asctime)s %(name)s[%(process)d] %(message)s"
     )
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)
     serve(Placer(), listener, float(os.environ.get("QUINE_NODE_IDLE") or IDLE))
 
 
@@ -149,14 +155,55 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
 
 def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's face."""
-    from quine import host
+    from quine.host import life_from
     from quine.options import environment, limits
     from quine.run import caller, show
-    from transport.spawn import Spawn
 
-    raise NotImplementedError((host, environment, limits, caller, show, Spawn, mission))
+    given = dict(os.environ)
+    settled = dict(given)
+    life = life_from(mission, values, settled)
+    spawn = _agent(str(values["on"]), life)
+    spawn.env = environment(values, given)
+    spawn.limits = limits(values)
+    spawn.cwd = str(values["cwd"]) if "cwd" in values else None
+    spawn.context = caller(values)
+    return show(spawn, values, _services(life, {**given, **settled}), life.session)
 
 
 def face(where: str, life: Life, *, stdin: int, stdout: int, stderr: int) -> Status:
     """A remote child's face: called in a process of its own, forked from the agent."""
-    raise NotImplementedError((where, life, stdin, stdout, stderr))
+    from quine.run import caller
+    from transport import client
+
+    spawn = _agent(where, life)
+    spawn.context = caller({})
+    return client.run(spawn, stdin, stdout, stderr, _services(life, dict(os.environ)))
+
+
+def _agent(where: str, life: Life) -> Spawn:
+    """The spawn of an agent. Its life it asks of us; argv shows its mission, as far as it may be shown."""
+    from transport.spawn import Spawn
+
+    shown = "(a mission from a file)" if life.hidden else life.mission[:SHOWN].replace("\0", " ")
+    return Spawn(["--", shown], own=True, where=where, tree=life.root)
+
+
+def _services(life: Life, environ: dict[str, str]) -> dict[str, Callable[[bytes], bytes]]:
+    """The origin's services for one remote child, made when the first request comes.
+
+    Their imports (pydantic, a provider's client) take longer than the child over there needs to start.
+    """
+    import threading
+
+    made: dict[str, Callable[[bytes], bytes]] = {}
+    lock = threading.Lock()
+
+    def answer(name: str, body: bytes) -> bytes:
+        with lock:
+            if not made:
+                from quine.origin import services
+
+                made.update(services(life, environ))
+        return made[name](body)
+
+    return {name: partial(answer, name) for name in SERVICES}

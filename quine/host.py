@@ -218,7 +218,7 @@ def _relay() -> Ask | None:
     memo = inherit.read()
     if "socket" not in memo or "token" not in memo:
         return None
-    from transport.client import Relay
+    from transport.requests import Relay
 
     owner, relay = 0, None
 

@@ -17,6 +17,8 @@ from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -56,7 +58,12 @@ def caller(values: dict[str, object]) -> dict[str, object]:
     }
 
 
-def show(spawn: Spawn, values: dict[str, object]) -> int:
+def show(
+    spawn: Spawn,
+    values: dict[str, object],
+    services: Mapping[str, Callable[[bytes], bytes]] | None = None,
+    session: str | None = None,
+) -> int:
     """Run a job as its face; print what there is to say once; leave as the job left."""
     from transport import client
     from transport.errors import Refused
@@ -65,13 +72,13 @@ def show(spawn: Spawn, values: dict[str, object]) -> int:
     _mend_standard_streams()
     started, begun = time.time(), time.monotonic()
     try:
-        status = client.run(spawn)
+        status = client.run(spawn, services=services)
     except Refused as refused:
         status = Status(
             "unreachable", refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
         )
     if target := values.get("report"):
-        report(str(target), status, started=started, seconds=time.monotonic() - begun)
+        report(str(target), status, session=session, started=started, seconds=time.monotonic() - begun)
     return leave(status, bool(values.get("quiet")))
 
 

@@ -142,7 +142,7 @@ class Link:
         if self.dead:
             return
         self.dead = why
-        log.info("%s: link ended: %s", self.name, why)
+        log.log(logging.DEBUG if self.name == "client" else logging.INFO, "%s: link ended: %s", self.name, why)
         if self._timer:
             self._timer.cancel()
         self._duplex.close()
