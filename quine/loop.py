@@ -290,7 +290,7 @@ class Loop:
         """In a forked child: let go of what is the parent's."""
         self.shell.disown()
         self.jobs.disown()
-        self.tape.close()
+        self.tape.disown()
 
     def _groups(self) -> list[int]:
         return [group for group in (self.shell.group, *(job.pid for job in self.jobs.running)) if group]

@@ -96,10 +96,11 @@ def wait(pidfds: Sequence[int], seconds: float) -> bool:
     for fd in left:
         poll.register(fd, select.POLLIN)
     while left:
-        pause = deadline - time.monotonic()
-        if pause <= 0:
+        pause = max(0.0, deadline - time.monotonic())
+        ended = poll.poll(int(pause * 1000) + (pause > 0))
+        if not ended and not pause:
             return False
-        for fd, _ in poll.poll(int(pause * 1000) + 1):
+        for fd, _ in ended:
             poll.unregister(fd)
             left.discard(fd)
     return True

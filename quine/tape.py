@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from quine.exits import LOST, Failure
+from quine.exits import DEFECT, LOST, Failure
 from quine.guests.base import Message
 
 try:  # 4 ms of a 40 ms start: hashlib loads OpenSSL
@@ -122,6 +122,20 @@ class Tape:
 
     def close(self) -> None:
         self._sink.close()
+
+    def disown(self) -> None:
+        """In a forked child: this is the parent's tape, and nothing is ever added to it from here."""
+        self._sink.close()
+        self._sink = _Nowhere()
+        self._waiting = []
+
+
+class _Nowhere:
+    def put(self, lines: Sequence[bytes]) -> None:
+        raise Failure(DEFECT, "a forked child wrote to its parent's tape")
+
+    def close(self) -> None:
+        pass
 
 
 def message_of(entry: dict[str, Any]) -> Message | None:

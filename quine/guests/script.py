@@ -75,7 +75,7 @@ def _reply(line: dict[str, Any], request: Request) -> Reply:
     reply = line["reply"]
     calls = []
     for index, call in enumerate(reply.get("tool_calls", ())):
-        call_id = f"call_{request.ordinal}_{index}"
+        call_id = f"call_{len(request.messages)}_{index}"
         if isinstance(call["arguments"], str):
             calls.append(ToolCall.parse(call_id, call["name"], call["arguments"]))
         else:

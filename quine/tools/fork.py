@@ -111,6 +111,7 @@ def run(loop: Loop, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ..
         else:
             prepared.append(got)
     loop.tape.sync()
+    parent = os.getpid()
     started: list[tuple[Call, list[Job]]] = []
     try:
         for one in prepared:
@@ -119,14 +120,13 @@ def run(loop: Loop, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ..
             for spec, slot in zip(one.specs, one.slots, strict=True):
                 jobs.append(_start(loop, one, spec, slot, prepared, reply))
     except OSError as error:
-        results.update(
-            {one.place: _error(f"a child could not be started: {error.strerror}") for one in prepared}
-        )
         loop.jobs.end([job for _, jobs in started for job in jobs])
-        return results
+        text = f"a child could not be started: {error.strerror}; those of this reply that had started were ended"
+        return {**results, **{one.place: _error(text) for one in prepared}}
     finally:
-        for one in prepared:
-            _release(one)
+        if os.getpid() == parent:  # the child has closed its copies itself
+            for one in prepared:
+                _release(one)
     loop.tape.sync()
     for one, jobs in started:
         results[one.place] = _collect(loop, one, jobs)
