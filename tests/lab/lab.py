@@ -6,18 +6,17 @@
 Laws
 1. Nothing of the machine it runs on is touched and nothing leaks in: own homes, keys, ports, runtime
    directories; no agent, no API key, no configuration of the user who runs it.
-2. It may run many times at once, beside itself.
+2. It may run many times at once, beside itself; in a directory that the caller names, one waits for the other.
 3. At the end everything that bears the lab's marks is dead and every directory is gone. A directory that the
    caller names is the exception: its keys and homes stay, for the next lab there (only processes end).
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from typing import IO, Self
 
 from tests.lab import processes
 from tests.lab.host import Host, Settings
-from tests.lab.machine import SSHD, make_key
+from tests.lab.machine import SSHD, make_key, remove, toml
 from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
 
@@ -52,11 +51,11 @@ class Lab:
         self.id = uuid.uuid4().hex[:12]
         self.hosts: dict[str, Host] = {}
         self._aliases: dict[str, dict[str, object]] = {}
-        self._kept = directory is not None
         # Unix socket names hold at most 107 bytes: what carries sockets lies under a short name, always.
         short = "/tmp" if os.access("/tmp", os.W_OK) else None
         self._short = Path(tempfile.mkdtemp(prefix="ql-", dir=short))
         self.directory = directory.resolve() if directory else self._short / "d"
+        self._lock = -1
         self.home = self.directory / "origin"
         self.tmp = self.home / "tmp"  # TMPDIR of the origin
         self.work = self.home / "work"  # where commands of the origin start
@@ -68,6 +67,9 @@ class Lab:
 
     def __enter__(self) -> Self:
         try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
             for directory in (self.tmp, self.work, self.home / ".ssh", self.home / ".cache" / "quine"):
                 directory.mkdir(parents=True, exist_ok=True)
             (self._short / "o").mkdir(mode=0o700)
@@ -99,6 +101,9 @@ class Lab:
             host.close()
         self.hosts.clear()
         remove(self._short)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def add(self, name: str, settings: Settings | None = None) -> Host:
         """One more host, started, in the inventory."""
@@ -331,26 +336,5 @@ class Lab:
         ]
 
 
-def toml(value: object) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(toml(item) for item in value) + "]"
-    return json.dumps(value if isinstance(value, (str, int, float, bool)) else str(value))
-
-
 def describe(args: Sequence[str | Path]) -> str:
     return " ".join(["quine", *map(str, args)])[:200]
-
-
-def remove(directory: Path) -> None:
-    """rm -rf, read-only directories included."""
-
-    def again(action: Callable[[str], object], path: str, _: object) -> None:
-        os.chmod(Path(path).parent, stat.S_IRWXU)
-        if not os.path.islink(path):
-            os.chmod(path, stat.S_IRWXU)
-        action(path)
-
-    if directory.is_dir():
-        shutil.rmtree(directory, onerror=again)

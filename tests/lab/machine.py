@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import shutil
 import socket
+import stat
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
@@ -80,3 +82,24 @@ def readable(fd: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(int(seconds * 1000)))
+
+
+def toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    return json.dumps(value if isinstance(value, (str, int, float, bool)) else str(value))
+
+
+def remove(directory: Path) -> None:
+    """rm -rf, read-only directories included."""
+
+    def again(action: Callable[[str], object], path: str, _: object) -> None:
+        os.chmod(Path(path).parent, stat.S_IRWXU)
+        if not os.path.islink(path):
+            os.chmod(path, stat.S_IRWXU)
+        action(path)
+
+    if directory.is_dir():
+        shutil.rmtree(directory, onerror=again)
