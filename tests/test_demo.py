@@ -68,6 +68,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert took < 60
 
+    assert all(f"{name}: deployed" in first.stderr for name in ("h1", "h2")), first.stderr
     report, _, tree = first.stdout.rpartition("\n\n")
     head = dict(line.split() for line in report.split("\n\n")[1].splitlines())
     assert int(head["requests"]) == known["requests"]
@@ -81,6 +82,7 @@ def test_the_demo(tmp_path: Path) -> None:
 
     second = run_demo(tmp_path)
     assert second.returncode == 0, second.stderr
+    assert all(f"{name}: already there" in second.stderr for name in ("h1", "h2")), second.stderr
     assert second.stdout.rpartition("\n\n")[0] == report
     for name in ("h1", "h2"):
         assert not list((tmp_path / name / "tmp").iterdir())
