@@ -57,10 +57,20 @@ def group(number: int) -> list[int]:
     return [process.pid for process in everyone() if process.group == number]
 
 
-def of_command(shell: int, begun: int) -> list[int]:
+def children(pid: int) -> frozenset[int]:
+    """The children of a process of one thread; empty where the kernel does not tell."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            return frozenset(map(int, file.read().split()))
+    except OSError:
+        return frozenset()
+
+
+def of_command(shell: int, begun: int, older: frozenset[int]) -> list[int]:
     """The processes of the command that `shell` runs since `begun`: its descendants, and orphans of its group.
 
-    What an earlier command left in the background descends from a child of the shell that is older.
+    What an earlier command left in the background descends from one of the `older` children of the shell. Start
+    times alone would not do: they are told in hundredths of a second.
     """
     table = {process.pid: process for process in everyone()}
     mine = []
@@ -70,9 +80,10 @@ def of_command(shell: int, begun: int) -> list[int]:
         top = process
         while top.ppid != shell and top.ppid in table and top.ppid > 1:
             top = table[top.ppid]
-        if (top if top.ppid == shell else process).started < begun:
-            continue
-        if top.ppid == shell or process.group == shell:
+        if top.ppid == shell:
+            if top.pid not in older and top.started >= begun:
+                mine.append(process.pid)
+        elif process.group == shell and process.started >= begun:
             mine.append(process.pid)
     return mine
 

@@ -93,8 +93,11 @@ class Shell:
 
     def close(self) -> None:
         """End the shell and its group: end of file, then TERM, a pause, KILL. Reaps the shell."""
-        if not self._pid:
-            return
+        if self._pid:
+            self._end()
+        self.disown()
+
+    def _end(self) -> None:
         group = self._pid
         _close(self._control)
         self._control = -1
@@ -107,7 +110,7 @@ class Shell:
             self._forget()
 
     def disown(self) -> None:
-        """In a forked child: the shell is the parent's; let go of it without touching it."""
+        """Let go of the shell without touching it: in a forked child it is the parent's."""
         for pair in self._pipes:
             for fd in pair:
                 _close(fd)
@@ -139,6 +142,7 @@ class Shell:
         except OSError:
             _close(self._control)
             _close(self._status)
+            self._control = self._status = -1
             raise
         finally:
             os.close(stdin)
@@ -176,6 +180,7 @@ class _Watch:
         self._statement = statement.encode("utf-8", "surrogateescape")
         self._streams = {pair[0]: stream for pair, stream in zip(shell._pipes, streams, strict=True)}
         self._begun = procs.now()
+        self._older = procs.children(shell._pid)
         self._deadline = time.monotonic() + timeout if timeout > 0 else float("inf")
         self._timeout = timeout
         self._stage = 0  # 0 running, 1 TERM sent, 2 KILL sent, 3 the shell killed too
@@ -242,9 +247,11 @@ class _Watch:
             self._tell(signal.SIGINT)
             self._insist = time.monotonic() + INSIST
         if time.monotonic() >= self._insist:
-            # A loop of the shell's own goes on although its commands were interrupted.
+            # A loop of the shell's own goes on although its commands were interrupted; or the signal came
+            # between two commands, when there was nobody to take it.
             self._insist = float("inf")
-            os.kill(self._shell._pid, signal.SIGINT)
+            if not self._tell(signal.SIGINT):
+                os.kill(self._shell._pid, signal.SIGINT)
         if self._stage == 0:
             if self._signals.alarm:
                 self._end("[INTERRUPTED] the time limit of this process was reached; the command was ended")
@@ -267,10 +274,13 @@ class _Watch:
         self._stage, self._deadline = 1, time.monotonic() + GRACE
         self._tell(signal.SIGTERM)
 
-    def _tell(self, number: int) -> None:
-        for pid in procs.of_command(self._shell._pid, self._begun):
+    def _tell(self, number: int) -> bool:
+        """Signal the processes of the command; were there any?"""
+        pids = procs.of_command(self._shell._pid, self._begun, self._older)
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
+        return bool(pids)
 
 
 def _pipe(size: int = 0) -> tuple[int, int]:

@@ -75,6 +75,9 @@ class Signals:
     def remove(self) -> None:
         """Give every disposition and the mask back, for code that is not ours (a foreign program, a face)."""
         signal.set_wakeup_fd(-1)
+        for fd in self._wake:
+            os.close(fd)
+        self._wake = (-1, -1)
         for number in (*HANDLED, *PYTHON_IGNORES):
             if signal.getsignal(number) == self._note or number in PYTHON_IGNORES:
                 signal.signal(number, signal.SIG_DFL)

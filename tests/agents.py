@@ -1,0 +1,119 @@
+"""Run scripted agents as real processes, and read what they left on tape."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from quine.env import is_secret
+
+QUINE = [sys.executable, "-P", "-m", "quine"]
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+def sh(command: str, **more: Any) -> dict[str, Any]:
+    return call("sh", command=command, **more)
+
+
+OK = call("exit", status=0)
+
+
+def says(*calls: dict[str, Any], text: str = "", **guards: Any) -> dict[str, Any]:
+    """One line of a script: a reply with these calls."""
+    return {**guards, "reply": {"text": text, "tool_calls": list(calls)}}
+
+
+class Agents:
+    """A directory in which scripted agents run; its data directory is `data` in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.data = directory / "data"
+        self.env = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("QUINE_") and not is_secret(name) and name != "OLLAMA_HOST"
+        }
+        self.env |= {"QUINE_API_TYPE": "script", "QUINE_DATA_DIR": str(self.data)}
+
+    def script(self, *lines: dict[str, Any]) -> None:
+        path = self.directory / "script.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.env["QUINE_API_BASE"] = str(path)
+
+    def start(self, mission: str, *options: str, **more: Any) -> subprocess.Popen[bytes]:
+        more.setdefault("stdin", subprocess.DEVNULL)
+        more.setdefault("stdout", subprocess.PIPE)
+        more.setdefault("stderr", subprocess.PIPE)
+        env = {**self.env, **more.pop("env", {})}
+        return subprocess.Popen([*QUINE, *options, "--", mission], cwd=self.directory, env=env, **more)
+
+    def run(
+        self, *lines: dict[str, Any], mission: str = "work", input: bytes | None = None, **more: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Script and run one agent to its end."""
+        options = more.pop("options", ())
+        if lines:
+            self.script(*lines)
+        if input is not None:
+            more["stdin"] = subprocess.PIPE
+        with self.start(mission, *options, **more) as process:
+            out, err = process.communicate(input, timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def tapes(self) -> list[list[dict[str, Any]]]:
+        """All tapes, oldest first."""
+        paths = sorted(self.data.glob("*.jsonl"))
+        return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+
+    def tape(self, mission: str = "work") -> list[dict[str, Any]]:
+        """The one tape of a mission."""
+        (found,) = [tape for tape in self.tapes() if tape[0]["data"]["mission"] == mission]
+        return found
+
+    def results(self, mission: str = "work") -> list[str]:
+        return [e["data"]["content"] for e in self.tape(mission) if e["type"] == "tool_result"]
+
+    def outcome(self, mission: str = "work") -> dict[str, Any]:
+        entry = self.tape(mission)[-1]
+        assert entry["type"] == "outcome"
+        data: dict[str, Any] = entry["data"]
+        return data
+
+
+def section(result: str, name: str) -> str:
+    """The text of [STDOUT] or [STDERR] in a result."""
+    after = result.split(f"[{name}]\n", 1)[1]
+    for following in (
+        "\n[STDERR]",
+        "\n[TURNS LEFT]",
+        "\n[CONTEXT USED]",
+        "\n[SHELL]",
+        "\n[BACKGROUND",
+        "\n[TIMEOUT]",
+    ):
+        after = after.split(following, 1)[0]
+    return after
+
+
+def running(*words: str) -> list[int]:
+    """Processes whose command line holds all of these words."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                line = (
+                    Path("/proc", name, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+            except OSError:
+                continue
+            if all(word in line for word in words):
+                found.append(int(name))
+    return found
