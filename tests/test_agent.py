@@ -1,0 +1,363 @@
+"""The host loop as a process: streams, verdicts, turns, bad calls, tape."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tests.agents import OK, QUINE, Agents, call, says, section, sh
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Agents:
+    return Agents(tmp_path)
+
+
+# -- streams ---------------------------------------------------------------------------------------
+
+
+def test_material_to_deliverable(agents: Agents) -> None:
+    done = agents.run(says(sh("tr a-z A-Z <&3 >&4; echo seen; echo note >&5")), says(OK), input=b"abc\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"ABC\n", b"note\n")
+    assert section(agents.results()[0], "STDOUT") == "seen\n"
+
+
+def test_result_format(agents: Agents) -> None:
+    agents.run(says(sh("echo o; echo e >&2; exit_() { return 5; }; exit_"), sh("true")), says(OK))
+    first, second = agents.results()
+    assert first == "[EXIT CODE] 5\n[STDOUT]\no\n\n[STDERR]\ne\n"
+    assert second == "[EXIT CODE] 0\n[STDOUT]\n\n[STDERR]\n\n[TURNS LEFT] 18\n[CONTEXT USED] 1K of 128K"
+
+
+def test_binary_passes_untouched(agents: Agents) -> None:
+    data = os.urandom(3_000_000)
+    done = agents.run(says(sh("cat <&3 >&4")), says(OK), input=data)
+    assert done.stdout == data
+
+
+def test_material_is_read_in_parts(agents: Agents) -> None:
+    done = agents.run(
+        says(sh("head -c 3 <&3 >&4")), says(sh("read x <&3; echo \"[$x]\" >&4")), says(sh("cat <&3 >&4")), says(OK),
+        input=b"abcdef\nrest\n",
+    )  # fmt: skip
+    assert done.stdout == b"abc[def]\nrest\n"
+
+
+def test_silence_is_success(agents: Agents) -> None:
+    done = agents.run(says(sh("echo noise; echo noise >&2")), says(OK))
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_closed_streams(agents: Agents) -> None:
+    agents.script(says(sh("cat <&3; echo x >&4 2>/dev/null; :")), says(OK))
+    command = " ".join(f"'{word}'" for word in QUINE)
+    env = {**agents.env, "PYTHONWARNINGS": "error"}
+    got = subprocess.run(["sh", "-c", f"{command} work <&- >&- 2>&-"], cwd=agents.directory, env=env)
+    assert got.returncode == 0
+    assert "There is no material" in agents.tape()[2]["data"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("stdin", "words"), [("null", "no material"), ("pipe", "a pipe"), ("file", "a file")]
+)
+def test_material_is_announced(agents: Agents, stdin: str, words: str) -> None:
+    agents.script(says(OK))
+    file = agents.directory / "in"
+    file.write_text("x")
+    with file.open() as opened:
+        given = {"null": subprocess.DEVNULL, "pipe": subprocess.PIPE, "file": opened}[stdin]
+        with agents.start("work", stdin=given) as process:
+            process.communicate()
+    assert words in agents.tape()[2]["data"]["content"]
+
+
+def test_binary_option_saves_the_material(agents: Agents) -> None:
+    agents.run(
+        says(sh("cat <&3; cat $QUINE_DATA_DIR/stdin-*.bin >&4")), says(OK), input=b"\0\1", options=["-b"]
+    )
+    (saved,) = agents.data.glob("stdin-*.bin")
+    assert saved.read_bytes() == b"\0\1"
+    assert saved.stat().st_mode & 0o777 == 0o600
+    assert str(saved) in agents.tape()[2]["data"]["content"]
+
+
+def test_quine_inside_sh(agents: Agents) -> None:
+    done = agents.run(
+        says(sh("echo in | quine inner >&4; echo $?"), match="^outer"),
+        says(OK, match="^outer"),
+        says(sh("tr a-z A-Z <&3 >&4"), match="^inner"),
+        says(call("exit", status=9, stderr="nine"), match="^inner"),
+        mission="outer",
+    )
+    assert done.stdout == b"IN\n"
+    assert "9\n" in agents.results("outer")[0]
+    outer, inner = agents.tape("outer")[0]["data"], agents.tape("inner")[0]["data"]
+    assert inner["parent_session_id"] == inner["root_session_id"] == outer["session_id"]
+    assert inner["depth"] == 1
+
+
+def test_quine_is_found_without_being_on_path(agents: Agents) -> None:
+    done = agents.run(
+        says(sh("quine inner >&4; echo $? >&4"), match="^outer"), says(OK, match="^outer"), says(OK, match="^inner"),
+        mission="outer", env={"PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.stdout == b"0\n"
+
+
+# -- verdicts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(0, 0), ("success", 0), ("failure", 1), (3, 3), (63, 63), (255, 255)]
+)
+def test_exit_status(agents: Agents, status: int | str, code: int) -> None:
+    why = {"stderr": "why"} if code else {}
+    done = agents.run(says(call("exit", status=status, **why)))
+    assert (done.returncode, done.stderr) == (code, b"why" if code else b"")
+    assert agents.outcome()["exit_code"] == code
+    assert agents.outcome()["termination_mode"] == "exit"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"status": 0, "stderr": "x"}, "success takes no stderr"),
+        ({"status": 4}, "needs a reason"),
+        ({"status": "failure", "stderr": " "}, "needs a reason"),
+        ({}, "status is missing"),
+        ({"status": 256, "stderr": "x"}, "between 0 and 255"),
+        ({"status": "progress"}, "must be one of 'success', 'failure'"),
+        ({"status": True}, "must be an integer, not a boolean"),
+    ],
+)
+def test_exit_is_sent_back(agents: Agents, arguments: dict[str, object], words: str) -> None:
+    done = agents.run(says(call("exit", **arguments)), says(OK))
+    assert done.returncode == 0
+    assert words in agents.results()[0]
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (call("sh"), "command is missing"),
+        (call("sh", command=3), "command must be a string, not an integer"),
+        (call("sh", command="true", timeout="1"), "timeout must be a number, not a string"),
+        (call("sh", command="true", detach=True), "detach is not an argument; known are command, timeout"),
+        (call("rm", path="/"), "unknown tool: rm; there are sh, fork, exec, exit"),
+        ({"name": "sh", "arguments": '{"command": "tru'}, "not JSON"),
+        ({"name": "sh", "arguments": "[1]"}, "not a JSON object"),
+        (call("sh", command="a\0b"), "NUL character"),
+        (call("sh", command="\ud83d"), "surrogate"),
+        (call("fork"), "give either intent or children"),
+        (call("fork", intent=" "), "blank"),
+        (call("fork", children=[]), "at least 1"),
+        (call("fork", children=[{"host": "h1"}]), "children[0].intent is missing"),
+        (call("fork", intent="x", files=["a"]), "not built yet: files"),
+        (call("fork", intent="x", wait=True, stdin="/no/such"), "no such file"),
+        (call("exec", wisdom={"a=b": "x"}), "must match"),
+        (call("exec", wisdom={"a": 1}), "wisdom.a must be a string"),
+        (call("exec", wisdom={"a": "x" * 140_000}), "too long"),
+        (call("exec", host="h1"), "not built yet"),
+        (call("exec", argv=["/no/such/program"]), "not found"),
+    ],
+)  # fmt: skip
+def test_a_bad_call_is_answered_and_life_goes_on(agents: Agents, bad: dict[str, object], words: str) -> None:
+    done = agents.run(says(bad, sh("echo alive >&4")), says(OK))
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"alive\n", b"")
+    assert words in agents.results()[0]
+    assert agents.tape()[4]["data"]["is_error"]
+
+
+def test_replies_without_a_call(agents: Agents) -> None:
+    agents.run(
+        {"reply": {"text": "hm"}},
+        {"reply": {"text": "hm"}},
+        says(sh("true")),
+        {"reply": {"text": "so"}},
+        says(OK),
+    )
+    assert agents.outcome()["exit_code"] == 0
+    done = agents.run({"reply": {"text": "hm"}, "repeat": True}, mission="talk")
+    assert done.returncode == 1
+    assert b"quine: error: the guest made no tool call in 3 replies" in done.stderr
+    said = [e["data"]["content"] for e in agents.tape("talk") if e["type"] == "message"]
+    assert sum(text.startswith("[REMINDER]") for text in said) == 2
+
+
+def test_calls_after_exit_never_run(agents: Agents) -> None:
+    agents.run(says(sh("echo 1 >>log"), OK, sh("echo 2 >>log")))
+    assert (agents.directory / "log").read_text() == "1\n"
+
+
+# -- turns -----------------------------------------------------------------------------------------
+
+
+def test_turns_run_out(agents: Agents) -> None:
+    done = agents.run(
+        says(sh("true"), sh("true"), sh("echo 3 >&4")), says(sh("true")), options=["--max-turns", "2"]
+    )
+    assert done.returncode == 77
+    assert done.stdout == b""
+    assert b"quine: error: all 2 turns are used" in done.stderr
+    assert agents.outcome()["termination_mode"] == "turn_exhaustion"
+    results = agents.results()
+    assert "no turns are left" in results[2]
+    assert "[TURNS LEFT] 0" in results[2]
+    assert "[LAST REPLY]" in results[2]
+    assert "only exec and exit" in results[3]
+
+
+def test_the_last_reply_can_exit(agents: Agents) -> None:
+    done = agents.run(says(sh("true")), says(OK), options=["--max-turns=1"])
+    assert done.returncode == 0
+
+
+def test_only_sh_costs_turns(agents: Agents) -> None:
+    done = agents.run(says(call("sh"), sh("true")), says(call("exit", status=1)), says(sh("true")), says(OK),
+                      env={"QUINE_MAX_TURNS": "3"})  # fmt: skip
+    assert done.returncode == 0
+    assert "[TURNS LEFT] 2" in agents.results()[1]
+
+
+def test_unlimited_turns(agents: Agents) -> None:
+    agents.run(says(sh("true")), says(OK), env={"QUINE_MAX_TURNS": "0"})
+    assert "[TURNS LEFT]" not in agents.results()[0]
+
+
+# -- configuration ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"QUINE_MAX_TURNS": "x"}, b"QUINE_MAX_TURNS must be an integer"),
+        ({"QUINE_MAX_DEPTH": "-1"}, b"QUINE_MAX_DEPTH must not be negative"),
+        ({"QUINE_API_TYPE": "telepathy"}, b"QUINE_API_TYPE must be one of"),
+        ({"QUINE_API_TYPE": "gemini", "QUINE_API_BASE": "http://x", "QUINE_MODEL_ID": "m"}, b"not built yet"),
+        ({"QUINE_API_TYPE": "", "QUINE_API_BASE": ""}, b"no guest"),
+        ({"QUINE_API_TYPE": "openai", "QUINE_API_BASE": "http://x"}, b"QUINE_MODEL_ID is not set"),
+        ({"QUINE_API_TYPE": "openai", "QUINE_API_BASE": "x", "QUINE_MODEL_ID": "m"}, b"must begin with http"),
+        ({"QUINE_API_BASE": "/no/such/script"}, b"cannot be read"),
+        ({"QUINE_MAX_COST": "1"}, b"not built yet"),
+        ({"QUINE_DATA_DIR": "/dev/null/x"}, b"QUINE_DATA_DIR"),
+    ],
+)  # fmt: skip
+def test_configuration_errors(agents: Agents, env: dict[str, str], words: bytes) -> None:
+    done = agents.run(says(OK), env=env)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"quine: error: ")
+    assert words in done.stderr
+    assert done.stdout == b""
+
+
+def test_an_exhausted_script_says_so(agents: Agents) -> None:
+    done = agents.run(says(sh("true")))
+    assert done.returncode == 1
+    assert b"asked for one more" in done.stderr
+
+
+# -- secrets ---------------------------------------------------------------------------------------
+
+
+def test_no_secret_reaches_a_command_or_the_tape(agents: Agents) -> None:
+    canary = "canary-0123456789"
+    done = agents.run(
+        says(sh("env; cat /proc/self/environ; tr '\\0' '\\n' </proc/$PPID/cmdline"), sh(f"echo {canary}"), match="^outer"),
+        says(sh("quine inner"), match="^outer"), says(OK, match="^outer"),
+        says(sh("env"), match="^inner"), says(OK, match="^inner"),
+        mission="outer",
+        env={"OPENAI_API_KEY": canary, "MY_TOKEN": "t-1", "DB_PASSWORD": "p-1", "COPY": f"x{canary}y", "KEYBOARD": "de"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    text = "".join(path.read_text() for path in agents.data.rglob("*") if path.is_file())
+    assert canary not in text
+    assert "t-1" not in text
+    assert "p-1" not in text
+    assert "KEYBOARD=de" in text
+    assert "<secret>" in agents.results("outer")[1]
+
+
+def test_a_nested_quine_has_the_key(agents: Agents) -> None:
+    from quine import env
+
+    code = "import sys; from quine import env; s = env.adopt({}); print(s.secrets)"
+    done = agents.run(
+        says(sh(f"{sys.executable} -P -c '{code}' >&4")),
+        says(OK),
+        env={"OPENAI_API_KEY": "canary-0123456789"},
+    )
+    assert done.stdout == b"{'OPENAI_API_KEY': 'canary-0123456789'}\n"
+    assert env.is_secret("AWS_SECRET_ACCESS_KEY")
+    assert not env.is_secret("QUINE_MAX_TOKENS")
+    assert not env.is_secret("TOKENIZERS_PARALLELISM")
+
+
+# -- tape ------------------------------------------------------------------------------------------
+
+
+def test_tape(agents: Agents) -> None:
+    agents.run(says(sh("true"), text="thinking"), says(OK))
+    (path,) = agents.data.glob("*.jsonl")
+    lines = path.read_bytes().splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert [e["type"] for e in entries] == [
+        "meta",
+        "message",
+        "message",
+        "message",
+        "tool_result",
+        "message",
+        "outcome",
+    ]
+    assert [e["seq"] for e in entries] == list(range(7))
+    assert entries[0]["prev"] == ""
+    for before, entry in zip(lines, entries[1:], strict=False):
+        assert entry["prev"] == sha256(before).hexdigest()
+    meta = entries[0]["data"]
+    assert meta["session_id"] == path.stem
+    assert meta["node"] == "local"
+    assert meta["pid"] > 1
+    assert entries[3]["data"]["content"] == "thinking"
+    assert entries[3]["data"]["tool_calls"][0]["arguments"] == {"command": "true"}
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert agents.data.stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_else_is_left_in_the_data_directory(agents: Agents) -> None:
+    agents.run(says(sh("true")), says(OK))
+    assert [path.suffix for path in agents.data.rglob("*") if path.is_file()] == [".jsonl"]
+
+
+def test_mission_in_the_system_prompt_and_nothing_volatile(agents: Agents) -> None:
+    agents.run(says(OK), mission="do {SHELL} and {MISSION}")
+    agents.run(says(OK), mission="do {SHELL} and {MISSION}", input=b"x", options=["--max-turns", "7"])
+    first, second = (tape[1]["data"]["content"] for tape in agents.tapes())
+    assert first == second
+    assert first.endswith("# Your mission\n\ndo {SHELL} and {MISSION}")
+
+
+def test_start_path_is_lean(agents: Agents) -> None:
+    agents.script(says(sh("true")), says(OK))
+    command = [sys.executable, "-P", "-X", "importtime", "-m", "quine", "work"]
+    got = subprocess.run(
+        command,
+        cwd=agents.directory,
+        env=agents.env,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    imported = {
+        line.rsplit("|", 1)[1].strip() for line in got.stderr.splitlines() if line.startswith("import time:")
+    }
+    assert got.returncode == 0
+    assert not imported & {
+        "asyncio", "pydantic", "httpx", "typer", "asyncssh", "fsspec", "subprocess", "dataclasses", "argparse",
+        "inspect", "pathlib", "hashlib", "tempfile", "socket", "threading", "logging",
+    }  # fmt: skip
