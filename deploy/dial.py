@@ -24,7 +24,12 @@ from transport.channel import SshDuplex
 from transport.errors import Refused, Unreachable
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
-BROKEN = (1, 126, 127)  # how a Python ends that finds its files damaged; a dial that refuses has other words
+BROKEN = (
+    0,
+    1,
+    126,
+    127,
+)  # how a Python ends that finds its files damaged; a dial that refuses has other words
 
 Note = Callable[[str], None]
 
@@ -57,7 +62,7 @@ class _Clock:
         try:
             await self._timeout.__aexit__(kind, error, trace)  # type: ignore[arg-type]
         except TimeoutError:
-            detail = f"no answer within {self._limit:.0f} s; it was about to {self._phase}"
+            detail = f"no answer within {self._limit:g} s; it was about to {self._phase}"
             hint = f"is it up, is the network? ssh {self._host.destination} true would tell"
             raise Unreachable(self._host.name, detail, hint) from None
 

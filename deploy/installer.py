@@ -121,7 +121,7 @@ def receive(path: Path, sha256: str, size: int, source: BufferedReader) -> None:
         while data := file.read(CHUNK):
             got.update(data)
     if got.hexdigest() != sha256:
-        raise Failure("corrupt", f"its SHA-256 is {got.hexdigest()[:16]}..., not {sha256[:16]}...")
+        raise Failure("corrupt", f"its SHA-256 begins with {got.hexdigest()[:16]}, not {sha256[:16]}")
     path.chmod(0o700)
 
 

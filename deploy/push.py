@@ -125,7 +125,7 @@ async def next_answer(host: str, duplex: Stream, answers: Answers) -> str:
         data = await duplex.read()
         if not data:
             said = (answers.banner + answers.rest() + getattr(duplex, "stderr", b"")).decode(errors="replace")
-            last = (said.strip().splitlines() or ["nothing"])[-1][:300]
+            last = (said.strip().splitlines() or ["nothing"])[-1][:300].rstrip(".")
             detail = f"its login shell did not run the command; its last words: {last}"
             raise Unreachable(host, detail, _shell_hint(host))
         answers.feed(data)
