@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import shutil
 import tempfile
 import threading
@@ -27,6 +28,7 @@ from tests.lab.machine import SSHD, can_mount
 STRAGGLERS = float(
     os.environ.get("LAB_STRAGGLERS", 10)
 )  # seconds that a dying process, thread or descriptor of a test may take to be gone
+DESCRIPTORS = 1024  # soft limit
 NOISE = ("pytest-", "hypothesis-")  # names in the temporary directory that are pytest's own
 
 _sessions: list[Lab] = []
@@ -39,6 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
     directory = tempfile.mkdtemp(prefix="qt-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
     config.stash[_home] = directory
     os.environ["TMPDIR"] = tempfile.tempdir = directory
+    # What a login on a stock machine gives; a generous shell must not hide that somebody runs out of it.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, DESCRIPTORS), hard))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
