@@ -183,6 +183,9 @@ def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None =
     os.environ["QUINE_PARENT_SESSION"] = life.parent
     os.environ["QUINE_ROOT_SESSION"] = life.root
     os.environ["QUINE_DEPTH"] = str(life.depth)
+    for name in [name for name in os.environ if name.startswith(WISDOM)]:
+        del os.environ[name]
+    os.environ.update({f"{WISDOM}{key}": value for key, value in life.wisdom.items()})
     return fd
 
 

@@ -98,6 +98,8 @@ class Loop:
                 while True:
                     self._step()
             except GuestError as error:
+                if self.signals.fatal:
+                    raise Terminated(self.signals.fatal) from error
                 raise _ended(error) from error
         except Ended as ended:
             return self._finish(ended)

@@ -124,12 +124,20 @@ class Signals:
         try:
             with self.interruptible():
                 yield
+                self._sift(before)
+                if self.fatal:
+                    raise Terminated(self.fatal)
         finally:
-            if S.SIGPIPE not in before:
-                while (info := signal.sigtimedwait([S.SIGPIPE], 0)) is not None:
-                    if info.si_pid != os.getpid():  # the kernel names the writer itself
-                        self.fatal = self.fatal or S.SIGPIPE
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._sift(before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _sift(self, before: set[int]) -> None:
+        """Take the pending SIGPIPEs, and note one that somebody sent."""
+        if S.SIGPIPE in before:
+            return  # another calling_out is open around us
+        while (info := signal.sigtimedwait([S.SIGPIPE], 0)) is not None:
+            if info.si_pid != os.getpid():  # the kernel names the writer itself
+                self.fatal = self.fatal or S.SIGPIPE
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

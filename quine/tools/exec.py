@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from quine import env
 from quine.guests.base import Tool
 from quine.life import new_session
+from quine.signals import Terminated
 from quine.tools.base import Result
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def _renew(loop: Loop, wisdom: dict[str, str]) -> Result:
     }
     with loop.signals.held():
         # Blocked signals stay pending through execve: the new life's handlers get them, not the default.
+        if loop.signals.fatal:
+            raise Terminated(loop.signals.fatal)  # it came to the old life, and would be lost with it
         for fd in loop.slots:
             os.set_inheritable(fd, True)
         try:

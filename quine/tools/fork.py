@@ -121,7 +121,9 @@ def run(loop: Loop, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ..
                 jobs.append(_start(loop, one, spec, slot, prepared, reply))
     except OSError as error:
         loop.jobs.end([job for _, jobs in started for job in jobs])
-        text = f"a child could not be started: {error.strerror}; those of this reply that had started were ended"
+        text = (
+            f"a child could not be started: {error.strerror}; those of this reply that had started were ended"
+        )
         return {**results, **{one.place: _error(text) for one in prepared}}
     finally:
         if os.getpid() == parent:  # the child has closed its copies itself

@@ -1,0 +1,280 @@
+"""fork: real processes with a cloned conversation, at the same time, waited for or not."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quine.tape import message_of, read
+from tests.agents import OK, Agents, call, running, says, section, sh
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Agents:
+    return Agents(tmp_path)
+
+
+def fork(intent: str = "", **more: Any) -> dict[str, Any]:
+    return call("fork", **({"intent": intent} if intent else {}), **more)
+
+
+def test_a_child_and_its_streams(agents: Agents) -> None:
+    agents.run(
+        says(fork("child", wait=True), match="^work"), says(OK, match="^work"),
+        says(sh("echo out >&4; echo err >&5; echo hidden"), call("exit", status=4, stderr="why"), match="^child"),
+    )  # fmt: skip
+    assert agents.results()[0].startswith(
+        "[EXIT CODE] 4\n[STDOUT]\nout\n\n[STDERR]\nerr\nwhy\n[TURNS LEFT] 20"
+    )
+    parent, child = agents.tape()[0]["data"], agents.tape("child")[0]["data"]
+    assert child["parent_session_id"] == parent["session_id"]
+    assert child["depth"] == 1
+    assert child["pid"] != parent["pid"]
+    assert child["born"] == "fork"
+
+
+def test_children_run_at_the_same_time(agents: Agents) -> None:
+    """Each waits for the other: one after the other they would wait for ever."""
+    os.mkfifo(agents.directory / "a")
+    os.mkfifo(agents.directory / "b")
+    agents.run(
+        says(fork(children=[{"intent": "one"}, {"intent": "two"}], wait=True), match="^work"),
+        says(fork("one", wait=True), fork("two", wait=True), match="^work"),
+        says(OK, match="^work"),
+        says(sh("echo x >a; read y <b; echo one $y >&4"), OK, match="^one"),
+        says(sh("read y <a; echo y >b; echo two $y >&4"), OK, match="^two"),
+    )
+    both, one, two = agents.results()
+    assert "--- CHILD 1 of 2: pid " in both
+    assert "\none y\n" in both
+    assert "\ntwo x\n" in both
+    assert section(one, "STDOUT") == "one y\n"
+    assert section(two, "STDOUT") == "two x\n"
+
+
+def test_results_stand_in_the_order_of_the_calls(agents: Agents) -> None:
+    agents.run(
+        says(
+            sh("echo 1 >>log"),
+            fork("child", wait=True),
+            sh("echo 3 >>log"),
+            fork("child", wait=True),
+            match="^work",
+        ),
+        says(OK, match="^work"),
+        says(sh("echo 2 >>log"), OK, match="^child"),
+    )
+    names = [e["data"]["name"] for e in agents.tape() if e["type"] == "tool_result"]
+    assert names == ["sh", "fork", "sh", "fork"]
+    assert (agents.directory / "log").read_text() == "1\n2\n2\n3\n"
+
+
+def test_the_clone_shares_the_prefix_byte_for_byte(agents: Agents) -> None:
+    agents.run(
+        says(sh("echo known"), text="first", match="^work"),
+        says(sh("true"), fork("child", wait=True), sh("true"), match="^work"),
+        says(OK, match="^work"),
+        says(OK, match="^child"),
+    )
+    parent, child = agents.tape(), agents.tape("child")
+    cloned = child[0]["data"]["cloned"]
+    assert cloned["session"] == parent[0]["data"]["session_id"]
+    before = [m for e in parent[: cloned["lines"]] if (m := message_of(e))]
+    (path,) = agents.data.glob(f"{cloned['session']}.jsonl")
+    assert [m for e in read(str(path))[: cloned["lines"]] if (m := message_of(e))] == before
+    assert [m.role for m in before] == ["system", "user", "assistant", "tool", "assistant", "tool"]
+    # every call of the reply has its answer in the child, and its mission is the result of fork
+    results = [m.result for e in child if (m := message_of(e)) and m.result]
+    assert [r.call_id for r in results] == [c.id for c in before[4].tool_calls[1:]]
+    assert "You are the child" in results[0].text
+    assert "child" in results[0].text
+    assert "your parent's" in results[1].text
+
+
+def test_context_none_starts_fresh(agents: Agents) -> None:
+    agents.run(
+        says(fork("child", wait=True, context="none"), match="^work"), says(OK, match="^work"), says(OK, match="^child"),
+    )  # fmt: skip
+    child = agents.tape("child")
+    assert "cloned" not in child[0]["data"]
+    assert [e["data"].get("role") for e in child[1:3]] == ["system", "user"]
+    assert child[1]["data"]["content"].endswith("\n\nchild")
+
+
+def test_the_child_shows_its_own_mission_in_ps(agents: Agents) -> None:
+    agents.run(
+        says(fork("child", wait=True), match="^work"), says(OK, match="^work"),
+        says(sh("tr '\\0' ' ' </proc/$PPID/cmdline >&4"), OK, match="^child"),
+    )  # fmt: skip
+    assert section(agents.results()[0], "STDOUT").startswith("quine child ")
+
+
+def test_where_the_child_is(agents: Agents) -> None:
+    """Directory as the parent's shell, a shell and variables of its own, a process group of its own."""
+    agents.run(
+        says(sh("mkdir d; cd d; X=parent"), fork("child", wait=True), sh("echo $X; pwd"), match="^work"),
+        says(OK, match="^work"),
+        says(
+            sh("pwd >&4; echo [$X] >&4; X=child; cut -d' ' -f5 /proc/$PPID/stat >&4; echo $PPID >&4"),
+            OK,
+            match="^child",
+        ),
+    )
+    _, child, parent = agents.results()
+    lines = section(child, "STDOUT").split()
+    assert lines[:2] == [f"{agents.directory}/d", "[]"]
+    assert lines[2] == lines[3]
+    assert section(parent, "STDOUT") == f"parent\n{agents.directory}/d\n"
+
+
+def test_stdin_modes(agents: Agents) -> None:
+    (agents.directory / "file").write_text("from the file\n")
+    agents.run(
+        says(fork(children=[{"intent": "c1"}, {"intent": "c2", "stdin": "file"}], wait=True), match="^work"),
+        says(sh("read x <&3"), fork("c3", stdin="inherit", wait=True), sh("cat <&3"), match="^work"),
+        says(OK, match="^work"),
+        says(sh("cat <&3 >&4"), OK, match="^c[12]"),
+        says(sh("read x <&3; echo $x >&4"), OK, match="^c3"),
+        input=b"one\ntwo\nthree\n",
+    )
+    first, _, third, rest = agents.results()
+    assert "[STDOUT]\n\n[STDERR]" in first.split("--- CHILD 2")[0]
+    assert "[STDOUT]\nfrom the file\n" in first.split("--- CHILD 2")[1]
+    assert section(third, "STDOUT") == "two\n"
+    assert section(rest, "STDOUT") == "three\n"
+
+
+def test_much_output_of_a_child(agents: Agents) -> None:
+    agents.run(
+        says(fork("child", wait=True), match="^work"), says(OK, match="^work"),
+        says(sh("seq 1 300000 >&4; seq 1 300000 >&5"), OK, match="^child"),
+    )  # fmt: skip
+    result = agents.results()[0]
+    kept = sorted((agents.data / "outputs").rglob("*.std*"))
+    assert [path.read_text().count("\n") for path in kept] == [300000, 300000]
+    assert all(str(path) in result for path in kept)
+    assert len(result) < 43_000
+
+
+def test_what_a_child_left_behind_does_not_hold_its_end(agents: Agents) -> None:
+    agents.run(
+        says(fork("child", wait=True), sh("kill $(cat pid)"), match="^work"), says(OK, match="^work"),
+        says(sh("setsid sleep 1000 >&4 & echo $! >pid"), OK, match="^child"),
+    )  # fmt: skip
+    assert all(result.startswith("[EXIT CODE] 0") for result in agents.results())
+
+
+def test_not_waiting(agents: Agents) -> None:
+    os.mkfifo(agents.directory / "go")
+    agents.run(
+        says(fork("child"), match="^work"),
+        says(sh("echo x >go; while ! [ -e $QUINE_DATA_DIR/jobs/*/status ]; do :; done"), match="^work"),
+        says(OK, match="^work"),
+        says(
+            sh("read x <go; echo out >&4; echo err >&5"),
+            call("exit", status=5, stderr="five"),
+            match="^child",
+        ),
+    )
+    begun, after = agents.results()
+    session = agents.tape("child")[0]["data"]["session_id"]
+    directory = agents.data / "jobs" / session
+    assert f"[FORK] job {session} pid " in begun
+    assert f"[FORK ENDED] job {session} exit code 5" in after
+    assert (directory / "stdout").read_text() == "out\n"
+    assert (directory / "stderr").read_text() == "err\nfive"
+    assert json.loads((directory / "status").read_text())["code"] == 5
+    assert json.loads((directory / "job").read_text())["intent"] == "child"
+
+
+def test_a_child_that_is_killed(agents: Agents) -> None:
+    agents.run(
+        says(fork("child", wait=True), match="^work"), says(OK, match="^work"),
+        says(sh("kill -KILL $PPID"), match="^child"),
+    )  # fmt: skip
+    assert agents.results()[0].startswith("[EXIT CODE] 137\n")
+    assert "[SIGNAL] KILL" in agents.results()[0]
+
+
+def test_race(agents: Agents) -> None:
+    done = agents.run(
+        says(
+            fork(children=[{"intent": "slow"}, {"intent": "bad"}, {"intent": "good"}], mode="race"),
+            match="^work",
+        ),
+        says(OK, match="^work"),
+        says(sh("sleep 1234.5"), OK, match="^slow"),
+        says(call("exit", status=1, stderr="bad"), match="^bad"),
+        says(sh("echo won >&4"), OK, match="^good"),
+    )
+    assert done.returncode == 0
+    result = agents.results()[0]
+    slow, bad, good = result.split("--- CHILD ")[1:]
+    assert "not the winner" in slow
+    assert "[SIGNAL] TERM" in slow
+    assert "[EXIT CODE] 1" in bad
+    assert "[WINNER]" in good
+    assert "won" in good
+    assert not running("sleep", "1234.5")
+    assert agents.outcome("slow")["termination_mode"] == "signal"
+
+
+def test_too_deep(agents: Agents) -> None:
+    agents.run(
+        says(fork("child", wait=True), match="^work"), says(OK, match="^work"), says(OK, match="^child"),
+        env={"QUINE_MAX_DEPTH": "1"},
+    )  # fmt: skip
+    assert "[FORK ERROR] too deep" in agents.results()[0]
+    assert len(agents.tapes()) == 1
+
+
+def test_depth_cannot_be_bought(agents: Agents) -> None:
+    done = agents.run(
+        says(sh("QUINE_DEPTH=0 QUINE_MAX_DEPTH=9 quine inner; echo $? >&4"), match="^work"), says(OK, match="^work"),
+        says(OK, match="^inner"), env={"QUINE_MAX_DEPTH": "1"},
+    )  # fmt: skip
+    assert done.stdout == b"77\n"
+    assert "quine: error: too deep" in agents.results()[0]
+
+
+def test_too_many_agents(agents: Agents) -> None:
+    agents.run(
+        says(fork(children=[{"intent": "child"}] * 3, wait=True), match="^work"),
+        says(fork(children=[{"intent": "child"}] * 2, wait=True), match="^work"),
+        says(sh("quine grand"), match="^work"),
+        says(OK, match="^work"),
+        says(sh("quine grand; echo $? >&4"), OK, match="^child"),
+        says(OK, match="^grand"),
+        env={"QUINE_MAX_AGENTS": "3"},
+    )
+    refused, two, alone = agents.results()
+    assert "[FORK ERROR] too many agents: the limit of the tree is 3, nothing was started" in refused
+    assert two.count("[STDOUT]\n77\n") >= 1  # both children live: a third has no place while they do
+    assert alone.startswith("[EXIT CODE] 0")
+
+
+def test_a_killed_agent_gives_its_slot_back(agents: Agents) -> None:
+    agents.run(
+        says(fork("child", wait=True), fork("child", wait=True), match="^work"), says(OK, match="^work"),
+        says(sh("kill -KILL $PPID"), match="^child"), env={"QUINE_MAX_AGENTS": "3"},
+    )  # fmt: skip
+    agents.run(says(fork("child", wait=True), match="^again"), says(fork("child", wait=True), match="^again"),
+               says(OK, match="^again"), says(sh("kill -KILL $PPID"), match="^child"),
+               mission="again", env={"QUINE_MAX_AGENTS": "2"})  # fmt: skip
+    assert all("137" in result for result in agents.results("again"))
+
+
+def test_grandchildren(agents: Agents) -> None:
+    agents.run(
+        says(fork("child", wait=True), match="^work"), says(OK, match="^work"),
+        says(fork("grand", wait=True), sh("echo child >&4"), OK, match="^child"),
+        says(sh("echo grand >&4; echo $QUINE_DEPTH >&5"), OK, match="^grand"),
+    )  # fmt: skip
+    assert agents.tape("grand")[0]["data"]["depth"] == 2
+    assert section(agents.results("child")[1], "STDOUT") == "grand\n"
+    root = agents.tape()[0]["data"]["session_id"]
+    assert {tape[0]["data"]["root_session_id"] for tape in agents.tapes()} == {root}

@@ -1,0 +1,233 @@
+"""Signals to an agent: at every moment an outcome on the tape, and nothing left of its tree."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.agents import OK, Agents, call, running, says, sh
+
+ENDING = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE]
+NAP = "86399"  # seconds that only a test sleeps
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Agents:
+    return Agents(tmp_path)
+
+
+def wait_for(path: Path, seconds: float = 20) -> None:
+    """A file that a command of the agent makes."""
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} does not come"
+        os.sched_yield()
+
+
+def end(process: subprocess.Popen[bytes], number: int) -> tuple[bytes, bytes]:
+    process.send_signal(number)
+    return process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_during_a_command(agents: Agents, number: int) -> None:
+    agents.script(says(sh(f"sleep {NAP}1 & touch up; sleep {NAP}1")))
+    with agents.start("work") as process:
+        wait_for(agents.directory / "up")
+        out, err = end(process, number)
+    assert process.returncode == -number
+    assert (out, err) == (b"", b"")
+    assert agents.outcome()["termination_mode"] == "signal"
+    assert agents.outcome()["exit_code"] == 128 + number
+    assert not running("sleep", f"{NAP}1")
+
+
+def test_pipe_during_a_command(agents: Agents) -> None:
+    agents.script(says(sh("touch up; sleep 86397")))
+    with agents.start("work") as process:
+        wait_for(agents.directory / "up")
+        end(process, signal.SIGPIPE)
+    assert process.returncode == -signal.SIGPIPE
+    assert agents.outcome()["exit_code"] == 141
+
+
+def test_int_is_for_the_command(agents: Agents) -> None:
+    agents.script(says(sh("touch up; sleep 86398")), says(sh("echo alive >&4")), says(OK))
+    with agents.start("work") as process:
+        wait_for(agents.directory / "up")
+        out, _ = end(process, signal.SIGINT)
+    assert (process.returncode, out) == (0, b"alive\n")
+    assert agents.results()[0].startswith("[EXIT CODE] 130\n")
+
+
+def test_int_twice_is_for_the_agent(agents: Agents) -> None:
+    agents.script(says(sh("trap '' INT; touch up; sh -c 'while :; do sleep 86396; done'")))
+    with agents.start("work") as process:
+        wait_for(agents.directory / "up")
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)  # two signals of one number that are pending at one time are one
+        end(process, signal.SIGINT)
+    assert process.returncode == -signal.SIGINT
+    assert agents.outcome()["exit_code"] == 130
+    assert not running("86396")
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_during_an_inference(agents: Agents, number: int) -> None:
+    """A server that never answers. SIGPIPE is known when the call is over, for a call can cause one itself."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        env = {
+            "QUINE_API_TYPE": "openai",
+            "QUINE_API_BASE": f"http://127.0.0.1:{port}/v1",
+            "QUINE_MODEL_ID": "m",
+        }
+        with agents.start("work", env=env) as process:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(100)
+                process.send_signal(number)
+                if number == signal.SIGPIPE:
+                    connection.recv(1 << 20)
+                    connection.sendall(b"HTTP/1.1 400 Bad\r\nContent-Length: 2\r\n\r\n{}")
+                process.communicate(timeout=30)
+    assert process.returncode == -number
+    assert agents.outcome()["termination_mode"] == "signal"
+
+
+def test_with_children(agents: Agents) -> None:
+    """One waited for, one not, each with a command under way, and a grandchild."""
+    agents.script(
+        says(call("fork", intent="child loose"), match="^work"),
+        says(call("fork", intent="child held", wait=True), match="^work"),
+        says(call("fork", intent="grand", wait=True), match="^child held"),
+        says(sh(f"touch loose; sleep {NAP}2"), match="^child loose"),
+        says(sh(f"touch grand; sleep {NAP}2"), match="^grand"),
+    )
+    with agents.start("work") as process:
+        wait_for(agents.directory / "grand")
+        wait_for(agents.directory / "loose")
+        end(process, signal.SIGTERM)
+    assert process.returncode == -signal.SIGTERM
+    assert not running("sleep", f"{NAP}2")
+    missions = ("work", "child loose", "child held", "grand")
+    assert [agents.outcome(m)["termination_mode"] for m in missions] == ["signal"] * 4
+
+
+def test_a_child_that_will_not_end_is_killed(agents: Agents) -> None:
+    agents.script(
+        says(call("fork", intent="child", wait=True), match="^work"),
+        says(
+            call("exec", argv=["sh", "-c", f"trap '' TERM; touch up; while :; do sleep {NAP}3; done"]),
+            match="^child",
+        ),
+    )
+    with agents.start("work") as process:
+        wait_for(agents.directory / "up")
+        end(process, signal.SIGTERM)
+    assert process.returncode == -signal.SIGTERM
+    assert not running(f"{NAP}3")
+
+
+def test_alarm(agents: Agents) -> None:
+    agents.script(
+        says(sh(f"touch up; sleep {NAP}4")),
+        says(sh("echo no >&4")),
+        says(call("exit", status=3, stderr="late")),
+    )
+    with agents.start("work") as process:
+        wait_for(agents.directory / "up")
+        out, err = end(process, signal.SIGALRM)
+    assert (process.returncode, out, err) == (3, b"", b"late")
+    command, refused = agents.results()
+    assert "[INTERRUPTED]" in command
+    assert "only exit is accepted" in refused
+    assert any(e["data"].get("content", "").startswith("[TIME LIMIT]") for e in agents.tape())
+
+
+def test_alarm_that_is_not_heeded(agents: Agents) -> None:
+    agents.script(says(sh(f"touch up; sleep {NAP}5")), {"reply": {"text": "hm"}, "repeat": True})
+    with agents.start("work") as process:
+        wait_for(agents.directory / "up")
+        end(process, signal.SIGALRM)
+    assert process.returncode == 124
+    assert agents.outcome()["termination_mode"] == "timeout"
+
+
+def test_alarm_reaches_the_children(agents: Agents) -> None:
+    agents.script(
+        says(call("fork", intent="child", wait=True), match="^work"),
+        says(OK, match="^work"),
+        says(sh(f"touch up; sleep {NAP}6"), match="^child"),
+        says(call("exit", status=2, stderr="half"), match="^child"),
+    )
+    with agents.start("work") as process:
+        wait_for(agents.directory / "up")
+        end(process, signal.SIGALRM)
+    assert process.returncode == 0
+    assert agents.results()[0].startswith("[EXIT CODE] 2\n")
+
+
+def test_what_was_ignored_stays_ignored(agents: Agents) -> None:
+    agents.script(says(sh("touch up; read x <&3")), says(OK))
+    ignore: Callable[[], object] = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    with agents.start("work", preexec_fn=ignore, stdin=subprocess.PIPE) as process:
+        wait_for(agents.directory / "up")
+        process.send_signal(signal.SIGHUP)
+        process.communicate(b"go\n", timeout=30)
+    assert process.returncode == 0
+
+
+def test_stop_and_continue(agents: Agents) -> None:
+    agents.script(says(sh(f"sleep {NAP}7 & echo $! >pid; touch up; wait")))
+    with agents.start("work", process_group=0) as process:
+        wait_for(agents.directory / "up")
+        command = int((agents.directory / "pid").read_text())
+        process.send_signal(signal.SIGTSTP)
+        for pid in (process.pid, command):
+            until_state(pid, "T")
+        process.send_signal(signal.SIGCONT)
+        for pid in (process.pid, command):
+            until_state(pid, "S")
+        end(process, signal.SIGTERM)
+
+
+def until_state(pid: int, state: str) -> None:
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def test_exit_ends_what_is_in_the_background(agents: Agents) -> None:
+    done = agents.run(says(sh(f"sleep {NAP}8 & sleep {NAP}8 >/dev/null 2>&1 &")), says(OK))
+    assert done.returncode == 0
+    assert not running("sleep", f"{NAP}8")
+
+
+def test_signals_at_any_moment(agents: Agents) -> None:
+    """TERM after a growing delay: whatever it hits, there is an outcome once there is a tape, and nobody is left."""
+    agents.script(
+        says(sh("true"), match="^work"),
+        says(call("fork", intent="child", wait=True), match="^work"),
+        says(call("exec", wisdom={"a": "1"}), match="^work", wisdom="^\\{\\}$"),
+        says(sh(f"sleep {NAP}9"), match="^work"),
+        says(sh("true"), OK, match="^child"),
+    )
+    for step in range(24):
+        with agents.start("work", process_group=0) as process:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(step * 0.012)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+        assert process.returncode == -signal.SIGTERM
+    assert not running("sleep", f"{NAP}9")
+    for tape in agents.tapes():
+        assert tape[-1]["type"] == "outcome"
