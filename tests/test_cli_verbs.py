@@ -1,0 +1,175 @@
+"""The verbs that people type: what they print, where, and how they end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quine import __version__
+from transport import address
+
+QUINE = str(Path(sys.prefix) / "bin" / "quine")
+EXAMPLE = Path(__file__).parents[1] / "inventory.example.toml"
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """With a short name: the node's socket would lie in it."""
+    folder = Path(tempfile.mkdtemp(prefix="h-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def quine(*words: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    base = {"HOME": str(home), "PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(home), "TMPDIR": str(home)}
+    return subprocess.run(
+        [QUINE, *words],
+        env=base | env,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def test_hosts_prints_what_the_inventory_says(home: Path) -> None:
+    done = quine("hosts", "--inventory", str(EXAMPLE), home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "HOST     ADDRESS              USER  SLOTS  THROUGH                      TAGS",
+        "bastion  bastion.example.org  me    8      -                            -",
+        "gpu1     10.0.0.11:22         me    8      bastion                      gpu,a100",
+        "db1      db1                  me    8      me@bastion.example.org:2222  db",
+        "cluster  cluster              me    8      -                            -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "error"),
+    [
+        ("hosts", 2, "there is no inventory"),
+        ("hosts look", 2, "no such action: look"),
+        ("hosts --inventory none.toml", 2, "none.toml: no such inventory"),
+        ("hosts --colour", 2, "no such option: --colour"),
+        ("deploy h1", 69, "no such host: 'h1'; there is no inventory"),
+        ("deploy any -o x", 2, "--output belongs to quine deploy build"),
+        ("deploy build -o none/x", 69, "cannot write none/x"),
+        ("doctor please", 2, "got unexpected extra argument"),
+        ("node --status", 1, "no node of this build runs here"),
+        ("node --stop", 1, "no node of this build runs here"),
+        ("node --stop --status", 2, "one of --dial, --stop, --status"),
+        ("tape", 2, "missing "),
+        ("tape play", 2, "no such action: play"),
+        ("tape replay", 2, "not built yet: quine tape replay"),
+        ("tape tree", 2, ""),
+    ],
+)
+def test_what_is_wrong_is_said_once_on_stderr(home: Path, words: str, status: int, error: str) -> None:
+    if "build" in words:
+        pytest.importorskip("pex")
+    done = quine(*words.split(), home=home)
+    assert (done.returncode, done.stdout) == (status, ""), done
+    assert done.stderr.startswith("quine: error: ")
+    assert error in done.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize("verb", ["hosts", "deploy", "doctor", "node", "tape"])
+def test_help(home: Path, verb: str) -> None:
+    done = quine(verb, "--help", home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: quine {verb} ")
+
+
+def test_version_and_build(home: Path) -> None:
+    done = quine("--version", home=home)
+    assert done.stdout == f"quine {__version__} (build {address.build_hash()[:12]})\n"
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    return {line[6:16].strip(): line[:4].strip() for line in lines}
+
+
+def test_doctor_on_a_bare_machine(home: Path) -> None:
+    done = quine("doctor", home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert findings(done) == {
+        "python": "ok",
+        "kernel": "ok",
+        "runtime": "ok",
+        "data": "ok",
+        "guest": "warn",
+        "inventory": "warn",
+        "binary": "ok",
+        "ssh keys": "warn",
+        "ssh config": "ok",
+    }
+    assert not (home / ".quine").exists(), "looking changes nothing"
+
+
+def test_doctor_on_one_that_is_set_up(home: Path) -> None:
+    (home / ".ssh").mkdir()
+    (home / ".ssh" / "config").write_text("Host *\n  StrictHostKeyChecking=no\n  # ControlMaster auto\n")
+    (home / ".ssh" / "id_ed25519").touch()
+    (home / "guest.jsonl").touch()
+    done = quine(
+        "doctor",
+        home=home,
+        QUINE_INVENTORY=str(EXAMPLE),
+        QUINE_API_TYPE="script",
+        QUINE_API_BASE=str(home / "guest.jsonl"),
+    )
+    found = findings(done)
+    assert done.returncode == 0
+    assert [found[name] for name in ("guest", "inventory", "ssh keys", "ssh config")] == [
+        "ok",
+        "ok",
+        "ok",
+        "warn",
+    ]
+    assert "not obeyed: StrictHostKeyChecking" in done.stdout
+
+
+def test_doctor_finds_what_is_broken(home: Path) -> None:
+    (home / "inventory.toml").write_text("[hosts.a]\nprot = 1\n")
+    (home / "file").touch()
+    done = quine("doctor", home=home, QUINE_DATA_DIR=str(home / "file"), XDG_RUNTIME_DIR="/" + "x" * 200)
+    found = findings(done)
+    assert done.returncode == 1
+    assert (found["inventory"], found["data"]) == ("fail", "fail")
+    assert "prot: unknown key" in done.stdout and "did you mean port?" in done.stdout
+
+
+def test_doctor_asks_the_agent(home: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(home / "agent"))
+        listener.listen(1)
+        process = subprocess.Popen(
+            [QUINE, "doctor"],
+            env={"HOME": str(home), "PATH": "/usr/bin:/bin", "SSH_AUTH_SOCK": str(home / "agent")},
+            cwd=home,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(5) == b"\0\0\0\1\x0b"
+            connection.sendall(b"\0\0\0\5\x0c\0\0\0\2")
+            out, _ = process.communicate(timeout=30)
+    assert "the agent holds 2" in out
+
+
+def test_typing_a_verb_does_not_load_what_it_does_not_use(home: Path) -> None:
+    code = "import sys, quine.cli; quine.cli.main(['node', '--status']); print(*sorted(sys.modules))"
+    env = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(home)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert not {"asyncssh", "httpx", "fsspec", "rich", "pex"} & set(done.stdout.split())

@@ -1,0 +1,84 @@
+"""The single-file binary: the same bytes for the same inputs, from a checkout or from itself; honest when it cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploy import build
+from transport import address
+from transport.errors import Refused
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_same_inputs_same_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = build.build()
+    assert first.path.parent.parent == home / ".cache" / "quine" / "build"
+    before = first.path.stat().st_ino
+    assert build.build().path.stat().st_ino == before, "the second time it is there"
+    os.truncate(first.path, 1000)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    mask = os.umask(0o007)
+    try:
+        again = build.build(home / "out")
+    finally:
+        os.umask(mask)
+    assert again.sha256 == first.sha256 == build._digest(again.path), "a damaged one is made again, and alike"
+    assert os.access(again.path, os.X_OK)
+    assert sorted(os.listdir(home / ".cache" / "quine" / "build")) == [first.path.parent.name, "lock"]
+
+    with zipfile.ZipFile(again.path) as archive:
+        names = archive.namelist()
+    assert "quine/__main__.py" in names and "quine/prompt.md" in names
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
+    assert not [name for name in names if name.startswith(".deps/pex-")]
+
+    # it runs without anything of this environment, and says that it is the same build
+    env = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+    said = subprocess.run(
+        [sys.executable, again.path, "--version"], env=env, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.endswith(f"(build {address.build_hash()[:12]})\n")
+
+
+def test_sources_that_changed_under_us(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "build_hash", lambda: "0" * 64)
+    with pytest.raises(Refused, match="the sources have changed since this process was started"):
+        build.build()
+    assert os.listdir(home / ".cache" / "quine" / "build") == ["lock"]
+
+
+def test_what_pex_says_is_passed_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_requirements", lambda: ["no-such-distribution>=1"])
+    with pytest.raises(Refused, match=r"pex cannot make the binary: .*no-such-distribution"):
+        build.build()
+
+
+def test_a_cache_that_cannot_be_written(home: Path) -> None:
+    (home / ".cache").write_text("a file")
+    with pytest.raises(Refused, match="cannot write below"):
+        build.build()
+
+
+def test_old_builds_are_forgotten(tmp_path: Path) -> None:
+    for number in range(7):
+        (tmp_path / f"b{number}").mkdir()
+        os.utime(tmp_path / f"b{number}", (number, number))
+    (tmp_path / "new-under-way").mkdir()
+    build._forget_old(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["b3", "b4", "b5", "b6", "new-under-way"]
+
+
+def test_names_of_projects() -> None:
+    assert build._project("Typing_Extensions>=4; python_version < '3.13'") == "typing-extensions"
+    assert build._project("zope.interface[test]") == "zope-interface"
