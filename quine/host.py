@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from quine import env, guests, prompt, slots
 from quine.env import Settings
-from quine.exits import DEFECT, Denied, Failure, Misconfigured, complain
+from quine.exits import DEFECT, Denied, Failure, Misconfigured, NotBuilt, complain
 from quine.guests.base import Guest
 from quine.guests.relay import RelayGuest
 from quine.jobs import write_aside
@@ -58,10 +58,12 @@ def start(mission: str, options: Mapping[str, Any]) -> int:
 def life_from(mission: str, options: Mapping[str, Any], environ: Any = os.environ) -> Life:
     """The life of an agent that is to run elsewhere: `quine --on`. Its guest is checked here and now."""
     settings = env.adopt(options, environ)
+    if "token" in settings.memo:
+        raise NotBuilt("--on from a host that is not the origin")
     config = env.guest(settings, environ)
     guests.build(config)
     if options.get("binary"):
-        raise Misconfigured("not built yet: -b together with --on")
+        raise NotBuilt("-b together with --on")
     life = _own(settings, mission, options)
     return life._replace(model=config.model)
 
@@ -212,23 +214,15 @@ def _own(settings: Settings, mission: str, options: Mapping[str, Any]) -> Life:
 
 
 def _relay() -> Ask | None:
-    """The way to the origin, or None where this is it. A forked child makes a connection of its own."""
+    """The way to the origin, or None where this is it."""
     from transport import inherit
 
-    memo = inherit.read()
-    if "socket" not in memo or "token" not in memo:
+    if "token" not in inherit.read():
         return None
     from transport.requests import Relay
 
-    owner, relay = 0, None
-
-    def ask(name: str, body: bytes) -> bytes:
-        nonlocal owner, relay
-        if relay is None or owner != os.getpid():
-            owner, relay = os.getpid(), Relay.from_environment()
-        return relay.request(name, body)  # type: ignore[union-attr, no-any-return, unused-ignore]
-
-    return ask
+    relay = Relay.from_environment()
+    return None if relay is None else relay.request
 
 
 def _save_material(life: Life, settings: Settings) -> Life:
