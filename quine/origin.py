@@ -117,9 +117,9 @@ class _Origin:
                 sink.put([line.encode() for line in asked.lines])
             except Failure as failure:
                 raise RequestError(f"tape: {failure.detail}") from None
+            finally:
+                sink.close()  # many sessions, few descriptors: the next line opens it again
             self._sinks[asked.session] = (sink, expected)
-            if _entry(asked.lines[-1]).type == "outcome":
-                sink.close()  # a life that goes on after a failed exec opens it again
         return b""
 
     def _new(self, asked: _Tape) -> tuple[FileSink, int]:

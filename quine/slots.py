@@ -62,6 +62,7 @@ def sweep(directory: str) -> None:
             finally:
                 os.close(fd)
         os.rmdir(directory)
+        os.rmdir(os.path.dirname(directory))  # the last tree takes the place with it
 
 
 def _open(directory: str, kind: str, index: int) -> int:

@@ -77,7 +77,7 @@ def _row(one: Session, depth: int) -> tuple[str, ...]:
             verdict = "exec"
         seconds = float(one.outcome.get("duration_ms", 0)) / 1000
     node, pid = plain(str(one.meta.get("node", "?")), newlines=False), str(one.meta.get("pid", "?"))
-    return "  " * depth + node, pid, verdict, f"{seconds:.2f}", one.id[:13], mission
+    return "  " * depth + node, pid, verdict, f"{seconds:.2f}", one.id[:18], mission
 
 
 def _shown(entry: dict[str, Any]) -> list[str]:

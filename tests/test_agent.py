@@ -268,11 +268,12 @@ def test_an_exhausted_script_says_so(agents: Agents) -> None:
 def test_no_secret_reaches_a_command_or_the_tape(agents: Agents) -> None:
     canary = "canary-0123456789"
     done = agents.run(
-        says(sh("env; cat /proc/self/environ; tr '\\0' '\\n' </proc/$PPID/cmdline"), sh(f"echo {canary}"), match="^outer"),
+        says(sh("env; cat /proc/self/environ; cat /proc/$PPID/cmdline"), sh(f"echo {canary}"), match="^outer"),
         says(sh("quine inner"), match="^outer"), says(OK, match="^outer"),
         says(sh("env"), match="^inner"), says(OK, match="^inner"),
         mission="outer",
-        env={"OPENAI_API_KEY": canary, "MY_TOKEN": "t-1", "DB_PASSWORD": "p-1", "COPY": f"x{canary}y", "KEYBOARD": "de"},
+        env={"OPENAI_API_KEY": canary, "MY_TOKEN": "t-1", "DB_PASSWORD": "p-1", "COPY": f"x{canary}y",
+             "KEYBOARD": "de"},
     )  # fmt: skip
     assert done.returncode == 0
     text = "".join(path.read_text() for path in agents.data.rglob("*") if path.is_file())
