@@ -22,6 +22,7 @@ from deploy.inventory import Host, Inventory, jump_of
 from transport import ssh
 from transport.channel import SshDuplex
 from transport.errors import Refused, Unreachable
+from transport.reach import SshTarget
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
 BROKEN = (
@@ -110,7 +111,7 @@ class _BrokenError(Exception):
 class _Visit:
     """One host, one purpose."""
 
-    def __init__(self, host: Host, target: ssh.SshTarget, binary: Binary, note: Note) -> None:
+    def __init__(self, host: Host, target: SshTarget, binary: Binary, note: Note) -> None:
         self.host = host
         self.binary = binary
         self._target = target
@@ -178,7 +179,7 @@ def _facts(host: Host, answer: str) -> probe.Facts:
 
 def _failure(host: Host, duplex: SshDuplex) -> Exception:
     """The dial ended before its first byte: why."""
-    said = duplex.stderr.decode(errors="replace").strip()
+    said = probe.plain(duplex.stderr).strip()
     last = (said.splitlines() or [f"status {duplex.exit}"])[-1][:500]
     ours = [line for line in said.splitlines() if line.startswith("quine: ")]
     if not ours and duplex.exit in BROKEN:
@@ -193,9 +194,9 @@ async def _close(duplex: SshDuplex) -> None:
     await duplex.closed()
 
 
-def _target(host: Host, inventory: Inventory, ssh_agent: str | None) -> ssh.SshTarget:
+def _target(host: Host, inventory: Inventory, ssh_agent: str | None) -> SshTarget:
     through = jump_of(host, inventory)
-    return ssh.SshTarget(
+    return SshTarget(
         name=host.name,
         address=host.destination,
         user=host.user,

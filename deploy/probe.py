@@ -109,12 +109,18 @@ class Answers:
             return None
         self.banner = (self.banner + self._data[:found])[-LINE_LIMIT:]
         line, self._data = self._data[start:end], self._data[end + 1 :]
-        return line.decode(errors="replace").strip()
+        return plain(line).strip()
 
     def rest(self) -> bytes:
         """What followed the last answer: the first bytes of the dial, or the words of a shell that failed."""
         rest, self._data = self._data, b""
         return rest
+
+
+def plain(data: bytes) -> str:
+    """What a host said, fit to be shown on a terminal: no escape sequence, no other control character."""
+    text = data.decode(errors="replace")
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 def facts(answer: str) -> Facts:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from deploy import installer
+from deploy import installer, probe
 from deploy.build import Binary
 from deploy.probe import Answers, Facts
 from transport import address
@@ -124,7 +124,7 @@ async def next_answer(host: str, duplex: Stream, answers: Answers) -> str:
             return answer
         data = await duplex.read()
         if not data:
-            said = (answers.banner + answers.rest() + getattr(duplex, "stderr", b"")).decode(errors="replace")
+            said = probe.plain(answers.banner + answers.rest() + getattr(duplex, "stderr", b""))
             last = (said.strip().splitlines() or ["nothing"])[-1][:300].rstrip(".")
             detail = f"its login shell did not run the command; its last words: {last}"
             raise Unreachable(host, detail, _shell_hint(host))

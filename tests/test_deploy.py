@@ -117,6 +117,16 @@ def test_several_hosts_at_once_and_one_is_down(fresh: Lab) -> None:
     assert done.stderr.decode().startswith("quine: h2: error: connection refused")
 
 
+def test_many_logins_at_once_stay_below_what_sshd_drops(lab: Lab) -> None:
+    names = [lab.alias(f"many{number}", of="h1") for number in range(24)]
+    try:
+        done = lab.run(["hosts", "check", ",".join(names)])
+    finally:
+        for name in names:
+            lab.unalias(name)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_truncated_binary_is_replaced(fresh: Lab) -> None:
     fresh.run(["deploy", "h1"], check=True)
     (sha256,) = installations(fresh["h1"])
@@ -315,6 +325,24 @@ def test_first_contact_then_a_changed_host_key(lab: Lab, odd_host: Callable[...,
     lab.run(["hosts", "check", "turncoat"], check=True)
 
 
+def test_a_host_key_of_another_type_is_a_changed_one(
+    lab: Lab, odd_host: Callable[..., Host], tmp_path: Path
+) -> None:
+    host = odd_host("retyped")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(tmp_path / "key")], check=True)
+    known = lab.home / ".ssh" / "known_hosts"
+    with known.open("a") as file:
+        file.write(f"[127.0.0.1]:{host.port} {(tmp_path / 'key.pub').read_text()}")
+    assert "its host key has changed: not the one in" in refused(lab, "retyped")
+
+
+def test_a_revoked_host_key(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("revoked")
+    with (lab.home / ".ssh" / "known_hosts").open("a") as file:
+        file.write(f"@revoked [127.0.0.1]:{host.port} {Path(f'{host.key}.pub').read_text()}")
+    assert "its host key is refused" in refused(lab, "revoked")
+
+
 def test_host_without_python(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("bare", python=False)
     assert "it has no python3" in refused(lab, "bare")
@@ -397,9 +425,14 @@ def test_binary_cut_off_on_the_way(lab: Lab, odd_host: Callable[..., Host]) -> N
 
 
 def test_shell_that_runs_nothing(lab: Lab, odd_host: Callable[..., Host]) -> None:
-    host = odd_host("menu", sshd=("ForceCommand echo This account is not available.",))
+    # with an escape sequence that would set the title of a terminal
+    host = odd_host("menu", sshd=("ForceCommand printf '\\033]0;owned\\007This account is not available.'",))
     text = refused(lab, "menu")
-    assert "its login shell did not run the command; its last words: This account is not available" in text
+    assert (
+        "its login shell did not run the command; its last words: ]0;owned This account is not available"
+        in text
+    )
+    assert text.isprintable() or set(filter(lambda c: not c.isprintable(), text)) == {"\n"}
     nothing_is_there(host)
 
 

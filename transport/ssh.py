@@ -18,23 +18,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import asyncssh
 
 from transport import known_hosts
 from transport.channel import SshDuplex
 from transport.errors import Unreachable
+from transport.reach import SshTarget, connected, handshakes
 
 Note = Callable[[str], None]
 
-# sshd drops handshakes at random from the eleventh that is not yet authenticated (MaxStartups 10:30:100)
-HANDSHAKES = 5
 KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # a pulled cable is noticed after 45 s
 # Memory is bounded by the credits of our own streams; this only has to exceed bandwidth x round trip
 WINDOW = 16 << 20
@@ -43,28 +39,16 @@ TRIES = 3  # of a handshake that was dropped before the server said its version
 USUAL_KEYS = tuple(
     f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
 )
+HOST_KEYS = (
+    *("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
+    *("rsa-sha2-512", "rsa-sha2-256"),
+)
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com")
-
-
-@dataclass(frozen=True, slots=True)
-class SshTarget:
-    """Where to, as whom, through whom. None means: as ~/.ssh/config says, else ssh's default."""
-
-    name: str  # how people call it, in messages
-    address: str
-    user: str | None = None
-    port: int | None = None
-    identity: str | None = None
-    jump: SshTarget | None = None
-    agent: str | None = None  # path of the agent's socket
-
-    def unreachable(self, detail: str, hint: str = "") -> Unreachable:
-        return Unreachable(self.name, detail, hint)
 
 
 async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
     """Connect, authenticate, start `command`; raises Unreachable. `note` is told each phase as it begins."""
-    async with _handshakes(target):
+    async with handshakes(target):
         connections = await _reach(target, note)
     try:
         note("start the session")
@@ -91,28 +75,6 @@ async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
     duplex = cast(SshDuplex, cast(object, session))
     duplex.connections = connections
     return duplex
-
-
-@contextlib.asynccontextmanager
-async def _handshakes(target: SshTarget) -> AsyncIterator[None]:
-    """Hold a place among the few handshakes at one time with this host, and with each on the way to it."""
-    async with contextlib.AsyncExitStack() as stack:
-        hop: SshTarget | None = target
-        hops: list[SshTarget] = []
-        while hop is not None:
-            hops.append(hop)
-            hop = hop.jump
-        for hop in reversed(hops):  # outermost first: everybody waits in the same order
-            await stack.enter_async_context(_places(hop))
-        yield
-
-
-_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
-
-
-def _places(target: SshTarget) -> asyncio.Semaphore:
-    of_loop = _semaphores.setdefault(asyncio.get_running_loop(), {})
-    return of_loop.setdefault(f"{target.address}:{target.port}", asyncio.Semaphore(HANDSHAKES))
 
 
 async def _reach(target: SshTarget, note: Note) -> list[asyncssh.SSHClientConnection]:
@@ -149,7 +111,8 @@ async def _handshake(
     keys = _Keys(settings, target)
     more: dict[str, Any] = {"tunnel": through}
     if through is None and settings.options.proxy_command is None:
-        more["sock"] = await _tcp(target, settings)
+        options = settings.options
+        more["sock"] = await connected(target, options.host, options.port, options.family)
     contact = _Contact(keys, note)
     try:
         return await asyncssh.connect(
@@ -157,6 +120,7 @@ async def _handshake(
             () if target.port is None else target.port,
             options=settings.options,
             known_hosts=keys.trusted,
+            server_host_key_algs=keys.algorithms(settings),
             client_factory=lambda: contact,
             **more,
         )
@@ -165,8 +129,6 @@ async def _handshake(
     except asyncssh.PermissionDenied:
         raise target.unreachable(*settings.denied()) from None
     except asyncssh.KeyExchangeFailed as error:
-        if keys.known:  # only keys of the recorded types were offered to it
-            raise keys.refusal("it shows a host key of another type") from None
         raise target.unreachable(
             f"no common algorithm: {_text(error)}", "see Ciphers and KexAlgorithms"
         ) from None
@@ -191,55 +153,27 @@ async def _handshake(
         ) from None
 
 
-async def _tcp(target: SshTarget, settings: _Settings) -> socket.socket:
-    """A connected socket. Ours and not asyncssh's, for the errno of a failure and for TCP_USER_TIMEOUT."""
-    loop = asyncio.get_running_loop()
-    host, port = settings.options.host, settings.options.port
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=settings.options.family)
-    except (socket.gaierror, UnicodeError):
-        hint = f"set address in its table of the inventory, or Host {target.address} in ~/.ssh/config"
-        raise target.unreachable(f"unknown host name: {host}", hint) from None
-    failure = OSError("no address")
-    for family, kind, proto, _, address in found:
-        sock = socket.socket(family, kind, proto)
-        try:
-            sock.setblocking(False)
-            # Bytes that nobody acknowledges end the connection: keepalive is about idle ones
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, KEEPALIVE * KEEPALIVE_COUNT * 1000)
-            await loop.sock_connect(sock, address)
-            return sock
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-    where = f"{host} port {port}"
-    if isinstance(failure, ConnectionRefusedError):
-        hint = f"start an sshd there, or correct address and port; try: ssh -p {port} {host}"
-        raise target.unreachable(f"connection refused by {where}", hint)
-    detail = failure.strerror or str(failure)
-    raise target.unreachable(
-        f"cannot connect to {where}: {detail.lower()}", "is it up, and is there a route to it?"
-    )
-
-
 class _Contact(asyncssh.SSHClient):
     """Watches one handshake: which phase it is in, and what to do with a key that nobody knows."""
 
     def __init__(self, keys: _Keys, note: Note) -> None:
         self._keys = keys
         self._note = note
-        self.greeted = False
+        self.connection: asyncssh.SSHClientConnection | None = None
+
+    @property
+    def greeted(self) -> bool:
+        """Has it said that it is an sshd?"""
+        return self.connection is not None and bool(self.connection.get_extra_info("server_version"))
+
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
+        self.connection = conn
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
-        self.greeted = True
         return self._keys.acceptable(key)
 
     def begin_auth(self, username: str) -> None:
         # Only here has the server proved that the key is its own
-        self.greeted = True
         self._keys.record()
         self._note("authenticate")
 
@@ -263,6 +197,7 @@ class _Settings:
                 f"cannot use its configuration: {_text(error)}", "see ~/.ssh/config"
             ) from None
         alias = self.options.host_key_alias
+        self.host_key_algorithms = bool(self._config.get("HostKeyAlgorithms"))
         self.host = (alias or self.options.host).lower()
         self.port = 22 if alias else self.options.port
 
@@ -374,6 +309,16 @@ class _Keys:
                 lists[entry.marker].append(asyncssh.import_public_key(entry.key))
         return tuple(lists.values())
 
+    def algorithms(self, settings: _Settings) -> Sequence[str]:
+        """Those of the recorded keys first, as ssh does, so that it shows one that we know; then all others.
+
+        asyncssh alone would offer the recorded ones only, and a key of another type would look like a lost line.
+        """
+        if settings.host_key_algorithms:
+            return ()
+        known = [algorithm for entry in self._found for algorithm in _signatures(entry)]
+        return list(dict.fromkeys([*known, *HOST_KEYS]))
+
     def acceptable(self, key: asyncssh.SSHKey) -> bool:
         """Of a key that is not among the trusted ones."""
         if self.known:
@@ -398,6 +343,15 @@ class _Keys:
         detail = f"its host key has changed: not the one in {known.path} line {known.line}"
         hint = f"if it was set up anew (ask!): ssh-keygen -R '{self._name}' -f {known.path}"
         return self._target.unreachable(detail, hint)
+
+
+def _signatures(entry: known_hosts.Entry) -> list[str]:
+    """The names under which a recorded key, or an authority, may sign."""
+    if entry.marker == "cert-authority":
+        return [f"{name}-cert-v01@openssh.com" for name in HOST_KEYS]
+    name = entry.key.split()[0]
+    names = ["rsa-sha2-512", "rsa-sha2-256"] if name == "ssh-rsa" else [name]
+    return [name for name in names if name in HOST_KEYS]
 
 
 def _abort(connections: Sequence[asyncssh.SSHClientConnection]) -> None:

@@ -1,0 +1,140 @@
+"""A session channel as a duplex: what was buffered comes first, the end comes once and last."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from transport.channel import SshDuplex
+
+
+class Wire:
+    """The library's channel and connection in one."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closed = 0
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        assert high > low
+
+    async def wait_closed(self) -> None:
+        pass
+
+
+class Log:
+    """A protocol that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def data_received(self, data: bytes) -> None:
+        self.heard.append(data)
+
+    def pause_writing(self) -> None:
+        self.heard.append("pause")
+
+    def resume_writing(self) -> None:
+        self.heard.append("resume")
+
+    def connection_lost(self, why: str) -> None:
+        self.heard.append(("lost", why))
+
+
+def made() -> tuple[SshDuplex, Wire]:
+    duplex, wire = SshDuplex(), Wire()
+    duplex.connections = [wire]
+    duplex.connection_made(wire)
+    duplex.session_started()
+    return duplex, wire
+
+
+def test_first_in_lines_then_by_callbacks() -> None:
+    async def scene() -> None:
+        duplex, wire = made()
+        duplex.data_received(b"one", None)
+        assert await duplex.read() == b"one"
+        duplex.unread(b"ne")
+        duplex.unread(b"")
+        duplex.data_received(b"two", None)
+        duplex.data_received(b"trouble\n", 1)
+        duplex.pause_writing()
+        log = Log()
+        duplex.attach(log)
+        duplex.resume_writing()
+        duplex.data_received(b"three", None)
+        duplex.writelines([b"a", b"b"])
+        assert wire.written == b"ab"
+        assert duplex.eof_received()
+        duplex.exit_status_received(7)
+        duplex.connection_lost(None)
+        duplex.data_received(b"late", None)
+        duplex.pause_writing()
+        duplex.write(b"late")
+        duplex.close()
+        assert log.heard == [b"ne", b"two", "pause", "resume", b"three", ("lost", "")]
+        assert (duplex.stderr, duplex.exit, wire.written) == (b"trouble\n", 7, b"ab")
+        assert wire.closed
+        await duplex.closed()
+
+    asyncio.run(scene())
+
+
+def test_an_end_before_attach_is_told_at_attach() -> None:
+    async def scene() -> None:
+        duplex, _ = made()
+        reader = asyncio.create_task(duplex.read())
+        await asyncio.sleep(0)
+        duplex.data_received(b"x", None)
+        assert await reader == b"x"
+        duplex.data_received(b"y", None)
+        duplex.connection_lost(OSError("the cable"))
+        log = Log()
+        duplex.attach(log)
+        assert log.heard == [b"y", ("lost", "the cable")]
+        assert await duplex.read() == b""
+
+    asyncio.run(scene())
+
+
+def test_drain_waits_for_room_and_ends_with_the_channel() -> None:
+    async def scene() -> None:
+        duplex, _ = made()
+        await duplex.drain()
+        duplex.pause_writing()
+        drained = asyncio.create_task(duplex.drain())
+        await asyncio.sleep(0)
+        assert not drained.done()
+        duplex.resume_writing()
+        await drained
+        duplex.pause_writing()
+        drained = asyncio.create_task(duplex.drain())
+        await asyncio.sleep(0)
+        duplex.exit_signal_received("KILL", False, "", "")
+        duplex.connection_lost(None)
+        with pytest.raises(ConnectionResetError):
+            await drained
+        assert duplex.stderr == b"killed by KILL\n"
+
+    asyncio.run(scene())
+
+
+def test_close_tells_the_end_at_once() -> None:
+    async def scene() -> None:
+        duplex, wire = made()
+        log = Log()
+        duplex.attach(log)
+        duplex.close()
+        duplex.connection_lost(None)
+        assert log.heard == [("lost", "")]
+        assert wire.closed >= 2, "the channel and its connection"
+
+    asyncio.run(scene())

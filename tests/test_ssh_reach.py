@@ -1,0 +1,102 @@
+"""How a host is reached: which address, how many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from transport import reach
+from transport.errors import Unreachable
+from transport.reach import SshTarget
+
+
+def listening() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """The name server's answer, whatever the question."""
+
+    async def found(_: object, host: str, port: int, **more: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", found)
+
+
+def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        with listening() as listener:
+            port = listener.getsockname()[1]
+            answering(monkeypatch, "127.0.0.2", "127.0.0.1")
+            sock = await reach.connected(SshTarget("h", "h"), "h", port, socket.AF_UNSPEC)
+            assert sock.getpeername() == ("127.0.0.1", port)
+            sock.close()
+
+    asyncio.run(scene())
+
+
+def test_an_address_that_swallows_everything_costs_its_share_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Future()
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        connect = loop.sock_connect
+
+        async def some(sock: socket.socket, address: tuple[str, int]) -> None:
+            await (never() if address[0] == "127.0.0.2" else connect(sock, address))
+
+        monkeypatch.setattr(loop, "sock_connect", some)
+        monkeypatch.setattr(reach, "ATTEMPT", 0.01)
+        with listening() as listener:
+            answering(monkeypatch, "127.0.0.2", "127.0.0.1")
+            port = listener.getsockname()[1]
+            (await reach.connected(SshTarget("h", "h"), "h", port, socket.AF_UNSPEC)).close()
+
+    asyncio.run(scene())
+
+
+def test_who_refuses_is_named() -> None:
+    async def scene() -> None:
+        with listening() as listener:
+            port = listener.getsockname()[1]
+        with pytest.raises(Unreachable, match=f"connection refused by 127.0.0.1 port {port}") as caught:
+            await reach.connected(SshTarget("h", "127.0.0.1"), "127.0.0.1", port, socket.AF_UNSPEC)
+        assert caught.value.host == "h" and caught.value.hint
+
+    asyncio.run(scene())
+
+
+def test_a_name_that_cannot_be_one() -> None:
+    async def scene() -> None:
+        with pytest.raises(Unreachable, match="unknown host name"):
+            await reach.connected(SshTarget("h", "h"), "x" * 64 + ".invalid", 22, socket.AF_UNSPEC)
+
+    asyncio.run(scene())
+
+
+def test_few_handshakes_at_a_time_with_each_host_and_bastion() -> None:
+    async def scene() -> None:
+        bastion = SshTarget("b", "b")
+        inside: dict[str, int] = {"b": 0}
+        most: dict[str, int] = {}
+        go = asyncio.Event()
+
+        async def one(number: int) -> None:
+            async with reach.handshakes(SshTarget(f"h{number}", f"h{number}", jump=bastion)):
+                inside["b"] += 1
+                most["b"] = max(most.get("b", 0), inside["b"])
+                if inside["b"] == reach.HANDSHAKES:
+                    go.set()
+                await go.wait()
+                inside["b"] -= 1
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(4 * reach.HANDSHAKES):
+                group.create_task(one(number))
+        assert most["b"] == reach.HANDSHAKES
+
+    asyncio.run(scene())

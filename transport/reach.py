@@ -1,0 +1,94 @@
+"""How a host is reached, below ssh: the target, a place among the handshakes, a connected socket.
+
+Laws
+1. Not more handshakes at one time than sshd takes without dropping any, with the host and with each on the way.
+2. A socket that cannot be connected is an `Unreachable` with a cure, told apart by errno.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from transport.errors import Unreachable
+
+# sshd drops handshakes at random from the eleventh that is not yet authenticated (MaxStartups 10:30:100)
+HANDSHAKES = 5
+ATTEMPT = 5.0  # seconds for one address of several
+SILENCE = 45  # seconds that written bytes may stay unacknowledged: as long as keepalive takes to notice a pulled cable
+
+
+@dataclass(frozen=True, slots=True)
+class SshTarget:
+    """Where to, as whom, through whom. None means: as ~/.ssh/config says, else ssh's default."""
+
+    name: str  # how people call it, in messages
+    address: str
+    user: str | None = None
+    port: int | None = None
+    identity: str | None = None
+    jump: SshTarget | None = None
+    agent: str | None = None  # path of the agent's socket
+
+    def unreachable(self, detail: str, hint: str = "") -> Unreachable:
+        return Unreachable(self.name, detail, hint)
+
+
+@contextlib.asynccontextmanager
+async def handshakes(target: SshTarget) -> AsyncIterator[None]:
+    """Hold a place among the few handshakes at one time with this host, and with each on the way to it."""
+    async with contextlib.AsyncExitStack() as stack:
+        hop: SshTarget | None = target
+        hops: list[SshTarget] = []
+        while hop is not None:
+            hops.append(hop)
+            hop = hop.jump
+        for hop in reversed(hops):  # outermost first: everybody waits in the same order
+            await stack.enter_async_context(_places(hop))
+        yield
+
+
+_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
+
+
+def _places(target: SshTarget) -> asyncio.Semaphore:
+    of_loop = _semaphores.setdefault(asyncio.get_running_loop(), {})
+    return of_loop.setdefault(f"{target.address}:{target.port}", asyncio.Semaphore(HANDSHAKES))
+
+
+async def connected(target: SshTarget, host: str, port: int, family: int) -> socket.socket:
+    """A connected socket. Ours and not asyncssh's, for the errno of a failure and for TCP_USER_TIMEOUT."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+    except (socket.gaierror, UnicodeError):
+        hint = f"set address in its table of the inventory, or Host {target.address} in ~/.ssh/config"
+        raise target.unreachable(f"unknown host name: {host}", hint) from None
+    failure = OSError("no address")
+    for left, (family, kind, proto, _, address) in reversed(list(enumerate(reversed(found)))):
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.setblocking(False)
+            # Bytes that nobody acknowledges end the connection: keepalive is about idle ones
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
+            async with asyncio.timeout(ATTEMPT if left else None):  # a dead IPv6 route must not cost it all
+                await loop.sock_connect(sock, address)
+            return sock
+        except OSError as error:  # TimeoutError is one
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+    where = f"{host} port {port}"
+    if isinstance(failure, ConnectionRefusedError):
+        hint = f"start an sshd there, or correct address and port; try: ssh -p {port} {host}"
+        raise target.unreachable(f"connection refused by {where}", hint)
+    detail = failure.strerror or str(failure)
+    raise target.unreachable(
+        f"cannot connect to {where}: {detail.lower()}", "is it up, and is there a route to it?"
+    )
