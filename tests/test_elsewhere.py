@@ -57,7 +57,7 @@ def test_an_agent_over_there_with_its_face_here(lab: Lab, data: Path) -> None:
     done = lab.run(["--on", "h1", "shout"], env=env, input="material\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"MATERIAL\n", b"note\n")
     (tape,) = tapes(data).values()
-    assert [entry["type"] for entry in tape][0] == "meta" and tape[-1]["type"] == "outcome"
+    assert tape[0]["type"] == "meta" and tape[-1]["type"] == "outcome"
     assert tape[0]["data"]["node"] == "h1"
     assert any("h1" in str(entry["data"].get("content")) for entry in tape)
     assert not list(lab["h1"].home.rglob("*.jsonl")), "no tape and no script over there"
@@ -198,7 +198,7 @@ def test_an_unknown_host_is_told_to_the_guest_and_nothing_runs_here(lab: Lab, da
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
 def test_signals_end_an_agent_over_there(lab: Lab, data: Path, name: str) -> None:
-    command = "trap 'echo int >&4' INT; echo up >&4; while :; do sleep 0.05; done"
+    command = "sh -c 'trap \"echo int >&4\" INT; echo up >&4; while :; do sleep 0.05; done'"
     env = environment(lab, data, [sh(command), leave()])
     process = lab.popen(["--on", "h1", "sleep"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
