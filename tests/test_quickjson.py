@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -60,3 +62,19 @@ def test_what_cannot_be_json(pair: object, bad: object) -> None:
 def test_deep_nesting_is_an_error_and_no_crash(pair: object) -> None:
     with pytest.raises(RecursionError):
         pair()[0]("[" * 200_000)  # type: ignore[operator]
+
+
+def test_refuses_also_where_json_was_never_imported() -> None:
+    code = """
+import sys
+from transport import quickjson
+for bad in ('{"a', '"', '{"a" 1}', '[1', '"\\\\x"'):
+    try:
+        quickjson.loads(bad)
+    except ValueError:
+        continue
+    sys.exit(bad)
+sys.exit("json" in sys.modules and "json was imported")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -49,7 +49,8 @@ def _from_c() -> tuple[Callable[[str | bytes], Any], Callable[[object], str]]:
         text = text.strip(_SPACE)
         try:
             value, end = scan(text, 0)
-        except StopIteration:
+        except (StopIteration, SystemError):
+            # SystemError: the scanner takes its error from json.decoder, and fails without it.
             raise ValueError("not JSON") from None
         if end != len(text):
             raise ValueError("bytes after a JSON document")
