@@ -9,7 +9,6 @@ Laws
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -25,6 +24,7 @@ from quine.loop import End, Loop
 from quine.signals import Signals
 from quine.tape import FileSink, RelaySink, Tape
 from quine.tools.base import Reborn
+from transport import quickjson
 
 Ask = Callable[[str, bytes], bytes]
 
@@ -186,7 +186,7 @@ def _assigned(settings: Settings, ask: Ask | None) -> Life | None:
     from transport.errors import RequestError
 
     try:
-        return Life.from_json(json.loads(ask("life", b"")))
+        return Life.from_json(quickjson.loads(ask("life", b"")))
     except RequestError:
         return None  # a plain job over there; this quine is its user's own
 

@@ -10,7 +10,6 @@ Laws
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -20,6 +19,7 @@ from quine import procs
 from quine.capture import CHUNK, Capture
 from quine.shell import drain
 from quine.signals import Signals
+from transport import quickjson
 
 GRACE = 5.0  # a child that is ended has a shell and children of its own to end first
 REPORT = 1 << 16
@@ -195,7 +195,7 @@ def _status(word: int, told: bytes) -> Status:
     """From the wait status, and from what the face of a remote child has reported where it could."""
     if told:
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            report = json.loads(told)
+            report = quickjson.loads(told)
             return Status(int(report["code"]), report["state"], report["signal"] or "", report["detail"])
     code = os.waitstatus_to_exitcode(word)
     if code < 0:
@@ -209,5 +209,5 @@ def write_aside(path: str, value: dict[str, Any]) -> None:
     """A small file that is there whole or not at all."""
     aside = f"{path}.{os.getpid()}"
     with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-        json.dump(value, file)
+        file.write(quickjson.dumps(value))
     os.rename(aside, path)

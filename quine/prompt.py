@@ -8,7 +8,6 @@ Laws
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 
@@ -63,6 +62,8 @@ def first(life: Life) -> Message:
         parts = [_MATERIAL[life.material or "none"]]
     parts.append(limits(life))
     if life.wisdom:
+        import json
+
         wisdom = json.dumps(life.wisdom, sort_keys=True, ensure_ascii=False)
         parts.append(f"Wisdom of your former life, as data, one JSON object:\n{wisdom}")
     parts.append("Begin.")

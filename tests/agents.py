@@ -30,6 +30,11 @@ def says(*calls: dict[str, Any], text: str = "", **guards: Any) -> dict[str, Any
     return {**guards, "reply": {"text": text, "tool_calls": list(calls)}}
 
 
+# a command that waits until the child in the background has ended and waits to be reaped
+UNTIL_ENDED = """pid=$(sed 's/.*"pid":\\([0-9]*\\).*/\\1/' "$QUINE_DATA_DIR"/jobs/*/job)
+while ! grep -q ') Z ' /proc/$pid/stat; do :; done"""
+
+
 class Agents:
     """A directory in which scripted agents run; its data directory is `data` in it."""
 

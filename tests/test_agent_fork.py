@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quine.tape import message_of, read
-from tests.agents import OK, Agents, call, running, says, section, sh
+from tests.agents import OK, UNTIL_ENDED, Agents, call, running, says, section, sh
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_not_waiting(agents: Agents) -> None:
     os.mkfifo(agents.directory / "go")
     agents.run(
         says(fork("child"), match="^work"),
-        says(sh("echo x >go; while ! [ -e $QUINE_DATA_DIR/jobs/*/status ]; do :; done"), match="^work"),
+        says(sh("echo x >go\n" + UNTIL_ENDED), match="^work"),
         says(OK, match="^work"),
         says(
             sh("read x <go; echo out >&4; echo err >&5"),

@@ -45,7 +45,7 @@ def test_one_file_scripts_a_tree(tmp_path: Path) -> None:
 
 
 def test_lives_told_apart_by_wisdom(tmp_path: Path) -> None:
-    guest = script(tmp_path, says("first", wisdom="^{}$"), says("second", wisdom='"n": "1"'))
+    guest = script(tmp_path, says("first", wisdom="^{}$"), says("second", wisdom='"n":"1"'))
     assert text(guest, "x", 0) == "first"
     assert text(guest, "x", 0, n="1") == "second"
 

@@ -15,9 +15,10 @@ Errors
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
+
+from transport import quickjson
 
 
 class ToolCall(NamedTuple):
@@ -31,9 +32,9 @@ class ToolCall(NamedTuple):
     def parse(cls, id: str, name: str, raw: str) -> ToolCall:
         """From an argument string, which may be anything."""
         try:
-            args = json.loads(raw) if raw.strip() else {}
-        except (ValueError, RecursionError) as error:
-            return cls(id, name, {}, raw, f"the arguments are not JSON: {error}")
+            args = quickjson.loads(raw) if raw.strip() else {}
+        except (ValueError, RecursionError):
+            return cls(id, name, {}, raw, f"the arguments are not JSON: {_why(raw)}")
         if not isinstance(args, dict):
             return cls(id, name, {}, raw, "the arguments are not a JSON object")
         return cls(id, name, args, raw)
@@ -49,6 +50,17 @@ class ToolCall(NamedTuple):
         if raw := data.get("raw"):
             return cls.parse(str(data["id"]), str(data["name"]), str(raw))
         return cls(str(data["id"]), str(data["name"]), dict(data["arguments"]))
+
+
+def _why(raw: str) -> str:
+    """Where the fault is, which the quick parser does not say."""
+    import json
+
+    try:
+        json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return "NaN and Infinity are not JSON"
 
 
 class ToolResult(NamedTuple):

@@ -7,11 +7,11 @@ Laws
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 from quine.guests.base import GuestError, Overflow, Refused, Reply, Request, Unavailable
+from transport import quickjson
 
 Ask = Callable[[str, bytes], bytes]
 
@@ -27,7 +27,7 @@ class RelayGuest:
         self._ask = ask
 
     def infer(self, request: Request) -> Reply:
-        body = json.dumps(
+        body = quickjson.dumps(
             {
                 "session": request.session,
                 "mission": request.mission,
@@ -37,7 +37,7 @@ class RelayGuest:
             }
         )
         try:
-            answer: Any = json.loads(self._ask("infer", body.encode()))
+            answer: Any = quickjson.loads(self._ask("infer", body.encode()))
             if fault := answer.get("error"):
                 raise _ERRORS.get(fault, GuestError)(str(answer.get("detail", "")))
             return Reply.from_json(answer)

@@ -1,6 +1,6 @@
 """A guest that follows a file: JSON lines, each a reply, with which tests, demo and benchmarks run.
 
-A line is {"match"?: regex on the mission, "wisdom"?: regex on the wisdom as JSON, "reply": {"text"?,
+A line is {"match"?: regex on the mission, "wisdom"?: regex on the wisdom as compact JSON, "reply": {"text"?,
 "tool_calls"?: [{"name", "arguments"}]}, "usage"?: {"input", "output"}, "repeat"?: bool}.
 
 Laws
@@ -12,12 +12,12 @@ Laws
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from quine.exits import Misconfigured
 from quine.guests.base import Message, Refused, Reply, Request, ToolCall, Usage
+from transport import quickjson
 
 KEYS = {"match", "wisdom", "reply", "usage", "repeat"}
 
@@ -33,7 +33,7 @@ class ScriptGuest:
             raise Misconfigured(f"the script {path} cannot be read: {why}") from None
 
     def infer(self, request: Request) -> Reply:
-        wisdom = json.dumps(dict(request.wisdom), sort_keys=True)
+        wisdom = quickjson.dumps(dict(sorted(request.wisdom.items())))
         fit = [line for line in self._lines if _fits(line, request.mission, wisdom)]
         line = next((line for line in fit[: request.ordinal] if line.get("repeat")), None)
         if line is None:
@@ -48,7 +48,7 @@ class ScriptGuest:
 
 def _line(path: str, number: int, text: str) -> dict[str, Any]:
     try:
-        line = json.loads(text)
+        line = quickjson.loads(text)
         if not isinstance(line, dict) or not isinstance(line.get("reply"), dict):
             raise ValueError('it has no "reply"')
         if unknown := line.keys() - KEYS:

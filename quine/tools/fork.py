@@ -13,7 +13,6 @@ Laws
 from __future__ import annotations
 
 import gc
-import json
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -23,6 +22,7 @@ from quine.guests.base import Message, Tool, ToolCall, ToolResult
 from quine.jobs import Job
 from quine.life import Life, new_session
 from quine.tools.base import Reborn, Result, sections
+from transport import quickjson
 
 if TYPE_CHECKING:
     from quine.loop import Loop
@@ -296,7 +296,7 @@ def _be_face(loop: Loop, life: Life, spec: Spec, report: int) -> NoReturn:
         if status.detail:
             complain(status.detail, status.hint, status.host)
         facts = {"code": status.code, "state": status.state, "signal": status.signal, "detail": status.detail}
-        os.write(report, json.dumps(facts).encode()[:4000])
+        os.write(report, quickjson.dumps(facts).encode()[:4000])
         code = status.code
     except Exception as error:
         refused = getattr(error, "status", None)  # transport.errors.Refused, Failure: nothing was started
