@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-
 from functools import partial
 
 TYPE_CHECKING = False

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from transport.frames import LIFE, Frame, Kind
 from transport.pump import Sink, Source
 from transport.session import STDERR, STDIN, STDOUT
 from transport.spawn import Spawn
-from transport.status import DENIED, Status, signal_number
+from transport.status import DENIED, NOT_STARTED, Status, signal_number
 
 if TYPE_CHECKING:
     from transport.link import Link
@@ -39,13 +39,20 @@ class Job:
     """Handler of a channel that a peer opened with spawn."""
 
     def __init__(
-        self, link: Link, number: int, spawn: Spawn, socket_path: str, on_end: Callable[[Job], None]
+        self,
+        link: Link,
+        number: int,
+        spawn: Spawn,
+        environ: Mapping[str, str],
+        socket_path: str,
+        on_end: Callable[[Job], None],
     ) -> None:
         self.link: Link | None = link
         self.number = number
         self.spawn = spawn
         self.token = os.urandom(16).hex()
         self.ended = False
+        self._environ = environ
         self._on_end = on_end
         self._socket_path = socket_path
         self._loop = asyncio.get_running_loop()
@@ -68,8 +75,11 @@ class Job:
             started = self._launch()
         except (Refused, ProtocolError) as error:
             hint = getattr(error, "hint", "")
-            state, code = ("denied", DENIED) if isinstance(error, ProtocolError) else ("unreachable", 69)
+            state, code = ("denied", DENIED) if isinstance(error, ProtocolError) else ("unreachable", NOT_STARTED)
             started = Status(state, code, detail=str(error), hint=hint)
+        except OSError as error:
+            hint = "too much runs there at one time; see slots in the inventory"
+            started = Status("unreachable", NOT_STARTED, detail=f"cannot start: {error.strerror}", hint=hint)
         if isinstance(started, Status):
             self._tell_exit(started)
             self._finish()
@@ -87,8 +97,7 @@ class Job:
     def _launch(self) -> process.Child | Status:
         spawn = self.spawn
         limits = process.parse_limits(spawn.limits)
-        env = {**inherit.scrubbed(os.environ), **spawn.env}
-        env["PATH"] = address.path_with_own(env.get("PATH", os.defpath))
+        env = {**self._environ, **spawn.env}
         argv = [*address.own_command(), *spawn.argv] if spawn.own else spawn.argv
         memo = inherit.write({"socket": self._socket_path, "token": self.token})
         try:

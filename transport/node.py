@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from transport import address
+from transport import address, inherit, process
 from transport.duplex import Duplex, FdDuplex
 from transport.errors import ProtocolError, Refused
 from transport.frames import Frame, Kind
@@ -40,6 +40,7 @@ log = logging.getLogger("quine.node")
 
 IDLE = 300.0  # seconds without any use after which a link is closed, and then the node ends
 BACKLOG = 1024  # clients that may connect in one turn of the loop: xargs -P 300 must not see a refusal
+ACCEPT_PAUSE = 0.1  # seconds
 HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
 
 
@@ -92,6 +93,9 @@ class Node:
         self._stopped = asyncio.Event()
         self._last_use = time.monotonic()
         self._socket_path = address.socket_path()
+        # What every job starts from: the environment of this user's login, less what looks like a secret.
+        self._environ = inherit.scrubbed(os.environ)
+        self._environ["PATH"] = address.path_with_own(self._environ.get("PATH", os.defpath))
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -144,8 +148,13 @@ class Node:
             except BlockingIOError:
                 return
             except OSError as error:
+                # Out of descriptors: whoever waits in the queue is served when some are free again.
                 log.error("accept: %s", error)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener.fileno())
+                loop.call_later(ACCEPT_PAUSE, loop.add_reader, listener.fileno(), self._accept, listener)
                 return
+            process.make_room(connection.fileno())
             connection.setblocking(False)
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
@@ -212,7 +221,7 @@ class Node:
         return self._local(link, frame, spawn)
 
     def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
-        job = Job(link, frame.channel, spawn, self._socket_path, self._job_ended)
+        job = Job(link, frame.channel, spawn, self._environ, self._socket_path, self._job_ended)
         if any(other.spawn.id == spawn.id for other in self._jobs.values()):
             raise ProtocolError("spawn with the id of a job that runs already")
         self._jobs[job.token] = job

@@ -68,11 +68,30 @@ def parse_limits(limits: Mapping[str, str]) -> list[tuple[int, int]]:
     return pairs
 
 
+_room = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # of this process, now; its jobs keep the first value
+_stock = _room
+MARGIN = 64  # descriptors that a spawn, a dial and the loop may need at one time
+
+
+def make_room(highest: int) -> None:
+    """Raise this process's soft limit of open files when `highest`, a new descriptor, comes near it.
+
+    Not before: a job must see the limit of its login, and giving that back in each child costs a real fork.
+    """
+    global _room
+    if highest < _room - MARGIN or _room > _stock:
+        return
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    _room = min(hard, 1 << 20) if hard != resource.RLIM_INFINITY else 1 << 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_room, hard))
+
+
 def _setter(pairs: list[tuple[int, int]]) -> Callable[[], None] | None:
-    if not pairs:
+    if not pairs and _room == _stock:
         return None  # keeps vfork usable: a fork of the node costs a millisecond more
 
     def apply() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_stock, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         for number, value in pairs:
             hard = resource.getrlimit(number)[1]
             if hard != resource.RLIM_INFINITY:
@@ -98,13 +117,25 @@ def launch(
     """Start `argv` with pipes at 0, 1, 2 and the descriptors `keep`. A Status says why it did not start."""
     if not os.path.isdir(cwd):
         raise Refused(f"no such directory: {cwd}", "make it there, or choose another one with --cwd")
+    pipes: list[tuple[int, int]] = []
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        for _ in range(3):
+            pipes.append(os.pipe2(os.O_CLOEXEC))
+    except OSError:
+        for pair in pipes:
+            os.close(pair[0])
+            os.close(pair[1])
+        raise
+    ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
+    theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+    make_room(max(ours))
     try:
         process = subprocess.Popen(
             argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
+            stdin=theirs[0],
+            stdout=theirs[1],
+            stderr=theirs[2],
             cwd=cwd,
             env=env,
             pass_fds=keep,
@@ -115,12 +146,21 @@ def launch(
         return _not_started(argv[0], error)
     except subprocess.SubprocessError as error:
         raise Refused(f"limits cannot be set: {error}") from None
-    assert process.stdin and process.stdout and process.stderr
-    fds = [os.dup(pipe.fileno()) for pipe in (process.stdin, process.stdout, process.stderr)]
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        pipe.close()
+    finally:
+        for fd in theirs:
+            os.close(fd)
+        if process is None:
+            for fd in ours:
+                os.close(fd)
     process.returncode = 0  # Popen's finalizer must not wait for it: the status is consumed by `reap` alone
-    return Child(process.pid, os.pidfd_open(process.pid), *fds)
+    try:
+        return Child(process.pid, os.pidfd_open(process.pid), *ours)
+    except OSError:
+        for fd in ours:
+            os.close(fd)
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
+        raise
 
 
 def _not_started(command: str, error: OSError) -> Status:

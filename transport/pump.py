@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from transport.frames import MAX_PAYLOAD, Frame, Kind
 from transport.link import Link
+from transport.session import STDIN
 
 BULK_PIPE = (
     512 * 1024
@@ -186,10 +187,11 @@ class Sink:
 
     def _ack(self) -> None:
         session = self._link.session
-        if not self._link.dead and self._number in session.channels:
-            if self._taken > session.flow(self._number, 0).acked:
-                session.ack(self._number, 0, self._taken)
-                self._link.wake()
+        if self._link.dead or self._number not in session.channels:
+            return
+        if self._taken > session.flow(self._number, STDIN).acked:
+            session.ack(self._number, STDIN, self._taken)
+            self._link.wake()
 
     def _broken(self) -> None:
         """The child closed its stdin."""
@@ -197,7 +199,7 @@ class Sink:
             return
         self.close()
         if not self._link.dead and self._number in self._link.session.channels:
-            self._link.session.stop(self._number, 0)
+            self._link.session.stop(self._number, STDIN)
             self._link.wake()
 
     def close(self) -> None:

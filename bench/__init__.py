@@ -1,0 +1,1 @@
+"""Benchmarks: each figure beside its peer, in one run, on real sshd hosts on loopback."""

@@ -1,0 +1,44 @@
+"""python -m bench [FIGURE…]: bring up a host, measure, print the table.
+
+Figures: client, line, memory, stream, fairness, agent, fork; all of them without a name.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from bench import agent, client, stream
+from bench.measure import Row, table
+from tests.lab import Lab
+
+FIGURES = {
+    "client": client.warm_client,
+    "memory": client.idle_memory,
+    "line": client.long_line,
+    "stream": stream.both_ways,
+    "fairness": stream.fairness,
+    "agent": agent.cold,
+    "fork": agent.fork,
+}
+
+
+def main(names: list[str]) -> int:
+    unknown = set(names) - set(FIGURES)
+    if unknown:
+        print(
+            f"bench: error: no such figure: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}",
+            file=sys.stderr,
+        )
+        return 2
+    rows: list[Row] = []
+    with Lab(("h1",)) as lab:
+        lab.run(["run", "--on", "h1", "--", "true"], check=True)
+        for name in names or FIGURES:
+            print(f"bench: {name}", file=sys.stderr, flush=True)
+            rows += FIGURES[name](lab)
+    print(table(rows))
+    return 0 if all(row.met is not False for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""Starting a command over there: the whole client process, the spawn alone, and a long line."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.measure import Row, alternate
+from tests.lab import Lab
+
+SERIAL = """
+import sys, time, statistics
+from transport import client
+from transport.spawn import Spawn
+context = {"inventory": sys.argv[1], "cwd": "/", "ssh_agent": None}
+times = []
+for index in range(int(sys.argv[3])):
+    begun = time.perf_counter()
+    status = client.run(Spawn(["true"], where=sys.argv[2], context=context))
+    assert status.code == 0, status
+    times.append(time.perf_counter() - begun)
+print(statistics.median(times))
+"""
+
+
+def warm_client(lab: Lab) -> list[Row]:
+    """`quine run --on h1 -- true` beside ssh, cold and through a ControlMaster."""
+    master = ["-o", "ControlMaster=auto", "-o", f"ControlPath={lab.tmp}/cm", "-o", "ControlPersist=60"]
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": lab.env, "check": True}
+
+    def quine() -> None:
+        subprocess.run([lab.quine, "run", "--on", "h1", "--", "true"], **quiet)  # type: ignore[call-overload]
+
+    def cold() -> None:
+        subprocess.run([*lab.ssh("h1", "-c", "aes128-gcm@openssh.com"), "true"], **quiet)  # type: ignore[call-overload]
+
+    def mux() -> None:
+        subprocess.run([*lab.ssh("h1", *master), "true"], stderr=subprocess.DEVNULL, **quiet)  # type: ignore[call-overload]
+
+    try:
+        ours, cold_time, mux_time = (1000 * t for t in alternate(25, quine, cold, mux))
+        serial = 1000 * serial_spawn(lab, "h1", 200)
+    finally:
+        subprocess.run([*lab.ssh("h1", *master), "-O", "exit"], capture_output=True, env=lab.env, check=False)
+    return [
+        Row(
+            "`quine run --on h -- true`, warm, whole process",
+            ours,
+            "ms",
+            "ssh cold",
+            cold_time,
+            "≤ 60, aim 30",
+            ours <= 60,
+        ),
+        Row("the same beside a multiplexed ssh", ours, "ms", "ssh ControlMaster", mux_time),
+        Row(
+            "spawn to exit record, serial, warm",
+            serial,
+            "ms",
+            "ssh ControlMaster",
+            mux_time,
+            "≤ 4, aim 2",
+            serial <= 4,
+        ),
+    ]
+
+
+def serial_spawn(lab: Lab, where: str, count: int) -> float:
+    """Median seconds of one client's spawns, one after the other."""
+    done = subprocess.run(
+        [sys.executable, "-c", SERIAL, str(lab.inventory), where, str(count)],
+        env=lab.env,
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return float(done.stdout)
+
+
+def long_line(lab: Lab) -> list[Row]:
+    """A spawn over a link of 100 ms round trip beside a multiplexed ssh on the same line."""
+    slow = lab.slow("h1", 0.05)
+    lab.run(["run", "--on", slow, "--", "true"], check=True)
+    ours = 1000 * serial_spawn(lab, slow, 15)
+    port = lab["h1"].proxy.port
+    master = [
+        "-p",
+        str(port),
+        "-o",
+        "ControlMaster=auto",
+        "-o",
+        f"ControlPath={lab.tmp}/cs",
+        "-o",
+        "ControlPersist=60",
+    ]
+    command = [*lab.ssh("h1")[:1], *master, *lab.ssh("h1")[1:]]
+    quiet = {"stdin": subprocess.DEVNULL, "capture_output": True, "env": lab.env, "check": True}
+    try:
+        (mux,) = alternate(9, lambda: subprocess.run([*command, "true"], **quiet))  # type: ignore[call-overload]
+    finally:
+        subprocess.run([*command, "-O", "exit"], capture_output=True, env=lab.env, check=False)
+        lab["h1"].proxy.delay(0)
+        lab.unalias(slow)
+    return [
+        Row("spawn over a line of 100 ms", ours, "ms", "ssh ControlMaster", 1000 * mux, "≤ 120", ours <= 120)
+    ]
+
+
+def idle_memory(lab: Lab) -> list[Row]:
+    """Resident memory of the node over there, and of the one here, after some jobs."""
+    from tests.lab import Process
+
+    def rss(processes: list[Process]) -> float:
+        found = []
+        for process in processes:
+            if process.daemon and "--dial" not in process.argv:
+                text = Path(f"/proc/{process.pid}/status").read_text()
+                found.append(int(text.split("VmRSS:")[1].split()[0]) / 1024)
+        return statistics.median(found)
+
+    there, here = rss(lab["h1"].processes()), rss(lab.processes())
+    return [
+        Row("idle node over there, resident", there, "MB", reach="≤ 35, aim 20", met=there <= 35),
+        Row("idle node at the origin (with ssh loaded), resident", here, "MB"),
+    ]
+
+
+__all__ = ["idle_memory", "long_line", "os", "warm_client"]

@@ -1,0 +1,66 @@
+"""What the benchmarks share: a figure with its peer, medians, a table.
+
+Laws
+1. A figure is a median of runs that alternate with the peer's, so that a noisy neighbour disturbs both alike.
+2. Nothing is compared with an absolute time of another machine; the reach and the aim are printed beside.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. `unit` is ms, MB/s, MB; `peer` None where there is none."""
+
+    figure: str
+    value: float
+    unit: str
+    peer_name: str = ""
+    peer: float | None = None
+    reach: str = ""
+    met: bool | None = None
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+def alternate(runs: int, *actions: Callable[[], object]) -> list[float]:
+    """Median seconds of each action, run in turn `runs` times after one unmeasured round."""
+    for action in actions:
+        action()
+    times: list[list[float]] = [[] for _ in actions]
+    for _ in range(runs):
+        for action, kept in zip(actions, times, strict=True):
+            kept.append(timed(action))
+    return [statistics.median(kept) for kept in times]
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown."""
+    lines = ["| figure | quine | peer | ratio | reach | |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        peer = (
+            f"{row.peer_name} {_number(row.peer)} {row.unit}"
+            if row.peer is not None
+            else row.peer_name or "–"
+        )
+        ratio = f"{row.value / row.peer:.2f} ×" if row.peer else "–"
+        met = {True: "met", False: "not met", None: ""}[row.met]
+        value = f"{_number(row.value)} {row.unit}"
+        lines.append(f"| {row.figure} | {value} | {peer} | {ratio} | {row.reach} | {met} |")
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
