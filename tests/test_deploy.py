@@ -8,6 +8,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from tests.lab import Lab, processes
 from tests.lab.host import Host
 from transport.errors import Unreachable
 
+VERSION = ".".join(map(str, sys.version_info[:2]))
+SYSTEMS = Path(f"/usr/bin/python{VERSION}")
+REAL = SYSTEMS if SYSTEMS.exists() else Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
 SHELLS = ["/bin/tcsh", "/usr/bin/fish", "/usr/bin/zsh", "/bin/bash"]
 
 
@@ -378,15 +382,15 @@ def test_full_disk(lab: Lab, odd_host: Callable[..., Host]) -> None:
 
 def test_disk_that_fills_on_the_way(lab: Lab, odd_host: Callable[..., Host]) -> None:
     # the probe sees the home, the cache lies on another file system: found out only while writing
-    host = odd_host("filling", mount="size=20m", scripts={"python3.11": LIAR})
+    host = odd_host("filling", mount="size=20m", python=False, scripts={f"python{VERSION}": LIAR})
     text = refused(lab, "filling")
     assert "its disk is full: " in text and "make room there" in text
     nothing_is_there(host)
 
 
 # Says of the disk what a quota would: there is room, as long as one does not write
-LIAR = """#!/bin/sh
-case "$*" in *statvfs*chr*) echo 3.11 99999999999;; *) exec /usr/bin/python3.11 "$@";; esac
+LIAR = f"""#!/bin/sh
+case "$*" in *statvfs*chr*) echo {VERSION} 99999999999;; *) exec {REAL} "$@";; esac
 """
 
 
@@ -405,29 +409,37 @@ def test_cache_that_cannot_be_written(lab: Lab, odd_host: Callable[..., Host]) -
 
 
 # Turns over bits of what comes after the first megabyte, as a bad line under a bad cipher would
-TAMPER = """#!/bin/sh
+TAMPER = f"""#!/bin/sh
 case "$1" in
--I) /usr/bin/python3.11 -c "
+-I) {REAL} -c "
 import os
 passed = 0
 while data := os.read(0, 65536):
     os.write(1, data if passed < 1000000 else CHANGED)
     passed += len(data)
-" | /usr/bin/python3.11 "$@";;
-*) exec /usr/bin/python3.11 "$@";;
+" | {REAL} "$@";;
+*) exec {REAL} "$@";;
 esac
 """
 
 
 def test_binary_corrupted_on_the_way(lab: Lab, odd_host: Callable[..., Host]) -> None:
-    host = odd_host("noise", scripts={"python3.11": TAMPER.replace("CHANGED", "bytes(b ^ 1 for b in data)")})
+    host = odd_host(
+        "noise",
+        python=False,
+        scripts={f"python{VERSION}": TAMPER.replace("CHANGED", "bytes(b ^ 1 for b in data)")},
+    )
     text = refused(lab, "noise")
     assert "the binary was damaged on the way and was not installed" in text
     nothing_is_there(host)
 
 
 def test_binary_cut_off_on_the_way(lab: Lab, odd_host: Callable[..., Host]) -> None:
-    host = odd_host("short", scripts={"python3.11": TAMPER.replace("CHANGED", "data[:-1]); os._exit(0")})
+    host = odd_host(
+        "short",
+        python=False,
+        scripts={f"python{VERSION}": TAMPER.replace("CHANGED", "data[:-1]); os._exit(0")},
+    )
     assert "the upload was cut off: " in refused(lab, "short")
     nothing_is_there(host)
 
