@@ -65,7 +65,7 @@ def main(marker: str, sha256: str, size: int, build: str, mode: str, source: Buf
         sys.exit(0)
     os.environ["PATH"] = f"{target}:{os.environ.get('PATH', os.defpath)}"
     python = str(target / "venv" / "bin" / "python")
-    os.execv(python, [python, "-P", "-m", "quine", "node", "--dial"])
+    os.execv(python, [python, "-I", "-m", "quine", "node", "--dial"])
 
 
 def say(marker: str, text: str) -> None:
@@ -134,12 +134,12 @@ def unpack(work: Path, target: Path, build: str) -> None:
     python = work / "venv" / "bin" / "python"
     launcher = work / "quine"
     place = shlex.quote(str(target / "venv" / "bin" / "python"))
-    launcher.write_text(f'#!/bin/sh\nexec {place} -P -m quine "$@"\n')
+    launcher.write_text(f'#!/bin/sh\nexec {place} -I -m quine "$@"\n')
     launcher.chmod(0o700)
     if not os.access(launcher, os.X_OK):
         raise Failure("noexec", f"{target.parent} is on a file system mounted noexec")
     ask = "from transport.address import build_hash; print(build_hash())"
-    if run([str(python), "-P", "-c", ask], env, "start").strip() != build:
+    if run([str(python), "-I", "-c", ask], env, "start").strip() != build:
         raise Failure("start", "it starts, as another build")
 
 

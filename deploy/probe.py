@@ -32,8 +32,9 @@ _HAVE = (
     '[ "$(wc -c < "$d/quine.pex")" -eq {size} ]; '
     "then {found}; fi; "
 )
+# -I: no PYTHON* variable and no file of the login directory gets between us and our modules
 _FOUND = {
-    "dial": 'echo {marker} have; PATH="$d:$PATH"; export PATH; exec "$d/venv/bin/python" -P -m quine node --dial',
+    "dial": 'echo {marker} have; PATH="$d:$PATH"; export PATH; exec "$d/venv/bin/python" -I -m quine node --dial',
     "deploy": "echo {marker} have; exit 0",
     "check": "h=have",
 }

@@ -71,7 +71,7 @@ def test_any_login_shell_passes_it_on(shell: str, binary: Binary, tmp_path: Path
     assert run(shell, command, home).startswith(f"{MARKER} have Linux ")
     answer = run(shell, probe.command(binary, MARKER), home)
     folder = home / ".cache" / "quine" / binary.sha256
-    assert answer == f"{MARKER} have\nstarted -P -m quine node --dial with {folder}:/usr/bin:/bin\n"
+    assert answer == f"{MARKER} have\nstarted -I -m quine node --dial with {folder}:/usr/bin:/bin\n"
     assert run(shell, probe.command(binary, MARKER, "deploy"), home) == f"{MARKER} have\n"
 
 
