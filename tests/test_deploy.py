@@ -98,6 +98,11 @@ def test_what_runs_there_is_this_build(lab: Lab) -> None:
     assert there.stdout == here
     where = lab.run(["run", "--on", "h1", "--", "sh", "-c", "command -v quine"], check=True).stdout.decode()
     assert where.startswith(f"{lab['h1'].home}/.cache/quine/")
+    here, there = (
+        lab.run([*words, "deploy", "build"], check=True).stdout.splitlines()[1]
+        for words in ([], ["run", "--on", "h1", "--", "quine"])
+    )
+    assert here == there, "over there it sends itself"
 
 
 def test_hosts_check_tells_what_is_there(fresh: Lab) -> None:
