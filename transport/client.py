@@ -18,7 +18,7 @@ import time
 
 from transport import address, starter
 from transport.errors import ProtocolError
-from transport.frames import MAX_PAYLOAD, Frame, Kind
+from transport.frames import CHUNK, Frame, Kind
 from transport.output import Output
 from transport.session import STDERR, STDIN, STDOUT, Session
 from transport.status import LOST, NOT_STARTED, Status, signal_name
@@ -253,7 +253,7 @@ class Face:
     def _read_stdin(self) -> None:
         flow = self.session.flow(self.number, STDIN)
         try:
-            data = os.read(self._stdin, min(MAX_PAYLOAD, flow.credit))
+            data = os.read(self._stdin, min(CHUNK, flow.credit))
         except BlockingIOError:
             return  # somebody else made it non-blocking, and read first
         except OSError:
@@ -279,8 +279,7 @@ class Face:
         channel = self.session.channels.get(self.number)
         if channel is None:
             return
-        if output.taken > channel.flows[stream].acked:
-            self.session.ack(self.number, stream, output.taken)
+        self.session.took(self.number, stream, output.taken)
         if not alive and not channel.flows[stream].stopped:
             self.session.stop(self.number, stream)
 

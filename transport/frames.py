@@ -34,6 +34,7 @@ MAX_NOISE = 64 * 1024  # banners longer than this are not banners
 MAX_PAYLOAD = 64 * 1024  # one pipe's worth: a read of a full pipe is one frame
 HEADER = struct.Struct(">IBBIQ")
 HEADER_SIZE = HEADER.size
+CHUNK = MAX_PAYLOAD - HEADER_SIZE  # stream bytes in one frame: with its header two whole packets of ssh
 LIFE = 255  # the stream number that means the channel's own life: exit record taken, or nobody waits
 
 

@@ -75,7 +75,9 @@ class Job:
             started = self._launch()
         except (Refused, ProtocolError) as error:
             hint = getattr(error, "hint", "")
-            state, code = ("denied", DENIED) if isinstance(error, ProtocolError) else ("unreachable", NOT_STARTED)
+            state, code = (
+                ("denied", DENIED) if isinstance(error, ProtocolError) else ("unreachable", NOT_STARTED)
+            )
             started = Status(state, code, detail=str(error), hint=hint)
         except OSError as error:
             hint = "too much runs there at one time; see slots in the inventory"

@@ -24,7 +24,7 @@ log = logging.getLogger("quine.link")
 
 HEARTBEAT = 5.0  # seconds between pings; keeps idle timeouts of sshd and of middle boxes away, too
 SILENCE = 20.0  # seconds without a byte after which a link is dead
-ROUND = 64 * 1024  # bytes handed to the duplex at a time
+ROUND = 128 * 1024  # bytes handed to the duplex at a time: two frames, four packets of ssh
 
 
 class Handler(Protocol):
@@ -142,7 +142,9 @@ class Link:
         if self.dead:
             return
         self.dead = why
-        log.log(logging.DEBUG if self.name == "client" else logging.INFO, "%s: link ended: %s", self.name, why)
+        log.log(
+            logging.DEBUG if self.name == "client" else logging.INFO, "%s: link ended: %s", self.name, why
+        )
         if self._timer:
             self._timer.cancel()
         self._duplex.close()

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from transport.frames import MAX_PAYLOAD, Frame, Kind
+from transport.frames import CHUNK, Frame, Kind
 from transport.link import Link
 from transport.session import STDIN
 
@@ -64,7 +64,7 @@ class Source:
     def _readable(self) -> None:
         flow = self._link.session.flow(self._number, self._stream)
         try:
-            data = os.read(self._fd, min(MAX_PAYLOAD, flow.credit))
+            data = os.read(self._fd, min(CHUNK, flow.credit))
         except BlockingIOError:
             if self._drained:
                 self.close()
@@ -74,7 +74,7 @@ class Source:
         if not data:
             self.close()
             return
-        if len(data) == MAX_PAYLOAD and not self._large:
+        if len(data) == CHUNK and not self._large:
             self._large = True
             enlarge(self._fd)
         self._link.session.data(self._number, self._stream, data)
@@ -187,10 +187,8 @@ class Sink:
 
     def _ack(self) -> None:
         session = self._link.session
-        if self._link.dead or self._number not in session.channels:
-            return
-        if self._taken > session.flow(self._number, STDIN).acked:
-            session.ack(self._number, STDIN, self._taken)
+        alive = not self._link.dead and self._number in session.channels
+        if alive and session.took(self._number, STDIN, self._taken):
             self._link.wake()
 
     def _broken(self) -> None:

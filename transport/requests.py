@@ -13,7 +13,7 @@ import socket
 
 from transport import address, inherit, starter
 from transport.errors import ProtocolError, RequestError
-from transport.frames import MAX_PAYLOAD, Kind
+from transport.frames import CHUNK, Kind
 from transport.session import STDIN, STDOUT, Session
 
 DEADLINE = 3600.0  # seconds without a byte; a dead link is noticed by the node long before
@@ -73,12 +73,12 @@ class Relay:
         error: str | None = None
         while not channel.finished:
             flow = channel.flows[STDIN]
-            while left and (size := min(MAX_PAYLOAD, flow.credit, len(left))):
+            while left and (size := min(CHUNK, flow.credit, len(left))):
                 session.data(number, STDIN, bytes(left[:size]))
                 left = left[size:]
             if not left and not flow.ended:
                 session.eof(number, STDIN)
-            while chunks := session.pull(MAX_PAYLOAD):
+            while chunks := session.pull(CHUNK):
                 connection.sendall(b"".join(chunks))
             data = connection.recv(256 * 1024)
             if not data:
@@ -86,12 +86,12 @@ class Relay:
             for frame in session.receive(data):
                 if frame.kind == Kind.DATA:
                     reply += frame.payload
-                    session.ack(number, STDOUT, len(reply))
+                    session.took(number, STDOUT, len(reply))
                 elif frame.kind == Kind.REPLY:
                     text = frame.body().get("error")
                     error = None if text is None else str(text)
         session.last_word(number)
-        connection.sendall(b"".join(session.pull(MAX_PAYLOAD)))
+        connection.sendall(b"".join(session.pull(CHUNK)))
         if error is not None:
             raise RequestError(error)
         return bytes(reply)

@@ -13,7 +13,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from transport.errors import ProtocolError
-from transport.frames import LIFE, MAX_PAYLOAD, Frame, Kind
+from transport.frames import CHUNK, LIFE, Frame, Kind
 from transport.session import STDIN, STDOUT
 
 TYPE_CHECKING = False
@@ -70,7 +70,7 @@ class Services:
         body += payload
         if len(body) > MAX_BODY:
             raise ProtocolError(f"a request of more than {MAX_BODY} bytes")
-        self._session.ack(number, STDIN, len(body))
+        self._session.took(number, STDIN, len(body))
 
     def _call(self, number: int) -> None:
         body = bytes(self._bodies.pop(number))
@@ -110,7 +110,7 @@ class Services:
         if left is None:
             return
         flow = self._session.flow(number, STDOUT)
-        while left and (size := min(MAX_PAYLOAD, flow.credit, len(left))):
+        while left and (size := min(CHUNK, flow.credit, len(left))):
             self._session.data(number, STDOUT, bytes(left[:size]))
             left = left[size:]
         if left and not flow.stopped:

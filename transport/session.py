@@ -20,7 +20,7 @@ from collections import deque
 
 from transport.errors import ProtocolError
 from transport.frames import GREETING, LIFE, MAX_PAYLOAD, NAMES, VERSION, Decoder, Frame, Kind, header, pack
-from transport.window import MAX_WINDOW, Flow
+from transport.window import ACK_QUANTUM, MAX_WINDOW, Flow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -239,6 +239,13 @@ class Session:
     def ack(self, number: int, stream: int, offset: int) -> None:
         self._move(number, stream, Kind.ACK).ack(offset)
         self._acks[number, stream] = offset
+
+    def took(self, number: int, stream: int, offset: int) -> bool:
+        """Everything below `offset` was taken; acknowledge it when it is worth a word. True when it was."""
+        if offset - self.channels[number].flows[stream].acked < ACK_QUANTUM:
+            return False
+        self.ack(number, stream, offset)
+        return True
 
     def stop(self, number: int, stream: int) -> None:
         flow = self._move(number, stream, Kind.STOP)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import asyncssh
+from asyncssh.constants import MSG_IGNORE
 
 from transport import known_hosts
 from transport.channel import SshDuplex
@@ -34,7 +35,7 @@ Note = Callable[[str], None]
 KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # a pulled cable is noticed after 45 s
 # Memory is bounded by the credits of our own streams; this only has to exceed bandwidth x round trip
 WINDOW = 16 << 20
-PACKET = 32 << 10  # larger ones break dropbear, and gain nothing with OpenSSH
+PACKET = 32 << 10  # larger ones break dropbear, and gain little with OpenSSH
 TRIES = 3  # of a handshake that was dropped before the server said its version
 USUAL_KEYS = tuple(
     f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
@@ -50,6 +51,8 @@ async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
     """Connect, authenticate, start `command`; raises Unreachable. `note` is told each phase as it begins."""
     async with handshakes(target):
         connections = await _reach(target, note)
+    for connection in connections:
+        _no_chaff(connection)
     try:
         note("start the session")
         _, session = await connections[-1].create_session(
@@ -75,6 +78,23 @@ async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
     duplex = cast(SshDuplex, cast(object, session))
     duplex.connections = connections
     return duplex
+
+
+def _no_chaff(connection: asyncssh.SSHClientConnection) -> None:
+    """Drop the empty ignore packet that asyncssh puts before each packet, a system call and an encryption each.
+
+    It answers an attack on chained IVs (RFC 4251, 9.3.1), which ciphers with counters do not have. Measured: a third
+    of the time of an upload.
+    """
+    if not any(kind in str(connection.get_extra_info("send_cipher")) for kind in ("gcm", "chacha20", "ctr")):
+        return
+    send = connection.send_packet
+
+    def without(kind: int, *args: bytes, **options: Any) -> None:
+        if kind != MSG_IGNORE:
+            send(kind, *args, **options)
+
+    connection.send_packet = without  # type: ignore[assignment, method-assign]
 
 
 async def _reach(target: SshTarget, note: Note) -> list[asyncssh.SSHClientConnection]:
