@@ -1,7 +1,8 @@
 """What a command or a child printed: the ends in memory, the whole in a file as soon as it is too long.
 
 Laws
-1. Memory is bounded by what is shown; nothing is dropped: the result names the file with the whole.
+1. Memory is bounded by what is shown; nothing is dropped: the result names the file with the whole, or says
+   why there is none.
 2. A cut never splits a character.
 """
 
@@ -20,6 +21,8 @@ class Capture:
         self._kept = bytearray()  # all of it until it is too long, then the beginning
         self._tail = bytearray()
         self._fd = -1
+        self._spilt = False
+        self._fault = ""
         self.total = 0
 
     @property
@@ -28,24 +31,39 @@ class Capture:
 
     def feed(self, data: bytes) -> None:
         self.total += len(data)
-        if self._fd < 0:
+        if not self._spilt:
             self._kept += data
             if len(self._kept) <= self._limit:
                 return
             self._spill()
             data = b""
-        _write_all(self._fd, data)
+        self._keep(data)
         self._tail += data
         del self._tail[: -self._tail_size or len(self._tail)]
 
     def _spill(self) -> None:
-        os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        _write_all(self._fd, self._kept)
+        self._spilt = True
+        try:
+            os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self._fault = error.strerror or str(error)
+        self._keep(self._kept)
         head = self._limit - self._tail_size
         self._tail += self._kept[head:]
         del self._tail[: -self._tail_size or len(self._tail)]
         del self._kept[head:]
+
+    def _keep(self, data: bytes | bytearray) -> None:
+        """A full disk ends the keeping, not the command."""
+        try:
+            view = memoryview(data)
+            while view and not self._fault:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            self._fault = error.strerror or str(error)
+        finally:
+            view.release()
 
     @property
     def _tail_size(self) -> int:
@@ -56,19 +74,16 @@ class Capture:
         self.close()
         if self.total <= self._limit:
             return self._kept.decode("utf-8", "replace")
-        note = f"\n...[Output Truncated, {self.total} bytes total, the whole is in {self._path}]...\n"
+        where = (
+            f"the whole could not be kept: {self._fault}" if self._fault else f"the whole is in {self._path}"
+        )
+        note = f"\n...[Output Truncated, {self.total} bytes total, {where}]...\n"
         return _whole_head(self._kept) + note + _whole_tail(self._tail)
 
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
-
-
-def _write_all(fd: int, data: bytes | bytearray) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def _whole_head(data: bytearray) -> str:

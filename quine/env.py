@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from quine.exits import Misconfigured, NotBuilt
 from quine.guests import KNOWN, Config
 from quine.life import Life, Limits, is_session
-from transport import inherit
+from transport import inherit, quickjson
 
 # option of the command line -> its variable
 OPTIONS = {
@@ -176,6 +176,8 @@ def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None =
     }
     if exec_state is not None:
         memo["exec"] = exec_state
+    if len(quickjson.dumps(memo)) > inherit.LIMIT:
+        raise ValueError("mission and wisdom together are too long")
     fd = inherit.write(memo)
     os.set_inheritable(fd, True)
     os.environ[inherit.VARIABLE] = str(fd)

@@ -146,22 +146,27 @@ def _defect(error: Exception, loop: Loop, settings: Settings) -> End:
     """Exit 70: the traceback in the log, its path on stderr, an outcome on the tape where that is possible."""
     if isinstance(error, Failure):
         complain(error.detail, error.hint, error.host)
-        return End(error.status)
+        end = End(error.status)
+    else:
+        _log(error, os.path.join(settings.data_dir, f"{loop.life.session}.log"))
+        end = End(DEFECT)
+        with contextlib.suppress(Exception):
+            loop.record_end(DEFECT, "error", f"{type(error).__name__}: {error}")
+    with contextlib.suppress(Exception):
+        loop.shell.close()
+        loop.jobs.end(list(loop.jobs.running))
+    return end
+
+
+def _log(error: Exception, path: str) -> None:
     import traceback
 
-    path = os.path.join(settings.data_dir, f"{loop.life.session}.log")
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
             traceback.print_exception(error, file=file)
         complain(f"a defect in quine: {type(error).__name__}", f"the traceback is in {path}")
     except OSError:
         complain(f"a defect in quine: {error!r}")
-    with contextlib.suppress(Exception):
-        loop.record_end(DEFECT, "error", f"{type(error).__name__}: {error}")
-    with contextlib.suppress(Exception):
-        loop.shell.close()
-        loop.jobs.end(list(loop.jobs.running))
-    return End(DEFECT)
 
 
 def _guest(settings: Settings, life: Life, ask: Ask | None) -> tuple[Guest, Life]:

@@ -10,13 +10,14 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any, NamedTuple
 
 from quine import env, procs, prompt, slots, tools
 from quine.env import Settings
-from quine.exits import DEADLINE, DENIED, FAILED, TRY_AGAIN
+from quine.exits import DEADLINE, DENIED, FAILED, TRY_AGAIN, Failure
 from quine.guests.base import (
     Guest,
     GuestError,
@@ -281,7 +282,8 @@ class Loop:
 
     def _finish_signalled(self, number: int) -> End:
         # First the record: whoever sent TERM may send KILL next.
-        self.record_end(128 + number, "signal", f"terminated by signal {number}", signal=number)
+        with contextlib.suppress(Failure):  # a full disk, a lost origin: our own must be ended all the same
+            self.record_end(128 + number, "signal", f"terminated by signal {number}", signal=number)
         for job in self.jobs.running:
             job.hurry()
         self.shell.close()
@@ -307,7 +309,7 @@ def _ended(error: GuestError) -> Ended:
         case Overflow():
             return Ended(DENIED, "context_exhaustion", detail=f"the context is full: {error}")
         case Refused():
-            return Ended(FAILED, "error", detail=f"the guest refused: {error}", hint=error.hint)
+            return Ended(error.status, "error", detail=f"the guest refused: {error}", hint=error.hint)
         case _:
             return Ended(FAILED, "error", detail=f"the guest failed: {error}")
 

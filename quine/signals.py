@@ -56,6 +56,8 @@ class Signals:
             # SIGPIPE is ignored by Python itself, so whether it was before cannot be known.
             if number == S.SIGPIPE or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
+        # Ignored by who started us, it would make the kernel reap our children before we learn how they ended.
+        signal.signal(S.SIGCHLD, signal.SIG_DFL)
         if os.isatty(0):
             # The shell is a background group: without this, reading the terminal would stop it for ever.
             signal.signal(S.SIGTTIN, signal.SIG_IGN)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from quine.exits import DEFECT, LOST, Failure
 from quine.guests.base import Message
 from transport import quickjson
+from transport.errors import RequestError
 
 try:  # 4 ms of a 40 ms start: hashlib loads OpenSSL
     from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]
@@ -75,7 +76,10 @@ class RelaySink:
 
     def put(self, lines: Sequence[bytes]) -> None:
         body = {"session": self._session, "lines": [line.decode() for line in lines]}
-        self._ask("tape", quickjson.dumps(body).encode())
+        try:
+            self._ask("tape", quickjson.dumps(body).encode())
+        except RequestError as error:
+            raise Failure(LOST, f"the tape cannot be sent to the origin: {error}") from None
 
     def close(self) -> None:
         pass

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from quine.exits import FAILED
 from transport import quickjson
 
 
@@ -181,8 +182,9 @@ class Overflow(GuestError):
 
 
 class Refused(GuestError):
-    """`hint` says what cures it."""
+    """`hint` says what cures it; `status` is the exit status it deserves."""
 
-    def __init__(self, detail: str, hint: str = "") -> None:
+    def __init__(self, detail: str, hint: str = "", status: int = FAILED) -> None:
         super().__init__(detail)
         self.hint = hint
+        self.status = status

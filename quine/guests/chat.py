@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from quine.exits import USAGE
 from quine.guests.base import (
     GuestError,
     Message,
@@ -138,11 +139,11 @@ class ChatDialect:
         if status in (200, 400) and FULL.search(text):
             return Overflow(detail)
         if kinds & set(NO_QUOTA) or status == 402:
-            return Refused(detail, "the account has no quota left")
+            return Refused(detail, "the account has no quota left", USAGE)
         if status in (401, 403):
-            return Refused(detail, "see QUINE_API_KEY, or the vendor's own variable")
+            return Refused(detail, "see QUINE_API_KEY, or the vendor's own variable", USAGE)
         if status == 404:
-            return Refused(detail, "see --model and QUINE_API_BASE")
+            return Refused(detail, "see --model and QUINE_API_BASE", USAGE)
         if status in TRY_AGAIN or status >= 500 or status == 200:
             return Unavailable(detail)
         return Refused(detail)

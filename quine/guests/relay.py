@@ -12,6 +12,7 @@ from typing import Any
 
 from quine.guests.base import GuestError, Overflow, Refused, Reply, Request, Unavailable
 from transport import quickjson
+from transport.errors import RequestError
 
 Ask = Callable[[str, bytes], bytes]
 
@@ -39,13 +40,23 @@ class RelayGuest:
         try:
             answer: Any = quickjson.loads(self._ask("infer", body.encode()))
             if fault := answer.get("error"):
-                raise _ERRORS.get(fault, GuestError)(str(answer.get("detail", "")))
+                raise _error(fault, answer)
             return Reply.from_json(answer)
+        except RequestError as error:
+            raise Unavailable(f"the origin: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GuestError(f"the origin's answer cannot be read: {error}") from None
 
 
-def error_to_json(error: GuestError) -> dict[str, str]:
+def error_to_json(error: GuestError) -> dict[str, object]:
     """The origin's half of law 2."""
     kind = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "other")
-    return {"error": kind, "detail": str(error)}
+    more = {"hint": error.hint, "status": error.status} if isinstance(error, Refused) else {}
+    return {"error": kind, "detail": str(error), **more}
+
+
+def _error(kind: str, answer: dict[str, Any]) -> GuestError:
+    detail = str(answer["detail"])
+    if kind == "refused":
+        return Refused(detail, str(answer["hint"]), int(answer["status"]))
+    return _ERRORS.get(kind, GuestError)(detail)

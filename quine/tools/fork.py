@@ -12,12 +12,15 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import stat
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from quine import prompt, slots
 from quine.capture import Capture
+from quine.exits import DEFECT, complain
 from quine.guests.base import Message, Tool, ToolCall, ToolResult
 from quine.jobs import Job
 from quine.life import Life, new_session
@@ -170,6 +173,8 @@ def _open_stdin(loop: Loop, wanted: str) -> int:
     if wanted == "inherit":
         return os.dup(0)
     path = os.devnull if wanted == "null" else os.path.join(loop.shell.cwd, os.path.expanduser(wanted))
+    if stat.S_ISFIFO(os.stat(path).st_mode):
+        raise OSError(0, "a named pipe, which would be waited for; let the child open it")
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -193,10 +198,15 @@ def _start(
     report = os.pipe2(os.O_CLOEXEC)
     # The collector would write to every object's header and so copy every page of the parent's memory.
     gc.freeze()
-    with loop.signals.held():
-        pid = os.fork()
-        if pid == 0:
-            _be_child(loop, life, job, spec, outs, report, slot, prepared)
+    try:
+        with loop.signals.held():
+            pid = os.fork()
+            if pid == 0:
+                _be_child(loop, life, job, spec, outs, report, slot, prepared)
+    except OSError:
+        for fd in (*outs, *report, *job.streams):
+            os.close(fd)
+        raise
     gc.unfreeze()
     for fd in (*outs, report[1]):
         os.close(fd)
@@ -259,6 +269,26 @@ def _be_child(
     prepared: list[Call],
 ) -> NoReturn:
     """In the child: become a process of our own, then go on as `life`, or as the face of it."""
+    try:
+        _let_go(loop, job, spec, outs, report, slot, prepared)
+    except BaseException:
+        os._exit(DEFECT)  # above us is the parent's code, which must not run here
+    if spec.host != "local":
+        _be_face(loop, life, spec, report[1])
+    os.close(report[1])
+    raise Reborn(life, slot, job.directory)
+
+
+def _let_go(
+    loop: Loop,
+    job: Job,
+    spec: Spec,
+    outs: list[int],
+    report: tuple[int, int],
+    slot: list[int],
+    prepared: list[Call],
+) -> None:
+    """A process group and streams of our own; what is the parent's is closed."""
     loop.signals.renew()
     os.setpgid(0, 0)
     for fd, source in enumerate((spec.stdin, *outs)):
@@ -275,20 +305,12 @@ def _be_child(
     for own in job.streams:
         os.close(own)
     loop.disown()
-    try:
+    with contextlib.suppress(OSError):  # it was removed under us, as it may be under any process
         os.chdir(loop.shell.cwd)
-    except OSError:
-        pass  # it was removed under us, as it may be under any process
-    if spec.host != "local":
-        _be_face(loop, life, spec, report[1])
-    os.close(report[1])
-    raise Reborn(life, slot, job.directory)
 
 
 def _be_face(loop: Loop, life: Life, spec: Spec, report: int) -> NoReturn:
     """The child lives on another machine; this process is its face, and leaves as it left."""
-    from quine.exits import DEFECT, complain
-
     code = DEFECT
     try:
         loop.signals.remove()
