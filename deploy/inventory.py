@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from deploy import paths
 from transport.errors import Misconfigured, NoSuchHost
 
 RESERVED = ("any", "local")
@@ -181,13 +182,8 @@ class Inventory:
 
 def find(env: Mapping[str, str]) -> Path | None:
     """Where the inventory is: $QUINE_INVENTORY, ./inventory.toml, the user's configuration directory."""
-    if named := env.get("QUINE_INVENTORY"):
-        return Path(named).expanduser()
-    config = Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME", "~")).expanduser() / ".config")
-    for path in (Path("inventory.toml"), config / "quine" / "inventory.toml"):
-        if path.is_file():
-            return path.absolute()
-    return None
+    found = paths.find(env)
+    return Path(found) if found else None
 
 
 def load(path: Path | None, env: Mapping[str, str]) -> Inventory:

@@ -194,12 +194,8 @@ def usage(verb: str) -> str:
 
 
 def find_inventory(values: Mapping[str, object], environ: Mapping[str, str]) -> str | None:
-    """The inventory's absolute path: --inventory, QUINE_INVENTORY, ./inventory.toml, the user's config directory."""
-    named = values.get("inventory") or environ.get("QUINE_INVENTORY")
-    if named:
-        return os.path.abspath(os.path.expanduser(str(named)))
-    config = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    for path in ("inventory.toml", f"{config}/quine/inventory.toml"):
-        if os.path.isfile(path):
-            return os.path.abspath(path)
-    return None
+    """The inventory's absolute path: --inventory, or where the environment has it."""
+    from deploy.paths import find
+
+    named = values.get("inventory")
+    return os.path.abspath(os.path.expanduser(str(named))) if named else find(environ)

@@ -155,9 +155,15 @@ class Job:
             process.signal_group(self._child.pid, number)
 
     def on_lost(self, why: str) -> None:
-        """The link broke: the job may go on for its lease, held back by its full pipes."""
+        """The link broke: the job may go on for its lease, held back by its full pipes.
+
+        A client of this machine has no link that breaks: when its socket ends, it has ended.
+        """
+        remote = self.link is not None and self.link.remote
         self._detach()
-        if self._child:
+        if self._child and not remote:
+            self.end(f"its client has gone: {why}")
+        elif self._child:
             log.info("job %d: link lost (%s), ends in %.0f s", self._child.pid, why, self.spawn.lease)
             self._arm(self.spawn.lease, lambda: self.end("the lease is over"))
         else:

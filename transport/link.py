@@ -46,10 +46,11 @@ class Link:
         name: str,
         on_open: Callable[[Link, Frame], Handler],
         on_lost: Callable[[Link, str], None],
-        heartbeat: bool,
+        remote: bool,
     ) -> None:
         self.session = session
         self.name = name
+        self.remote = remote  # to another machine: it has heartbeats, and its end is not its peer's
         self.handlers: dict[int, Handler] = {}
         self.dead = ""
         self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -61,7 +62,7 @@ class Link:
         self._flush_due = False
         self._heard = time.monotonic()
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(HEARTBEAT, self._beat) if heartbeat else None
+        self._timer = self._loop.call_later(HEARTBEAT, self._beat) if remote else None
         duplex.attach(self)
         self.wake()
 
@@ -143,7 +144,7 @@ class Link:
             return
         self.dead = why
         log.log(
-            logging.DEBUG if self.name == "client" else logging.INFO, "%s: link ended: %s", self.name, why
+            logging.INFO if self.remote else logging.DEBUG, "%s: link ended: %s", self.name, why
         )
         if self._timer:
             self._timer.cancel()

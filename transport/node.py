@@ -175,14 +175,15 @@ class Node:
                 fds += array.array("i", data[: len(data) - len(data) % 4])
         if first == CLIENT and not fds:
             fd = connection.detach()
-            self._link(FdDuplex(fd, fd), opener=False, name="client", heartbeat=False)
+            self._link(FdDuplex(fd, fd), opener=False, name="client", remote=False)
         elif first == DIAL and len(fds) == 2:
-            link = self._link(FdDuplex(*fds), opener=False, name="origin", heartbeat=True)
+            link = self._link(FdDuplex(*fds), opener=False, name="origin", remote=True)
             asyncio.get_running_loop().add_reader(connection.fileno(), self._dial_gone, connection, link)
             self._dials[link] = connection
         else:
             if first == STATUS:
-                connection.send(json.dumps(self.status()).encode() + b"\n")
+                with contextlib.suppress(OSError):  # it asked and left
+                    connection.send(json.dumps(self.status()).encode() + b"\n")
             for fd in fds:
                 os.close(fd)
             connection.close()
@@ -190,7 +191,7 @@ class Node:
     def _dial_gone(self, connection: socket.socket, link: Link) -> None:
         link.fail("the dial process ended")
 
-    def _link(self, duplex: Duplex, opener: bool, name: str, heartbeat: bool) -> Link:
+    def _link(self, duplex: Duplex, opener: bool, name: str, remote: bool) -> Link:
         hello = {
             "build": address.build_hash(),
             "node": os.uname().nodename,
@@ -198,7 +199,7 @@ class Node:
             "pid": os.getpid(),
         }
         session = Session(opener, hello)
-        link = Link(duplex, session, name, self._on_open, self._on_link_lost, heartbeat)
+        link = Link(duplex, session, name, self._on_open, self._on_link_lost, remote)
         self._links.add(link)
         return link
 
@@ -216,7 +217,7 @@ class Node:
         if frame.kind == Kind.REQUEST:
             return self._request(link, frame)
         spawn = Spawn.from_json(frame.body())
-        if link.name == "client" and spawn.where not in ("", "local"):
+        if not link.remote and spawn.where not in ("", "local"):
             return self._remote(link, frame, spawn)
         return self._local(link, frame, spawn)
 
@@ -235,7 +236,7 @@ class Node:
         """From a job of ours: up its own link. From the node over there: down to the job's opener."""
         body = frame.body()
         relay = Relay(link, frame.channel, "", lambda _: None)
-        if link.name == "client":
+        if not link.remote:
             job = self._jobs.get(str(body.get("token")))
             up, number = (job.link, job.number) if job else (None, 0)
         else:
@@ -344,7 +345,7 @@ class Node:
 
     async def _dial(self, target: Target) -> Link:
         duplex = await target.dial()
-        link = self._link(duplex, opener=True, name=target.name, heartbeat=True)
+        link = self._link(duplex, opener=True, name=target.name, remote=True)
         try:
             async with asyncio.timeout(HELLO_DEADLINE):
                 peer = await asyncio.shield(link.ready)

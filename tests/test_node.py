@@ -1,0 +1,248 @@
+"""The node against peers that break the rules: their own link ends, everybody else is served."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab, Process, peak_rss
+from transport.frames import GREETING, HEADER, LIFE, MAX_PAYLOAD, NAMES, VERSION, Frame, Kind, encode, pack
+
+MiB = 1 << 20
+
+
+@pytest.fixture
+def call(lab: Lab) -> Iterator[Callable[[], socket.socket]]:
+    """Open connections to the origin's node, as a client or as whatever one pretends to be."""
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))
+    made: list[socket.socket] = []
+
+    def connect() -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(20)
+        connection.connect(str(path))
+        made.append(connection)
+        return connection
+
+    yield connect
+    for connection in made:
+        connection.close()
+
+
+def node(lab: Lab) -> Process:
+    return next(process for process in lab.processes() if process.daemon)
+
+
+def hello(lab: Lab, **change: object) -> bytes:
+    done = subprocess.run(
+        [
+            lab.quine.replace("quine", "python"),
+            "-c",
+            "from transport.address import build_hash; print(build_hash())",
+        ],
+        capture_output=True,
+        env=lab.env,
+        check=True,
+    )
+    body = {"version": VERSION, "build": done.stdout.decode().strip(), **change}
+    return b"C" + GREETING + encode(Frame(Kind.HELLO, 0, 0, 0, pack(body)))
+
+
+def ended(connection: socket.socket) -> bool:
+    """The node closed it, in an orderly way and within the timeout."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def alive(lab: Lab) -> bool:
+    done = lab.run(["run", "--on", "h1", "--", "echo", "alive"])
+    return done.stdout == b"alive\n" and done.stderr == b""
+
+
+SPAWN = {"id": "a1", "argv": ["true"], "tree": "t"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"X",
+        b"D",  # a dial without its descriptors
+        b"C" + b"\xff" * 100_000,
+        b"C" + GREETING + HEADER.pack(MAX_PAYLOAD + 1, Kind.HELLO, 0, 0, 0),
+        b"C" + GREETING + encode(Frame(Kind.PING)),
+        b"C" + GREETING + encode(Frame(Kind.HELLO, payload=b"[]")),
+        b"C" + GREETING + encode(Frame(Kind.HELLO, payload=pack({"version": 99}))),
+    ],
+    ids=["unknown", "dial", "noise", "huge", "no hello", "no object", "version"],
+)
+def test_a_bad_beginning(lab: Lab, call: Callable[[], socket.socket], data: bytes) -> None:
+    connection = call()
+    connection.sendall(data)
+    assert ended(connection)
+    assert alive(lab)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [Frame(Kind.SPAWN, 1, 0, 0, b"nonsense")],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": []}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": [1]}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["a\0b"]}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "tree": "../../etc"}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "env": {"A=B": "c"}}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "lease": -1}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "surprise": 1}))],
+        [Frame(Kind.SPAWN, 2, 0, 0, pack(SPAWN))],
+        [Frame(Kind.DATA, 7, 0, 0, b"x")],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["cat"]})), Frame(Kind.DATA, 1, 0, 5, b"hole")],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["cat"]})), Frame(Kind.ACK, 1, 1, 99)],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["cat"]})), Frame(Kind.DATA, 1, 1, 0, b"mine")],
+        [
+            Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["cat"]})),
+            Frame(Kind.SIGNAL, 1, LIFE, 1, pack({"signal": "NOPE"})),
+        ],
+        [Frame(Kind.SPAWN, 1, 1, 0, b"x" * MAX_PAYLOAD)] * 70,
+        [Frame(Kind.EXIT, 2, LIFE, 0, pack({}))],
+    ],
+)
+def test_bad_frames_end_their_link_and_its_jobs(
+    lab: Lab, call: Callable[[], socket.socket], frames: list[Frame]
+) -> None:
+    connection = call()
+    try:
+        connection.sendall(hello(lab) + b"".join(map(encode, frames)))
+    except BrokenPipeError:
+        pass  # it did not wait for the rest
+    assert ended(connection)
+    assert lab.wait_idle() == []
+    assert alive(lab)
+
+
+def test_another_build_is_not_served(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    connection = call()
+    connection.sendall(hello(lab, build="0" * 64) + encode(Frame(Kind.SPAWN, 1, 0, 0, pack(SPAWN))))
+    assert ended(connection)
+
+
+def test_a_request_without_a_token_is_refused(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    connection = call()
+    body = pack({"name": "infer", "token": "0" * 32})
+    connection.sendall(hello(lab) + encode(Frame(Kind.REQUEST, 1, 0, 0, body)))
+    answer = b""
+    while b"origin is gone" not in answer:
+        data = connection.recv(65536)
+        assert data, answer
+        answer += data
+
+
+def test_a_flood_beyond_the_window_is_cut_off(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    """A client that ignores its credit, to a command that does not read, cannot fill the node."""
+    connection = call()
+    connection.sendall(
+        hello(lab) + encode(Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["sleep", "60"]})))
+    )
+    payload, offset = b"x" * MAX_PAYLOAD, 0
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        while offset < 100 * MiB:
+            connection.sendall(encode(Frame(Kind.DATA, 1, 0, offset, payload)))
+            offset += len(payload)
+    assert offset < 20 * MiB
+    assert peak_rss(node(lab).pid) < 150 * MiB
+    assert lab.wait_idle(15) == []
+
+
+def test_half_a_frame_for_ever_disturbs_nobody(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    connection = call()
+    connection.sendall((hello(lab) + encode(Frame(Kind.SPAWN, 1, 0, 0, pack(SPAWN))))[:-5])
+    assert alive(lab)
+
+
+def test_fuzz(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    """Two hundred connections of random frames, lawful headers and unlawful ones, while a stream goes through."""
+    rng = random.Random(20261121)
+    start = hello(lab)
+    stream = lab.popen(
+        ["run", "--on", "h1", "--", "sh", "-c", "head -c 30000000 /dev/zero"], stdout=subprocess.PIPE
+    )
+    for _ in range(200):
+        connection = call()
+        data = bytearray(start) if rng.random() < 0.8 else bytearray(rng.randbytes(rng.randint(1, 200)))
+        for _ in range(rng.randint(0, 12)):
+            frame = Frame(
+                rng.choice(sorted(NAMES)),
+                rng.choice([0, 1, 1, 2, 3, 5, 2**32 - 1]),
+                rng.choice([0, 0, 1, 2, 3, LIFE]),
+                rng.choice([0, 0, 1, 7, 2**64 - 1]),
+                rng.choice([b"", b"{}", rng.randbytes(20), pack(SPAWN), pack({"signal": "TERM"})]),
+            )
+            data += encode(frame)
+        for _ in range(rng.randint(0, 3)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        try:
+            connection.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        connection.close()
+    assert stream.stdout
+    assert len(stream.stdout.read()) == 30_000_000
+    assert stream.wait(20) == 0
+    stream.stdout.close()
+    assert lab.wait_idle(15) == []
+    log = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.log")).read_text()
+    assert "Traceback" not in log, log[-3000:]
+
+
+def test_the_runtime_directory_must_be_ours_alone(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    trap = tmp_path / "run" / f"quine-{os.getuid()}"
+    trap.mkdir(mode=0o755)
+    trap.chmod(0o755)
+    done = lab.run(["run", "--on", "h1", "--", "true"], env={"XDG_RUNTIME_DIR": str(tmp_path / "run")})
+    assert done.returncode == 69 and b"is not a directory of yours alone" in done.stderr
+
+
+def test_the_socket_is_the_users_alone(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    assert lab.run(["node", "--status"]).returncode != 0
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    done = lab.run(["node", "--status"], check=True)
+    assert b"h1" in done.stdout
+    lab.run(["node", "--stop"], check=True)
+    assert not [process for process in lab.processes() if process.daemon]
+    assert alive(lab)  # and the next command starts another
+
+
+def test_an_idle_node_goes(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    lab.run(["run", "--on", "h1", "--", "true"], env={"QUINE_NODE_IDLE": "0.2"}, check=True)
+    deadline = time.monotonic() + 20
+    while any(process.daemon for process in lab.processes()):
+        assert time.monotonic() < deadline, "it stays"
+    assert alive(lab)
+
+
+def test_a_stale_socket_and_a_killed_node_do_not_block_the_next(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    os.kill(node(lab).pid, 9)
+    assert alive(lab)
