@@ -149,7 +149,7 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
             limit_self(limited)
         except ProtocolError as error:
             raise Misconfigured(str(error)) from None
-    return host.start(mission, values)
+    return host.start(mission, values, face)
 
 
 def agent_elsewhere(mission: str, values: dict[str, object]) -> int:

@@ -14,30 +14,33 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from quine import env, guests, prompt, slots
+from quine.ends import Reborn
 from quine.env import Settings
 from quine.exits import DEFECT, Denied, Failure, Misconfigured, NotBuilt, complain
 from quine.guests.base import Guest
 from quine.guests.relay import RelayGuest
 from quine.jobs import write_aside
 from quine.life import Life, new_session
-from quine.loop import End, Loop
+from quine.loop import End, Face, Loop
 from quine.signals import Signals
 from quine.tape import FileSink, RelaySink, Tape
-from quine.tools.base import Reborn
 from transport import quickjson
 
 Ask = Callable[[str, bytes], bytes]
 
 
-def start(mission: str, options: Mapping[str, Any]) -> int:
-    """Live as this process. Returns the exit status, or dies of the signal that ended the agent."""
+def start(mission: str, options: Mapping[str, Any], face: Face | None = None) -> int:
+    """Live as this process. Returns the exit status, or dies of the signal that ended the agent.
+
+    `face` is the way to other machines; it is called in a process of its own, forked for it.
+    """
     _open_streams()
     if options.get("cwd") is not None:
         _change_directory(str(options["cwd"]))
     settings = env.adopt(options)
     former = settings.memo.get("exec")
     if isinstance(former, dict) and former.get("pid") == os.getpid():
-        return _again(settings, former)
+        return _again(settings, former, face)
     signals = Signals()
     signals.install()
     ask = _relay()
@@ -52,7 +55,7 @@ def start(mission: str, options: Mapping[str, Any]) -> int:
         raise Denied(f"too many agents: the limit of the tree is {life.limits.agents}", "see --max-agents")
     if options.get("binary") and not life.material_file:
         life = _save_material(life, settings)
-    return _leave(_lives(life, settings, guest, ask, signals, held))
+    return _leave(_lives(life, settings, guest, ask, signals, held, face))
 
 
 def life_from(mission: str, options: Mapping[str, Any], environ: Any = os.environ) -> Life:
@@ -68,7 +71,7 @@ def life_from(mission: str, options: Mapping[str, Any], environ: Any = os.enviro
     return life._replace(model=config.model)
 
 
-def _again(settings: Settings, former: dict[str, Any]) -> int:
+def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int:
     """The same process after exec: signals were held back on the way, slots and children are still ours."""
     signals = Signals()
     life = Life.from_json(former["life"])
@@ -78,7 +81,7 @@ def _again(settings: Settings, former: dict[str, Any]) -> int:
     signals.install({int(number) for number in former["mask"]})
     ask = _relay()
     guest, life = _guest(settings, life, ask)
-    return _leave(_lives(life, settings, guest, ask, signals, held, former["jobs"]))
+    return _leave(_lives(life, settings, guest, ask, signals, held, face, former["jobs"]))
 
 
 def _lives(
@@ -88,6 +91,7 @@ def _lives(
     ask: Ask | None,
     signals: Signals,
     held: list[int],
+    face: Face | None,
     jobs: list[dict[str, Any]] | None = None,
 ) -> End:
     """This process's lives: one, and after each fork(), in the child, the child's."""
@@ -101,7 +105,14 @@ def _lives(
             else FileSink(os.path.join(settings.data_dir, f"{life.session}.jsonl"))
         )
         loop = Loop(
-            life, settings, guest, Tape(sink, list(settings.secrets.values())), signals, held, ask is not None
+            life,
+            settings,
+            guest,
+            Tape(sink, list(settings.secrets.values())),
+            signals,
+            held,
+            ask is not None,
+            face,
         )
         loop.jobs.adopt(jobs or [])
         try:

@@ -134,13 +134,16 @@ class Jobs:
         poll = select.poll()
         poll.register(signals.fd, select.POLLIN)
         owner: dict[int, Job] = {}
-        for job in jobs:
+        # Those of the other calls of the reply as well: a full pipe would stop them, and these may wait for them.
+        for job in (job for job in self.running if job.streams):
             for fd in (job.pidfd, *job.streams):
                 owner[fd] = job
                 poll.register(fd, select.POLLIN)
         heeded, told = 0, False
         with signals.running():
             while any(job.status is None for job in jobs):
+                if race and (won := next((job for job in jobs if job.status and not job.status.code), None)):
+                    return won
                 for fd, _ in poll.poll():
                     if fd == signals.fd:
                         signals.drain()
@@ -156,15 +159,13 @@ class Jobs:
                         with contextlib.suppress(KeyError):
                             poll.unregister(old)
                     self._reap(job)
-                    if race and job.status is not None and job.status.code == 0:
-                        return job
                 if signals.interrupts > heeded:
                     heeded = signals.interrupts
                     _tell(jobs, signal.SIGINT)
                 if signals.alarm and not told:
                     told = True  # they, too, are to answer now
                     _tell(jobs, signal.SIGALRM)
-        return None
+        return next((job for job in jobs if race and job.status and not job.status.code), None)
 
     def end(self, jobs: list[Job]) -> None:
         """End these and all that descends from them; reaps them."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from quine import env, procs, prompt, slots, tools
+from quine.ends import Ended, Result
 from quine.env import Settings
-from quine.exits import DEADLINE, DENIED, FAILED, TRY_AGAIN, Failure
+from quine.exits import DEADLINE, DENIED, FAILED, NOT_STARTED, TRY_AGAIN, Failure
 from quine.guests.base import (
     Guest,
     GuestError,
@@ -40,7 +41,9 @@ from quine.tools import exec as exec_tool
 from quine.tools import exit as exit_tool
 from quine.tools import fork as fork_tool
 from quine.tools import sh as sh_tool
-from quine.tools.base import Ended, Result
+
+if TYPE_CHECKING:
+    from transport.status import Status
 
 REMINDERS = 3  # replies without a call, in a row, that end a life
 
@@ -50,6 +53,16 @@ class End(NamedTuple):
 
     status: int
     signal: int = 0
+
+
+class Face(Protocol):
+    """Runs a life elsewhere, with the streams of this process, and returns how it ended."""
+
+    def __call__(self, where: str, life: Life, *, stdin: int, stdout: int, stderr: int) -> Status: ...
+
+
+def _no_face(where: str, life: Life, *, stdin: int, stdout: int, stderr: int) -> Status:
+    raise Failure(NOT_STARTED, "this process has no way to another host")
 
 
 class Loop:
@@ -64,7 +77,7 @@ class Loop:
         signals: Signals,
         slots: list[int],
         relayed: bool = False,
-        remote: Any = fork_tool.default_face,
+        face: Face | None = None,
     ) -> None:
         self.life = life
         self.settings = settings
@@ -72,7 +85,7 @@ class Loop:
         self.signals = signals
         self.slots = slots
         self.relayed = relayed
-        self.remote = remote
+        self.face = face or _no_face
         self.jobs = Jobs()
         self.locks = env.locks(settings, life.root)
         self.outputs = os.path.join(settings.data_dir, "outputs", life.session)

@@ -280,3 +280,20 @@ def test_grandchildren(agents: Agents) -> None:
     assert section(agents.results("child")[1], "STDOUT") == "grand\n"
     root = agents.tape()[0]["data"]["session_id"]
     assert {tape[0]["data"]["root_session_id"] for tape in agents.tapes()} == {root}
+
+
+def test_children_of_one_call_may_wait_for_those_of_another(agents: Agents) -> None:
+    """The second prints more than a pipe takes before the first, which is waited for first, can end."""
+    agents.run(
+        says(fork("one", wait=True), fork("two", wait=True), match="^work"),
+        says(OK, match="^work"),
+        says(sh("while ! [ -e done ]; do sleep 0.01; done"), OK, match="^one"),
+        says(sh("seq 1 100000 >&4; touch done"), OK, match="^two"),
+    )
+    assert [result[:11] for result in agents.results()] == ["[EXIT CODE]"] * 2
+
+
+def test_a_named_pipe_as_stdin_is_refused(agents: Agents) -> None:
+    os.mkfifo(agents.directory / "p")
+    agents.run(says(fork("child", wait=True, stdin="p"), match="^work"), says(OK, match="^work"))
+    assert "a named pipe" in agents.results()[0]

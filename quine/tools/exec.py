@@ -13,10 +13,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from quine import env
+from quine.ends import Result
 from quine.guests.base import Tool
 from quine.life import new_session
 from quine.signals import Terminated
-from quine.tools.base import Result
 
 if TYPE_CHECKING:
     from quine.loop import Loop

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from quine.ends import Ended, Result
 from quine.guests.base import Tool
-from quine.tools.base import Ended, Result
 
 EXIT = Tool(
     "exit",

@@ -1,31 +1,21 @@
 """fork: children that run at the same time, here or on another machine.
 
-A local child is os.fork(): it has the parent's memory, so the conversation is cloned by the kernel, and it
-goes on with the loop as its own life. A remote child is os.fork() too: that process becomes the face of the
-child over there, so that for the parent both are the same, a pid with pipes.
-
 Laws
 1. Everything that can be refused is refused before anything starts; a refused call starts no child at all.
 2. All fork calls of one reply start before any of them is waited for.
-3. In a child, what is the parent's is let go of, never touched: its shell, tape, jobs and slots.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import stat
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quine import prompt, slots
-from quine.capture import Capture
-from quine.exits import DEFECT, complain
+from quine import birth, prompt, slots
+from quine.ends import Result, sections
 from quine.guests.base import Message, Tool, ToolCall, ToolResult
 from quine.jobs import Job
 from quine.life import Life, new_session
-from quine.tools.base import Reborn, Result, sections
-from transport import quickjson
 
 if TYPE_CHECKING:
     from quine.loop import Loop
@@ -130,8 +120,8 @@ def run(loop: Loop, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ..
         return {**results, **{one.place: _error(text) for one in prepared}}
     finally:
         if os.getpid() == parent:  # the child has closed its copies itself
-            for one in prepared:
-                _release(one)
+            for fd in (fd for one in prepared for fd in _held(one)):
+                os.close(fd)
     loop.tape.sync()
     for one, jobs in started:
         results[one.place] = _collect(loop, one, jobs)
@@ -178,10 +168,9 @@ def _open_stdin(loop: Loop, wanted: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _release(one: Call) -> None:
-    """The parent's copies: each child has its own by now."""
-    for fd in (*(spec.stdin for spec in one.specs), *(fd for held in one.slots for fd in held)):
-        os.close(fd)
+def _held(one: Call) -> list[int]:
+    """Descriptors that a call has open for its children."""
+    return [*(spec.stdin for spec in one.specs), *(fd for held in one.slots for fd in held)]
 
 
 def _start(
@@ -191,45 +180,11 @@ def _start(
     life = _child_life(loop, one, spec, session, reply)
     directory = "" if one.wait else os.path.join(loop.settings.data_dir, "jobs", session)
     job = Job(session, spec.intent, spec.host, directory)
-    outs = _streams(loop, job)
-    loop.tape.add(
-        "fork", {"session": session, "intent": spec.intent, "host": spec.host, "tool_id": one.call.id}
-    )
-    report = os.pipe2(os.O_CLOEXEC)
-    # The collector would write to every object's header and so copy every page of the parent's memory.
-    gc.freeze()
-    try:
-        with loop.signals.held():
-            pid = os.fork()
-            if pid == 0:
-                _be_child(loop, life, job, spec, outs, report, slot, prepared)
-    except OSError:
-        for fd in (*outs, *report, *job.streams):
-            os.close(fd)
-        raise
-    gc.unfreeze()
-    for fd in (*outs, report[1]):
-        os.close(fd)
-    job.report = report[0]
-    job.started(pid)
-    loop.jobs.running.append(job)
+    facts = {"session": session, "intent": spec.intent, "host": spec.host, "tool_id": one.call.id}
+    loop.tape.add("fork", facts)
+    held = {fd for each in prepared for fd in _held(each)}
+    birth.give(loop, life, job, spec.stdin, slot, held - {spec.stdin, *slot})
     return job
-
-
-def _streams(loop: Loop, job: Job) -> list[int]:
-    """The child's ends of stdout and stderr; ours go into the job."""
-    if job.directory:
-        os.makedirs(job.directory, 0o700)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        return [os.open(os.path.join(job.directory, name), flags, 0o600) for name in ("stdout", "stderr")]
-    outs = []
-    for name in ("stdout", "stderr"):
-        read, write = os.pipe2(os.O_CLOEXEC)
-        outs.append(write)
-        job.streams[read] = Capture(
-            loop.life.limits.truncate, os.path.join(loop.outputs, f"{job.session}.{name}")
-        )
-    return outs
 
 
 def _child_life(loop: Loop, one: Call, spec: Spec, session: str, reply: tuple[ToolCall, ...]) -> Life:
@@ -256,76 +211,6 @@ def _child_life(loop: Loop, one: Call, spec: Spec, session: str, reply: tuple[To
     return life._replace(
         context=tuple(loop.messages), opening=tuple(opening), cloned=(parent.session, loop.tape.length)
     )
-
-
-def _be_child(
-    loop: Loop,
-    life: Life,
-    job: Job,
-    spec: Spec,
-    outs: list[int],
-    report: tuple[int, int],
-    slot: list[int],
-    prepared: list[Call],
-) -> NoReturn:
-    """In the child: become a process of our own, then go on as `life`, or as the face of it."""
-    try:
-        _let_go(loop, job, spec, outs, report, slot, prepared)
-    except BaseException:
-        os._exit(DEFECT)  # above us is the parent's code, which must not run here
-    if spec.host != "local":
-        _be_face(loop, life, spec, report[1])
-    os.close(report[1])
-    raise Reborn(life, slot, job.directory)
-
-
-def _let_go(
-    loop: Loop,
-    job: Job,
-    spec: Spec,
-    outs: list[int],
-    report: tuple[int, int],
-    slot: list[int],
-    prepared: list[Call],
-) -> None:
-    """A process group and streams of our own; what is the parent's is closed."""
-    loop.signals.renew()
-    os.setpgid(0, 0)
-    for fd, source in enumerate((spec.stdin, *outs)):
-        os.dup2(source, fd)
-    ours = set(slot)
-    for fd in (*outs, report[0], *loop.slots):
-        os.close(fd)
-    for one in prepared:
-        for fd in (
-            *(s.stdin for s in one.specs),
-            *(fd for held in one.slots for fd in held if fd not in ours),
-        ):
-            os.close(fd)
-    for own in job.streams:
-        os.close(own)
-    loop.disown()
-    with contextlib.suppress(OSError):  # it was removed under us, as it may be under any process
-        os.chdir(loop.shell.cwd)
-
-
-def _be_face(loop: Loop, life: Life, spec: Spec, report: int) -> NoReturn:
-    """The child lives on another machine; this process is its face, and leaves as it left."""
-    code = DEFECT
-    try:
-        loop.signals.remove()
-        status = loop.remote()(spec.host, life, stdin=0, stdout=1, stderr=2)
-        if status.detail:
-            complain(status.detail, status.hint, status.host)
-        facts = {"code": status.code, "state": status.state, "signal": status.signal, "detail": status.detail}
-        os.write(report, quickjson.dumps(facts).encode()[:4000])
-        code = status.code
-    except Exception as error:
-        refused = getattr(error, "status", None)  # transport.errors.Refused, Failure: nothing was started
-        code = refused if isinstance(refused, int) else DEFECT
-        complain(str(error) or type(error).__name__, getattr(error, "hint", ""), getattr(error, "host", ""))
-    finally:
-        os._exit(code)
 
 
 def _collect(loop: Loop, one: Call, jobs: list[Job]) -> Result:
@@ -357,10 +242,3 @@ def _at(job: Job) -> str:
 
 def _error(text: str) -> Result:
     return Result(f"[FORK ERROR] {text}", True)
-
-
-def default_face() -> Any:
-    """Wired late: a process that never leaves this machine never imports a network."""
-    from quine import compose
-
-    return compose.face

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from quine.ends import Result, sections
 from quine.guests.base import Tool
-from quine.tools.base import Result, sections
 
 if TYPE_CHECKING:
     from quine.loop import Loop

@@ -1,0 +1,125 @@
+"""How a child comes to be: os.fork(), here, whether it lives here or on another machine.
+
+A local child is os.fork(): it has the parent's memory, so the conversation is cloned by the kernel, and it
+goes on with the loop as its own life. A remote child is os.fork() too: that process becomes the face of the
+child over there, so that for the parent both are the same, a pid with pipes.
+
+Laws
+1. In a child, what is the parent's is let go of, never touched: its shell, tape, jobs and slots.
+2. A child leaves the parent's code by `Reborn` or by os._exit; no error handling of the parent's runs in it.
+3. Signals wait while there are two processes with one idea of who they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+from quine.capture import Capture
+from quine.ends import Reborn
+from quine.exits import DEFECT, complain
+from transport import quickjson
+
+if TYPE_CHECKING:
+    from quine.jobs import Job
+    from quine.life import Life
+    from quine.loop import Loop
+
+LONGEST_DETAIL = 2000  # characters of a report, which has to fit into a pipe
+
+
+def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign: set[int]) -> None:
+    """Start `life` in a child of its own, which `job` stands for from then on. In the child this raises Reborn.
+
+    `foreign` are descriptors of ours that are meant for its siblings. OSError where there can be no child.
+    """
+    outs = _streams(loop, job)
+    report = os.pipe2(os.O_CLOEXEC)
+    # The collector would write to every object's header and so copy every page of the parent's memory.
+    gc.freeze()
+    try:
+        with loop.signals.held():
+            pid = os.fork()
+            if pid == 0:
+                _be_child(loop, life, job, (stdin, *outs), report, {report[0], *loop.slots, *foreign}, slot)
+    except OSError:
+        for fd in (*outs, *report, *job.streams):
+            os.close(fd)
+        raise
+    gc.unfreeze()
+    for fd in (*outs, report[1]):
+        os.close(fd)
+    job.report = report[0]
+    job.started(pid)
+    loop.jobs.running.append(job)
+
+
+def _streams(loop: Loop, job: Job) -> list[int]:
+    """The child's ends of stdout and stderr; ours go into the job."""
+    if job.directory:
+        os.makedirs(job.directory, 0o700)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        return [os.open(os.path.join(job.directory, name), flags, 0o600) for name in ("stdout", "stderr")]
+    outs = []
+    for name in ("stdout", "stderr"):
+        read, write = os.pipe2(os.O_CLOEXEC)
+        outs.append(write)
+        path = os.path.join(loop.outputs, f"{job.session}.{name}")
+        job.streams[read] = Capture(loop.life.limits.truncate, path)
+    return outs
+
+
+def _be_child(
+    loop: Loop,
+    life: Life,
+    job: Job,
+    streams: tuple[int, ...],
+    report: tuple[int, int],
+    foreign: set[int],
+    slot: list[int],
+) -> NoReturn:
+    """Become a process of our own, then go on as `life`, or as the face of it."""
+    try:
+        loop.signals.renew()
+        os.setpgid(0, 0)
+        for fd, source in enumerate(streams):
+            os.dup2(source, fd)
+        for fd in {*streams, *job.streams, *foreign}:
+            os.close(fd)
+        loop.disown()
+        with contextlib.suppress(OSError):  # it was removed under us, as it may be under any process
+            os.chdir(loop.shell.cwd)
+    except BaseException:
+        os._exit(DEFECT)
+    if job.host != "local":
+        _be_face(loop, life, job.host, report[1])
+    os.close(report[1])
+    raise Reborn(life, slot, job.directory)
+
+
+def _be_face(loop: Loop, life: Life, host: str, report: int) -> NoReturn:
+    """The child lives on another machine; this process is its face, and leaves as it left."""
+    code = DEFECT
+    try:
+        loop.signals.remove()
+        status = loop.face(host, life, stdin=0, stdout=1, stderr=2)
+        if status.detail:
+            complain(status.detail, status.hint, status.host)
+        code = status.code
+        _tell(report, code, status.state, status.signal, status.detail)
+    except Exception as error:
+        refused = getattr(error, "status", None)  # transport.errors.Refused, Failure: nothing was started
+        code = refused if isinstance(refused, int) else DEFECT
+        detail = str(error) or type(error).__name__
+        complain(detail, getattr(error, "hint", ""), getattr(error, "host", ""))
+        if code != DEFECT:
+            _tell(report, code, "unreachable", None, detail)
+    finally:
+        os._exit(code)
+
+
+def _tell(report: int, code: int, state: str, signal: str | None, detail: str) -> None:
+    facts = {"code": code, "state": state, "signal": signal, "detail": detail[:LONGEST_DETAIL]}
+    os.write(report, quickjson.dumps(facts).encode())
