@@ -1,0 +1,57 @@
+"""exec and signals of an agent on another machine: what the relay must keep through a change of image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.agents import OK, call, says, sh
+from tests.lab import Lab
+
+NONE, SOME = "^\\{\\}$", "."
+
+
+def tapes(data: Path) -> list[list[dict[str, Any]]]:
+    return [
+        [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(data.glob("*.jsonl"))
+    ]
+
+
+def test_exec_over_there(lab: Lab, tmp_path: Path) -> None:
+    """Same process, same streams, still the origin's guest and tape; and a nested quine after it."""
+    data = tmp_path / "data"
+    lines = [
+        says(
+            sh("read x <&3; echo 1 $x $PPID >&4"), call("exec", wisdom={"n": "1"}), wisdom=NONE, match="^work"
+        ),
+        says(sh("read x <&3; echo 2 $x $PPID >&4; quine inner >&4"), OK, wisdom=SOME, match="^work"),
+        says(sh("echo inner >&4"), OK, match="^inner"),
+    ]
+    env = {**lab.script(lines, f"{tmp_path.name}.jsonl"), "QUINE_DATA_DIR": str(data)}
+    done = lab.run(["--on", "h1", "work"], env=env, input="a\nb\n")
+    assert (done.returncode, done.stderr) == (0, b"")
+    first, second, inner = done.stdout.decode().splitlines()
+    assert first.split()[:2] == ["1", "a"]
+    assert second.split() == ["2", "b", first.split()[2]]
+    assert inner == "inner"
+    one, two, three = tapes(data)
+    assert [tape[0]["data"]["born"] for tape in (one, two, three)] == ["start", "exec", "start"]
+    assert {tape[0]["data"]["node"] for tape in (one, two, three)} == {"h1"}
+    assert len({tape[0]["data"]["root_session_id"] for tape in (one, two, three)}) == 1
+    assert three[0]["data"]["parent_session_id"] == two[0]["data"]["session_id"]
+
+
+def test_what_is_not_built_says_so_over_there(lab: Lab, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    lines = [
+        says(call("fork", intent="x", host="h2", wait=True), sh("quine --on h2 x; echo $?"), OK),
+    ]
+    env = {**lab.script(lines, f"{tmp_path.name}.jsonl"), "QUINE_DATA_DIR": str(data)}
+    done = lab.run(["--on", "h1", "work"], env=env)
+    assert done.returncode == 0
+    (tape,) = tapes(data)
+    fork, nested = (e["data"]["content"] for e in tape if e["type"] == "tool_result")
+    assert fork.startswith("[FORK ERROR] not built yet")
+    assert "2\n" in nested
+    assert "not built yet: --on from a host" in nested
