@@ -236,6 +236,17 @@ def ensure_quine(data_dir: str, environ: MutableMapping[str, str] = os.environ) 
     environ["PATH"] = os.pathsep.join([*places, beside])
 
 
+def unfit(text: str) -> str:
+    """What keeps a text that a guest sent out of an argv, an environment or a file name; "" where nothing does."""
+    if "\0" in text:
+        return "a NUL character"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair, which is no character"
+    return ""
+
+
 def quote(text: str) -> str:
     """One word for a POSIX shell, whatever is in it."""
     return "'" + text.replace("'", "'\\''") + "'"

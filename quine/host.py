@@ -22,7 +22,7 @@ from quine.guests.relay import RelayGuest
 from quine.jobs import write_aside
 from quine.life import Life, new_session
 from quine.loop import End, Face, Loop
-from quine.signals import Signals
+from quine.signals import Signals, Terminated
 from quine.tape import FileSink, RelaySink, Tape
 from transport import quickjson
 
@@ -44,7 +44,12 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
     signals = Signals()
     signals.install()
     ask = _relay()
-    life = _assigned(settings, ask) or _own(settings, mission, options)
+    try:
+        with signals.calling_out():
+            life = _assigned(settings, ask)
+    except Terminated as terminated:
+        return _leave(End(128 + terminated.number, terminated.number))
+    life = life or _own(settings, mission, options)
     if life.born == "":
         ask = None
         life = life._replace(born="start")
@@ -99,20 +104,8 @@ def _lives(
     env.ensure_quine(settings.data_dir)
     while True:
         env.bequeath(settings, life)
-        sink = (
-            RelaySink(ask, life.session)
-            if ask
-            else FileSink(os.path.join(settings.data_dir, f"{life.session}.jsonl"))
-        )
         loop = Loop(
-            life,
-            settings,
-            guest,
-            Tape(sink, list(settings.secrets.values())),
-            signals,
-            held,
-            ask is not None,
-            face,
+            life, settings, guest, _tape(life, settings, ask, signals), signals, held, ask is not None, face
         )
         loop.jobs.adopt(jobs or [])
         try:
@@ -130,6 +123,20 @@ def _lives(
         if os.getpid() != ours:
             _vanish(end, record)
         return end
+
+
+def _tape(life: Life, settings: Settings, ask: Ask | None, signals: Signals) -> Tape:
+    """A file here, or at the origin."""
+    secrets = list(settings.secrets.values())
+    if ask is None:
+        return Tape(FileSink(os.path.join(settings.data_dir, f"{life.session}.jsonl")), secrets)
+
+    def send(name: str, body: bytes) -> bytes:
+        # Not interruptible: the outcome is written after the signal that it tells of.
+        with signals.quiet():
+            return ask(name, body)
+
+    return Tape(RelaySink(send, life.session), secrets)
 
 
 def _vanish(end: End, record: str) -> NoReturn:

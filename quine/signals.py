@@ -9,7 +9,7 @@ Laws
 3. SIGINT goes to what runs, if something runs; the second within a second ends the agent.
 4. Whoever takes our place (execve) gets the mask back and no disposition of Python's: CPython ignores SIGPIPE
    and SIGXFSZ, and an ignored signal stays ignored through execve.
-5. Our own write to a peer that has gone raises SIGPIPE too. `calling_out()` tells it from one that was sent.
+5. Our own write to a peer that has gone raises SIGPIPE too. `quiet()` tells it from one that was sent.
 """
 
 from __future__ import annotations
@@ -121,14 +121,19 @@ class Signals:
 
     @contextlib.contextmanager
     def calling_out(self) -> Iterator[None]:
-        """While we write to sockets: a SIGPIPE of our own making is dropped, one that was sent counts."""
+        """A call that writes to a peer and may take long: quiet and interruptible."""
+        with self.interruptible():
+            with self.quiet():
+                yield
+            if self.fatal:
+                raise Terminated(self.fatal)
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While we write to a peer: a SIGPIPE of our own making is dropped, one that was sent counts afterwards."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [S.SIGPIPE])
         try:
-            with self.interruptible():
-                yield
-                self._sift(before)
-                if self.fatal:
-                    raise Terminated(self.fatal)
+            yield
         finally:
             self._sift(before)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -136,7 +141,7 @@ class Signals:
     def _sift(self, before: set[int]) -> None:
         """Take the pending SIGPIPEs, and note one that somebody sent."""
         if S.SIGPIPE in before:
-            return  # another calling_out is open around us
+            return  # another quiet() is open around us
         while (info := signal.sigtimedwait([S.SIGPIPE], 0)) is not None:
             if info.si_pid != os.getpid():  # the kernel names the writer itself
                 self.fatal = self.fatal or S.SIGPIPE

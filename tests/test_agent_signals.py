@@ -185,6 +185,30 @@ def test_what_was_ignored_stays_ignored(agents: Agents) -> None:
     assert process.returncode == 0
 
 
+def test_an_alarm_set_before_exec_is_heeded_after_it(agents: Agents) -> None:
+    """A timer survives execve, a handler does not: the next life must be ready before it is let through."""
+    agents.script(
+        says(call("exec", wisdom={"n": "1"}), wisdom="^\\{\\}$"),
+        says(sh("sleep 86395"), wisdom="."),
+        says(call("exit", status=3, stderr="late"), wisdom="."),
+    )
+    timer: Callable[[], object] = lambda: signal.setitimer(signal.ITIMER_REAL, 2)  # noqa: E731
+    with agents.start("work", preexec_fn=timer) as process:
+        process.communicate(timeout=30)
+    assert process.returncode == 3
+
+
+def test_ignored_children_are_waited_for_all_the_same(agents: Agents) -> None:
+    agents.script(
+        says(sh("exit 3"), call("fork", intent="child", wait=True), match="^work"), says(OK, match="^work"),
+        says(call("exit", status=4, stderr="x"), match="^child"),
+    )  # fmt: skip
+    ignore: Callable[[], object] = lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # noqa: E731
+    with agents.start("work", preexec_fn=ignore) as process:
+        process.communicate(timeout=30)
+    assert [result.splitlines()[0] for result in agents.results()] == ["[EXIT CODE] 3", "[EXIT CODE] 4"]
+
+
 def test_stop_and_continue(agents: Agents) -> None:
     agents.script(says(sh(f"sleep {NAP}7 & echo $! >pid; touch up; wait")))
     with agents.start("work", process_group=0) as process:

@@ -53,12 +53,9 @@ def run(loop: Loop, args: dict[str, Any]) -> Result:
     wisdom = {**loop.life.wisdom, **args.get("wisdom", {})}
     wisdom = {key: value for key, value in wisdom.items() if value}
     for key, value in wisdom.items():
-        if "\0" in value:
-            return _error(f"wisdom.{key} holds a NUL character")
-        try:
-            size = len(f"{env.WISDOM}{key}={value}\0".encode())
-        except UnicodeEncodeError:
-            return _error(f"wisdom.{key} holds half of a surrogate pair, which is no character")
+        if fault := env.unfit(value):
+            return _error(f"wisdom.{key} holds {fault}")
+        size = len(f"{env.WISDOM}{key}={value}\0".encode())
         if size > LONGEST:
             return _error(
                 f"wisdom.{key} is too long: {size} bytes, and {LONGEST} are possible; put it into a file"
@@ -107,8 +104,8 @@ def _renew(loop: Loop, wisdom: dict[str, str]) -> Result:
 
 
 def _become(loop: Loop, argv: list[str], wisdom: dict[str, str]) -> Result:
-    if any("\0" in word for word in argv):
-        return _error("argv holds a NUL character")
+    if fault := env.unfit(" ".join(argv)):
+        return _error(f"argv holds {fault}")
     path = _find(argv[0], loop.shell.cwd)
     if not path:
         return _error(f"{argv[0]}: not found, or not executable")

@@ -11,7 +11,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quine import birth, prompt, slots
+from quine import birth, env, prompt, slots
 from quine.ends import Result, sections
 from quine.guests.base import Message, Tool, ToolCall, ToolResult
 from quine.jobs import Job
@@ -88,8 +88,11 @@ def fault(args: dict[str, Any]) -> str:
     for child in args.get("children", [args]):
         if not child["intent"].strip():
             return "[FORK ERROR] intent is blank"
-        if "\0" in child["intent"] or "\0" in child.get("stdin", ""):
-            return "[FORK ERROR] a NUL character in intent or stdin"
+        for name in ("intent", "stdin", "host"):
+            if fault := env.unfit(child.get(name, "")):
+                return f"[FORK ERROR] {name} holds {fault}"
+    if fault := env.unfit(args.get("stdin", "") + args.get("host", "")):
+        return f"[FORK ERROR] stdin or host holds {fault}"
     return ""
 
 

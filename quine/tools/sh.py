@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from quine import env
 from quine.ends import Result, sections
 from quine.guests.base import Tool
 
@@ -34,12 +35,8 @@ SH = Tool(
 
 def run(loop: Loop, args: dict[str, Any]) -> Result:
     command = args["command"]
-    if "\0" in command:
-        return Result("[SHELL ERROR] the command holds a NUL character", True)
-    try:
-        command.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return Result("[SHELL ERROR] the command holds half of a surrogate pair, which is no character", True)
+    if fault := env.unfit(command):
+        return Result(f"[SHELL ERROR] the command holds {fault}", True)
     try:
         outcome = loop.shell.run(command, args.get("timeout", loop.life.limits.sh_timeout), os.environ)
     except OSError as error:
