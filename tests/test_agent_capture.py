@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from quine.capture import Capture
 
 
-@given(text=st.text(alphabet="aä€😀\n", max_size=120), cuts=st.lists(st.integers(1, 7)), limit=st.integers(0, 40))
+@given(
+    text=st.text(alphabet="aä€😀\n", max_size=120), cuts=st.lists(st.integers(1, 7)), limit=st.integers(0, 40)
+)
 def test_any_pieces(text: str, cuts: list[int], limit: int) -> None:
     data = text.encode()
     with tempfile.TemporaryDirectory() as directory:

@@ -96,12 +96,12 @@ def test_a_mission_from_a_file_stays_out_of_ps(agents: Agents) -> None:
     agents.script(
         says(again(n="1"), wisdom=NONE), says(sh("tr '\\0' ' ' </proc/$PPID/cmdline >&4"), OK, wisdom=SOME)
     )
-    (agents.directory / "m").write_text("secret plan")
+    (agents.directory / "m").write_text("secret-errand")
     got = subprocess.run([sys.executable, "-P", "-m", "quine", "-f", "m"], cwd=agents.directory, env=agents.env,
                          capture_output=True, stdin=subprocess.DEVNULL)  # fmt: skip
     assert got.returncode == 0
-    assert b"plan" not in got.stdout
-    assert agents.tapes()[1][0]["data"]["mission"] == "secret plan"
+    assert b"errand" not in got.stdout
+    assert agents.tapes()[1][0]["data"]["mission"] == "secret-errand"
 
 
 def test_children_of_the_former_life_are_still_ours(agents: Agents) -> None:
