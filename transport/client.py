@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import time
+from collections import deque
 
 from transport import address, starter
 from transport.errors import ProtocolError
@@ -99,6 +100,7 @@ class Face:
         self._exit: Status | None = None
         self._pid = 0
         self._unsent: list[bytes] = [starter.CLIENT]
+        self._caught: deque[int] = deque()
         self._signals = 0
         self._interrupts: list[float] = []
         self._wake, self._wake_in = os.pipe()
@@ -115,7 +117,7 @@ class Face:
             self.number = self.session.open(Kind.SPAWN, self._spawn.to_json())
         except ValueError as error:
             return Status("unreachable", NOT_STARTED, detail=f"argument list too long: {error}")
-        previous = {number: signal.signal(number, _no_action) for number in FORWARDED}
+        previous = {number: signal.signal(number, self._catch) for number in FORWARDED}
         # A ^C that is ignored in this process (nohup, a background job) stays ignored over there.
         for number, action in previous.items():
             if action is signal.SIG_IGN:
@@ -135,13 +137,17 @@ class Face:
             self._flush()
             if self._finished():
                 return self._exit
-            for fd, events in self._poll().poll():
+            events_by_fd = self._poll().poll()
+            # Signals first: one that came before an end of file must not arrive over there after it.
+            while self._caught:
+                if left := self._signal(self._caught.popleft()):
+                    return left
+            for fd, events in events_by_fd:
                 if fd == self._socket.fileno():
                     if events & ~select.POLLOUT and not self._receive():
                         return self._lost("the node of this machine ended") if self.session.peer else None
                 elif fd == self._wake:
-                    if (left := self._woken()) is not None:
-                        return left
+                    self._woken()
                 elif fd == self._stdin and self._reads_stdin():
                     self._read_stdin()
                 for stream, output in self._outputs.items():
@@ -285,18 +291,17 @@ class Face:
 
     # -- signals -----------------------------------------------------------------------------------
 
-    def _woken(self) -> Status | None:
-        """Signals came, or replies are ready. A Status means: leave at once with it."""
+    def _catch(self, number: int, _frame: FrameType | None) -> None:
+        self._caught.append(number)
+
+    def _woken(self) -> None:
+        """The poll was interrupted, by a signal or because replies are ready."""
         try:
-            numbers = os.read(self._wake, 4096)
+            os.read(self._wake, 4096)
         except BlockingIOError:
-            return None
+            return
         if self._services:
             self._services.send()
-        for number in numbers:
-            if number and (left := self._signal(number)):
-                return left
-        return None
 
     def _signal(self, number: int) -> Status | None:
         if number in FATAL and not self._pid and self._exit is None:
@@ -329,7 +334,3 @@ class Face:
         os.close(self._wake_in)
         for output in self._outputs.values():
             output.close()
-
-
-def _no_action(_number: int, _frame: FrameType | None) -> None:
-    """A handler, so that the signal reaches the wakeup descriptor and interrupts nothing else."""
