@@ -166,7 +166,8 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     spawn.limits = limits(values)
     spawn.cwd = str(values["cwd"]) if "cwd" in values else None
     spawn.context = caller(values)
-    return show(spawn, values, _services(life, {**given, **settled}), life.session)
+    facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
+    return show(spawn, values, _services(life, {**given, **settled}, facts), facts)
 
 
 def face(where: str, life: Life, *, stdin: int, stdout: int, stderr: int) -> Status:
@@ -187,13 +188,16 @@ def _agent(where: str, life: Life) -> Spawn:
     return Spawn(["--", shown], own=True, where=where, tree=life.root)
 
 
-def _services(life: Life, environ: dict[str, str]) -> dict[str, Callable[[bytes], bytes]]:
-    """The origin's services for one remote child, made when the first request comes.
+def _services(
+    life: Life, environ: dict[str, str], facts: dict[str, object] | None = None
+) -> dict[str, Callable[[bytes], bytes]]:
+    """The origin's services for one remote child, made when the first request comes. Tokens are counted in `facts`.
 
     Their imports (pydantic, a provider's client) take longer than the child over there needs to start.
     """
     import threading
 
+    spent: dict[str, object] = {} if facts is None else facts
     made: dict[str, Callable[[bytes], bytes]] = {}
     lock = threading.Lock()
 
@@ -202,7 +206,7 @@ def _services(life: Life, environ: dict[str, str]) -> dict[str, Callable[[bytes]
             if not made:
                 from quine.origin import services
 
-                made.update(services(life, environ))
+                made.update(services(life, environ, spent))
         return made[name](body)
 
     return {name: partial(answer, name) for name in SERVICES}

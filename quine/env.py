@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
@@ -78,6 +79,8 @@ class Settings(NamedTuple):
     wisdom: dict[str, str]
     secrets: dict[str, str]
     memo: dict[str, Any]
+    report: str = ""  # --report
+    began: float = 0.0  # seconds since the epoch; over all lives of this process
 
 
 def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> Settings:
@@ -118,7 +121,21 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         wisdom=wisdom,
         secrets=secrets,
         memo=memo,
+        report=_report(options, memo),
+        began=float(_former(memo).get("began") or time.time()),
     )
+
+
+def _former(memo: Mapping[str, Any]) -> dict[str, Any]:
+    """What the former life of this very process left for this one."""
+    former = memo.get("exec")
+    return former if isinstance(former, dict) and former.get("pid") == os.getpid() else {}
+
+
+def _report(options: Mapping[str, Any], memo: Mapping[str, Any]) -> str:
+    if target := options.get("report"):
+        return str(target) if str(target).isdigit() else os.path.abspath(str(target))
+    return str(_former(memo).get("report", ""))
 
 
 def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config:

@@ -122,7 +122,37 @@ def _lives(
             slots.sweep(loop.locks)
         if os.getpid() != ours:
             _vanish(end, record)
+        if settings.report:
+            _report(settings, life, end)
         return end
+
+
+def _report(settings: Settings, life: Life, end: End) -> None:
+    """--report, of an agent that lived here."""
+    import resource
+    import time
+
+    from quine.run import report
+    from transport.status import Status, signal_name
+
+    own, below = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    rusage = {
+        "utime": own.ru_utime + below.ru_utime,
+        "stime": own.ru_stime + below.ru_stime,
+        "maxrss": float(max(own.ru_maxrss, below.ru_maxrss)),
+    }
+    status = Status("exited", end.status, pid=os.getpid(), rusage=rusage)
+    if end.signal:
+        status.state, status.signal = "signaled", signal_name(end.signal)
+    report(
+        settings.report,
+        status,
+        session=life.session,
+        started=settings.began,
+        seconds=time.time() - settings.began,
+        tokens_in=end.usage.input,
+        tokens_out=end.usage.output,
+    )
 
 
 def _tape(life: Life, settings: Settings, ask: Ask | None, signals: Signals) -> Tape:

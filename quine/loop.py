@@ -53,6 +53,7 @@ class End(NamedTuple):
 
     status: int
     signal: int = 0
+    usage: Usage = Usage()
 
 
 class Face(Protocol):
@@ -291,7 +292,7 @@ class Loop:
             say(ended.reason)
         if ended.detail:
             complain(ended.detail, ended.hint)
-        return End(ended.status)
+        return End(ended.status, usage=self._usage)
 
     def _finish_signalled(self, number: int) -> End:
         # First the record: whoever sent TERM may send KILL next.
@@ -301,7 +302,7 @@ class Loop:
             job.hurry()
         self.shell.close()
         self.jobs.end(list(self.jobs.running))
-        return End(128 + number, number)
+        return End(128 + number, number, self._usage)
 
     def disown(self) -> None:
         """In a forked child: let go of what is the parent's."""

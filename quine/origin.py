@@ -60,15 +60,18 @@ class _Entry(_Strict):
     prev: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 
 
-def services(life: Life, environ: Mapping[str, str] = os.environ) -> dict[str, Callable[[bytes], bytes]]:
-    """The handlers for one remote child: name -> body to body."""
-    origin = _Origin(life, environ)
+def services(
+    life: Life, environ: Mapping[str, str] = os.environ, spent: dict[str, object] | None = None
+) -> dict[str, Callable[[bytes], bytes]]:
+    """The handlers for one remote child: name -> body to body. `spent` counts tokens_in and tokens_out."""
+    origin = _Origin(life, environ, {} if spent is None else spent)
     return {"life": origin.life, "infer": origin.infer, "tape": origin.tape}
 
 
 class _Origin:
-    def __init__(self, life: Life, environ: Mapping[str, str]) -> None:
+    def __init__(self, life: Life, environ: Mapping[str, str], spent: dict[str, Any]) -> None:
         self._life = life
+        self._spent = spent
         settings = env.adopt({}, dict(environ))
         self._settings = settings
         self._config = env.guest(settings, {**environ})
@@ -95,12 +98,16 @@ class _Origin:
                     raise RequestError(f"infer: {failure.detail}") from None
         held = slots.wait(self._locks, "infer", self._life.limits.concurrent)
         try:
-            return json.dumps(self._guest.infer(request).to_json()).encode()
+            reply = self._guest.infer(request)
         except GuestError as error:
             return json.dumps(error_to_json(error)).encode()
         finally:
             for fd in held:
                 os.close(fd)
+        with self._lock:
+            for name, count in (("tokens_in", reply.usage.input), ("tokens_out", reply.usage.output)):
+                self._spent[name] = self._spent.get(name, 0) + count
+        return json.dumps(reply.to_json()).encode()
 
     def tape(self, body: bytes) -> bytes:
         asked = _parse(_Tape, body)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from quine.exits import Misconfigured, complain
+from quine.exits import Misconfigured, complain, say
 from quine.options import environment, find_inventory, limits, parse, usage
 from transport import quickjson
 
@@ -62,9 +62,12 @@ def show(
     spawn: Spawn,
     values: dict[str, object],
     services: Mapping[str, Callable[[bytes], bytes]] | None = None,
-    session: str | None = None,
+    facts: dict[str, object] | None = None,
 ) -> int:
-    """Run a job as its face; print what there is to say once; leave as the job left."""
+    """Run a job as its face; print what there is to say once; leave as the job left.
+
+    `facts` are for the report, and read after the end: a service may still count in them.
+    """
     from transport import client
     from transport.errors import Refused
     from transport.status import Status
@@ -72,14 +75,25 @@ def show(
     _mend_standard_streams()
     started, begun = time.time(), time.monotonic()
     try:
-        status = client.run(spawn, services=services)
+        status = client.run(
+            spawn, services=services, on_start=_say_started if values.get("verbose") else None
+        )
     except Refused as refused:
         status = Status(
             "unreachable", refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
         )
+    seconds = time.monotonic() - begun
+    if values.get("verbose"):
+        say(
+            f"quine: {status.host or 'local'}: {status.state} {status.signal or status.code} after {seconds:.3f} s\n"
+        )
     if target := values.get("report"):
-        report(str(target), status, session=session, started=started, seconds=time.monotonic() - begun)
+        report(str(target), status, started=started, seconds=seconds, **(facts or {}))
     return leave(status, bool(values.get("quiet")))
+
+
+def _say_started(pid: int) -> None:
+    say(f"quine: started with pid {pid}\n")
 
 
 def leave(status: Status, quiet: bool = False) -> int:
@@ -94,17 +108,12 @@ def leave(status: Status, quiet: bool = False) -> int:
 
 
 def report(target: str, status: Status, **facts: object) -> None:
-    """--report: one JSON object, to a descriptor's number or to a file written aside and renamed."""
-    record = {
-        **status.to_json(),
-        "session": None,
-        "tokens_in": 0,
-        "tokens_out": 0,
-        "cost": None,
-        "agents": 0,
-        **facts,
-    }
-    del record["hint"]
+    """--report: one JSON object, to a descriptor's number or to a file written aside and renamed.
+
+    `cost` and `agents` are null until a ledger counts them; of a plain command everything of agents is.
+    """
+    record = {name: value for name, value in status.to_json().items() if name != "hint"}
+    record |= dict.fromkeys(("session", "tokens_in", "tokens_out", "cost", "agents")) | facts
     text = quickjson.dumps(record) + "\n"
     try:
         if target.isdigit():

@@ -252,9 +252,32 @@ def test_no_key_reaches_the_host(lab: Lab, data: Path) -> None:
             assert canary.encode() not in path.read_bytes(), path
 
 
-def test_the_report_of_an_agent_elsewhere(lab: Lab, data: Path, tmp_path: Path) -> None:
-    env = environment(lab, data, [leave()])
-    lab.run(["--on", "h1", "--report", tmp_path / "r", "m"], env=env, check=True)
+@pytest.mark.parametrize("where", ["h1", "here"])
+def test_the_report_of_an_agent(lab: Lab, data: Path, tmp_path: Path, where: str) -> None:
+    env = environment(lab, data, [{**sh("true"), "usage": {"input": 7, "output": 3}}, leave()])
+    place = ["--on", "h1"] if where == "h1" else []
+    lab.run([*place, "--report", tmp_path / "r", "m"], env=env, check=True)
     report = json.loads((tmp_path / "r").read_text())
-    assert (report["state"], report["code"], report["host"]) == ("exited", 0, "h1")
+    host = "h1" if where == "h1" else ""
+    assert (report["state"], report["code"], report["signal"], report["host"]) == ("exited", 0, None, host)
+    assert (report["tokens_in"], report["tokens_out"]) == (7, 3)
+    assert report["seconds"] > 0 and report["pid"] > 1 and report["rusage"]["maxrss"] > 0
     assert [report["session"]] == [tape[0]["data"]["session_id"] for tape in tapes(data).values()]
+
+
+def test_the_report_follows_an_agent_through_exec(lab: Lab, data: Path, tmp_path: Path) -> None:
+    again = {
+        "reply": {"tool_calls": [{"name": "exec", "arguments": {"wisdom": {"n": "1"}}}]},
+        "wisdom": "^\\{\\}$",
+    }
+    env = environment(lab, data, [again, leave(3)])
+    done = lab.run(["--report", "r", "m"], env=env, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["state"], report["code"]) == ("exited", 3)
+
+
+def test_verbose_speaks_on_stderr_alone(lab: Lab, data: Path) -> None:
+    done = lab.run(["run", "-v", "--on", "h1", "--", "echo", "x"])
+    assert done.stdout == b"x\n"
+    assert b"quine: started with pid " in done.stderr and b"quine: h1: exited 0 after " in done.stderr

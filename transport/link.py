@@ -143,9 +143,7 @@ class Link:
         if self.dead:
             return
         self.dead = why
-        log.log(
-            logging.INFO if self.remote else logging.DEBUG, "%s: link ended: %s", self.name, why
-        )
+        log.log(logging.INFO if self.remote else logging.DEBUG, "%s: link ended: %s", self.name, why)
         if self._timer:
             self._timer.cancel()
         self._duplex.close()

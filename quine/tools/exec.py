@@ -9,7 +9,6 @@ Laws
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from quine import env
@@ -17,6 +16,7 @@ from quine.ends import Result
 from quine.guests.base import Tool
 from quine.life import new_session
 from quine.signals import Terminated
+from transport.address import own_command
 
 if TYPE_CHECKING:
     from quine.loop import Loop
@@ -77,7 +77,7 @@ def _renew(loop: Loop, wisdom: dict[str, str]) -> Result:
         born="exec",
     )
     shown = "(mission from a file)" if life.hidden else life.mission
-    argv = [sys.executable, "-P", "-m", "quine", "--", shown]
+    argv = [*own_command(), "--", shown]
     loop.record_end(0, "exec", "exec: a new life with an empty memory", to=life.session)
     loop.shell.close()
     state = {
@@ -86,6 +86,8 @@ def _renew(loop: Loop, wisdom: dict[str, str]) -> Result:
         "mask": [int(number) for number in loop.signals.mask],
         "slots": loop.slots,
         "jobs": loop.jobs.to_json(),
+        "report": loop.settings.report,
+        "began": loop.settings.began,
     }
     with loop.signals.held():
         # Blocked signals stay pending through execve: the new life's handlers get them, not the default.
