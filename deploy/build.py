@@ -220,7 +220,12 @@ def _digest(path: Path) -> str:
 
 
 def _copy(path: Path, out: Path) -> None:
-    """Aside and renamed: a file that runs as `out` just now is not written under its feet."""
+    """Aside and renamed: a file that runs as `out` just now is not written under its feet.
+
+    Only over a file: a rename over /dev/null, by root, takes it from the whole machine.
+    """
+    if out.exists() and not out.is_file():
+        raise Refused(f"{out} is not a file", "name another one with -o")
     try:
         aside = out.with_name(f".{out.name}.{os.getpid()}")
         shutil.copyfile(path, aside)

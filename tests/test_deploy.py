@@ -483,3 +483,17 @@ def test_a_batch_system_is_not_built(lab: Lab) -> None:
         assert "not built yet" in refused(lab, "cluster")
     finally:
         lab.unalias("cluster")
+
+
+def test_a_copy_never_replaces_what_is_no_file(tmp_path: Path) -> None:
+    """Renaming over /dev/null, by root, took it from the whole machine."""
+    import os
+
+    from deploy.build import _copy
+    from transport.errors import Refused
+
+    (tmp_path / "binary").write_bytes(b"x")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Refused, match="not a file"):
+        _copy(tmp_path / "binary", tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()

@@ -100,6 +100,16 @@ def test_the_report(lab: Lab, tmp_path: Path) -> None:
     assert report["pid"] > 1 and report["seconds"] > 0 and report["rusage"]["maxrss"] > 0
 
 
+def test_a_report_goes_to_a_descriptor_and_never_replaces_a_device(lab: Lab, tmp_path: Path) -> None:
+    done = lab.sh("quine run --on h1 --report 3 -- true 3>&1 >/dev/null")
+    assert b'"state":"exited"' in done.stdout
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
+    lab.run(["run", "--on", "h1", "--report", tmp_path / "pipe", "--", "true"], check=True)
+    assert b'"state":"exited"' in reader.communicate(timeout=20)[0]
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_argv_environment_and_directory_cross_unchanged(lab: Lab) -> None:
     words = ["", " ", "a b", "'", '"', "\\", "*", "$HOME", "\n", "ü", "-x", "--", ";true", "x" * 100_000]
     done = lab.run(["run", "--on", "h1", "--", "printf", "%s\\0", *words])
