@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transport.spawn import Spawn
     from transport.status import Status
 
+NODE_VARIABLES = ("QUINE_NODE_IDLE", "QUINE_TRACE")
 SERVICES = ("life", "infer", "tape")
 SHOWN = 4096  # characters of a mission in the argv of its process; it gets the whole from its origin
 
@@ -38,6 +39,8 @@ def node(words: list[str]) -> int:
     if words == ["--dial"]:
         return starter.dial()
     ready = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else -1
+    for name in [name for name in os.environ if name.startswith("QUINE_") and name not in NODE_VARIABLES]:
+        del os.environ[name]  # of the agent or the shell that happened to start us: no job may inherit it
     listener = starter.bind()
     if listener is None:
         if ready >= 0:

@@ -27,9 +27,7 @@ def ssh(lab: Lab, name: str, command: str, **options: object) -> subprocess.Comp
 
 
 def test_a_session_gets_the_environment_of_its_host(lab: Lab) -> None:
-    out = (
-        ssh(lab, "h1", 'echo "$HOME|$PATH|$XDG_RUNTIME_DIR|$TMPDIR|$QUINE_LAB_HOST"').stdout.decode().strip()
-    )
+    out = ssh(lab, "h1", 'echo "$HOME|$PATH|$XDG_RUNTIME_DIR|$TMPDIR|$LAB_HOST"').stdout.decode().strip()
     host = lab["h1"]
     assert out == f"{host.home}|/usr/bin:/bin|{host.run}|{host.tmp}|{lab.id}-h1"
     assert len(str(host.run)) < 60  # room for a socket's name

@@ -246,3 +246,11 @@ def test_a_stale_socket_and_a_killed_node_do_not_block_the_next(own_lab: Callabl
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
     os.kill(node(lab).pid, 9)
     assert alive(lab)
+
+
+def test_a_job_inherits_nothing_of_who_started_the_node(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    env = {"QUINE_SESSION_ID": "s", "QUINE_MAX_TURNS": "3", "QUINE_API_BASE": "b"}
+    done = lab.run(["run", "--on", "local", "--", "env"], env=env, check=True)
+    names = {line.partition(b"=")[0] for line in done.stdout.splitlines()}
+    assert {name for name in names if name.startswith(b"QUINE_")} == {b"QUINE_CREDENTIALS_FD"}

@@ -208,7 +208,7 @@ class Face:
         elif kind == Kind.STOP:
             self._close_stdin()
         elif kind == Kind.ATTACH:
-            self._pid = int(frame.body().get("pid") or 0)
+            self._pid = frame.number("pid")
             if self._on_start:
                 self._on_start(self._pid)
         elif kind == Kind.EXIT:

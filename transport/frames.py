@@ -86,6 +86,13 @@ class Frame:
             raise ProtocolError(f"{NAMES[self.kind].lower()} frame without a JSON object")
         return body
 
+    def number(self, name: str) -> int:
+        """A whole number of the body, 0 where it is missing; ProtocolError for anything else."""
+        value = self.body().get(name, 0)
+        if type(value) is not int or value < 0:
+            raise ProtocolError(f"{NAMES[self.kind].lower()} frame with a bad {name}")
+        return value
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Frame) and self._key() == other._key()
 

@@ -20,7 +20,7 @@ import signal
 import socket
 import struct
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -28,7 +28,7 @@ from transport import address, inherit, process
 from transport.duplex import Duplex, FdDuplex
 from transport.errors import ProtocolError, Refused
 from transport.frames import Frame, Kind
-from transport.job import Job
+from transport.job import PAUSE, Job
 from transport.link import Handler, Link
 from transport.router import Relay, Side
 from transport.session import Session
@@ -91,6 +91,7 @@ class Node:
         self._hosts: dict[str, Host] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
+        self._job_gone = asyncio.Event()
         self._last_use = time.monotonic()
         self._socket_path = address.socket_path()
         # What every job starts from: the environment of this user's login, less what looks like a secret.
@@ -119,9 +120,11 @@ class Node:
             link.fail("the node was stopped")
         for job in list(self._jobs.values()):
             job.end("the node was stopped")
-        deadline = time.monotonic() + 10
-        while self._jobs and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PAUSE + 5):
+                while self._jobs:
+                    self._job_gone.clear()
+                    await self._job_gone.wait()
         for task in self._tasks:
             task.cancel()
 
@@ -167,7 +170,7 @@ class Node:
         asyncio.get_running_loop().remove_reader(connection.fileno())
         fds: list[int] = []
         try:
-            first, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(2 * 4))
+            first, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(2 * 4), socket.MSG_CMSG_CLOEXEC)
         except OSError:
             first, ancillary = b"", []
         for level, kind, data in ancillary:
@@ -231,6 +234,7 @@ class Node:
 
     def _job_ended(self, job: Job) -> None:
         self._jobs.pop(job.token, None)
+        self._job_gone.set()
 
     def _request(self, link: Link, frame: Frame) -> Handler:
         """From a job of ours: up its own link. From the node over there: down to the job's opener."""
@@ -257,8 +261,7 @@ class Node:
         try:
             if self._place is None:
                 raise Refused("this node has no inventory")
-            running = {host.target.name: host.running + len(host.queue) for host in self._hosts.values()}
-            target = self._place(spawn, running)
+            target = self._place(spawn, self._running())
         except Refused as refused:
             self._refuse(relay, refused)
             return relay.near
@@ -269,6 +272,13 @@ class Node:
         host.queue.append((relay, spawn))
         self._begin_next(host)
         return relay.near
+
+    def _running(self) -> Counter[str]:
+        """Jobs at each host, those that wait for a slot included."""
+        counts: Counter[str] = Counter()
+        for host in self._hosts.values():
+            counts[host.target.name] += host.running + len(host.queue)
+        return counts
 
     def _begin_next(self, host: Host) -> None:
         """Give free slots to those who wait, in their order."""

@@ -52,7 +52,7 @@ class Relay:
         if side is self.far:
             if frame.kind == Kind.ATTACH:
                 self.started = True
-                self.pid = int(frame.body().get("pid") or 0)
+                self.pid = frame.number("pid")
             elif frame.kind == Kind.EXIT:
                 frame.payload = self._named(frame)
             if frame.kind in (Kind.EXIT, Kind.REPLY):

@@ -93,7 +93,8 @@ class Spawn:
         if not all(isinstance(text, str) and "\0" not in text for text in texts):
             raise ProtocolError("spawn with a value that is no text")
         if not all(
-            text.replace("-", "").isalnum() and len(text) <= 64 for text in (body["id"], body["tree"])
+            text.isascii() and text.replace("-", "").isalnum() and len(text) <= 64
+            for text in (body["id"], body["tree"])
         ):
             raise ProtocolError("spawn with a bad id")
         if not 0 <= body.get("lease", 0) <= 31_536_000:

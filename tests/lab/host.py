@@ -57,7 +57,7 @@ class Host:
         self.base = base  # everything of this host, home included
         self.home = base / "home"
         self.run = run  # XDG_RUNTIME_DIR over there: short, for socket names
-        self.mark = "QUINE_LAB_HOST=" + mark
+        self.mark = "LAB_HOST=" + mark
         self.identity = identity  # the private key that may log in
         self.user = pwd.getpwuid(os.getuid()).pw_name
         self.settings = settings

@@ -61,7 +61,7 @@ class Lab:
         self.work = self.home / "work"  # where commands of the origin start
         self.inventory = self.directory / "inventory.toml"
         self.identity = self.directory / "id_ed25519"
-        self.mark = "QUINE_LAB_ORIGIN=" + self.id
+        self.mark = "LAB_ORIGIN=" + self.id
 
     # ------------------------------------------------------------- life cycle
 
