@@ -10,11 +10,23 @@ Laws
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from collections import deque
 from typing import Protocol
 
+BULK_PIPE = (
+    512 * 1024
+)  # size of a pipe that carries bulk; the default of 64 KiB costs a wakeup for each frame
 IOV_MAX = 512  # chunks of one writev(2); Linux takes 1024
+
+
+def enlarge(fd: int) -> None:
+    """Give a pipe more room. What is no pipe, or finds the user's quota of pipe memory used up, stays as it is."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, BULK_PIPE)
+    except OSError:
+        pass
 
 
 class DuplexProtocol(Protocol):
@@ -69,6 +81,7 @@ class FdDuplex:
         self._closed = False
         for fd in {read_fd, write_fd}:
             os.set_blocking(fd, False)
+            enlarge(fd)
 
     async def read(self) -> bytes:
         raise NotImplementedError("a local duplex has no bootstrap phase")

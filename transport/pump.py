@@ -10,28 +10,16 @@ Laws
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import select
 import time
 from collections import deque
 from collections.abc import Callable
 
+from transport.duplex import enlarge
 from transport.frames import CHUNK, Frame, Kind
 from transport.link import Link
 from transport.session import STDIN
-
-BULK_PIPE = (
-    512 * 1024
-)  # size of a pipe that was found full; the default of 64 KiB costs a wakeup for each frame
-
-
-def enlarge(fd: int) -> None:
-    """Give a busy pipe more room; where the user's quota of pipe memory is used up, it stays as it is."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, BULK_PIPE)
-    except OSError:
-        pass
 
 
 class Source:
