@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from deploy.inventory import Host, Inventory
     from quine.life import Life
     from transport.duplex import Duplex
-    from transport.node import Target
+    from transport.hosts import Target
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -73,19 +73,21 @@ def serve_node(listener: object) -> None:
 
 
 class Placer:
-    """transport.node.Place: WHERE and an inventory to a host, and how to dial it."""
+    """transport.hosts.Place: WHERE and an inventory to a host, and how to dial it."""
 
     def __init__(self) -> None:
         self._cache: dict[Path, tuple[tuple[int, int], Inventory]] = {}
 
     def __call__(self, spawn: Spawn, running: Mapping[str, int]) -> Target:
-        from transport.errors import NoSuchHost
-        from transport.node import Target
+        from transport.errors import Misconfigured, NoSuchHost
+        from transport.hosts import Target
 
         inventory = self._inventory(spawn)
         if spawn.where == "local":
             raise NoSuchHost("local is this machine")
         host = inventory.select(spawn.where, running)
+        if spawn.own and host.inference == "direct":
+            raise Misconfigured('inference = "direct" is not built yet', 'set it to "relay"', host.name)
         agent = spawn.context.get("ssh_agent")
         ssh_agent = agent if isinstance(agent, str) else None
 

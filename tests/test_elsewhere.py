@@ -277,6 +277,16 @@ def test_the_report_follows_an_agent_through_exec(lab: Lab, data: Path, tmp_path
     assert (report["state"], report["code"]) == ("exited", 3)
 
 
+def test_what_is_not_built_is_said_and_not_ignored(lab: Lab, data: Path) -> None:
+    env = environment(lab, data, [leave()])
+    lab.alias("direct", "h1", inference="direct")
+    try:
+        done = lab.run(["--on", "direct", "m"], env=env)
+    finally:
+        lab.unalias("direct")
+    assert done.returncode == 2 and b"not built yet" in done.stderr
+
+
 def test_verbose_speaks_on_stderr_alone(lab: Lab, data: Path) -> None:
     done = lab.run(["run", "-v", "--on", "h1", "--", "echo", "x"])
     assert done.stdout == b"x\n"

@@ -241,6 +241,27 @@ def test_an_idle_node_goes(own_lab: Callable[..., Lab]) -> None:
     assert alive(lab)
 
 
+def test_a_node_that_ends_slowly_does_not_block_the_next(own_lab: Callable[..., Lab]) -> None:
+    """It gives its jobs their pause; meanwhile the next command starts its successor and waits for it."""
+    lab = own_lab(["h1"])
+    job = lab.popen(
+        ["run", "--on", "local", "--", "sh", "-c", "trap '' TERM; echo up; sleep 60"], stdout=subprocess.PIPE
+    )
+    assert job.stdout and job.stdout.readline() == b"up\n"
+    os.kill(node(lab).pid, 15)
+    assert job.wait(20) == 74
+    job.stdout.close()
+    assert alive(lab)
+    assert lab.wait_idle(15) == []
+
+
+def test_a_node_whose_socket_was_removed_ends(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    lab.run(["run", "--on", "local", "--", "true"], env={"QUINE_NODE_IDLE": "2"}, check=True)
+    next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock")).unlink()
+    assert alive(lab)
+
+
 def test_a_stale_socket_and_a_killed_node_do_not_block_the_next(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])
     lab.run(["run", "--on", "h1", "--", "true"], check=True)

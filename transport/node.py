@@ -1,11 +1,9 @@
 """The node: one daemon per user and machine that starts jobs, owns the links to other nodes and routes between them.
 
 Laws
-1. It knows nothing of agents and nothing of inventories: where a job goes, and how its host is reached, is given
-   as a `Place` function; without one it serves only jobs of its own machine.
-2. One link per host, dialled once by whoever comes first, shared by all.
-3. No peer can stop it: a bad frame ends the link it came on, a failed dial ends the jobs that waited for it.
-4. It goes when nobody needs it: no client, no job, no link that was used lately.
+1. It knows nothing of agents: it starts processes, moves bytes, and carries requests to whoever opened the job.
+2. No peer can stop it: a bad frame ends the link it came on and nothing else.
+3. It goes when nobody needs it: no client, no job, no link that was used lately.
 """
 
 from __future__ import annotations
@@ -20,14 +18,13 @@ import signal
 import socket
 import struct
 import time
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from transport import address, inherit, process
 from transport.duplex import Duplex, FdDuplex
-from transport.errors import ProtocolError, Refused
+from transport.errors import ProtocolError
 from transport.frames import Frame, Kind
+from transport.hosts import Hosts, Place
 from transport.job import PAUSE, Job
 from transport.link import Handler, Link
 from transport.router import Relay, Side
@@ -41,55 +38,17 @@ log = logging.getLogger("quine.node")
 IDLE = 300.0  # seconds without any use after which a link is closed, and then the node ends
 BACKLOG = 1024  # clients that may connect in one turn of the loop: xargs -P 300 must not see a refusal
 ACCEPT_PAUSE = 0.1  # seconds
-HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
-
-
-class Target:
-    """A host chosen for a job, and how to get there. `key` is equal when one link can serve both."""
-
-    __slots__ = ("dial", "key", "name", "settings", "slots")
-
-    def __init__(
-        self,
-        name: str,
-        key: str,
-        dial: Callable[[], Awaitable[Duplex]],
-        settings: Callable[[Spawn], None],
-        slots: int = 0,
-    ) -> None:
-        self.name = name
-        self.key = key
-        self.dial = dial
-        self.settings = settings  # puts the host's defaults (workdir, env, limits, lease) into a spawn
-        self.slots = slots  # jobs at one time, 0 = no limit
-
-
-# (spawn, running jobs per host name) -> target; raises Refused.
-Place = Callable[[Spawn, Mapping[str, int]], Target]
-
-
-class Host:
-    """This node's view of another one: its link, being dialled or live, and the jobs that wait for a slot."""
-
-    def __init__(self, target: Target) -> None:
-        self.target = target
-        self.link: asyncio.Task[Link] | None = None
-        self.running = 0
-        self.queue: deque[tuple[Relay, Spawn]] = deque()
 
 
 class Node:
     """See the module. `run` serves until idle or stopped."""
 
     def __init__(self, place: Place | None = None, idle: float = IDLE) -> None:
-        self._place = place
+        self._hosts = Hosts(place, lambda duplex, name: self._link(duplex, True, name, True))
         self._idle = idle
         self._links: set[Link] = set()
         self._jobs: dict[str, Job] = {}  # by token
         self._dials: dict[Link, socket.socket] = {}  # kept open: its end is the end of the dial over there
-        self._relays: dict[Relay, Host] = {}
-        self._hosts: dict[str, Host] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._job_gone = asyncio.Event()
         self._last_use = time.monotonic()
@@ -125,21 +84,20 @@ class Node:
                 while self._jobs:
                     self._job_gone.clear()
                     await self._job_gone.wait()
-        for task in self._tasks:
-            task.cancel()
+        self._hosts.close()
 
     async def _watch_idle(self) -> None:
         """Close links that nobody used lately; then stop."""
         while not self._stopped.is_set():
             await asyncio.sleep(min(self._idle / 4, 15))
             now = time.monotonic()
-            for host in self._hosts.values():
-                link = self._live(host)
-                if link and not link.handlers and not host.running and now - link.idle_since > self._idle:
-                    link.fail("idle")
-            if self._links or self._jobs or self._tasks:
+            self._hosts.close_idle(self._idle, now)
+            if self._links or self._jobs or self._hosts.busy:
                 self._last_use = now
             elif now - self._last_use > self._idle:
+                self._stopped.set()
+            if not os.path.exists(self._socket_path):
+                log.info("the socket was removed: nobody can reach this node any more")
                 self._stopped.set()
 
     # -- links that come in ------------------------------------------------------------------------
@@ -221,7 +179,7 @@ class Node:
             return self._request(link, frame)
         spawn = Spawn.from_json(frame.body())
         if not link.remote and spawn.where not in ("", "local"):
-            return self._remote(link, frame, spawn)
+            return self._hosts.start(link, frame.channel, spawn).near
         return self._local(link, frame, spawn)
 
     def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
@@ -254,137 +212,11 @@ class Node:
         relay.connect(up, Kind.REQUEST, {"name": body.get("name"), "job": number})
         return relay.near
 
-    # -- jobs that go elsewhere --------------------------------------------------------------------
-
-    def _remote(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
-        relay = Relay(link, frame.channel, "", self._relay_ended)
-        try:
-            if self._place is None:
-                raise Refused("this node has no inventory")
-            target = self._place(spawn, self._running())
-        except Refused as refused:
-            self._refuse(relay, refused)
-            return relay.near
-        host = self._hosts.setdefault(target.key, Host(target))
-        relay.host = target.name
-        target.settings(spawn)
-        self._relays[relay] = host
-        host.queue.append((relay, spawn))
-        self._begin_next(host)
-        return relay.near
-
-    def _running(self) -> Counter[str]:
-        """Jobs at each host, those that wait for a slot included."""
-        counts: Counter[str] = Counter()
-        for host in self._hosts.values():
-            counts[host.target.name] += host.running + len(host.queue)
-        return counts
-
-    def _begin_next(self, host: Host) -> None:
-        """Give free slots to those who wait, in their order."""
-        while host.queue and (not host.target.slots or host.running < host.target.slots):
-            relay, spawn = host.queue.popleft()
-            if not relay.ended:
-                self._begin(host, relay, spawn)
-
-    def _begin(self, host: Host, relay: Relay, spawn: Spawn) -> None:
-        """Take a slot and go; with a live link at once, in this turn of the loop."""
-        host.running += 1
-        relay.holds_slot = True
-        if link := self._live(host):
-            self._connect(relay, link, spawn)
-            return
-        task = asyncio.create_task(self._begin_later(host, relay, spawn))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _begin_later(self, host: Host, relay: Relay, spawn: Spawn) -> None:
-        try:
-            link = await self._host_link(host)
-        except Refused as refused:
-            self._refuse(relay, refused)
-        except Exception:
-            log.exception("%s: defect while dialling", host.target.name)
-            self._refuse(
-                relay, Refused("a defect in quine while dialling; see the node's log", host=host.target.name)
-            )
-        else:
-            self._connect(relay, link, spawn)
-
-    def _connect(self, relay: Relay, link: Link, spawn: Spawn) -> None:
-        if relay.ended:
-            return  # whoever asked has gone meanwhile
-        spawn.where, spawn.context = "", {}
-        try:
-            relay.connect(link, Kind.SPAWN, spawn.to_json())
-        except ValueError as error:
-            self._refuse(relay, Refused(f"argument list too long: {error}", host=relay.host))
-
-    def _refuse(self, relay: Relay, refused: Refused) -> None:
-        status = Status(
-            "unreachable",
-            refused.status,
-            host=refused.host or relay.host,
-            detail=refused.detail,
-            hint=refused.hint,
-        )
-        relay.refuse(status)
-        relay.end()
-
-    def _relay_ended(self, relay: Relay) -> None:
-        host = self._relays.pop(relay, None)
-        if host is None or not relay.holds_slot:
-            return
-        host.running -= 1
-        self._begin_next(host)
-
-    @staticmethod
-    def _live(host: Host) -> Link | None:
-        task = host.link
-        if task is None or not task.done() or task.cancelled() or task.exception():
-            return None
-        link = task.result()
-        return None if link.dead else link
-
-    async def _host_link(self, host: Host) -> Link:
-        """The link to a host: live, or the dial under way, or a new one. Raises Refused."""
-        task = host.link
-        if task is None or (task.done() and self._live(host) is None):
-            task = host.link = asyncio.create_task(self._dial(host.target))
-        return await asyncio.shield(task)
-
-    async def _dial(self, target: Target) -> Link:
-        duplex = await target.dial()
-        link = self._link(duplex, opener=True, name=target.name, remote=True)
-        try:
-            async with asyncio.timeout(HELLO_DEADLINE):
-                peer = await asyncio.shield(link.ready)
-        except (ProtocolError, TimeoutError) as error:
-            noise = link.session.noise.decode(errors="replace").strip()
-            link.fail(str(error) or "no greeting")
-            raise Refused(
-                f"the node over there does not answer: {error or 'no greeting'}"
-                + (f": {noise}" if noise else ""),
-                f"see quine -v; remove ~/.cache/quine on {target.name} to start afresh",
-                target.name,
-            ) from None
-        if peer.get("build") != address.build_hash():
-            link.fail("another build")
-            raise Refused("the node over there is another build", f"quine deploy {target.name}", target.name)
-        return link
-
     # -- for people --------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        hosts = {
-            host.target.name: {
-                "up": self._live(host) is not None,
-                "running": host.running,
-                "queued": len(host.queue),
-            }
-            for host in self._hosts.values()
-        }
-        return {"pid": os.getpid(), "jobs": len(self._jobs), "links": len(self._links), "hosts": hosts}
+        links = len(self._links)
+        return {"pid": os.getpid(), "jobs": len(self._jobs), "links": links, "hosts": self._hosts.status()}
 
 
 def serve(place: Place | None, listener: socket.socket, idle: float = IDLE) -> None:

@@ -33,8 +33,7 @@ class Relay:
         self.pid = 0
         self.started = False
         self.ended = False
-        self.holds_slot = False  # the node's: it counts the jobs of a host
-        self._on_end = on_end
+        self.on_end = on_end
         self._early: list[Frame] = []
         self._exit: Frame | None = None  # held until the output before it was passed on
 
@@ -107,7 +106,7 @@ class Relay:
         """No more to route; said once."""
         if not self.ended:
             self.ended = True
-            self._on_end(self)
+            self.on_end(self)
 
 
 class Side:

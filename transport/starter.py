@@ -109,8 +109,11 @@ def bind() -> socket.socket | None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(lock)
-        return None
+        if living := try_connect():
+            living.close()
+            os.close(lock)
+            return None
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the one that holds it listens no more: it is ending
     path = address.socket_path()
     try:
         os.unlink(path)
