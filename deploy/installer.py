@@ -47,7 +47,7 @@ class Failure(Exception):
 
 def main(marker: str, sha256: str, size: int, build: str, mode: str, source: BufferedReader) -> NoReturn:
     """Install what comes from `source`; then exec the dial if the mode is "dial". Never returns."""
-    os.umask(0o077)
+    umask = os.umask(0o077)
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds: law 3
     base = Path("~/.cache/quine").expanduser()
@@ -65,6 +65,7 @@ def main(marker: str, sha256: str, size: int, build: str, mode: str, source: Buf
         sys.exit(0)
     os.environ["PATH"] = f"{target}:{os.environ.get('PATH', os.defpath)}"
     python = str(target / "venv" / "bin" / "python")
+    os.umask(umask)  # the node's jobs have that of the login
     os.execv(python, [python, "-I", "-m", "quine", "node", "--dial"])
 
 

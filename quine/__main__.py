@@ -73,11 +73,9 @@ def agent(words: list[str]) -> int:
         print(options.usage("agent"))
         return 0
     if values.get("version"):
-        from quine import __version__
-        from transport.address import build_hash
+        from quine.run import version
 
-        print(f"quine {__version__} (build {build_hash()[:12]})")
-        return 0
+        return version()
     text = " ".join(mission)
     if "file" in values:
         if text.strip():
@@ -86,7 +84,7 @@ def agent(words: list[str]) -> int:
     if not text.strip():
         complain("no mission", "quine MISSION…, or quine --help")
         return 2
-    if values.get("on"):
+    if "on" in values:
         from quine.compose import agent_elsewhere
 
         return agent_elsewhere(text, values)
@@ -100,6 +98,8 @@ def _read_mission(path: str) -> str:
 
     try:
         if path == "-":
+            if sys.stdin is None:
+                raise Misconfigured("the mission cannot be read: stdin is closed")
             return sys.stdin.buffer.read().decode()
         with open(path, "rb") as file:
             return file.read().decode()

@@ -99,8 +99,9 @@ class Placer:
             log = logging.getLogger(f"quine.dial.{host.name}")
             return await open_duplex(host, inventory, ssh_agent=ssh_agent, note=log.info)
 
-        key = f"{inventory.path}\0{host.model_dump_json()}\0{ssh_agent}"
-        return Target(host.name, key, dial, lambda spawn: settle(spawn, host), host.slots)
+        group = f"{inventory.path}\0{host.name}"
+        key = f"{group}\0{host.model_dump_json()}\0{ssh_agent}"
+        return Target(host.name, group, key, dial, lambda spawn: settle(spawn, host), host.slots)
 
     def _inventory(self, spawn: Spawn) -> Inventory:
         from pathlib import Path
@@ -189,7 +190,9 @@ def _agent(where: str, life: Life) -> Spawn:
     """The spawn of an agent. Its life it asks of us; argv shows its mission, as far as it may be shown."""
     from transport.spawn import Spawn
 
-    shown = "(a mission from a file)" if life.hidden else life.mission[:SHOWN].replace("\0", " ")
+    # What a model wrote may hold half of a surrogate pair, which no argv can.
+    mission = life.mission[:SHOWN].replace("\0", " ").encode("utf-8", "replace").decode()
+    shown = "(a mission from a file)" if life.hidden else mission
     return Spawn(["--", shown], own=True, where=where, tree=life.root)
 
 

@@ -100,11 +100,14 @@ def parse(verb: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
                 raise Misconfigured(f"--{row[0]} takes no value")
             values[row[0].replace("-", "_")] = True
             continue
-        if not given:
+        if not given and not word.endswith("="):
             if at >= len(words):
                 raise Misconfigured(f"{word} needs a value: {row[2]}")
             value = words[at]
             at += 1
+        if not value:
+            # An unset variable in a script: --on "" must not mean here, nor --report "" nowhere.
+            raise Misconfigured(f"--{row[0]} is empty; it needs a value: {row[2]}")
         _put(values, row[0], value)
     return values, words[at:]
 

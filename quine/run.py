@@ -29,31 +29,67 @@ def main(words: list[str]) -> int:
     if values.get("help"):
         print(usage("run"))
         return 0
+    if values.get("version"):
+        return version()
     if not command:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
     env, limited = environment(values, os.environ), limits(values)
     cwd = str(values["cwd"]) if "cwd" in values else None
-    if not values.get("on") and not values.get("report"):
+    if "on" not in values and "report" not in values:
         return _here(command, env, limited, cwd)
     from transport.spawn import Spawn
 
+    here = values.get("on", "local") == "local"
     spawn = Spawn(
         command,
-        where=str(values.get("on") or "local"),
-        env=env,
-        cwd=os.getcwd() if cwd is None and "on" not in values else cwd,
+        where=str(values.get("on", "local")),
+        # On this machine a command has its caller's environment, secrets only where no --on asks for a job.
+        env={**(_environment("on" in values) if here else {}), **env},
+        cwd=_current() if cwd is None and here else cwd,
         limits=limited,
-        tree=os.environ.get("QUINE_ROOT_SESSION", ""),
+        tree=_tree(),
         context=caller(values),
     )
     return show(spawn, values)
+
+
+def _environment(scrub: bool) -> dict[str, str]:
+    from transport.inherit import scrubbed
+
+    return scrubbed(os.environ) if scrub else dict(os.environ)
+
+
+def _tree() -> str:
+    """The tree of the agent that we are a command of, if we are one's."""
+    from transport.spawn import is_id
+
+    tree = os.environ.get("QUINE_ROOT_SESSION", "")
+    if tree and not is_id(tree):
+        raise Misconfigured(f"QUINE_ROOT_SESSION is not a session: {tree[:80]!r}", "unset it")
+    return tree
+
+
+def _current() -> str | None:
+    """The current directory; None where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def version() -> int:
+    from quine import __version__
+    from transport.address import build_hash
+
+    print(f"quine {__version__} (build {build_hash()[:12]})")
+    return 0
 
 
 def caller(values: dict[str, object]) -> dict[str, object]:
     """What placing a job needs to know of this process."""
     return {
         "inventory": find_inventory(values, os.environ),
-        "cwd": os.getcwd(),
+        "cwd": _current(),
         "ssh_agent": os.environ.get("SSH_AUTH_SOCK"),
     }
 

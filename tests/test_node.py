@@ -111,10 +111,6 @@ def test_a_bad_beginning(lab: Lab, call: Callable[[], socket.socket], data: byte
         [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["cat"]})), Frame(Kind.DATA, 1, 0, 5, b"hole")],
         [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["cat"]})), Frame(Kind.ACK, 1, 1, 99)],
         [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["cat"]})), Frame(Kind.DATA, 1, 1, 0, b"mine")],
-        [
-            Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["cat"]})),
-            Frame(Kind.SIGNAL, 1, LIFE, 1, pack({"signal": "NOPE"})),
-        ],
         [Frame(Kind.SPAWN, 1, 1, 0, b"x" * MAX_PAYLOAD)] * 70,
         [Frame(Kind.EXIT, 2, LIFE, 0, pack({}))],
     ],
@@ -271,7 +267,61 @@ def test_a_stale_socket_and_a_killed_node_do_not_block_the_next(own_lab: Callabl
 
 def test_a_job_inherits_nothing_of_who_started_the_node(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])
-    env = {"QUINE_SESSION_ID": "s", "QUINE_MAX_TURNS": "3", "QUINE_API_BASE": "b"}
-    done = lab.run(["run", "--on", "local", "--", "env"], env=env, check=True)
-    names = {line.partition(b"=")[0] for line in done.stdout.splitlines()}
-    assert {name for name in names if name.startswith(b"QUINE_")} == {b"QUINE_CREDENTIALS_FD"}
+    env = {"QUINE_SESSION_ID": "s", "QUINE_MAX_TURNS": "3", "QUINE_API_BASE": "b", "A": "1"}
+    starter = f"trap '' QUIT USR1; ulimit -Sf 4; exec {lab.quine} run --on local -- true"
+    subprocess.run(["sh", "-c", starter], env=lab.overlaid(env), cwd=lab.work, check=True)
+    script = "env; grep SigIgn /proc/self/status; ulimit -f"
+    done = lab.run(["run", "--on", "local", "--", "sh", "-c", script], check=True)
+    lines = done.stdout.decode().splitlines()
+    assert {line.partition("=")[0] for line in lines if line.startswith("QUINE_")} == {
+        "QUINE_CREDENTIALS_FD",
+        "QUINE_INVENTORY",
+    }
+    libc = 0b11 << 31  # 32 and 33 are the C library's own
+    assert int(lines[-2].split()[1], 16) & ~libc == 0 and lines[-1] == "unlimited" and "A=1" not in lines
+
+
+def test_a_job_here_has_its_callers_environment(lab: Lab, tmp_path: Path) -> None:
+    for place in ([], ["--report", tmp_path / "r"], ["--on", "local"]):
+        done = lab.run(["run", *place, "--", "sh", "-c", "echo $A; pwd"], env={"A": "1"}, cwd=tmp_path)
+        assert done.stdout.decode() == f"1\n{tmp_path}\n", place
+
+
+def test_a_signal_that_no_machine_has_is_ignored(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    connection = call()
+    frames = [
+        Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["sh", "-c", "read x; echo lives"]})),
+        Frame(Kind.SIGNAL, 1, LIFE, 1, pack({"signal": "NOPE"})),
+        Frame(Kind.DATA, 1, 0, 0, b"x\n"),
+    ]
+    connection.sendall(hello(lab) + b"".join(map(encode, frames)))
+    answer = b""
+    while b"lives" not in answer:
+        data = connection.recv(65536)
+        assert data, answer
+        answer += data
+
+
+def test_a_jobs_end_is_the_end_of_all_it_held(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    """Clients that are killed, commands that cannot be started: the node is left as it was."""
+    import json
+
+    def facts() -> tuple[int, int]:
+        return json.loads(lab.run(["node", "--status"], check=True).stdout)["jobs"], len(
+            os.listdir(f"/proc/{node(lab).pid}/fd")
+        )
+
+    lab.run(["run", "--on", "local", "--", "true"], check=True)
+    before = facts()
+    for _ in range(4):
+        process = lab.popen(
+            ["run", "--on", "local", "--", "sh", "-c", "echo up; sleep 60"], stdout=subprocess.PIPE
+        )
+        assert process.stdout and process.stdout.readline() == b"up\n"
+        process.kill()
+        process.communicate()
+        lab.run(["run", "--on", "local", "--", "x" * 70_000])
+    assert lab.wait_idle() == []
+    deadline = time.monotonic() + 10
+    while facts() != before:
+        assert time.monotonic() < deadline, (facts(), before)

@@ -136,6 +136,66 @@ def test_argv_environment_and_directory_cross_unchanged(lab: Lab) -> None:
     assert done.stdout == b"/usr\n1 2 C.UTF-8\n"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--on", ""], ["--on="], ["--on", "h1", "--cwd", ""], ["--report", ""]],
+    ids=["on", "on=", "cwd", "report"],
+)
+def test_an_empty_value_never_means_here(lab: Lab, words: list[str]) -> None:
+    done = lab.run(["run", *words, "--", "echo", "HERE"])
+    assert (done.returncode, done.stdout) == (2, b"") and b"is empty" in done.stderr
+
+
+def test_the_umask_is_that_of_a_login(lab: Lab) -> None:
+    done = lab.run(["run", "--on", "h1", "--", "sh", "-c", "umask"])
+    there = subprocess.run([*lab.ssh("h1"), "umask"], capture_output=True, check=True, env=lab.env)
+    assert done.stdout == there.stdout
+
+
+def test_a_bad_job_disturbs_no_other(lab: Lab, started: Callable[..., subprocess.Popen[bytes]]) -> None:
+    """One link carries them all: what is odd about one must end that one alone."""
+    good = started("echo up; read line; echo $line")
+    bad = [
+        ["--", "x" * 70_000],
+        ["--", os.fsdecode(b"\xff" * 12_000)],
+        ["--cwd", "/" + "x" * 70_000, "--", "true"],
+        ["--limit", "as=" + "9" * 5000, "--", "true"],
+        ["--env", "A=" + "\ud83d".encode("utf-8", "surrogatepass").decode("utf-8", "replace"), "--", "true"],
+    ]
+    for words in bad:
+        done = lab.run(["run", "--on", "h1", *words])
+        assert done.returncode in (0, 2, 69, 77, 126, 127), done
+        assert len(done.stderr) < 3000
+    out, err = good.communicate(b"still here\n", timeout=20)
+    assert (out, err, good.returncode) == (b"still here\n", b"", 0)
+
+
+def test_jobs_of_one_tree_share_their_directory_to_the_last(lab: Lab) -> None:
+    env = {"QUINE_ROOT_SESSION": "tree-1"}
+    script = "echo up; read line; echo kept > file; cat file; rm file"
+    first = lab.popen(
+        ["run", "--on", "h1", "--", "sh", "-c", script],
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert first.stdout
+    read_until(first.stdout.fileno(), b"up\n")
+    lab.run(["run", "--on", "h1", "--", "true"], env=env, check=True)
+    assert first.communicate(b"go\n", timeout=20)[0] == b"kept\n"
+    assert lab.run(["run", "--on", "h1", "--", "sh", "-c", "ls ~/quine"]).stdout.split() != [b"tree-1"]
+
+
+def test_mistakes_of_the_caller(lab: Lab, tmp_path: Path) -> None:
+    done = lab.run(["run", "--on", "h1", "--", "true"], env={"QUINE_ROOT_SESSION": "a b"})
+    assert done.returncode == 2 and b"QUINE_ROOT_SESSION" in done.stderr
+    gone = tmp_path / "gone"
+    done = lab.sh(f"mkdir {gone}; cd {gone}; rmdir {gone}; quine run --on h1 -- echo fine")
+    assert (done.returncode, done.stdout) == (0, b"fine\n")
+    assert lab.sh("quine -f - <&-").returncode == 2
+    assert b"quine 0." in lab.run(["run", "--version"]).stdout
+
+
 def test_no_secret_of_the_origin_is_in_the_job(lab: Lab) -> None:
     canary = {"OPENAI_API_KEY": "canary-in-the-mine", "GITHUB_TOKEN": "canary-in-the-mine"}
     for where in ("h1", "local"):
@@ -273,8 +333,37 @@ def test_closed_outputs(lab: Lab) -> None:
     assert done.returncode == 5
 
 
-def test_a_full_device_is_not_success(lab: Lab) -> None:
-    assert lab.sh("quine run --on h1 -- yes >/dev/full").returncode != 0
+@pytest.mark.parametrize("command", ["yes", "echo x", "head -c 300000 /dev/zero"])
+def test_a_full_device_is_not_success(lab: Lab, command: str) -> None:
+    done = lab.sh(f"quine run --on h1 -- {command} >/dev/full")
+    assert done.returncode != 0
+    assert command == "yes" or b"cannot write stdout: no space left on device" in done.stderr
+    assert lab.wait_idle() == []
+
+
+def test_a_socket_whose_reader_has_gone_ends_the_producer(lab: Lab) -> None:
+    import socket
+
+    here, there = socket.socketpair()
+    with here:
+        process = lab.popen(["run", "--on", "h1", "--", "yes"], stdout=there.fileno())
+        there.close()
+        assert here.recv(2) == b"y\n"
+    assert process.wait(20) == -signal.SIGPIPE
+    assert lab.wait_idle() == []
+
+
+@pytest.mark.parametrize("name", ["TERM", "HUP"])
+def test_a_signal_gets_through_when_only_our_reader_is_slow(lab: Lab, name: str) -> None:
+    """The job over there is over; its output waits for a reader that does not read."""
+    process = lab.popen(
+        ["run", "--on", "h1", "--", "head", "-c", "200000", "/dev/zero"], stdout=subprocess.PIPE
+    )
+    assert process.stdout
+    os.read(process.stdout.fileno(), 1)
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    assert process.wait(20) == -getattr(signal, f"SIG{name}")
+    process.stdout.close()
 
 
 def test_a_command_that_does_not_read_its_stdin_does_not_hang(lab: Lab) -> None:

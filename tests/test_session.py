@@ -219,6 +219,17 @@ def test_acknowledgements_are_merged(wire: Wire) -> None:
     assert [frame.offset for frame in wire.exchange()] == [30]
 
 
+def test_a_windows_growth_is_given_back_with_its_channel(wire: Wire) -> None:
+    """Else a handful of bulk jobs would leave a long line slow for good."""
+    number = wire.job()
+    before = wire.server.spare
+    wire.server.flow(number, STDOUT).window += 1000
+    wire.server.spare -= 1000
+    wire.opener.abandon(number)
+    wire.exchange()
+    assert wire.server.spare == before
+
+
 def test_pings_are_answered_below_the_caller(wire: Wire) -> None:
     wire.opener.ping(5)
     assert wire.exchange() == []

@@ -22,7 +22,7 @@ from transport.errors import ProtocolError
 from transport.frames import CHUNK, Frame, Kind
 from transport.output import Output
 from transport.session import STDERR, STDIN, STDOUT, Session
-from transport.status import LOST, NOT_STARTED, Status, signal_name
+from transport.status import LOST, NOT_STARTED, USAGE, Status, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Service = Callable[[bytes], bytes]
 
 RECEIVE = 512 * 1024  # bytes taken from the socket at once; with the frames made of it, the client's memory
+BLOCKED = 5.0  # seconds that a reader who takes nothing holds us after a fatal signal
 IMPATIENT = 1.0  # seconds within which a third ^C leaves without waiting
 FORWARDED = (
     signal.SIGINT,
@@ -103,6 +104,7 @@ class Face:
         self._caught: deque[int] = deque()
         self._signals = 0
         self._interrupts: list[float] = []
+        self._patience: tuple[int, float] | None = None  # a fatal signal that was forwarded, and until when
         self._wake, self._wake_in = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_in, False)
@@ -113,8 +115,12 @@ class Face:
 
     def run(self) -> Status | None:
         """The status of the job; None when the node ended before it had read anything."""
+        body = self._spawn.to_json()
         try:
-            self.number = self.session.open(Kind.SPAWN, self._spawn.to_json())
+            type(self._spawn).from_json(body)
+            self.number = self.session.open(Kind.SPAWN, body)
+        except ProtocolError as error:
+            return Status("unreachable", USAGE, detail=str(error))
         except ValueError as error:
             return Status("unreachable", NOT_STARTED, detail=f"argument list too long: {error}")
         previous = {number: signal.signal(number, self._catch) for number in FORWARDED}
@@ -136,12 +142,14 @@ class Face:
         while True:
             self._flush()
             if self._finished():
-                return self._exit
-            events_by_fd = self._poll().poll()
+                return self._ended()
+            events_by_fd = self._poll().poll(None if self._patience is None else 200)
             # Signals first: one that came before an end of file must not arrive over there after it.
             while self._caught:
                 if left := self._signal(self._caught.popleft()):
                     return left
+            if left := self._blocked():
+                return left
             for fd, events in events_by_fd:
                 if fd == self._socket.fileno():
                     if events & ~select.POLLOUT and not self._receive():
@@ -175,6 +183,15 @@ class Face:
         self.session.last_word(self.number)
         self._flush()
         return True
+
+    def _ended(self) -> Status | None:
+        """The exit record; but success is none when its output could not be written."""
+        status = self._exit
+        for stream, name in ((STDOUT, "stdout"), (STDERR, "stderr")):
+            if status and status.state == "exited" and (error := self._outputs[stream].error):
+                status.detail = status.detail or f"cannot write {name}: {error.lower()}"
+                status.code = status.code or 1
+        return status
 
     # -- the node ----------------------------------------------------------------------------------
 
@@ -248,18 +265,22 @@ class Face:
     # -- streams -----------------------------------------------------------------------------------
 
     def _reads_stdin(self) -> bool:
+        return self._stdin >= 0 and self._stdin_credit() > 0
+
+    def _stdin_credit(self) -> int:
+        """Bytes of stdin to read now. None before the node has said a word: it may be ending, and what we had
+        read would be lost; little before the job runs: it may wait for a slot for hours.
+        """
         channel = self.session.channels.get(self.number)
-        return (
-            self._stdin >= 0
-            and channel is not None
-            and channel.flows[STDIN].credit > 0
-            and self._exit is None
-        )
+        if channel is None or self._exit is not None or not self.session.peer:
+            return 0
+        flow = channel.flows[STDIN]
+        return flow.credit if self._pid else max(0, min(flow.credit, CHUNK - flow.offset))
 
     def _read_stdin(self) -> None:
         flow = self.session.flow(self.number, STDIN)
         try:
-            data = os.read(self._stdin, min(CHUNK, flow.credit))
+            data = os.read(self._stdin, min(CHUNK, self._stdin_credit()))
         except BlockingIOError:
             return  # somebody else made it non-blocking, and read first
         except OSError:
@@ -281,7 +302,10 @@ class Face:
 
     def _write(self, stream: int) -> None:
         output = self._outputs[stream]
+        before = output.taken
         alive = output.write()
+        if self._patience and output.taken > before:
+            self._patience = (self._patience[0], time.monotonic() + BLOCKED)
         channel = self.session.channels.get(self.number)
         if channel is None:
             return
@@ -304,15 +328,14 @@ class Face:
             self._services.send()
 
     def _signal(self, number: int) -> Status | None:
-        if number in FATAL and not self._pid and self._exit is None:
-            self.session.abandon(self.number)
-            self._flush()
-            return Status("signaled", 128 + number, signal_name(number))
+        if number in FATAL and (not self._pid or self._exit is not None):
+            return self._leave(number)  # not started yet, or over and only our reader is slow
         if number == signal.SIGINT and self._impatient():
-            self.session.abandon(self.number)
-            self._flush()
-            detail = f"not waited for any longer; pid {self._pid} over there is being ended"
-            return Status("signaled", 130, "INT", pid=self._pid, detail=detail)
+            return self._leave(
+                number, f"not waited for any longer; pid {self._pid} over there is being ended"
+            )
+        if number in FATAL:
+            self._patience = (number, time.monotonic() + BLOCKED)
         if self.number in self.session.channels:
             # A stop signal of the terminal is void for a process group without a shell; STOP is not.
             name = "STOP" if number == signal.SIGTSTP else signal_name(number)
@@ -323,12 +346,30 @@ class Face:
             os.kill(os.getpid(), signal.SIGSTOP)
         return None
 
+    def _leave(self, number: int, detail: str = "") -> Status:
+        """Die of a signal without waiting for the job, which its node then ends."""
+        if self.number in self.session.channels:
+            self.session.abandon(self.number)
+        self._flush()
+        return Status("signaled", 128 + number, signal_name(number), pid=self._pid, detail=detail)
+
+    def _blocked(self) -> Status | None:
+        """After a fatal signal a reader that takes nothing keeps us no longer than this: the job may be over, and
+        its exit record stands behind output that nobody reads.
+        """
+        if self._patience is None or not any(output.pending for output in self._outputs.values()):
+            return None
+        number, until = self._patience
+        return self._leave(number) if time.monotonic() > until else None
+
     def _impatient(self) -> bool:
         now = time.monotonic()
         self._interrupts = [then for then in self._interrupts if now - then < IMPATIENT] + [now]
         return len(self._interrupts) >= 3
 
     def close(self) -> None:
+        if self._services:
+            self._services.close()
         self._socket.close()
         os.close(self._wake)
         os.close(self._wake_in)

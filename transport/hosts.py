@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from transport import address
 from transport.duplex import Duplex
-from transport.errors import ProtocolError, Refused
+from transport.errors import LinkLost, ProtocolError, Refused
 from transport.frames import Kind
 from transport.link import Link
 from transport.router import Relay
@@ -31,19 +31,25 @@ HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duple
 
 
 class Target:
-    """A host chosen for a job, and how to get there. `key` is equal when one link can serve both."""
+    """A host chosen for a job, and how to get there.
 
-    __slots__ = ("dial", "key", "name", "settings", "slots")
+    `group` is equal for the same host, `key` when one link can serve both: another ssh agent or an edited
+    entry of the inventory is another link, and shares the slots.
+    """
+
+    __slots__ = ("dial", "group", "key", "name", "settings", "slots")
 
     def __init__(
         self,
         name: str,
+        group: str,
         key: str,
         dial: Callable[[], Awaitable[Duplex]],
         settings: Callable[[Spawn], None],
         slots: int = 0,
     ) -> None:
         self.name = name
+        self.group = group
         self.key = key
         self.dial = dial
         self.settings = settings  # puts the host's defaults (workdir, env, limits, lease) into a spawn
@@ -57,11 +63,12 @@ Join = Callable[[Duplex, str], Link]
 
 
 class Hosts:
-    """All of them, by the key of their target."""
+    """All of them: their slots by group, their links by key."""
 
     def __init__(self, place: Place | None, join: Join) -> None:
         self._place = place
         self._join = join
+        self._slots: dict[str, Slots] = {}
         self._hosts: dict[str, Host] = {}
 
     def start(self, link: Link, number: int, spawn: Spawn) -> Relay:
@@ -70,7 +77,7 @@ class Hosts:
         try:
             if self._place is None:
                 raise Refused("this node has no inventory")
-            target = self._place(spawn, self._running())
+            target = self._place(spawn, {slots.name: slots.used for slots in self._slots.values()})
         except Refused as refused:
             refuse(relay, refused)
             return relay
@@ -79,83 +86,106 @@ class Hosts:
         host = self._hosts.get(target.key)
         if host is None:
             host = self._hosts[target.key] = Host(target, self._join)
-        host.submit(relay, spawn)
+        slots = self._slots.setdefault(target.group, Slots(target.name))
+        slots.limit = target.slots
+        slots.submit(relay, host, spawn)
         return relay
-
-    def _running(self) -> Counter[str]:
-        """Jobs at each host, those that wait for a slot included."""
-        counts: Counter[str] = Counter()
-        for host in self._hosts.values():
-            counts[host.target.name] += host.running + len(host.queue)
-        return counts
 
     @property
     def busy(self) -> bool:
-        return any(host.running or host.queue for host in self._hosts.values())
+        return any(slots.used for slots in self._slots.values())
 
     def close_idle(self, seconds: float, now: float) -> None:
-        """End the links that nobody used lately."""
-        for host in self._hosts.values():
+        """End the links that nobody used lately, and forget the hosts without one."""
+        for key, host in list(self._hosts.items()):
             link = host.live()
-            if link and not link.handlers and not host.running and now - link.idle_since > seconds:
+            if link and not link.handlers and not host.wanted and now - link.idle_since > seconds:
                 link.fail("idle")
+            if not host.live() and not host.wanted:
+                del self._hosts[key]
 
     def close(self) -> None:
         for host in self._hosts.values():
             host.close()
 
     def status(self) -> dict[str, Any]:
+        up = {host.target.name for host in self._hosts.values() if host.live()}
         return {
-            host.target.name: {
-                "up": host.live() is not None,
-                "running": host.running,
-                "queued": len(host.queue),
+            slots.name: {
+                "up": slots.name in up,
+                "running": slots.running,
+                "queued": slots.used - slots.running,
             }
-            for host in self._hosts.values()
+            for slots in self._slots.values()
         }
 
 
+class Slots:
+    """The jobs of one host: so many at a time, the others in their order."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.limit = 0
+        self.running = 0
+        self._queue: deque[tuple[Relay, Host, Spawn]] = deque()
+
+    @property
+    def used(self) -> int:
+        """Jobs that run or wait."""
+        return self.running + sum(not relay.ended for relay, _, _ in self._queue)
+
+    def submit(self, relay: Relay, host: Host, spawn: Spawn) -> None:
+        self._queue.append((relay, host, spawn))
+        self._begin()
+
+    def _begin(self) -> None:
+        while self._queue and (not self.limit or self.running < self.limit):
+            relay, host, spawn = self._queue.popleft()
+            if not relay.ended:
+                self.running += 1
+                relay.on_end = self._ended
+                host.begin(relay, spawn, self.refuse_waiting)
+
+    def _ended(self, _: Relay) -> None:
+        self.running -= 1
+        self._begin()
+
+    def refuse_waiting(self, refused: Refused) -> None:
+        """The host cannot be reached: who waits for a slot would only dial it again, one after the other."""
+        waiting, self._queue = self._queue, deque()
+        for relay, _, _ in waiting:
+            if not relay.ended:
+                refuse(relay, refused)
+
+
 class Host:
-    """One of them: its link, being dialled or live, and the jobs that wait for a slot."""
+    """One of them: its link, being dialled or live."""
 
     def __init__(self, target: Target, join: Join) -> None:
         self.target = target
-        self.running = 0
-        self.queue: deque[tuple[Relay, Spawn]] = deque()
         self._join = join
         self._link: asyncio.Task[Link] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def submit(self, relay: Relay, spawn: Spawn) -> None:
-        """Begin now, or when a slot is free."""
-        self.queue.append((relay, spawn))
-        self._begin_next()
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for the link."""
+        return bool(self._tasks)
 
-    def _begin_next(self) -> None:
-        while self.queue and (not self.target.slots or self.running < self.target.slots):
-            relay, spawn = self.queue.popleft()
-            if not relay.ended:
-                self._begin(relay, spawn)
-
-    def _begin(self, relay: Relay, spawn: Spawn) -> None:
-        """Take a slot and go; with a live link at once, in this turn of the loop."""
-        self.running += 1
-        relay.on_end = self._ended
+    def begin(self, relay: Relay, spawn: Spawn, unreachable: Callable[[Refused], None]) -> None:
+        """Start a job: with a live link at once, in this turn of the loop."""
         if link := self.live():
             self._connect(relay, link, spawn)
             return
-        task = asyncio.create_task(self._begin_later(relay, spawn))
+        task = asyncio.create_task(self._begin_later(relay, spawn, unreachable))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _ended(self, _: Relay) -> None:
-        self.running -= 1
-        self._begin_next()
-
-    async def _begin_later(self, relay: Relay, spawn: Spawn) -> None:
+    async def _begin_later(self, relay: Relay, spawn: Spawn, unreachable: Callable[[Refused], None]) -> None:
         try:
             link = await self._reach()
         except Refused as refused:
+            unreachable(refused)
             refuse(relay, refused)
         except Exception:
             log.exception("%s: defect while dialling", self.target.name)
@@ -172,6 +202,9 @@ class Host:
             relay.connect(link, Kind.SPAWN, spawn.to_json())
         except ValueError as error:
             refuse(relay, Refused(f"argument list too long: {error}", host=relay.host))
+        except LinkLost as error:
+            detail = f"connection lost before the command was sent: {error}"
+            refuse(relay, Refused(detail, "try again", host=relay.host))
 
     def live(self) -> Link | None:
         task = self._link

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,21 @@ log = logging.getLogger("quine.job")
 
 PAUSE = 5.0  # seconds between TERM and KILL
 HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
+
+
+_users: Counter[Path] = Counter()  # jobs of this node that were started in a directory made for them
+
+
+def _leave_directory(path: Path) -> None:
+    """The last one removes it if nothing was left in it: an empty directory may be somebody's current one."""
+    _users[path] -= 1
+    if _users[path]:
+        return
+    del _users[path]
+    try:
+        path.rmdir()
+    except OSError:
+        pass
 
 
 class Job:
@@ -82,6 +98,11 @@ class Job:
         except OSError as error:
             hint = "too much runs there at one time; see slots in the inventory"
             started = Status("unreachable", NOT_STARTED, detail=f"cannot start: {error.strerror}", hint=hint)
+        except Exception:
+            # One job's oddity must not end the link that carries all the others.
+            log.exception("defect while starting a job")
+            detail = "a defect in quine while starting it; see the node's log"
+            started = Status("unreachable", NOT_STARTED, detail=detail)
         if isinstance(started, Status):
             self._tell_exit(started)
             self._finish()
@@ -120,6 +141,7 @@ class Job:
         except OSError as error:
             raise Refused(f"cannot make {path}: {error.strerror}", "set workdir in the inventory") from None
         self._made = path
+        _users[path] += 1
         return str(path)
 
     # -- from the link -----------------------------------------------------------------------------
@@ -150,7 +172,8 @@ class Job:
         try:
             number = signal_number(str(frame.body().get("signal")))
         except ValueError as error:
-            raise ProtocolError(str(error)) from None
+            log.info("job %d: %s", self.pid, error)  # a signal that this machine does not have
+            return
         if self._child:
             process.signal_group(self._child.pid, number)
 
@@ -189,8 +212,8 @@ class Job:
         self._arm(PAUSE, self._kill)
 
     def _kill(self) -> None:
-        if self._child:
-            process.kill_session(self._child.pid)
+        if self._child and not (self.ended and address.start_time(self._child.pid)):
+            process.kill_session(self._child.pid)  # not once a reaped leader's number is somebody else's
         if self.ended:
             self._finish()
 
@@ -208,8 +231,11 @@ class Job:
         self._tell_exit(child.reap())
         if self._sink:
             self._sink.close()
-        if self.link is None and process.members(child.pid):
-            self._arm(PAUSE, self._kill)  # what it left behind has nobody either, but gets its pause
+        if self.link is None:
+            if process.members(child.pid):
+                self._arm(PAUSE, self._kill)  # what it left behind has nobody either, but gets its pause
+            else:
+                self._finish()
             return
         self._child = None
         if any(not source.closed for source in self._sources):
@@ -246,10 +272,7 @@ class Job:
             source.discard()
         self._child = None
         if self._made:
-            try:
-                self._made.rmdir()  # only if the job left nothing in it
-            except OSError:
-                pass
+            _leave_directory(self._made)
             self._made = None
         self._on_end(self)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from transport.duplex import Duplex
-from transport.errors import ProtocolError
+from transport.errors import LinkLost, ProtocolError
 from transport.frames import Frame, Kind
 from transport.session import Session
 
@@ -63,7 +63,10 @@ class Link:
         self._heard = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(HEARTBEAT, self._beat) if remote else None
-        duplex.attach(self)
+
+    def start(self) -> None:
+        """Begin. What came meanwhile is delivered from here, and that may be the link's end already."""
+        self._duplex.attach(self)
         self.wake()
 
     # -- from the duplex ---------------------------------------------------------------------------
@@ -112,7 +115,9 @@ class Link:
     # -- for the node ------------------------------------------------------------------------------
 
     def open(self, kind: int, body: dict[str, Any], handler: Handler) -> int:
-        """Open a channel. ValueError when the body is too large."""
+        """Open a channel. ValueError when the body is too large, LinkLost when the link has ended."""
+        if self.dead:
+            raise LinkLost(self.dead)
         number = self.session.open(kind, body)
         self.handlers[number] = handler
         self.wake()

@@ -30,7 +30,7 @@ from transport.link import Handler, Link
 from transport.router import Relay, Side
 from transport.session import Session
 from transport.spawn import Spawn
-from transport.starter import CLIENT, DIAL, STATUS
+from transport.starter import CLIENT, DIAL, STATUS, TAKEN
 from transport.status import NOT_STARTED, Status
 
 log = logging.getLogger("quine.node")
@@ -53,6 +53,7 @@ class Node:
         self._job_gone = asyncio.Event()
         self._last_use = time.monotonic()
         self._socket_path = address.socket_path()
+        self._inode = os.stat(self._socket_path).st_ino
         # What every job starts from: the environment of this user's login, less what looks like a secret.
         self._environ = inherit.scrubbed(os.environ)
         self._environ["PATH"] = address.path_with_own(self._environ.get("PATH", os.defpath))
@@ -68,7 +69,7 @@ class Node:
         await self._stopped.wait()
         watch.cancel()
         loop.remove_reader(listener.fileno())
-        with contextlib.suppress(FileNotFoundError):
+        if self._reachable():
             os.unlink(self._socket_path)
         listener.close()
         await self._close()
@@ -96,9 +97,16 @@ class Node:
                 self._last_use = now
             elif now - self._last_use > self._idle:
                 self._stopped.set()
-            if not os.path.exists(self._socket_path):
+            if not self._reachable():
                 log.info("the socket was removed: nobody can reach this node any more")
                 self._stopped.set()
+
+    def _reachable(self) -> bool:
+        """Whether the socket in the file system is still ours: a logout may remove the directory under us."""
+        try:
+            return os.stat(self._socket_path).st_ino == self._inode
+        except OSError:
+            return False
 
     # -- links that come in ------------------------------------------------------------------------
 
@@ -139,8 +147,13 @@ class Node:
             self._link(FdDuplex(fd, fd), opener=False, name="client", remote=False)
         elif first == DIAL and len(fds) == 2:
             link = self._link(FdDuplex(*fds), opener=False, name="origin", remote=True)
+            if link.dead:
+                connection.close()
+                return
             asyncio.get_running_loop().add_reader(connection.fileno(), self._dial_gone, connection, link)
             self._dials[link] = connection
+            with contextlib.suppress(OSError):
+                connection.send(TAKEN)
         else:
             if first == STATUS:
                 with contextlib.suppress(OSError):  # it asked and left
@@ -162,6 +175,7 @@ class Node:
         session = Session(opener, hello)
         link = Link(duplex, session, name, self._on_open, self._on_link_lost, remote)
         self._links.add(link)
+        link.start()
         return link
 
     def _on_link_lost(self, link: Link, why: str) -> None:

@@ -9,6 +9,7 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -29,11 +30,11 @@ class Output:
         self._socket: socket.socket | None = None
         self._limit = 1 << 20
         self._broken = False
+        self.error = ""  # why something could not be written, where that is not a reader who has gone
         try:
             mode = os.fstat(fd).st_mode
         except OSError:
-            self._broken = True  # closed by the caller, as in >&-
-            self.poll_fd = -1
+            self.poll_fd = -1  # closed by the caller, as in >&-: writing will say so
             return
         if stat.S_ISFIFO(mode) or os.isatty(fd):
             self._reopen(fd)
@@ -63,8 +64,10 @@ class Output:
                 sent = self._send(chunk[: self._limit])
             except BlockingIOError:
                 return True
-            except OSError:
+            except OSError as error:
                 self._broken = True
+                if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                    self.error = error.strerror or "write failed"
                 break
             self.taken += sent
             self.pending -= sent
@@ -93,7 +96,8 @@ class Output:
             return False
         poll = select.poll()
         poll.register(self.poll_fd, 0)
-        return any(events & (select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))
+        # A pipe says POLLERR; a socket or a terminal whose other end has gone says only POLLHUP.
+        return any(events & (select.POLLERR | select.POLLNVAL | select.POLLHUP) for _, events in poll.poll(0))
 
     def close(self) -> None:
         """Give back what was opened here; the caller's descriptor stays."""

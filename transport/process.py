@@ -62,7 +62,7 @@ def parse_limits(limits: Mapping[str, str]) -> list[tuple[int, int]]:
         if name not in _LIMITS:
             raise ProtocolError(f"unknown limit {name[:40]!r}; known are {', '.join(sorted(_LIMITS))}")
         digits, unit = (text[:-1], text[-1].lower()) if text[-1:].lower() in _UNITS else (text, "")
-        if not (digits.isascii() and digits.isdigit()):
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
             raise ProtocolError(f"limit {name} is no number: {text[:40]!r}")
         pairs.append((_LIMITS[name], int(digits) * _UNITS.get(unit, 1)))
     return pairs

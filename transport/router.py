@@ -32,6 +32,7 @@ class Relay:
         self.host = host
         self.pid = 0
         self.started = False
+        self.request = False
         self.ended = False
         self.on_end = on_end
         self._early: list[Frame] = []
@@ -39,6 +40,7 @@ class Relay:
 
     def connect(self, link: Link, kind: int, body: dict[str, object]) -> None:
         """Open the far side and hand over what has come so far. ValueError when the body is too large."""
+        self.request = kind == Kind.REQUEST
         far = Side(self, link, 0)
         far.number = link.open(kind, body, far)
         self.far = far
@@ -88,7 +90,9 @@ class Relay:
             if self.far:
                 self.far.abandon()
         else:
-            if self._exit:
+            if self.request:
+                known = "the request may have been answered"
+            elif self._exit:
                 known = "the command has ended, its output is incomplete"
             elif self.started:
                 known = f"the command was started (pid {self.pid}), its outcome is not known"

@@ -9,10 +9,10 @@ Laws
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
-from transport.errors import ProtocolError
 from transport.frames import CHUNK, LIFE, Frame, Kind
 from transport.session import STDIN, STDOUT
 
@@ -39,6 +39,7 @@ class Services:
         self._done: deque[tuple[int, bytes, str | None]] = deque()
         self._replies: dict[int, memoryview] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
 
     def on_frame(self, frame: Frame) -> None:
         number = frame.channel
@@ -69,7 +70,11 @@ class Services:
         body = self._bodies[number]
         body += payload
         if len(body) > MAX_BODY:
-            raise ProtocolError(f"a request of more than {MAX_BODY} bytes")
+            del self._bodies[number]
+            self._session.stop(number, STDIN)
+            self._done.append((number, b"", f"a request of more than {MAX_BODY} bytes"))
+            self.send()
+            return
         self._session.took(number, STDIN, len(body))
 
     def _call(self, number: int) -> None:
@@ -85,12 +90,13 @@ class Services:
         except Exception as error:
             result = (number, b"", str(error) or type(error).__name__)
         self._done.append(result)
-        try:
-            os.write(self._wake, b"\0")
-        except BlockingIOError:
-            pass  # it will wake anyway
-        except OSError:
-            pass  # the face has ended meanwhile
+        with self._lock:
+            if self._wake < 0:
+                return  # the face has ended meanwhile, and its descriptor may be somebody else's
+            try:
+                os.write(self._wake, b"\0")
+            except BlockingIOError:
+                pass  # it will wake anyway
 
     def send(self) -> None:
         """Send what the threads have finished."""
@@ -122,5 +128,7 @@ class Services:
 
     def close(self) -> None:
         """Forget the handlers that still run: their replies have no way to go."""
+        with self._lock:
+            self._wake = -1
         if self._pool:
             self._pool.shutdown(wait=False, cancel_futures=True)

@@ -20,7 +20,7 @@ from collections import deque
 
 from transport.errors import ProtocolError
 from transport.frames import GREETING, LIFE, MAX_PAYLOAD, NAMES, VERSION, Decoder, Frame, Kind, header, pack
-from transport.window import ACK_QUANTUM, MAX_WINDOW, Flow
+from transport.window import ACK_QUANTUM, INITIAL_WINDOW, MAX_WINDOW, Flow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -192,6 +192,7 @@ class Session:
 
     def _forget(self, channel: Channel) -> None:
         del self.channels[channel.number]
+        self.spare += sum(flow.window - INITIAL_WINDOW for flow in channel.flows)
         for stream in (STDIN, STDOUT, STDERR):
             key = (channel.number, stream)
             self._acks.pop(key, None)

@@ -90,13 +90,25 @@ class Spawn:
         texts = [*body["argv"], *env, *env.values(), *limits.values(), body["id"], body["tree"]]
         if any(not name or "=" in name for name in env):
             raise ProtocolError("spawn with a bad name in env")
-        if not all(isinstance(text, str) and "\0" not in text for text in texts):
-            raise ProtocolError("spawn with a value that is no text")
-        if not all(
-            text.isascii() and text.replace("-", "").isalnum() and len(text) <= 64
-            for text in (body["id"], body["tree"])
-        ):
+        if not all(isinstance(text, str) and encodable(text) for text in texts):
+            raise ProtocolError("an argument, a variable or a limit that no command can be given")
+        if not all(encodable(body.get(name) or "") for name in ("cwd", "workdir", "where")):
+            raise ProtocolError("a directory or a host that cannot be named")
+        if not (is_id(body["id"]) and is_id(body["tree"])):
             raise ProtocolError("spawn with a bad id")
         if not 0 <= body.get("lease", 0) <= 31_536_000:
             raise ProtocolError("spawn with a bad lease")
         return cls(**body)
+
+
+def is_id(text: str) -> bool:
+    """Letters, digits and dashes: an id is a directory's name over there."""
+    return text.isascii() and text.replace("-", "").isalnum() and len(text) <= 64
+
+
+def encodable(text: str) -> bool:
+    """Whether it can be an argument: no NUL, and no half of a surrogate pair but those of os.fsdecode."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False

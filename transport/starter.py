@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
+TAKEN = b"+"  # the node's answer to a dial: the streams are its own now
 START_DEADLINE = 20.0  # seconds for the node to be ready on a machine that is busy
 BACKLOG = 1024  # xargs -P 300 must not see a refusal
 LOG_LIMIT = 4 << 20  # bytes of log after which a new node begins a new file
@@ -49,13 +51,27 @@ def connect() -> socket.socket:
     if connection := try_connect():
         return connection
     with open(_path("start"), "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # three hundred clients at once start one node
+        deadline = time.monotonic() + START_DEADLINE
+        while not _lock(lock.fileno()):  # three hundred clients at once start one node
+            if connection := try_connect():
+                return connection
+            if time.monotonic() > deadline:
+                raise Refused("somebody is starting the node of this machine and does not get on with it")
+            time.sleep(0.02)
         if connection := try_connect():
             return connection
         _start()
         if connection := try_connect():
             return connection
     raise Refused("the node of this machine was started and does not answer", f"look at {log_path()}")
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _path(suffix: str) -> str:
@@ -87,7 +103,7 @@ def _start() -> None:
             file_actions=actions,
             setsid=True,
             setsigmask=[],
-            setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
         )
         os.close(told)
         told = -1
@@ -106,9 +122,7 @@ def _start() -> None:
 def bind() -> socket.socket | None:
     """For the node: take the lock of its life and listen. None when another node is there already."""
     lock = os.open(_path("lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _lock(lock):
         if living := try_connect():
             living.close()
             os.close(lock)
@@ -130,12 +144,21 @@ def bind() -> socket.socket | None:
 
 
 def daemonize(ready_fd: int) -> None:
-    """Leave the starter: fork, let the parent end, say ready. The socket listens already."""
+    """Leave the starter: fork, let the parent end, say ready. The socket listens already.
+
+    A soft limit of whoever happened to start us is not our jobs': it goes up to the hard one, but for those that
+    programs take for a size to use (files, stack, core).
+    """
     if os.fork():
         os._exit(0)
     os.chdir("/")
-    os.umask(0o077)
-    os.write(ready_fd, b"\n")
+    for number in (resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        hard = resource.getrlimit(number)[1]
+        resource.setrlimit(number, (hard, hard))
+    try:
+        os.write(ready_fd, b"\n")
+    except BrokenPipeError:
+        pass  # the starter has gone; others may be in the queue already
     os.close(ready_fd)
 
 
@@ -144,17 +167,27 @@ def dial() -> int:
 
     We stay, because sshd closes the streams when its child ends; no byte passes through us.
     """
-    connection = connect()
-    with connection:
-        rights = array.array("i", [0, 1])
-        connection.sendmsg([DIAL], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        os.close(null)
-        while connection.recv(64):
-            pass
-    return 0
+    for _ in range(3):
+        with connect() as connection:
+            rights = array.array("i", [0, 1])
+            try:
+                connection.sendmsg([DIAL], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                taken = connection.recv(1)
+            except (BrokenPipeError, ConnectionResetError):
+                taken = b""
+            if taken != TAKEN:
+                continue  # it went idle, or died, while we connected: the next one is started
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, 0)
+            os.dup2(null, 1)
+            os.close(null)
+            try:
+                while connection.recv(64):
+                    pass
+            except ConnectionResetError:
+                pass  # the node was killed
+            return 0
+    raise Refused("the node of this machine ends as soon as it is started", f"look at {log_path()}")
 
 
 def status() -> dict[str, Any] | None:
@@ -166,8 +199,11 @@ def status() -> dict[str, Any] | None:
         connection.settimeout(START_DEADLINE)
         connection.sendall(STATUS)
         answer = b""
-        while data := connection.recv(65536):
-            answer += data
+        try:
+            while data := connection.recv(65536):
+                answer += data
+        except TimeoutError:
+            raise Refused("the node of this machine does not answer", f"look at {log_path()}") from None
     return quickjson.loads(answer) if answer else None
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 STATES = ("exited", "signaled", "unreachable", "denied", "lost")
 
+LONGEST = 1000  # characters of a detail or a hint
 USAGE = 2
 NOT_STARTED = 69
 LOST = 74
@@ -49,8 +50,8 @@ class Status:
         self.signal = signal
         self.host = host
         self.pid = pid
-        self.detail = detail
-        self.hint = hint
+        self.detail = clip(detail)
+        self.hint = clip(hint)
         self.rusage = {} if rusage is None else rusage
 
     @classmethod
@@ -71,7 +72,7 @@ class Status:
             raise ValueError("unknown field in a status")
         try:
             status = cls(**data)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             raise ValueError(str(error)) from None
         texts = (status.host, status.detail, status.hint, status.signal or "")
         if status.state not in STATES or not all(isinstance(text, str) for text in texts):
@@ -92,6 +93,12 @@ class Status:
 
     def __repr__(self) -> str:
         return f"Status({self.state}, code={self.code}, signal={self.signal}, host={self.host!r}, {self.detail!r})"
+
+
+def clip(text: str) -> str:
+    """Short enough for one frame and one message, and encodable whatever a command's name was."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def signal_name(number: int) -> str:

@@ -6,17 +6,19 @@ Laws
 2. Acknowledged means taken by the thing behind the stream (the child's pipe, the client's stdout), so
    what is not acknowledged is bounded, wherever it lies: in a pipe, in sshd, in a kernel buffer.
    The pipe below buffers megabytes; it is never trusted for flow control.
-3. The window grows only while the line, not the reader, is what limits: when a window's worth
-   comes back within twice the shortest round trip ever seen. A slow reader never makes it grow, and on
-   a short line bulk never builds a queue for small streams to wait behind.
+3. The window grows only while the line, not the reader, is what limits: when a window's worth comes back within
+   twice the shortest round trip ever seen, or at once. A slow reader never makes it grow, who does not read
+   holds a small one, and on a short line bulk never builds a queue for small streams to wait behind.
 """
 
 from __future__ import annotations
 
 from transport.errors import ProtocolError
 
-INITIAL_WINDOW = 1024 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
-ACK_QUANTUM = INITIAL_WINDOW // 8  # taken bytes worth a word: one for each frame costs a tenth of the speed
+INITIAL_WINDOW = 256 * 1024  # what a job that does not read makes its node hold
+QUICK_WINDOW = 1024 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
+QUICK = 0.01  # seconds in which a window must come back to grow so far, whatever the shortest round trip was
+ACK_QUANTUM = INITIAL_WINDOW // 2  # taken bytes worth a word: one for each frame costs a tenth of the speed
 MAX_WINDOW = 8 * 1024 * 1024  # 80 MB/s at 100 ms; what one stream may make any node hold
 
 
@@ -83,8 +85,9 @@ class Flow:
         round_trip = now - self._since
         self._mark = -1
         self._base = min(self._base, round_trip)
-        if not self._limited or round_trip > 2 * self._base:
+        top = MAX_WINDOW if round_trip <= 2 * self._base else QUICK_WINDOW if round_trip <= QUICK else 0
+        if not self._limited or self.window >= top:
             return 0
-        growth = min(self.window, MAX_WINDOW - self.window, spare)
+        growth = min(self.window, top - self.window, spare)
         self.window += growth
         return growth
