@@ -162,16 +162,16 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's face."""
     from quine.host import life_from
     from quine.options import environment, limits
-    from quine.run import caller, show
+    from quine.run import caller, callers_environment, show, starting_directory
 
     given = dict(os.environ)
     settled = dict(given)
     life = life_from(mission, values, settled)
     spawn = _agent(str(values["on"]), life)
-    spawn.env = environment(values, given)
+    spawn.env = {**callers_environment(values), **environment(values, given)}
     spawn.limits = limits(values)
-    spawn.cwd = str(values["cwd"]) if "cwd" in values else None
     spawn.context = caller(values)
+    spawn.cwd = starting_directory(values)
     facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
     return show(spawn, values, _services(life, {**given, **settled}, facts), facts)
 

@@ -34,18 +34,15 @@ def main(words: list[str]) -> int:
     if not command:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
     env, limited = environment(values, os.environ), limits(values)
-    cwd = str(values["cwd"]) if "cwd" in values else None
     if "on" not in values and "report" not in values:
-        return _here(command, env, limited, cwd)
+        return _here(command, env, limited, str(values["cwd"]) if "cwd" in values else None)
     from transport.spawn import Spawn
 
-    here = values.get("on", "local") == "local"
     spawn = Spawn(
         command,
         where=str(values.get("on", "local")),
-        # On this machine a command has its caller's environment, secrets only where no --on asks for a job.
-        env={**(_environment("on" in values) if here else {}), **env},
-        cwd=_current() if cwd is None and here else cwd,
+        env={**callers_environment(values), **env},
+        cwd=starting_directory(values),
         limits=limited,
         tree=_tree(),
         context=caller(values),
@@ -53,10 +50,20 @@ def main(words: list[str]) -> int:
     return show(spawn, values)
 
 
-def _environment(scrub: bool) -> dict[str, str]:
+def callers_environment(values: dict[str, object]) -> dict[str, str]:
+    """What a job has of our environment: here all, less secrets where --on asks for a job; elsewhere nothing."""
     from transport.inherit import scrubbed
 
-    return scrubbed(os.environ) if scrub else dict(os.environ)
+    if values.get("on", "local") != "local":
+        return {}
+    return scrubbed(os.environ) if "on" in values else dict(os.environ)
+
+
+def starting_directory(values: dict[str, object]) -> str | None:
+    """--cwd; without it our own on this machine, and elsewhere what the inventory says (None)."""
+    if "cwd" in values:
+        return str(values["cwd"])
+    return _current() if values.get("on", "local") == "local" else None
 
 
 def _tree() -> str:

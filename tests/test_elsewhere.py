@@ -118,8 +118,8 @@ def test_forks_land_on_other_hosts_at_the_same_time(lab: Lab, data: Path, tmp_pa
     """Two children meet: each waits for what the other does."""
     for name in ("a", "b"):
         subprocess.run(["mkfifo", tmp_path / name], check=True)
-    meet = f"if [ $QUINE_NODE_NAME = h1 ]; then echo x >{tmp_path}/a; cat {tmp_path}/b; "
-    meet += f"else cat {tmp_path}/a; echo x >{tmp_path}/b; fi >/dev/null; echo $QUINE_NODE_NAME >&4"
+    meet = f"if [ $QUINE_NODE_NAME = h1 ]; then timeout 30 sh -c 'echo x >{tmp_path}/a; cat {tmp_path}/b'; "
+    meet += f"else timeout 30 sh -c 'cat {tmp_path}/a; echo x >{tmp_path}/b'; fi >/dev/null; echo $QUINE_NODE_NAME >&4"
     env = environment(
         lab,
         data,
@@ -275,6 +275,15 @@ def test_the_report_follows_an_agent_through_exec(lab: Lab, data: Path, tmp_path
     assert done.returncode == 3, done.stderr
     report = json.loads((tmp_path / "r").read_text())
     assert (report["state"], report["code"]) == ("exited", 3)
+
+
+def test_on_local_is_the_same_line_without_a_link(lab: Lab, data: Path) -> None:
+    env = environment(lab, data, [sh("cat <&3 >&4; echo $A; pwd"), leave()])
+    done = lab.run(["--on", "local", "m"], env={**env, "A": "1"}, input="x")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"x", b"")
+    (tape,) = tapes(data).values()
+    result = next(entry["data"]["content"] for entry in tape if entry["type"] == "tool_result")
+    assert result.startswith(f"[EXIT CODE] 0\n[STDOUT]\n1\n{lab.work}\n")
 
 
 def test_what_is_not_built_is_said_and_not_ignored(lab: Lab, data: Path) -> None:

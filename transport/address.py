@@ -64,7 +64,8 @@ def path_with_own(path: str) -> str:
     At the end, because an environment's bin must not change which python a command finds. Over there the
     dial has put the binary's own directory in front already.
     """
-    return f"{path}:{os.path.dirname(sys.executable)}"
+    own = os.path.dirname(sys.executable)
+    return path if own in path.split(":") else f"{path}:{own}"
 
 
 def runtime_directory() -> str:

@@ -5,7 +5,7 @@ Laws
    other, and whoever waits for the job waits for both.
 2. A job without a link lives for its lease; without anybody who waits for it, it ends at once: TERM, a
    pause, KILL, to everything it started.
-3. A job is started from what the spawn says and this node's own login environment, and from nothing else.
+3. A job is started from what the spawn says and, when it comes from another machine, this node's login environment.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ class Job:
     def _launch(self) -> process.Child | Status:
         spawn = self.spawn
         limits = process.parse_limits(spawn.limits)
-        env = {**self._environ, **spawn.env}
+        # A client of this machine sends its whole environment; from elsewhere comes what is added to the login's.
+        base = self._environ if self.link and self.link.remote else {}
+        env = {**base, **spawn.env}
+        env["PATH"] = address.path_with_own(env.get("PATH", os.defpath))
         argv = [*address.own_command(), *spawn.argv] if spawn.own else spawn.argv
         memo = inherit.write({"socket": self._socket_path, "token": self.token})
         try:

@@ -54,9 +54,8 @@ class Node:
         self._last_use = time.monotonic()
         self._socket_path = address.socket_path()
         self._inode = os.stat(self._socket_path).st_ino
-        # What every job starts from: the environment of this user's login, less what looks like a secret.
+        # What jobs from elsewhere start from: the environment of the login, less what looks like a secret.
         self._environ = inherit.scrubbed(os.environ)
-        self._environ["PATH"] = address.path_with_own(self._environ.get("PATH", os.defpath))
 
     # -- life --------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class Spawn:
 
     argv     command and arguments; with `own`, arguments of quine itself, whose executable the node knows
     where    WHERE expression, "" or "local" for this node
-    env      added to the environment of the node's own login
+    env      added to the environment of the node's login; on the caller's own machine the whole of it
     cwd      directory to start in; an error if it is missing. None: workdir/tree, made if missing
     limits   name -> value: as cpu fsize nofile nproc (bytes, seconds, counts)
     lease    seconds the job outlives a broken link
