@@ -46,7 +46,8 @@ def tapes(data: Path) -> dict[str, list[dict[str, Any]]]:
     found = {}
     for path in data.glob("*.jsonl"):
         entries = [json.loads(line) for line in path.read_text().splitlines()]
-        found[entries[0]["data"]["mission"]] = entries
+        if entries:  # one that has just been made is still empty
+            found[entries[0]["data"]["mission"]] = entries
     return found
 
 
