@@ -64,7 +64,8 @@ class _Clock:
             await self._timeout.__aexit__(kind, error, trace)  # type: ignore[arg-type]
         except TimeoutError:
             detail = f"no answer within {self._limit:g} s; it was about to {self._phase}"
-            hint = f"is it up, is the network? ssh {self._host.destination} true would tell"
+            port = f"-p {self._host.port} " if self._host.port else ""
+            hint = f"is it up, is the network? ssh {port}{self._host.destination} true would tell"
             raise Unreachable(self._host.name, detail, hint) from None
 
     def phase(self, name: str) -> None:

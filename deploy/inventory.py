@@ -176,6 +176,10 @@ class Inventory:
         if tags:
             known += f"; tags: {', '.join(tags)}"
         near = difflib.get_close_matches(where, [*self.hosts, *tags], 1)
+        if where.startswith("@") and not near:
+            return NoSuchHost(f"no host has the tag {where}; known: {known}", "add it to a host's tags")
+        if "!" in where or "," in where:
+            return NoSuchHost(f"{where!r} leaves no host; known: {known}", "quine hosts shows them all")
         hint = f"did you mean {near[0]}?" if near else f"add a table [hosts.NAME] to {self.path}"
         return NoSuchHost(f"no such host: {where!r}; known: {known}", hint)
 
@@ -196,7 +200,8 @@ def load(path: Path | None, env: Mapping[str, str]) -> Inventory:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such inventory", "see --inventory and QUINE_INVENTORY") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"{path}: cannot be read: {_lowered(why or '')}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {_lowered(str(error))}") from None
     return Inventory(_hosts(data, path), path)
@@ -240,7 +245,7 @@ def _check(table: str, values: dict[str, Any], path: Path, name: str) -> Host:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or "?"
-        message = _lowered(first["msg"].removeprefix("Value error, "))
+        message = _lowered(first["msg"].removeprefix("Value error, ")).replace("a valid tuple", "a list")
         if key == "name":
             raise ConfigError(f"{where}: {message}") from None
         raise ConfigError(f"{where}: {key}: {message}") from None

@@ -10,6 +10,7 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -81,6 +82,10 @@ def agent(words: list[str]) -> int:
         if text.strip():
             raise Misconfigured("a mission both in the arguments and in a file")
         text = _read_mission(str(values["file"]))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Misconfigured("the mission is not text: it holds bytes that are not UTF-8") from None
     if not text.strip():
         complain("no mission", "quine MISSION…, or quine --help")
         return 2
@@ -120,6 +125,9 @@ def _translated(error: Exception) -> int:
         from transport.status import die_of
 
         die_of("PIPE")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        complain(f"cannot write: {(error.strerror or '').lower()}")
+        return 1
     return _defect()
 
 

@@ -52,9 +52,11 @@ def main(words: list[str]) -> int:
         complain(message[:1].lower() + message[1:], f"quine {words[0]} --help")
         return USAGE
     except typer.Exit as leaving:
+        if leaving.exit_code == 130:
+            raise KeyboardInterrupt from None  # typer makes a status of it; a shell's loop wants the death
         return leaving.exit_code
     except typer.Abort:
-        return FAILED
+        raise KeyboardInterrupt from None
     return status if isinstance(status, int) else OK
 
 

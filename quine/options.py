@@ -39,7 +39,7 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         "NAME=VALUE",
         "agent run",
         True,
-        "resource limit: as cpu fsize nofile nproc; may be repeated",
+        "limit: as core cpu data fsize nofile nproc stack; may be repeated",
     ),
     ("detach", "", "", "agent run", False, "let it run on without this process"),
     ("report", "", "FILE|FD", "agent run", True, "write one JSON object on how it ended"),
@@ -147,7 +147,7 @@ def environment(values: Mapping[str, object], environ: Mapping[str, str]) -> dic
 
 
 def limits(values: Mapping[str, object]) -> dict[str, str]:
-    """--limit NAME=VALUE, checked where they are set. Raises Misconfigured."""
+    """--limit NAME=VALUE. Raises Misconfigured."""
     found: dict[str, str] = {}
     listed = values.get("limit", [])
     assert isinstance(listed, list)
@@ -156,6 +156,14 @@ def limits(values: Mapping[str, object]) -> dict[str, str]:
         if not (name and given and value):
             raise Misconfigured(f"--limit {text}: should be NAME=VALUE")
         found[name] = value
+    if found:
+        from transport.errors import ProtocolError
+        from transport.process import parse_limits
+
+        try:
+            parse_limits(found)
+        except ProtocolError as error:
+            raise Misconfigured(f"--limit: {error}") from None
     return found
 
 

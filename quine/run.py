@@ -31,7 +31,7 @@ def main(words: list[str]) -> int:
         return 0
     if values.get("version"):
         return version()
-    if not command:
+    if not command or not command[0]:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
     env, limited = environment(values, os.environ), limits(values)
     if "on" not in values and "report" not in values:
@@ -61,9 +61,11 @@ def callers_environment(values: dict[str, object]) -> dict[str, str]:
 
 def starting_directory(values: dict[str, object]) -> str | None:
     """--cwd; without it our own on this machine, and elsewhere what the inventory says (None)."""
+    here = values.get("on", "local") == "local"
     if "cwd" in values:
-        return str(values["cwd"])
-    return _current() if values.get("on", "local") == "local" else None
+        cwd = os.path.expanduser(str(values["cwd"])) if here else str(values["cwd"])
+        return os.path.join(_current() or "/", cwd) if here else cwd
+    return _current() if here else None
 
 
 def _tree() -> str:
@@ -132,16 +134,16 @@ def show(
         )
     if target := values.get("report"):
         report(str(target), status, started=started, seconds=seconds, **(facts or {}))
-    return leave(status, bool(values.get("quiet")))
+    return leave(status)
 
 
 def _say_started(pid: int) -> None:
     say(f"quine: started with pid {pid}\n")
 
 
-def leave(status: Status, quiet: bool = False) -> int:
+def leave(status: Status) -> int:
     """Say what is wrong, if anything is; then the exit status, or the same death."""
-    if status.detail and not (quiet and status.state in ("exited", "signaled")):
+    if status.detail:
         complain(status.detail, status.hint, status.host)
     if status.state == "signaled" and status.signal:
         from transport.status import die_of
@@ -156,6 +158,7 @@ def report(target: str, status: Status, **facts: object) -> None:
     `cost` and `agents` are null until a ledger counts them; of a plain command everything of agents is.
     """
     record = {name: value for name, value in status.to_json().items() if name != "hint"}
+    record["host"] = status.host or "local"
     record |= dict.fromkeys(("session", "tokens_in", "tokens_out", "cost", "agents")) | facts
     text = quickjson.dumps(record) + "\n"
     try:
@@ -172,8 +175,9 @@ def report(target: str, status: Status, **facts: object) -> None:
         with open(aside, "w") as file:
             file.write(text)
         os.rename(aside, target)
-    except OSError as error:
-        complain(f"the report cannot be written to {target}: {error.strerror}")
+    except (OSError, OverflowError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no such descriptor"
+        complain(f"the report cannot be written to {target}: {why}")
 
 
 def _mend_standard_streams() -> None:

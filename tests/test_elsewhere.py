@@ -259,7 +259,7 @@ def test_the_report_of_an_agent(lab: Lab, data: Path, tmp_path: Path, where: str
     place = ["--on", "h1"] if where == "h1" else []
     lab.run([*place, "--report", tmp_path / "r", "m"], env=env, check=True)
     report = json.loads((tmp_path / "r").read_text())
-    host = "h1" if where == "h1" else ""
+    host = "h1" if where == "h1" else "local"
     assert (report["state"], report["code"], report["signal"], report["host"]) == ("exited", 0, None, host)
     assert (report["tokens_in"], report["tokens_out"]) == (7, 3)
     assert report["seconds"] > 0 and report["pid"] > 1 and report["rusage"]["maxrss"] > 0

@@ -153,7 +153,7 @@ def test_select_takes_the_one_with_most_free_slots(fleet: Inventory) -> None:
         ("[hosts.a]\njump = 'me@h:99999'", r"\[hosts.a\]: jump: 'me@h:99999'"),
         ("[hosts.a]\njump = '-x@h'", r"\[hosts.a\]: jump"),
         ("[hosts.a]\njump = 'b'\n[hosts.b]\njump = 'a'", "goes in a circle: a -> b -> a"),
-        ("[hosts.a]\nmay_fork = ['@gpu']", r"\[hosts.a\]: may_fork: no such host: '@gpu'"),
+        ("[hosts.a]\nmay_fork = ['@gpu']", r"\[hosts.a\]: may_fork: no host has the tag @gpu"),
         ("[hosts.a]\n[hosts.a]", "not TOML: .*twice"),
         ("[hosts.a", "not TOML: expected"),
     ],

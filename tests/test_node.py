@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,7 +45,7 @@ def node(lab: Lab) -> Process:
 def hello(lab: Lab, **change: object) -> bytes:
     done = subprocess.run(
         [
-            lab.quine.replace("quine", "python"),
+            sys.executable,
             "-c",
             "from transport.address import build_hash; print(build_hash())",
         ],

@@ -193,6 +193,11 @@ def test_mistakes_of_the_caller(lab: Lab, tmp_path: Path) -> None:
     done = lab.sh(f"mkdir {gone}; cd {gone}; rmdir {gone}; quine run --on h1 -- echo fine")
     assert (done.returncode, done.stdout) == (0, b"fine\n")
     assert lab.sh("quine -f - <&-").returncode == 2
+    assert lab.run(["run", "--", ""]).returncode == 2
+    done = lab.sh("quine --on h1 \"$(printf '\\377')\"")
+    assert done.returncode == 2 and b"not UTF-8" in done.stderr
+    assert b"command not found" in lab.run(["run", "-q", "--on", "h1", "--", "nosuch"]).stderr
+    assert lab.sh("quine hosts >/dev/full").returncode == 1
     assert b"quine 0." in lab.run(["run", "--version"]).stdout
 
 
@@ -207,7 +212,27 @@ def test_limits_hold_over_there(lab: Lab) -> None:
     done = lab.run(["run", "--on", "h1", "--limit", "nofile=64", "--", "sh", "-c", "ulimit -n"])
     assert done.stdout == b"64\n"
     done = lab.run(["run", "--on", "h1", "--limit", "nonsense=1", "--", "true"])
-    assert done.returncode == 77 and b"unknown limit" in done.stderr
+    assert done.returncode == 2 and b"unknown limit" in done.stderr
+    lab.alias("limited", "h1", limits={"nofile": 77})
+    lab.alias("unbuilt", "h1", limits={"mem": "1G"})
+    try:
+        assert lab.run(["run", "--on", "limited", "--", "sh", "-c", "ulimit -n"]).stdout == b"77\n"
+        done = lab.run(["run", "--on", "unbuilt", "--", "true"])
+        assert done.returncode == 77 and b"not built yet" in done.stderr
+    finally:
+        lab.unalias("limited")
+        lab.unalias("unbuilt")
+
+
+def test_a_relative_directory_is_below_the_jobs_own(lab: Lab) -> None:
+    there = lab["h1"].home
+    (there / "quine" / "tree-2" / "sub").mkdir(parents=True)
+    done = lab.run(["run", "--on", "h1", "--cwd", "sub", "--", "pwd"], env={"QUINE_ROOT_SESSION": "tree-2"})
+    assert done.stdout == f"{there}/quine/tree-2/sub\n".encode()
+    done = lab.run(["run", "--on", "h1", "--cwd", "nope", "--", "pwd"])
+    assert done.returncode == 69 and b"no such directory" in done.stderr
+    done = lab.run(["run", "--on", "local", "--cwd", "..", "--", "pwd"])
+    assert done.stdout == f"{lab.work.parent}\n".encode()
 
 
 # -- streams ---------------------------------------------------------------------------------------

@@ -133,11 +133,15 @@ class Job:
             os.close(memo)
 
     def _directory(self) -> str:
-        """Where the job starts. An explicit directory must exist; workdir/tree is made, and removed if left empty."""
-        if self.spawn.cwd is not None:
-            return os.path.expanduser(self.spawn.cwd)
+        """Where the job starts: workdir/tree, made, and removed if left empty; or `cwd`, which must be there.
+
+        A relative cwd is below workdir/tree, as it would be below a login's home.
+        """
+        cwd = os.path.expanduser(self.spawn.cwd) if self.spawn.cwd is not None else ""
+        if os.path.isabs(cwd):
+            return cwd
         if self.spawn.workdir is None:
-            return str(Path.home())
+            return os.path.join(Path.home(), cwd)
         path = Path(self.spawn.workdir).expanduser() / self.spawn.tree
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -145,7 +149,7 @@ class Job:
             raise Refused(f"cannot make {path}: {error.strerror}", "set workdir in the inventory") from None
         self._made = path
         _users[path] += 1
-        return str(path)
+        return os.path.join(path, cwd)
 
     # -- from the link -----------------------------------------------------------------------------
 
