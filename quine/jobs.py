@@ -22,6 +22,7 @@ from quine.signals import Signals
 from transport import quickjson
 
 GRACE = 5.0  # a child that is ended has a shell and children of its own to end first
+LEFT = 1.0  # seconds for what a child left behind, where another program had taken its place
 REPORT = 1 << 16
 
 
@@ -170,6 +171,9 @@ class Jobs:
     def end(self, jobs: list[Job]) -> None:
         """End these and all that descends from them; reaps them."""
         left = [job for job in jobs if job.status is None and job.pidfd >= 0]
+        below = {
+            job.pid: procs.of_session(job.pid) for job in left
+        }  # afterwards nobody knows whose they were
         _tell(left, signal.SIGTERM)
         _tell(left, signal.SIGCONT)
         if not procs.wait([job.pidfd for job in left], GRACE):
@@ -178,6 +182,7 @@ class Jobs:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
         for job in left:
+            procs.end_all(below[job.pid], job.pid, LEFT)
             self._reap(job)
 
     def _reap(self, job: Job) -> None:

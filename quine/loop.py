@@ -101,7 +101,7 @@ class Loop:
         self._silent = 0
         self._last = False  # turns are used up: one more reply
         self._begun = time.monotonic()
-        signals.groups = self._groups
+        signals.others = self._others
 
     # -- the life ----------------------------------------------------------------------------------
 
@@ -310,8 +310,8 @@ class Loop:
         self.jobs.disown()
         self.tape.disown()
 
-    def _groups(self) -> list[int]:
-        return [group for group in (self.shell.group, *(job.pid for job in self.jobs.running)) if group]
+    def _others(self) -> list[int]:
+        return [*self.shell.pids(), *(job.pid for job in self.jobs.running)]
 
 
 def _ended(error: GuestError) -> Ended:

@@ -2,7 +2,8 @@
 
 Laws
 1. A pid alone names nobody: it is used together with a start time or a pidfd.
-2. Ending is TERM, a pause, KILL; it returns when they are gone or have been killed.
+2. Ending is TERM, a pause, KILL, to descendants in whatever process group they have put themselves (timeout(1),
+   `set -m`); who has made a session of its own has asked to be left.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -117,23 +118,43 @@ def wait(pidfds: Sequence[int], seconds: float) -> bool:
     return True
 
 
-def end(pids: Iterable[int], grace: float, group_number: int = 0) -> None:
-    """TERM to each, and to the group where one is named; KILL to who is left after the pause."""
-    fds = []
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fds.append(os.pidfd_open(pid))
-    try:
-        # CONT, because a stopped process does not take its TERM.
-        for number, seconds in ((signal.SIGTERM, 0.0), (signal.SIGCONT, grace), (signal.SIGKILL, 1.0)):
-            if group_number:
-                with contextlib.suppress(OSError):
-                    os.killpg(group_number, number)
+def of_session(root: int) -> dict[int, Process]:
+    """`root`, what descends from it or is in its group, as far as it is in our session; by pid."""
+    session = os.getsid(0)
+    table = {process.pid: process for process in everyone() if process.session == session}
+    mine = {pid for pid, process in table.items() if root in (pid, process.group)}
+    return {pid: table[pid] for pid in _grown(mine, table)}
+
+
+def _grown(pids: set[int], table: dict[int, Process]) -> set[int]:
+    """These and all that descends from them."""
+    while more := {pid for pid, process in table.items() if process.ppid in pids} - pids:
+        pids |= more
+    return pids
+
+
+def end_all(found: dict[int, Process], root: int, grace: float) -> None:
+    """TERM, a pause, KILL to these, to the group of `root`, and to what they have started since."""
+    session, ours = os.getsid(0), os.getpid()
+
+    def left() -> dict[int, Process]:
+        table = {p.pid: p for p in everyone() if p.session == session and p.pid != ours}
+        mine = {pid for pid, p in found.items() if pid in table and table[pid].started == p.started}
+        mine |= {pid for pid, p in table.items() if p.group == root}
+        return {pid: table[pid] for pid in _grown(mine, table)}
+
+    for number, pause in ((signal.SIGTERM, grace), (signal.SIGKILL, 1.0)):
+        found = left()
+        fds = []
+        for pid in found:
+            with contextlib.suppress(OSError):
+                fds.append(os.pidfd_open(pid))
+        for each in (number, signal.SIGCONT):  # CONT, because a stopped process does not take its TERM
             for fd in fds:
                 with contextlib.suppress(OSError):
-                    signal.pidfd_send_signal(fd, number)
-            if seconds and wait(fds, seconds):
-                return
-    finally:
+                    signal.pidfd_send_signal(fd, each)
+        done = not fds or wait(fds, pause)
         for fd in fds:
             os.close(fd)
+        if done and not left():
+            return

@@ -9,7 +9,8 @@ Laws
 2. The end of a command is its status line, or the end of the shell; never the end of its output, which a
    background process can hold open for ever.
 3. A timeout ends the processes of this command, TERM then KILL; what earlier commands left in the background goes on.
-4. The shell is a process group of its own in the agent's session, and is ended with it, group and all.
+4. The shell is a process group of its own in the agent's session, and is ended with all that descends from it there.
+5. A command is sent once: to a shell that lives, and to no second one when that dies of it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ PIPE = 1 << 18  # room for background output while the agent thinks
 
 # 6 status, 7 and 8 where output is captured: single digits, for dash knows no others. `command` keeps an
 # error in eval (syntax, a failed redirection) from ending the shell.
-STATEMENT = "{ command eval %s\n} </dev/null >&7 2>&8 6>&- 7>&- 8>&-\ncommand printf '%%s\\n' \"$?\" >&6\n"
+# The mark is new each time, and a line of its own: bash keeps its saved descriptors open in a command, so that one
+# which writes to all of them reaches the status pipe too.
+STATEMENT = (
+    "{ command eval %s\n} </dev/null >&7 2>&8 6>&- 7>&- 8>&-\ncommand printf '\\n%s %%s\\n' \"$?\" >&6\n"
+)
 
 
 class Outcome(NamedTuple):
@@ -67,8 +72,15 @@ class Shell:
         """The process group of commands, 0 where no shell runs."""
         return self._pid
 
+    def pids(self) -> list[int]:
+        """The shell and its commands, in whatever groups they are."""
+        return list(procs.of_session(self._pid)) if self._pid else []
+
     def run(self, command: str, timeout: float, environ: Mapping[str, str]) -> Outcome:
         """Run one command to its end; OSError where no shell can be started."""
+        died: list[str] = []
+        if self._pid and procs.wait([self._pidfd], 0):
+            self._ended(died)  # between two commands: this one has not been begun, so it runs in a new shell
         if not self._pid:
             self._start(environ)
         self._count += 1
@@ -77,7 +89,7 @@ class Shell:
         for out, _ in self._pipes:
             drain(out, background)
         streams = [Capture(self._limit, f"{name}.stdout"), Capture(self._limit, f"{name}.stderr")]
-        watch = _Watch(self, STATEMENT % quote(command), streams, timeout)
+        watch = _Watch(self, command, streams, timeout)
         with self._signals.running():
             code = watch.until_done()
         for (out, _), stream in zip(self._pipes, streams, strict=True):
@@ -89,23 +101,22 @@ class Shell:
                 self.cwd = os.readlink(f"/proc/{self._pid}/cwd").removesuffix(" (deleted)")
         if watch.timed_out:
             code = 124
-        return Outcome(code, streams[0].text(), streams[1].text(), tuple(watch.notes), background.text())
+        return Outcome(code, streams[0].text(), streams[1].text(), (*died, *watch.notes), background.text())
 
     def close(self) -> None:
-        """End the shell and its group: end of file, then TERM, a pause, KILL. Reaps the shell."""
+        """End the shell and its commands: end of file, then TERM, a pause, KILL. Reaps the shell."""
         if self._pid:
             self._end()
         self.disown()
 
     def _end(self) -> None:
         group = self._pid
+        below = procs.of_session(group)
         _close(self._control)
         self._control = -1
         if procs.wait([self._pidfd], 0.5):
             self._forget()
-        members = procs.group(group)
-        if members:
-            procs.end(members, GRACE, group)
+        procs.end_all(below, group, GRACE)
         if self._pid:
             self._forget()
 
@@ -174,10 +185,11 @@ class Shell:
 class _Watch:
     """One command under way: writes the statement, reads output and status, minds time and signals."""
 
-    def __init__(self, shell: Shell, statement: str, streams: list[Capture], timeout: float) -> None:
+    def __init__(self, shell: Shell, command: str, streams: list[Capture], timeout: float) -> None:
         self._shell = shell
         self._signals = shell._signals
-        self._statement = statement.encode("utf-8", "surrogateescape")
+        self._mark = os.urandom(8).hex()
+        self._statement = (STATEMENT % (quote(command), self._mark)).encode("utf-8", "surrogateescape")
         self._streams = {pair[0]: stream for pair, stream in zip(shell._pipes, streams, strict=True)}
         self._begun = procs.now()
         self._older = procs.children(shell._pid)
@@ -185,6 +197,7 @@ class _Watch:
         self._timeout = timeout
         self._stage = 0  # 0 running, 1 TERM sent, 2 KILL sent, 3 the shell killed too
         self._insist = float("inf")
+        self._told: set[int] = set()
         self._heeded = 0
         self._line = b""
         self.timed_out = False
@@ -198,7 +211,8 @@ class _Watch:
         poll.register(self._shell._control, select.POLLOUT)
         for fd in self._streams:
             poll.register(fd, select.POLLIN)
-        gone = False
+        # Not only when the status pipe ends: a subshell in the background holds that open.
+        poll.register(self._shell._pidfd, select.POLLIN)
         while True:
             for fd, event in poll.poll(self._pause()):
                 if fd == self._signals.fd:
@@ -210,13 +224,13 @@ class _Watch:
                     self._streams[fd].feed(os.read(fd, CHUNK))
                 elif fd == self._shell._pidfd:
                     return None
-                elif (status := self._read_status()) is not None:
-                    return status
-                elif not gone and event & select.POLLHUP:
-                    # The shell has exited, or has become another program (exec): then that is the command now.
-                    gone = True
-                    poll.unregister(fd)
-                    poll.register(self._shell._pidfd, select.POLLIN)
+                elif event & select.POLLIN:
+                    if (status := self._read_status()) is not None:
+                        return status
+                elif event & select.POLLHUP:
+                    poll.unregister(
+                        fd
+                    )  # the shell has become another program (exec): that is the command now
             self._mind()
 
     def _feed(self, event: int) -> bool:
@@ -233,8 +247,12 @@ class _Watch:
         return bool(self._statement)
 
     def _read_status(self) -> int | None:
-        self._line += os.read(self._shell._status, 64)
-        return int(self._line) if self._line.endswith(b"\n") else None
+        *lines, self._line = (self._line + os.read(self._shell._status, 4096)).split(b"\n")
+        for line in lines:
+            mark, _, status = line.partition(b" ")
+            if mark == self._mark.encode() and status.isdigit():
+                return int(status)
+        return None
 
     def _pause(self) -> int | None:
         left = min(self._deadline, self._insist) - time.monotonic()
@@ -244,13 +262,14 @@ class _Watch:
         """Interrupts, the alarm, too much output, the deadline."""
         if self._signals.interrupts > self._heeded:
             self._heeded = self._signals.interrupts
-            self._tell(signal.SIGINT)
+            self._told = self._tell(signal.SIGINT)
             self._insist = time.monotonic() + INSIST
         if time.monotonic() >= self._insist:
             # A loop of the shell's own goes on although its commands were interrupted; or the signal came
             # between two commands, when there was nobody to take it.
             self._insist = float("inf")
-            if not self._tell(signal.SIGINT):
+            if not self._told & self._members():  # one that was told and is still there is heeding it
+                self._tell(signal.SIGINT)
                 os.kill(self._shell._pid, signal.SIGINT)
         if self._stage == 0:
             if self._signals.alarm:
@@ -274,13 +293,16 @@ class _Watch:
         self._stage, self._deadline = 1, time.monotonic() + GRACE
         self._tell(signal.SIGTERM)
 
-    def _tell(self, number: int) -> bool:
-        """Signal the processes of the command; were there any?"""
-        pids = procs.of_command(self._shell._pid, self._begun, self._older)
+    def _members(self) -> set[int]:
+        return set(procs.of_command(self._shell._pid, self._begun, self._older))
+
+    def _tell(self, number: int) -> set[int]:
+        """Signal the processes of the command; who were they?"""
+        pids = self._members()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
-        return bool(pids)
+        return pids
 
 
 def _pipe(size: int = 0) -> tuple[int, int]:

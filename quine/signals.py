@@ -41,7 +41,7 @@ class Signals:
         self.fatal = 0
         self.alarm = False
         self.interrupts = 0  # SIGINTs for what runs, since it was begun
-        self.groups: Callable[[], list[int]] = list  # process groups that stop and go on with us
+        self.others: Callable[[], list[int]] = list  # processes that stop and go on with us
         self._running = False
         self._open = 0
         self._last = -TWICE
@@ -69,7 +69,7 @@ class Signals:
         self.fatal = self.interrupts = self._open = 0
         self.alarm = self._running = False
         self._last = -TWICE
-        self.groups = list
+        self.others = list
         for fd in self._wake:
             os.close(fd)
         self._pipe()
@@ -163,10 +163,10 @@ class Signals:
         if number == S.SIGALRM:
             self.alarm = True
         elif number == S.SIGTSTP:
-            _tell(self.groups(), S.SIGTSTP)
+            _tell(self.others(), S.SIGTSTP)
             os.kill(os.getpid(), signal.SIGSTOP)
         elif number == S.SIGCONT:
-            _tell(self.groups(), S.SIGCONT)
+            _tell(self.others(), S.SIGCONT)
         elif number == S.SIGINT and self._running and time.monotonic() - self._last >= TWICE:
             self._last = time.monotonic()
             self.interrupts += 1
@@ -176,7 +176,7 @@ class Signals:
                 raise Terminated(self.fatal)
 
 
-def _tell(groups: list[int], number: int) -> None:
-    for group in groups:
+def _tell(pids: list[int], number: int) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, number)
+            os.kill(pid, number)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quine import capture, procs
+from quine.env import quote
 from quine.shell import Outcome, Shell
 from quine.signals import HANDLED, PYTHON_IGNORES, Signals, Terminated
 
@@ -246,11 +247,69 @@ def test_no_such_shell(signals: Signals, tmp_path: Path) -> None:
     shell.close()
 
 
-def test_a_broken_pipe_of_ours_is_not_a_signal(shell: Shell, signals: Signals) -> None:
+def test_a_command_for_a_shell_that_has_died_runs_in_a_new_one(shell: Shell, signals: Signals) -> None:
+    """It was never begun, so nothing happens twice; and to lose it would be a failure that is not the command's."""
+    run(shell, "X=1")
+    os.kill(shell.group, signal.SIGKILL)
+    procs.wait([shell._pidfd], 5)
+    got = run(shell, "echo $X$X alive")
+    assert (got.code, got.stdout) == (0, "alive\n")
+    assert "died of signal 9" in got.notes[0]
+    assert not signals.fatal
+
+
+def test_a_broken_pipe_of_ours_is_not_a_signal(
+    shell: Shell, signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell dies after it was looked at and before it is written to."""
     run(shell, "true")
     os.kill(shell.group, signal.SIGKILL)
     procs.wait([shell._pidfd], 5)
-    got = run(shell, "echo x " + "y" * 100_000)
+    with monkeypatch.context() as patched:
+        patched.setattr("quine.shell.procs.wait", lambda fds, seconds: False)
+        got = run(shell, "echo x " + "y" * 100_000)
     assert got.code == 137
     assert not signals.fatal
     assert run(shell, "echo alive").stdout == "alive\n"
+
+
+GROUPS = ("timeout 1000 sleep 86394 &", "set -m; sleep 86394 & set +m;")
+
+
+@pytest.mark.parametrize("command", GROUPS)
+def test_closing_ends_groups_of_their_own(shell: Shell, command: str) -> None:
+    pid = int(run(shell, f"{command} echo $!").stdout)
+    found = procs.of_session(pid)
+    shell.close()
+    assert not found.keys() & {process.pid for process in procs.everyone()}
+
+
+def test_interrupt_ends_a_loop_of_short_commands(shell: Shell) -> None:
+    began = time.monotonic()
+    run(shell, "(sleep 0.1; kill -INT $PPID) & while :; do sleep 0.05; done", timeout=20)
+    assert time.monotonic() - began < 5
+    assert run(shell, "echo alive").stdout == "alive\n"
+
+
+def test_an_interrupted_command_may_clean_up(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quine.shell.INSIST", 0.2)
+    trap = f"trap 'echo int; sleep 0.6; echo clean; exit 5' INT; kill -INT {os.getpid()}; while :; do sleep 0.05; done"
+    got = run(shell, f"sh -c {quote(trap)}", timeout=20)
+    assert (got.code, got.stdout) == (5, "int\nclean\n")
+
+
+def test_exit_with_a_subshell_in_the_background(shell: Shell) -> None:
+    began = time.monotonic()
+    got = run(shell, "(sleep 86393; :) & exit 3", timeout=20)
+    assert time.monotonic() - began < 5
+    assert got.code == 3
+
+
+def test_no_descriptor_of_the_shell_forges_a_status(shell: Shell) -> None:
+    got = run(
+        shell,
+        "for fd in 10 11 12 13 14 15; do echo 0 >&$fd; printf 1 >&$fd; done 2>/dev/null; false",
+        timeout=9,
+    )
+    assert got.code in (1, 2)  # dash knows no descriptors of two digits
+    assert run(shell, "echo alive").stdout.endswith("alive\n")
