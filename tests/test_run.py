@@ -362,7 +362,7 @@ def test_closed_outputs(lab: Lab) -> None:
 def test_a_full_device_is_not_success(lab: Lab, command: str) -> None:
     done = lab.sh(f"quine run --on h1 -- {command} >/dev/full")
     assert done.returncode != 0
-    assert command == "yes" or b"cannot write stdout: no space left on device" in done.stderr
+    assert b"cannot write stdout: no space left on device" in done.stderr
     assert lab.wait_idle() == []
 
 

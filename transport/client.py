@@ -188,7 +188,7 @@ class Face:
         """The exit record; but success is none when its output could not be written."""
         status = self._exit
         for stream, name in ((STDOUT, "stdout"), (STDERR, "stderr")):
-            if status and status.state == "exited" and (error := self._outputs[stream].error):
+            if status and (error := self._outputs[stream].error):
                 status.detail = status.detail or f"cannot write {name}: {error.lower()}"
                 status.code = status.code or 1
         return status
