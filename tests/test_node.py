@@ -129,6 +129,27 @@ def test_bad_frames_end_their_link_and_its_jobs(
     assert alive(lab)
 
 
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"\xff" * 70_000, GREETING + b"\xff" * 100, GREETING + encode(Frame(Kind.SPAWN, 1, 0, 0, b"{}"))],
+    ids=["nothing", "noise", "frames", "no hello"],
+)
+def test_garbage_on_the_line_of_a_dial(lab: Lab, garbage: bytes) -> None:
+    """The far node meets it over a real ssh, beside its real origin."""
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    python = next((lab["h1"].home / ".cache" / "quine").glob("*/venv/bin/python"))
+    dial = subprocess.run(
+        [*lab.ssh("h1"), f"{python} -P -m quine node --dial"],
+        input=garbage,
+        capture_output=True,
+        env=lab.env,
+        timeout=30,
+        check=False,
+    )
+    assert dial.stdout.startswith(GREETING) and b"Traceback" not in dial.stderr
+    assert alive(lab)
+
+
 def test_another_build_is_not_served(lab: Lab, call: Callable[[], socket.socket]) -> None:
     connection = call()
     connection.sendall(hello(lab, build="0" * 64) + encode(Frame(Kind.SPAWN, 1, 0, 0, pack(SPAWN))))
