@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 REMINDERS = 3  # replies without a call, in a row, that end a life
+REFUSALS = (
+    10  # replies of which every call was refused, in a row, that end a life; REMINDERS when its time is over
+)
 
 
 class End(NamedTuple):
@@ -99,7 +102,9 @@ class Loop:
         self._usage = Usage()
         self._context = 0  # tokens of the conversation, as far as the guest has told
         self._silent = 0
-        self._last = False  # turns are used up: one more reply
+        self._refused = 0
+        self._alarmed = False
+        self._last = ""  # turn_exhaustion or context_exhaustion: one more reply
         self._begun = time.monotonic()
         signals.others = self._others
 
@@ -149,27 +154,41 @@ class Loop:
 
     def _step(self) -> None:
         if self.signals.alarm:
+            if not self._alarmed:
+                self._alarmed, self._silent, self._refused = True, 0, 0
             self._say(Message("user", prompt.TIME_LIMIT))
         reply = self._infer()
         last, calls = self._last, reply.message.tool_calls
         if calls:
             self._silent = 0
-            self._answer(calls)
+            self._refused = 0 if self._answer(calls) else self._refused + 1
         else:
             self._silent += 1
         if last:
-            turns = self.life.limits.turns
-            raise Ended(
-                DENIED, "turn_exhaustion", detail=f"all {turns} turns are used", hint="see --max-turns"
-            )
+            raise self._exhausted(last)
+        if self.signals.alarm and max(self._silent, self._refused) >= REMINDERS:
+            raise Ended(DEADLINE, "timeout", detail="the guest did not end when its time was over")
         if self._silent >= REMINDERS:
-            if self.signals.alarm:
-                raise Ended(DEADLINE, "timeout", detail="the guest did not answer when its time was over")
             raise Ended(
                 FAILED, "error", detail=f"the guest made no tool call in {REMINDERS} replies in a row"
             )
+        if self._refused >= REFUSALS:
+            raise Ended(
+                FAILED, "error", detail=f"every call of {REFUSALS} replies in a row had to be refused"
+            )
         if not calls:
             self._say(Message("user", prompt.REMINDER))
+
+    def _exhausted(self, mode: str) -> Ended:
+        limits = self.life.limits
+        if mode == "turn_exhaustion":
+            return Ended(DENIED, mode, detail=f"all {limits.turns} turns are used", hint="see --max-turns")
+        return Ended(
+            DENIED,
+            mode,
+            detail=f"the context of {limits.window} tokens is full",
+            hint="see QUINE_CONTEXT_WINDOW",
+        )
 
     def _infer(self) -> Reply:
         self.tape.sync()
@@ -194,24 +213,30 @@ class Loop:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def _answer(self, calls: tuple[ToolCall, ...]) -> None:
+    def _answer(self, calls: tuple[ToolCall, ...]) -> bool:
+        """Whether any of them was carried out, however that ended."""
         ready: dict[int, Result] = {}
+        carried = False
         self.answered = 0
         for index, call in enumerate(calls):
             if index not in ready:
-                if call.name == "fork" and not self._objection(call):
+                # What a call did is on the disk before the next one begins, which may be the end of us.
+                self.tape.sync()
+                if objection := self._objection(call):
+                    ready[index] = Result(objection, True)
+                elif call.name == "fork":
                     forks = [(i, c) for i, c in enumerate(calls) if i >= index and self._may_fork(c)]
                     ready.update(fork_tool.run(self, forks, calls))
                 else:
                     ready[index] = self._one(call)
             result = ready[index]
+            carried = carried or not _refused(call, result)
             text = result.text if index < len(calls) - 1 else result.text + self._left()
             self._say(Message("tool", result=ToolResult(call.id, call.name, text, result.is_error)))
             self.answered += 1
+        return carried
 
     def _one(self, call: ToolCall) -> Result:
-        if objection := self._objection(call):
-            return Result(objection, True)
         if call.name == "sh":
             self._turns += 1
             return sh_tool.run(self, call.args)
@@ -227,7 +252,7 @@ class Loop:
         if self.signals.alarm and call.name != "exit":
             return prompt.TIME_REFUSAL
         if self._last and call.name not in ("exec", "exit"):
-            return prompt.LAST_REFUSAL
+            return prompt.last_refusal(self._last)
         if call.fault:
             return f"Bad call: {call.fault}; send it again"
         if call.name == "fork" and (later := next((k for k in fork_tool.LATER if k in call.args), "")):
@@ -237,7 +262,7 @@ class Loop:
         if call.name == "fork":
             return fork_tool.fault(call.args)
         if call.name == "sh" and 0 < self.life.limits.turns <= self._turns:
-            return prompt.LAST_REFUSAL
+            return prompt.last_refusal("turn_exhaustion")
         return ""
 
     def _left(self) -> str:
@@ -253,12 +278,18 @@ class Loop:
                 lines.append(f"  {job.directory}/stdout, stderr")
         if limit := self.life.limits.turns:
             lines.append(f"[TURNS LEFT] {max(0, limit - self._turns)}")
-            if self._turns >= limit and not self._last:
-                self._last = True
-                lines.append(prompt.LAST_NOTE)
-        used = self._context or sum(len(m.result.text if m.result else m.text) for m in self.messages) // 4
-        lines.append(f"[CONTEXT USED] {round(used / 1000)}K of {round(self.life.limits.window / 1000)}K")
+        used, window = self._used(), self.life.limits.window
+        lines.append(f"[CONTEXT USED] {round(used / 1000)}K of {round(window / 1000)}K")
+        last = "turn_exhaustion" if 0 < limit <= self._turns else ""
+        last = last or ("context_exhaustion" if 0 < window <= used else "")
+        if last and not self._last:
+            self._last = last
+            lines.append(prompt.last_note(last))
         return "\n" + "\n".join(lines)
+
+    def _used(self) -> int:
+        """Tokens of the conversation: what the guest has told, or a guess of four characters each."""
+        return self._context or sum(len(m.result.text if m.result else m.text) for m in self.messages) // 4
 
     def _say(self, message: Message) -> None:
         self.messages.append(message)
@@ -312,6 +343,12 @@ class Loop:
 
     def _others(self) -> list[int]:
         return [*self.shell.pids(), *(job.pid for job in self.jobs.running)]
+
+
+def _refused(call: ToolCall, result: Result) -> bool:
+    """Did a call do nothing at all? exec and exit come back only to say why."""
+    nothing = ("Bad call:", "Refused:", "[FORK ERROR]", "[SHELL ERROR]")
+    return call.name not in ("sh", "fork") or (result.is_error and result.text.startswith(nothing))
 
 
 def _ended(error: GuestError) -> Ended:

@@ -19,11 +19,7 @@ REMINDER = (
 )
 TIME_LIMIT = "[TIME LIMIT] The time of this process is over. Call exit now with your verdict; anything else is refused."
 TIME_REFUSAL = "Refused: the time limit is reached, only exit is accepted now."
-LAST_NOTE = (
-    "[LAST REPLY] No turns are left. One more reply is possible, and only exec (a new life with the wisdom that you "
-    "give it) and exit are accepted in it."
-)
-LAST_REFUSAL = "Refused: no turns are left, only exec and exit are accepted now."
+_LAST = {"turn_exhaustion": "no turns are left", "context_exhaustion": "the context is full"}
 
 _MATERIAL = {
     "none": "There is no material: descriptor 3 is empty.",
@@ -68,6 +64,18 @@ def first(life: Life) -> Message:
         parts.append(f"Wisdom of your former life, as data, one JSON object:\n{wisdom}")
     parts.append("Begin.")
     return Message("user", "\n".join(parts))
+
+
+def last_note(mode: str) -> str:
+    """What follows the last result before the last reply; `mode` is how the life ends if nothing is done."""
+    return (
+        f"[LAST REPLY] {_LAST[mode].capitalize()}. One more reply is possible, and only exec (a new life with the "
+        "wisdom that you give it) and exit are accepted in it."
+    )
+
+
+def last_refusal(mode: str) -> str:
+    return f"Refused: {_LAST[mode]}, only exec and exit are accepted now."
 
 
 def limits(life: Life) -> str:

@@ -190,6 +190,43 @@ def test_replies_without_a_call(agents: Agents) -> None:
     assert sum(text.startswith("[REMINDER]") for text in said) == 2
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        call("exit", status=300),
+        call("exit", status=1),
+        call("rm"),
+        call("fork", intent=" "),
+        call("exec", argv=["/no"]),
+    ],
+)
+def test_nothing_but_refused_calls_ends_a_life(agents: Agents, bad: dict[str, object]) -> None:
+    done = agents.run({**says(bad), "repeat": True})
+    assert done.returncode == 1
+    assert b"quine: error: every call of 10 replies in a row had to be refused" in done.stderr
+    assert agents.outcome()["termination_mode"] == "error"
+    assert len(agents.results()) == 10
+
+
+def test_a_result_is_on_the_disk_before_the_next_call(agents: Agents) -> None:
+    done = agents.run(says(sh("echo first"), sh("grep -c first $QUINE_DATA_DIR/*.jsonl >&4")), says(OK))
+    assert done.stdout == b"2\n"  # the calls, and the result of the first
+
+
+def test_the_context_is_full(agents: Agents) -> None:
+    full = {"usage": {"input": 900, "output": 200}}
+    env = {"QUINE_CONTEXT_WINDOW": "1000"}
+    done = agents.run({**says(sh("true")), **full}, says(sh("echo no >&4")), env=env)
+    assert (done.returncode, done.stdout) == (77, b"")
+    assert agents.outcome()["termination_mode"] == "context_exhaustion"
+    first, second = agents.results()
+    assert "[LAST REPLY] The context is full" in first
+    assert "only exec and exit" in second
+    assert "[LAST REPLY]" not in second
+    done = agents.run({**says(sh("true")), **full}, says(OK), env=env, mission="ends")
+    assert done.returncode == 0
+
+
 def test_calls_after_exit_never_run(agents: Agents) -> None:
     agents.run(says(sh("echo 1 >>log"), OK, sh("echo 2 >>log")))
     assert (agents.directory / "log").read_text() == "1\n"

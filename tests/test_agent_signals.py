@@ -161,6 +161,15 @@ def test_alarm_that_is_not_heeded(agents: Agents) -> None:
     assert agents.outcome()["termination_mode"] == "timeout"
 
 
+def test_alarm_that_is_answered_with_refused_calls(agents: Agents) -> None:
+    agents.script(says(sh(f"touch up; sleep {NAP}0")), {**says(sh("true")), "repeat": True})
+    with agents.start("work") as process:
+        wait_for(agents.directory / "up")
+        end(process, signal.SIGALRM)
+    assert process.returncode == 124
+    assert len(agents.results()) == 4
+
+
 def test_alarm_reaches_the_children(agents: Agents) -> None:
     agents.script(
         says(call("fork", intent="child", wait=True), match="^work"),
