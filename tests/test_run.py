@@ -515,6 +515,29 @@ def test_kill_9_of_the_sshd_session(own_lab: Callable[..., Lab]) -> None:
     assert lab.run(["run", "--on", "h1", "--", "echo", "again"]).stdout == b"again\n"
 
 
+@pytest.mark.parametrize("death", ["client", "link"])
+def test_a_lost_origin_is_no_end_of_file(own_lab: Callable[..., Lab], death: str) -> None:
+    """What reads its stdin to the end must not take a cut for it and go on with half of the material."""
+    lab = own_lab(["h1"], lease=1)
+    done = lab["h1"].home / "done"
+    process = lab.popen(
+        ["run", "--on", "h1", "--", "sh", "-c", "cat; : >~/done"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin and process.stdout
+    process.stdin.write(b"half\n")
+    process.stdin.flush()
+    read_until(process.stdout.fileno(), b"half\n")
+    if death == "client":
+        process.kill()
+    else:
+        lab["h1"].kill_sessions()
+    process.communicate()
+    assert lab.wait_idle(15) == []
+    assert not done.exists()
+
+
 # -- many ------------------------------------------------------------------------------------------
 
 

@@ -204,7 +204,7 @@ class Job:
         for source in self._sources:
             source.detach()
         if self._sink:
-            self._sink.close()
+            self._sink.detach()
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -277,6 +277,8 @@ class Job:
             self._timer = None
         for source in self._sources:
             source.discard()
+        if self._sink:
+            self._sink.close()
         self._child = None
         if self._made:
             _leave_directory(self._made)

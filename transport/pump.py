@@ -188,13 +188,18 @@ class Sink:
             self._link.session.stop(self._number, STDIN)
             self._link.wake()
 
+    def detach(self) -> None:
+        """The link is gone: no more comes, but the pipe stays. Closed, it would tell the child that this was all."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            if self._waiting:
+                self._loop.remove_writer(self._fd)
+                self._waiting = False
+
     def close(self) -> None:
         if self._fd < 0:
             return
-        self._loop.remove_reader(self._fd)
-        if self._waiting:
-            self._loop.remove_writer(self._fd)
-            self._waiting = False
+        self.detach()
         self._queue.clear()
         os.close(self._fd)
         self._fd = -1
