@@ -324,6 +324,20 @@ def test_a_signal_that_no_machine_has_is_ignored(lab: Lab, call: Callable[[], so
         answer += data
 
 
+def test_the_same_id_twice_is_one_job(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    connection = call()
+    body = pack({**SPAWN, "argv": ["sh", "-c", "echo started; cat"]})
+    connection.sendall(
+        hello(lab) + encode(Frame(Kind.SPAWN, 1, 0, 0, body)) + encode(Frame(Kind.SPAWN, 3, 0, 0, body))
+    )
+    answer = b""
+    while b"its id runs already" not in answer or b"started" not in answer:
+        data = connection.recv(65536)
+        assert data, answer
+        answer += data
+    assert answer.count(b"started") == 1
+
+
 def test_a_jobs_end_is_the_end_of_all_it_held(lab: Lab, call: Callable[[], socket.socket]) -> None:
     """Clients that are killed, commands that cannot be started: the node is left as it was."""
     import json

@@ -22,14 +22,20 @@ LIMIT = 1 << 20  # a memo is a few keys; more is not ours
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+# NPMTOKEN and PGPASSWORD have them at their end, AWS_SECRET_ACCESS_KEY_ID in its midst
+_SECRET_ENDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS")
+_SECRET_WORDS = {*_SECRET_ENDS, "PASS", "PWD", "PAT", "AUTH", "SSHPASS"}
+_NO_SECRETS = ("PWD", "OLDPWD", "SSH_AUTH_SOCK")
 
 
 def is_secret(name: str) -> bool:
-    """Whether an environment variable is taken for a secret by its name, as the peers of this field do."""
+    """Does the name of an environment variable say that its value is a key, a token or a password?"""
+    if name.startswith("QUINE_"):
+        return name == "QUINE_API_KEY"  # ours are known: QUINE_MAX_TOKENS is none, nor is the memo's number
     upper = name.upper()
-    return name != VARIABLE and any(
-        word in upper.split("_") or upper.endswith(word) for word in _SECRET_WORDS
+    words = upper.split("_")
+    return name not in _NO_SECRETS and (
+        upper.endswith(_SECRET_ENDS) or not _SECRET_WORDS.isdisjoint(words)
     )
 
 

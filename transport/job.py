@@ -117,6 +117,10 @@ class Job:
         ]
         self._loop.add_reader(started.pidfd, self._exited)
 
+    def refuse(self, detail: str) -> None:
+        """Instead of `start`: never started, by rule."""
+        self._tell_exit(Status("denied", DENIED, detail=detail))
+
     def _launch(self) -> process.Child | Status:
         spawn = self.spawn
         limits = process.parse_limits(spawn.limits)

@@ -198,7 +198,8 @@ class Node:
     def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
         job = Job(link, frame.channel, spawn, self._environ, self._socket_path, self._job_ended)
         if any(other.spawn.id == spawn.id for other in self._jobs.values()):
-            raise ProtocolError("spawn with the id of a job that runs already")
+            job.refuse("a job with its id runs already")
+            return job
         self._jobs[job.token] = job
         job.start()
         return job
