@@ -15,11 +15,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 from typing import TYPE_CHECKING, NoReturn
 
+from quine import private
 from quine.capture import Capture
 from quine.ends import Reborn
 from quine.exits import DEFECT, complain
+from quine.jobs import Status, write_aside
 from transport import quickjson
 
 if TYPE_CHECKING:
@@ -35,40 +38,52 @@ def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign:
 
     `foreign` are descriptors of ours that are meant for its siblings. OSError where there can be no child.
     """
-    outs = _streams(loop, job)
-    report = os.pipe2(os.O_CLOEXEC)
-    # The collector would write to every object's header and so copy every page of the parent's memory.
-    gc.freeze()
+    outs: list[int] = []
+    report: tuple[int, ...] = ()
     try:
+        _streams(loop, job, outs)
+        report = (job.report, end) = os.pipe2(os.O_CLOEXEC)
+        # The collector would write to every object's header and so copy every page of the parent's memory.
+        gc.freeze()
         with loop.signals.held():
             pid = os.fork()
             if pid == 0:
-                _be_child(loop, life, job, (stdin, *outs), report, {report[0], *loop.slots, *foreign}, slot)
+                _be_child(loop, life, job, (stdin, *outs), end, {job.report, *loop.slots, *foreign}, slot)
+            job.pid = pid
+            loop.jobs.running.append(
+                job
+            )  # before anything that can fail: whatever happens, it is one of ours
+        gc.unfreeze()
+        for fd in (*outs, end):
+            os.close(fd)
+        outs, report = [], ()
+        job.pidfd = os.pidfd_open(pid)  # there is room for it: we have just closed three
     except OSError:
+        gc.unfreeze()
         for fd in (*outs, *report, *job.streams):
             os.close(fd)
+        if job.pid:
+            loop.jobs.running.remove(job)
+            os.kill(job.pid, signal.SIGKILL)
+            os.waitpid(job.pid, 0)
         raise
-    gc.unfreeze()
-    for fd in (*outs, report[1]):
-        os.close(fd)
-    job.report = report[0]
-    job.started(pid)
-    loop.jobs.running.append(job)
-
-
-def _streams(loop: Loop, job: Job) -> list[int]:
-    """The child's ends of stdout and stderr; ours go into the job."""
     if job.directory:
-        os.makedirs(job.directory, 0o700)
+        job.record()
+
+
+def _streams(loop: Loop, job: Job, outs: list[int]) -> None:
+    """The child's ends of stdout and stderr into `outs`; ours go into the job."""
+    if job.directory:
+        private.make(job.directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        return [os.open(os.path.join(job.directory, name), flags, 0o600) for name in ("stdout", "stderr")]
-    outs = []
+        for name in ("stdout", "stderr"):
+            outs.append(os.open(os.path.join(job.directory, name), flags, 0o600))
+        return
     for name in ("stdout", "stderr"):
         read, write = os.pipe2(os.O_CLOEXEC)
         outs.append(write)
         path = os.path.join(loop.outputs, f"{job.session}.{name}")
         job.streams[read] = Capture(loop.life.limits.truncate, path)
-    return outs
 
 
 def _be_child(
@@ -76,7 +91,7 @@ def _be_child(
     life: Life,
     job: Job,
     streams: tuple[int, ...],
-    report: tuple[int, int],
+    report: int,
     foreign: set[int],
     slot: list[int],
 ) -> NoReturn:
@@ -94,32 +109,38 @@ def _be_child(
     except BaseException:
         os._exit(DEFECT)
     if job.host != "local":
-        _be_face(loop, life, job.host, report[1])
-    os.close(report[1])
+        _be_face(loop, life, job, report)
+    os.close(report)
     raise Reborn(life, slot, job.directory)
 
 
-def _be_face(loop: Loop, life: Life, host: str, report: int) -> NoReturn:
+def _be_face(loop: Loop, life: Life, job: Job, report: int) -> NoReturn:
     """The child lives on another machine; this process is its face, and leaves as it left."""
     code = DEFECT
     try:
         loop.signals.remove()
-        status = loop.face(host, life, stdin=0, stdout=1, stderr=2)
+        status = loop.face(job.host, life, stdin=0, stdout=1, stderr=2)
         if status.detail:
             complain(status.detail, status.hint, status.host)
         code = status.code
-        _tell(report, code, status.state, status.signal, status.detail)
+        _tell(report, job, Status(code, status.state, status.signal or "", status.detail))
     except Exception as error:
         refused = getattr(error, "status", None)  # transport.errors.Refused, Failure: nothing was started
         code = refused if isinstance(refused, int) else DEFECT
         detail = str(error) or type(error).__name__
         complain(detail, getattr(error, "hint", ""), getattr(error, "host", ""))
         if code != DEFECT:
-            _tell(report, code, "unreachable", None, detail)
+            _tell(report, job, Status(code, "unreachable", "", detail))
     finally:
         os._exit(code)
 
 
-def _tell(report: int, code: int, state: str, signal: str | None, detail: str) -> None:
-    facts = {"code": code, "state": state, "signal": signal, "detail": detail[:LONGEST_DETAIL]}
-    os.write(report, quickjson.dumps(facts).encode())
+def _tell(report: int, job: Job, status: Status) -> None:
+    """To the parent, and into the record, for the parent may have ended or have another life by now."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # that it has is no signal to us
+    facts = status._replace(detail=status.detail[:LONGEST_DETAIL])._asdict()
+    with contextlib.suppress(OSError):
+        os.write(report, quickjson.dumps(facts).encode())
+    if job.directory:
+        with contextlib.suppress(OSError):
+            write_aside(os.path.join(job.directory, "status"), facts)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 
+from quine import private
+
 LIMIT = 1 << 30  # bytes of one stream that are kept; who prints more is ended and told so
 CHUNK = 1 << 18
 
@@ -44,7 +46,7 @@ class Capture:
     def _spill(self) -> None:
         self._spilt = True
         try:
-            os.makedirs(os.path.dirname(self._path), 0o700, exist_ok=True)
+            private.make(os.path.dirname(self._path))
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except OSError as error:
             self._fault = error.strerror or str(error)

@@ -2,8 +2,8 @@
 
 Laws
 1. `adopt` is called once, at the start. After it `os.environ` is exactly what a command in `sh` may
-   see: no key, token or password is left in it. What was taken out lives in this process and in a
-   sealed memo (transport/inherit.py) for the quines among our descendants.
+   see: no key, token or password is left in it, nor in what /proc shows of it. The keys of guests live in this
+   process and in a sealed memo (transport/inherit.py) for the quines among our descendants.
 2. An option is its variable: it is put over the environment before that is read, so that children
    inherit it, and a bad value is named the same way.
 3. Lineage and limits of the tree come from the memo where there is one: changing a variable in `sh` buys
@@ -18,8 +18,9 @@ import time
 from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
+from quine import private, shown
 from quine.exits import Misconfigured, NotBuilt
-from quine.guests import KNOWN, Config
+from quine.guests import BUILT, KNOWN, Config
 from quine.life import Life, Limits, is_session
 from transport import inherit, quickjson
 
@@ -48,7 +49,6 @@ KEYS = (
     "GEMINI_API_KEY",
     "GOOGLE_API_KEY",
 )
-SECRET_WORDS = {"KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE"}
 
 # type, key variables, base variables, default base
 VENDORS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
@@ -81,6 +81,8 @@ class Settings(NamedTuple):
     memo: dict[str, Any]
     report: str = ""  # --report
     began: float = 0.0  # seconds since the epoch; over all lives of this process
+    masked: tuple[str, ...] = ()  # values that no tape may hold
+    top: bool = False  # of its tree, on this machine
 
 
 def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> Settings:
@@ -90,28 +92,31 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
     for option, variable in OPTIONS.items():
         if options.get(option) is not None:
             environ[variable] = str(options[option])
-    for name in [name for name in environ if is_secret(name)]:
-        value = environ.pop(name)
-        if name in KEYS and value:
-            secrets[name] = value
+    removed = {name: environ.pop(name) for name in [name for name in environ if inherit.is_secret(name)]}
+    # A key out of a file has a newline at its end.
+    secrets.update({name: value.strip() for name, value in removed.items() if name in KEYS and value.strip()})
     for name in [n for n, v in environ.items() if any(len(s) >= 8 and s in v for s in secrets.values())]:
-        del environ[name]
+        removed[name] = environ.pop(name)
+    if environ is os.environ:
+        shown.forget(removed.keys())
     for variable in LATER:
         if environ.get(variable):
             raise NotBuilt(variable)
     if environ.get("QUINE_FS", "origin:") != "origin:":
         raise NotBuilt("QUINE_FS")
-    data_dir = os.path.abspath(os.path.expanduser(environ.get("QUINE_DATA_DIR") or ".quine"))
+    data_dir = _absolute(environ.get("QUINE_DATA_DIR") or ".quine")
     environ["QUINE_DATA_DIR"] = data_dir
     if environ.get("QUINE_INVENTORY"):
-        environ["QUINE_INVENTORY"] = os.path.abspath(os.path.expanduser(environ["QUINE_INVENTORY"]))
+        environ["QUINE_INVENTORY"] = _absolute(environ["QUINE_INVENTORY"])
     if environ.get("QUINE_API_TYPE") == "script" and environ.get("QUINE_API_BASE"):
-        environ["QUINE_API_BASE"] = os.path.abspath(environ["QUINE_API_BASE"])
+        environ["QUINE_API_BASE"] = _absolute(environ["QUINE_API_BASE"])
     wisdom = {
         name.removeprefix(WISDOM): value
         for name, value in environ.items()
         if name.startswith(WISDOM) and value and name != WISDOM
     }
+    former = _former(memo)
+    told = former.get("masked")
     return Settings(
         limits=_limits(environ, memo),
         model=environ.get("QUINE_MODEL_ID", ""),
@@ -121,8 +126,12 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         wisdom=wisdom,
         secrets=secrets,
         memo=memo,
-        report=_report(options, memo),
-        began=float(_former(memo).get("began") or time.time()),
+        report=_report(options, former),
+        began=float(former.get("began") or time.time()),
+        top="lineage" not in memo or former.get("top") is True,
+        masked=tuple(
+            {*secrets.values(), *map(str.strip, removed.values()), *(told if isinstance(told, list) else ())}
+        ),
     )
 
 
@@ -132,22 +141,39 @@ def _former(memo: Mapping[str, Any]) -> dict[str, Any]:
     return former if isinstance(former, dict) and former.get("pid") == os.getpid() else {}
 
 
-def _report(options: Mapping[str, Any], memo: Mapping[str, Any]) -> str:
+def _report(options: Mapping[str, Any], former: Mapping[str, Any]) -> str:
     if target := options.get("report"):
-        return str(target) if str(target).isdigit() else os.path.abspath(str(target))
-    return str(_former(memo).get("report", ""))
+        return str(target) if str(target).isdigit() else _absolute(str(target))
+    return str(former.get("report", ""))
+
+
+def here() -> str:
+    """The working directory, or / where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/"
+
+
+def _absolute(path: str) -> str:
+    """As os.path.abspath, which fails where the working directory has been removed."""
+    return os.path.normpath(os.path.join(here(), os.path.expanduser(path)))
 
 
 def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config:
     """How to reach the guest; Misconfigured says how to get one."""
-    known = {**settings.secrets, **environ}
+    known = {**environ, **settings.secrets}
     kind, base, key = (
         known.get("QUINE_API_TYPE", ""),
         known.get("QUINE_API_BASE", ""),
         known.get("QUINE_API_KEY", ""),
     )
+    for name in KEYS:
+        if not (known.get(name, "").isascii() and known.get(name, "").isprintable()):
+            raise Misconfigured(f"{name} is no key: it holds characters that no header can carry")
     if kind and kind not in KNOWN:
         raise Misconfigured(f"QUINE_API_TYPE must be one of {', '.join(KNOWN)}, not {kind!r}")
+    _require_built(kind)
     if kind == "script":
         if not base:
             raise Misconfigured("QUINE_API_BASE must be the path of the script")
@@ -164,6 +190,7 @@ def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config
         if not found_key and not found_base:
             continue
         kind = vendor
+        _require_built(kind)
         # A key belongs to its vendor: it does not follow a base that somebody else named.
         if not base:
             base = _ollama(found_base) if bases == ("OLLAMA_HOST",) else found_base or default
@@ -175,6 +202,12 @@ def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config
     if not settings.model:
         raise Misconfigured("QUINE_MODEL_ID is not set", "name the model with --model or QUINE_MODEL_ID")
     return Config(kind, base.rstrip("/"), settings.model, key)
+
+
+def _require_built(kind: str) -> None:
+    """Before anything else is asked for: no model and no address would help."""
+    if kind and kind not in BUILT:
+        raise NotBuilt(f"the {kind} dialect", f"QUINE_API_TYPE can be {' or '.join(BUILT)}")
 
 
 def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None = None) -> int:
@@ -197,6 +230,8 @@ def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None =
         raise ValueError("mission and wisdom together are too long")
     fd = inherit.write(memo)
     os.set_inheritable(fd, True)
+    if inherit.read():  # the memo before, which nobody would ever read again
+        os.close(int(os.environ[inherit.VARIABLE]))
     os.environ[inherit.VARIABLE] = str(fd)
     os.environ["QUINE_SESSION_ID"] = life.session
     os.environ["QUINE_PARENT_SESSION"] = life.parent
@@ -236,14 +271,14 @@ def _locks(settings: Settings) -> str:
 
 
 def ensure_quine(data_dir: str, environ: MutableMapping[str, str] = os.environ) -> None:
-    """A `quine` on PATH, also where we were started by a path or as a module."""
+    """A `quine` on PATH, also where we were started by a path or as a module. OSError where there can be none."""
     places = environ.get("PATH", os.defpath).split(os.pathsep)
     if any(os.access(os.path.join(place, "quine"), os.X_OK) for place in places if place):
         return
     beside = os.path.dirname(sys.executable)
     if not os.access(os.path.join(beside, "quine"), os.X_OK):
         beside = os.path.join(data_dir, "bin")
-        os.makedirs(beside, 0o700, exist_ok=True)
+        private.make(beside)
         aside = os.path.join(beside, f".quine.{os.getpid()}")
         with open(aside, "w", encoding="utf-8") as file:
             file.write(f'#!/bin/sh\nexec {quote(sys.executable)} -P -m quine "$@"\n')
@@ -267,14 +302,6 @@ def unfit(text: str) -> str:
 def quote(text: str) -> str:
     """One word for a POSIX shell, whatever is in it."""
     return "'" + text.replace("'", "'\\''") + "'"
-
-
-def is_secret(name: str) -> bool:
-    """Does the name say that its value is a key, a token or a password?"""
-    if name.startswith("QUINE_"):
-        return name == "QUINE_API_KEY"
-    words = name.upper().split("_")
-    return words[-1] in SECRET_WORDS or "SECRET" in words or "API_KEY" in name.upper()
 
 
 def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:

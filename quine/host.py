@@ -9,14 +9,15 @@ Laws
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from quine import env, guests, prompt, slots
+from quine import env, guests, private, prompt, shown, slots
 from quine.ends import Reborn
 from quine.env import Settings
-from quine.exits import DEFECT, Denied, Failure, Misconfigured, NotBuilt, complain
+from quine.exits import DEFECT, NOT_STARTED, TRY_AGAIN, Denied, Failure, Misconfigured, NotBuilt, complain
 from quine.guests.base import Guest
 from quine.guests.relay import RelayGuest
 from quine.jobs import write_aside
@@ -35,12 +36,14 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
     `face` is the way to other machines; it is called in a process of its own, forked for it.
     """
     _open_streams()
-    if options.get("cwd") is not None:
-        _change_directory(str(options["cwd"]))
     settings = env.adopt(options)
     former = settings.memo.get("exec")
     if isinstance(former, dict) and former.get("pid") == os.getpid():
         return _again(settings, former, face)
+    _require_directory()
+    if options.get("cwd") is not None:
+        # After adopt: paths in options and variables are relative to where the caller is.
+        _change_directory(str(options["cwd"]))
     signals = Signals()
     signals.install()
     ask = _relay()
@@ -49,23 +52,30 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
             life = _assigned(settings, ask)
     except Terminated as terminated:
         return _leave(End(128 + terminated.number, terminated.number))
-    life = life or _own(settings, mission, options)
-    if life.born == "":
-        ask = None
-        life = life._replace(born="start")
+    if life is None:
+        if ask is not None and "lineage" not in settings.memo:
+            ask, settings = None, _on_its_own(settings)
+        life = _own(settings, mission, options)
     guest, life = _guest(settings, life, ask)
     _make_data_dir(settings.data_dir)
-    held = slots.take(env.locks(settings, life.root), "agent", life.limits.agents)
+    try:
+        held = slots.take(env.locks(settings, life.root), "agent", life.limits.agents)
+    except OSError as error:
+        raise _unwritable(settings.data_dir, error) from None
     if held is None:
         raise Denied(f"too many agents: the limit of the tree is {life.limits.agents}", "see --max-agents")
     if options.get("binary") and not life.material_file:
-        life = _save_material(life, settings)
+        try:
+            life = _save_material(life, settings, signals)
+        except Terminated as terminated:
+            return _leave(End(128 + terminated.number, terminated.number))
     return _leave(_lives(life, settings, guest, ask, signals, held, face))
 
 
 def life_from(mission: str, options: Mapping[str, Any], environ: Any = os.environ) -> Life:
     """The life of an agent that is to run elsewhere: `quine --on`. Its guest is checked here and now."""
     settings = env.adopt(options, environ)
+    _require_directory()
     if "token" in settings.memo:
         raise NotBuilt("--on from a host that is not the origin")
     config = env.guest(settings, environ)
@@ -101,7 +111,8 @@ def _lives(
 ) -> End:
     """This process's lives: one, and after each fork(), in the child, the child's."""
     ours, record = os.getpid(), ""
-    env.ensure_quine(settings.data_dir)
+    with contextlib.suppress(OSError):
+        env.ensure_quine(settings.data_dir)
     while True:
         env.bequeath(settings, life)
         loop = Loop(
@@ -112,14 +123,16 @@ def _lives(
             end = loop.live()
         except Reborn as child:
             life, held, record, jobs = child.life, child.slots, child.record, None
-            _show(life.mission)
+            shown.mission("(a mission from a file)" if life.hidden else life.mission)
             continue
         except Exception as error:
             end = _defect(error, loop, settings)
-        if life.depth == 0 and life.born != "fork":
+        if os.getpid() == ours and settings.top:
             for fd in held:
                 os.close(fd)
             slots.sweep(loop.locks)
+            if ask is not None:
+                _tidy(settings.data_dir)
         if os.getpid() != ours:
             _vanish(end, record)
         if settings.report:
@@ -157,7 +170,7 @@ def _report(settings: Settings, life: Life, end: End) -> None:
 
 def _tape(life: Life, settings: Settings, ask: Ask | None, signals: Signals) -> Tape:
     """A file here, or at the origin."""
-    secrets = list(settings.secrets.values())
+    secrets = settings.masked
     if ask is None:
         return Tape(FileSink(os.path.join(settings.data_dir, f"{life.session}.jsonl")), secrets)
 
@@ -174,8 +187,13 @@ def _vanish(end: End, record: str) -> NoReturn:
     try:
         if record:
             from quine.jobs import Status
+            from transport.status import signal_name
 
-            write_aside(os.path.join(record, "status"), Status(end.status)._asdict())
+            told = (
+                Status(end.status, "signaled", signal_name(end.signal)) if end.signal else Status(end.status)
+            )
+            with contextlib.suppress(OSError):
+                write_aside(os.path.join(record, "status"), told._asdict())
         os._exit(_leave(end))
     finally:
         os._exit(DEFECT)
@@ -207,13 +225,13 @@ def _defect(error: Exception, loop: Loop, settings: Settings) -> End:
 
 
 def _log(error: Exception, path: str) -> None:
-    import traceback
-
     try:
+        import traceback  # out of descriptors, even that fails
+
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
             traceback.print_exception(error, file=file)
         complain(f"a defect in quine: {type(error).__name__}", f"the traceback is in {path}")
-    except OSError:
+    except (OSError, ImportError):
         complain(f"a defect in quine: {error!r}")
 
 
@@ -227,9 +245,23 @@ def _guest(settings: Settings, life: Life, ask: Ask | None) -> tuple[Guest, Life
 def _make_data_dir(path: str) -> None:
     """Everything of ours lies in it: 0700 from the first moment."""
     try:
-        os.makedirs(path, 0o700, exist_ok=True)
+        private.make(path)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise Misconfigured(f"QUINE_DATA_DIR {path} cannot be made: {error.strerror}") from None
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> Misconfigured:
+    why = (error.strerror or str(error)).lower()
+    return Misconfigured(f"QUINE_DATA_DIR {path} cannot be written: {why}", "see --data-dir")
+
+
+def _tidy(path: str) -> None:
+    """Where the tape is the origin's, nothing of ours need stay over here; what somebody put there does."""
+    for folder in ("outputs", "jobs", "locks", "."):
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.normpath(os.path.join(path, folder)))
 
 
 def _assigned(settings: Settings, ask: Ask | None) -> Life | None:
@@ -240,8 +272,21 @@ def _assigned(settings: Settings, ask: Ask | None) -> Life | None:
 
     try:
         return Life.from_json(quickjson.loads(ask("life", b"")))
-    except RequestError:
-        return None  # a plain job over there; this quine is its user's own
+    except RequestError as error:
+        if str(error).startswith("no service named"):
+            return None  # a plain job over there; this quine is its user's own
+        # What argv shows is the mission cut short: to live with that would be another mission.
+        raise Failure(
+            TRY_AGAIN, f"the origin does not tell the mission: {error}", "try again later"
+        ) from None
+    except ValueError as error:
+        raise Failure(NOT_STARTED, f"what the origin told is no mission: {error}") from None
+
+
+def _on_its_own(settings: Settings) -> Settings:
+    """The agent of a plain job: neither it nor those below it have an origin elsewhere."""
+    memo = {key: value for key, value in settings.memo.items() if key not in ("socket", "token")}
+    return settings._replace(memo=memo)
 
 
 def _own(settings: Settings, mission: str, options: Mapping[str, Any]) -> Life:
@@ -278,15 +323,24 @@ def _relay() -> Ask | None:
     return None if relay is None else relay.request
 
 
-def _save_material(life: Life, settings: Settings) -> Life:
+def _save_material(life: Life, settings: Settings, signals: Signals) -> Life:
     """-b: all of stdin goes into a file before the life begins."""
     if os.isatty(0):
         return life
     path = os.path.join(settings.data_dir, f"stdin-{life.session}.bin")
     size = 0
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        while data := os.read(0, 1 << 16):
-            size += file.write(data)
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            while True:
+                with signals.interruptible():
+                    data = os.read(0, 1 << 16)
+                if not data:
+                    break
+                size += file.write(data)
+    except (OSError, Terminated):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
     if not size:
         os.unlink(path)
         return life._replace(material="none")
@@ -294,12 +348,15 @@ def _save_material(life: Life, settings: Settings) -> Life:
 
 
 def _open_streams() -> None:
-    """A closed 0, 1 or 2 would be taken by the next file we open; /dev/null holds its place."""
-    for fd, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+    """A closed 0, 1 or 2 would be taken by the next file we open; /dev/null holds its place.
+
+    For reading: to write a deliverable to a closed descriptor must fail, as it would without us.
+    """
+    for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
-            null = os.open(os.devnull, mode)
+            null = os.open(os.devnull, os.O_RDONLY)
             if null != fd:
                 os.dup2(null, fd)
                 os.close(null)
@@ -309,16 +366,11 @@ def _change_directory(path: str) -> None:
     try:
         os.chdir(os.path.expanduser(path))
     except OSError as error:
-        raise Misconfigured(f"--cwd {path}: {error.strerror}") from None
+        raise Failure(NOT_STARTED, f"--cwd {path}: {(error.strerror or '').lower()}") from None
 
 
-def _show(mission: str) -> None:
-    """A forked child's own mission in `ps`, as far as the room of the parent's argv goes."""
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])  # arg_start, arg_end
-        shown = b"quine\0" + mission.encode("utf-8", "replace").replace(b"\0", b" ")
-        with open("/proc/self/mem", "r+b", buffering=0) as memory:
-            memory.seek(start)
-            memory.write(shown[: end - start - 1].ljust(end - start, b"\0"))
+def _require_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        raise Failure(NOT_STARTED, "the working directory has been removed", "cd to another one") from None

@@ -54,11 +54,10 @@ class Job:
         self.streams: dict[int, Capture] = {}
         self.status: Status | None = None
 
-    def started(self, pid: int) -> None:
-        self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
-        if self.directory:
-            facts = {"session": self.session, "pid": pid, "intent": self.intent, "host": self.host}
+    def record(self) -> None:
+        """For whoever looks into the directory; on a full disk the child lives all the same."""
+        facts = {"session": self.session, "pid": self.pid, "intent": self.intent, "host": self.host}
+        with contextlib.suppress(OSError):
             write_aside(os.path.join(self.directory, "job"), facts)
 
     def feed(self, fd: int) -> bool:
@@ -73,13 +72,19 @@ class Job:
             drain(fd, stream)
             os.close(fd)
         told = os.read(self.report, REPORT) if self.report >= 0 else b""
+        path = os.path.join(self.directory, "status")
+        if self.directory:
+            # The child's own word, if it left one: a face's report is lost where we have had another life since.
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                told = file.read(REPORT)
         for fd in (self.report, self.pidfd):
             if fd >= 0:
                 os.close(fd)
         self.report = self.pidfd = -1
         self.status = _status(status, told)
         if self.directory:
-            write_aside(os.path.join(self.directory, "status"), self.status._asdict())
+            with contextlib.suppress(OSError):
+                write_aside(path, self.status._asdict())
 
     def hurry(self) -> None:
         """TERM now; it is waited for later."""
@@ -214,6 +219,11 @@ def _status(word: int, told: bytes) -> Status:
 def write_aside(path: str, value: dict[str, Any]) -> None:
     """A small file that is there whole or not at all."""
     aside = f"{path}.{os.getpid()}"
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(quickjson.dumps(value))
-    os.rename(aside, path)
+    try:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(quickjson.dumps(value))
+        os.rename(aside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from quine import env, procs, prompt, slots, tools
 from quine.ends import Ended, Result
-from quine.env import Settings
+from quine.env import Settings, here
 from quine.exits import DEADLINE, DENIED, FAILED, NOT_STARTED, TRY_AGAIN, Failure
 from quine.guests.base import (
     Guest,
@@ -34,7 +34,7 @@ from quine.guests.base import (
 )
 from quine.jobs import Jobs
 from quine.life import Life
-from quine.shell import Shell, here
+from quine.shell import Shell
 from quine.signals import Signals, Terminated
 from quine.tape import Tape
 from quine.tools import exec as exec_tool

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from quine import procs
 from quine.capture import CHUNK, Capture
-from quine.env import quote
+from quine.env import here, quote
 from quine.signals import PYTHON_IGNORES, Signals
 
 GRACE = 2.0  # seconds between TERM and KILL
@@ -326,14 +326,6 @@ def drain(fd: int, into: Capture) -> None:
         data = os.read(fd, min(left, CHUNK))
         into.feed(data)
         left -= len(data)
-
-
-def here() -> str:
-    """The working directory, or / where it has been removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return "/"
 
 
 def _close(fd: int) -> None:

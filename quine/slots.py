@@ -11,41 +11,40 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
+
+from quine import private
+
+SHORTEST, LONGEST = 0.002, 0.2  # seconds between two looks for a free slot
 
 
 def take(directory: str, kind: str, limit: int, count: int = 1) -> list[int] | None:
     """`count` of `limit` slots as locked descriptors, or None where fewer are free. limit 0: no limit, [] is given."""
     if limit == 0:
         return []
-    os.makedirs(directory, 0o700, exist_ok=True)
     held: list[int] = []
-    for index in range(limit):
-        fd = _open(directory, kind, index)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            continue
-        held.append(fd)
-        if len(held) == count:
-            return held
-    for fd in held:
-        os.close(fd)
+    try:
+        private.make(directory)
+        for index in range(limit):
+            fd = _lock(directory, kind, index)
+            if fd >= 0:
+                held.append(fd)
+            if len(held) == count:
+                return held
+    except BaseException:
+        _release(held)
+        raise
+    _release(held)
     return None
 
 
 def wait(directory: str, kind: str, limit: int) -> list[int]:
-    """One slot, whenever it is free. Blocks in flock(2), which a signal interrupts."""
-    held = take(directory, kind, limit)
-    if held is not None:
-        return held
-    fd = _open(directory, kind, os.getpid() % limit)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    except BaseException:
-        os.close(fd)
-        raise
-    return [fd]
+    """One slot, whichever is free first. A handler that raises ends the waiting."""
+    pause = SHORTEST
+    while (held := take(directory, kind, limit)) is None:
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
+    return held
 
 
 def sweep(directory: str) -> None:
@@ -65,5 +64,21 @@ def sweep(directory: str) -> None:
         os.rmdir(os.path.dirname(directory))  # the last tree takes the place with it
 
 
-def _open(directory: str, kind: str, index: int) -> int:
-    return os.open(os.path.join(directory, f"{kind}-{index}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock(directory: str, kind: str, index: int) -> int:
+    """The slot, or -1 where somebody else has it."""
+    path = os.path.join(directory, f"{kind}-{index}")
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return -1
+        os.close(fd)  # swept away between the two calls: a lock on it would be known to nobody
+
+
+def _release(held: list[int]) -> None:
+    for fd in held:
+        os.close(fd)

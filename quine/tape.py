@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from quine import private
 from quine.exits import DEFECT, LOST, Failure
 from quine.guests.base import Message
 from transport import quickjson
@@ -48,7 +49,7 @@ class FileSink:
     def put(self, lines: Sequence[bytes]) -> None:
         try:
             if self._fd < 0:
-                os.makedirs(os.path.dirname(self.path), 0o700, exist_ok=True)
+                private.make(os.path.dirname(self.path))
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
                 # Made once: a file that is there already is another session's, or an attempt to be it.
                 flags |= 0 if self._made else os.O_CREAT | os.O_EXCL

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from quine.env import is_secret
+from transport.inherit import is_secret
 
 QUINE = [sys.executable, "-P", "-m", "quine"]
 

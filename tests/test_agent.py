@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import OK, QUINE, Agents, call, says, section, sh
+from transport import inherit
 
 
 @pytest.fixture
@@ -278,6 +279,9 @@ def test_unlimited_turns(agents: Agents) -> None:
         ({"QUINE_API_TYPE": "telepathy"}, b"QUINE_API_TYPE must be one of"),
         ({"QUINE_API_TYPE": "gemini", "QUINE_API_BASE": "http://x", "QUINE_MODEL_ID": "m"}, b"not built yet"),
         ({"QUINE_API_TYPE": "", "QUINE_API_BASE": ""}, b"no guest"),
+        ({"QUINE_API_TYPE": "replay", "QUINE_API_BASE": ""}, b"not built yet: the replay dialect"),
+        ({"QUINE_API_TYPE": "", "QUINE_API_BASE": "", "GEMINI_API_KEY": "k"}, b"not built yet: the gemini dialect"),
+        ({"QUINE_API_TYPE": "", "QUINE_API_BASE": "", "ANTHROPIC_API_KEY": "k"}, b"not built yet: the anthropic"),
         ({"QUINE_API_TYPE": "openai", "QUINE_API_BASE": "http://x"}, b"QUINE_MODEL_ID is not set"),
         ({"QUINE_API_TYPE": "openai", "QUINE_API_BASE": "x", "QUINE_MODEL_ID": "m"}, b"must begin with http"),
         ({"QUINE_API_BASE": "/no/such/script"}, b"cannot be read"),
@@ -322,8 +326,6 @@ def test_no_secret_reaches_a_command_or_the_tape(agents: Agents) -> None:
 
 
 def test_a_nested_quine_has_the_key(agents: Agents) -> None:
-    from quine import env
-
     code = "import sys; from quine import env; s = env.adopt({}); print(s.secrets)"
     done = agents.run(
         says(sh(f"{sys.executable} -P -c '{code}' >&4")),
@@ -331,9 +333,37 @@ def test_a_nested_quine_has_the_key(agents: Agents) -> None:
         env={"OPENAI_API_KEY": "canary-0123456789"},
     )
     assert done.stdout == b"{'OPENAI_API_KEY': 'canary-0123456789'}\n"
-    assert env.is_secret("AWS_SECRET_ACCESS_KEY")
-    assert not env.is_secret("QUINE_MAX_TOKENS")
-    assert not env.is_secret("TOKENIZERS_PARALLELISM")
+
+
+@pytest.mark.parametrize(
+    ("secret", "names"),
+    [
+        (True, "AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID GITHUB_PAT PGPASSWORD NPMTOKEN ACCESSTOKEN SSHPASS DB_PASS "
+               "db_pwd MYSQL_PWD HTTP_AUTH GOOGLE_APPLICATION_CREDENTIALS AZURE_CREDENTIAL QUINE_API_KEY KEY_OF_X"),
+        (False, "QUINE_MAX_TOKENS QUINE_CREDENTIALS_FD TOKENIZERS_PARALLELISM PWD OLDPWD PATH SSH_AUTH_SOCK KEYBOARD "
+                "COMPASS HOME PASSENGER QUINE_WISDOM_KEY"),
+    ],
+)  # fmt: skip
+def test_which_variables_are_secrets(secret: bool, names: str) -> None:
+    assert [name for name in names.split() if inherit.is_secret(name) != secret] == []
+
+
+def test_what_is_removed_is_masked_and_not_in_proc(agents: Agents) -> None:
+    done = agents.run(
+        says(sh("grep -c hunter22 /proc/$PPID/environ >&4; echo hunter22; echo t-1")), says(OK),
+        env={"DB_PASSWORD": "hunter22\n", "MY_TOKEN": "t-1"},
+    )  # fmt: skip
+    assert done.stdout == b"0\n"
+    assert section(agents.results()[0], "STDOUT") == "<secret>\nt-1\n"
+
+
+def test_a_key_that_no_header_can_carry(agents: Agents) -> None:
+    for key in ("sk-\x01canary", "sk-canaryé"):
+        env = {"QUINE_API_TYPE": "openai", "QUINE_API_BASE": "http://127.0.0.1:1", "QUINE_MODEL_ID": "m"}
+        done = agents.run(says(OK), env={**env, "QUINE_API_KEY": key})
+        assert done.returncode == 2
+        assert b"QUINE_API_KEY is no key" in done.stderr
+        assert b"canary" not in done.stderr
 
 
 # -- tape ------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_an_unknown_keyword_is_a_defect() -> None:
         ({"OLLAMA_HOST": "0.0.0.0"}, Config("openai", "http://127.0.0.1:11434/v1", "m")),
         ({"OLLAMA_HOST": "https://o:1/"}, Config("openai", "https://o:1/v1", "m")),
         ({"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "k"}, Config("openai", "https://api.openai.com/v1", "m", "k")),
-        ({"ANTHROPIC_API_KEY": "a"}, Config("anthropic", "https://api.anthropic.com", "m", "a")),
+        ({"OPENAI_API_KEY": "k\n"}, Config("openai", "https://api.openai.com/v1", "m", "k")),
     ],
 )  # fmt: skip
 def test_which_guest(environ: dict[str, str], config: Config) -> None:

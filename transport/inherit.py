@@ -34,9 +34,7 @@ def is_secret(name: str) -> bool:
         return name == "QUINE_API_KEY"  # ours are known: QUINE_MAX_TOKENS is none, nor is the memo's number
     upper = name.upper()
     words = upper.split("_")
-    return name not in _NO_SECRETS and (
-        upper.endswith(_SECRET_ENDS) or not _SECRET_WORDS.isdisjoint(words)
-    )
+    return name not in _NO_SECRETS and (upper.endswith(_SECRET_ENDS) or not _SECRET_WORDS.isdisjoint(words))
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:

@@ -21,6 +21,22 @@ from typing import Any, NamedTuple, Protocol
 from quine.exits import FAILED
 from transport import quickjson
 
+DEEPEST = 200  # levels of a value from a guest; Python's own JSON goes down to about 900
+
+
+def too_deep(value: Any, levels: int) -> bool:
+    """Does JSON nest deeper than that? What can be read at the edge could not be written any more."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [item for one in layer if isinstance(one, dict | list) for item in _items(one)]
+        if not layer:
+            return False
+    return True
+
+
+def _items(one: dict[str, Any] | list[Any]) -> Any:
+    return one.values() if isinstance(one, dict) else one
+
 
 class ToolCall(NamedTuple):
     id: str
@@ -38,6 +54,8 @@ class ToolCall(NamedTuple):
             return cls(id, name, {}, raw, f"the arguments are not JSON: {_why(raw)}")
         if not isinstance(args, dict):
             return cls(id, name, {}, raw, "the arguments are not a JSON object")
+        if raw.count("[") + raw.count("{") > DEEPEST and too_deep(args, DEEPEST):
+            return cls(id, name, {}, raw, f"the arguments nest more than {DEEPEST} levels deep")
         return cls(id, name, args, raw)
 
     def to_json(self) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import httpx
 
-from quine.exits import Misconfigured
-from quine.guests.base import GuestError, Refused, Reply, Request, Unavailable
+from quine.exits import USAGE, Misconfigured
+from quine.guests.base import DEEPEST, GuestError, Refused, Reply, Request, Unavailable, too_deep
 
 ATTEMPTS = 5
 FIRST_PAUSE = 0.5  # seconds, doubled with each attempt
@@ -80,14 +80,18 @@ class HttpGuest:
     def _once(self, body: bytes) -> Reply:
         try:
             response = self._connection().post(self._url, content=body, headers=self._headers)
-        except httpx.UnsupportedProtocol as error:
-            raise Refused(str(error)) from None
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, UnicodeError):
+            # Not what it says: that may show the header with the key.
+            raise Refused(
+                "the request cannot be sent", "see QUINE_API_BASE and QUINE_API_KEY", USAGE
+            ) from None
         except httpx.HTTPError as error:
-            what = str(error).lower() or type(error).__name__
-            raise Unavailable(f"{self._url}: {what}") from None
+            raise Unavailable(f"{self._url}: {str(error) or type(error).__name__}") from None
         try:
             data = response.json()
-        except ValueError:
+            if response.text.count("[") + response.text.count("{") > DEEPEST and too_deep(data, DEEPEST):
+                raise ValueError("too deep")
+        except (ValueError, RecursionError):
             data = response.text[:500]
         if response.is_success:
             return self._dialect.reply(data)

@@ -8,6 +8,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,10 @@ from transport.address import own_command
 if TYPE_CHECKING:
     from quine.loop import Loop
 
+LOST = (
+    "; this life goes on, its shell was ended for it: variables, functions and background commands are lost"
+)
+SHOWN = 4096  # characters of a mission in argv, where it is for people
 LONGEST = 131072  # bytes of one string that Linux accepts in execve: NAME=value and its NUL
 
 EXEC = Tool(
@@ -76,7 +81,8 @@ def _renew(loop: Loop, wisdom: dict[str, str]) -> Result:
         cloned=("", 0),
         born="exec",
     )
-    shown = "(mission from a file)" if life.hidden else life.mission
+    mission = life.mission[:SHOWN].replace("\0", " ").encode("utf-8", "replace").decode()
+    shown = "(a mission from a file)" if life.hidden else mission
     argv = [*own_command(), "--", shown]
     loop.record_end(0, "exec", "exec: a new life with an empty memory", to=life.session)
     loop.shell.close()
@@ -88,6 +94,8 @@ def _renew(loop: Loop, wisdom: dict[str, str]) -> Result:
         "jobs": loop.jobs.to_json(),
         "report": loop.settings.report,
         "began": loop.settings.began,
+        "masked": list(loop.settings.masked),
+        "top": loop.settings.top,
     }
     with loop.signals.held():
         # Blocked signals stay pending through execve: the new life's handlers get them, not the default.
@@ -102,7 +110,7 @@ def _renew(loop: Loop, wisdom: dict[str, str]) -> Result:
             for fd in loop.slots:
                 os.set_inheritable(fd, False)
             env.bequeath(loop.settings, old)
-            return _error(_why(error))
+            return _error(f"{_why(error)}{LOST}")
 
 
 def _become(loop: Loop, argv: list[str], wisdom: dict[str, str]) -> Result:
@@ -111,19 +119,23 @@ def _become(loop: Loop, argv: list[str], wisdom: dict[str, str]) -> Result:
     path = _find(argv[0], loop.shell.cwd)
     if not path:
         return _error(f"{argv[0]}: not found, or not executable")
-    before = os.getcwd()
+    before = env.here()
     loop.record_end(0, "exec", f"exec: {argv[0]} takes over")
     loop.shell.close()
-    loop.signals.remove()
+    with loop.signals.held():
+        if loop.signals.fatal:
+            raise Terminated(loop.signals.fatal)  # it came to us, and the program would never hear of it
+        loop.signals.remove()
     try:
         os.chdir(loop.shell.cwd)
         env.bequeath(loop.settings, loop.life._replace(wisdom=wisdom))
         os.execve(path, argv, os.environ)
     except (OSError, ValueError) as error:
         loop.signals.install(loop.signals.mask)
-        os.chdir(before)
+        with contextlib.suppress(OSError):
+            os.chdir(before)
         env.bequeath(loop.settings, loop.life)
-        return _error(f"{argv[0]}: {_why(error)}")
+        return _error(f"{argv[0]}: {_why(error)}{LOST}")
 
 
 def _find(program: str, cwd: str) -> str:

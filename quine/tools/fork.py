@@ -144,7 +144,10 @@ def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
     if loop.relayed and any(host != "local" for host in hosts):
         return _error("not built yet: fork to another host from a host that is not the origin")
     specs: list[Spec] = []
-    taken = slots.take(loop.locks, "agent", limits.agents, len(children))
+    try:
+        taken = slots.take(loop.locks, "agent", limits.agents, len(children))
+    except OSError as error:
+        return _error(f"no slot for a child: {(error.strerror or '').lower()}, nothing was started")
     if taken is None:
         return _error(f"too many agents: the limit of the tree is {limits.agents}, nothing was started")
     try:

@@ -24,6 +24,7 @@ SH = Tool(
             "timeout": {
                 "type": "number",
                 "minimum": 0.001,
+                "maximum": 1e9,
                 "description": "seconds; then the command is ended",
             },
         },
