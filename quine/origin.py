@@ -25,6 +25,7 @@ from quine.guests.base import Guest, GuestError, Message, Request
 from quine.guests.relay import error_to_json
 from quine.life import Life, is_session
 from quine.tape import FileSink
+from transport import quickjson
 from transport.errors import RequestError
 
 MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
@@ -32,7 +33,6 @@ MAX_LINE = 16 << 20
 MAX_SESSIONS = 10_000  # tapes that one job may make
 
 Model = TypeVar("Model", bound=BaseModel)
-Text = Annotated[str, Field(max_length=MAX_BODY)]
 
 
 class _Strict(BaseModel):
@@ -41,7 +41,7 @@ class _Strict(BaseModel):
 
 class _Infer(_Strict):
     session: Annotated[str, Field(max_length=36)]
-    mission: Text
+    mission: str  # not bounded here but by MAX_BODY: a bound is an error where there is half a surrogate pair
     ordinal: Annotated[int, Field(ge=0, le=1_000_000)]
     wisdom: dict[str, str]
     messages: Annotated[list[dict[str, Any]], Field(max_length=1_000_000)]
@@ -55,8 +55,8 @@ class _Tape(_Strict):
 class _Entry(_Strict):
     type: Annotated[str, Field(pattern="^[a-z_]{1,32}$")]
     data: dict[str, Any]
-    seq: Annotated[int, Field(ge=0)]
-    ts: float | int
+    seq: Annotated[int, Field(ge=0, le=1 << 40)]
+    ts: Annotated[float | int, Field(ge=0, le=1e11)]
     prev: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 
 
@@ -87,8 +87,8 @@ class _Origin:
         asked = _parse(_Infer, body)
         try:
             messages = [Message.from_json(message) for message in asked.messages]
-        except (KeyError, TypeError, ValueError) as error:
-            raise RequestError(f"infer: not a conversation: {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
         request = Request(messages, tools.TOOLS, asked.session, asked.mission, asked.ordinal, asked.wisdom)
         with self._lock:
             if self._guest is None:
@@ -146,15 +146,20 @@ def _parse(model: type[Model], body: bytes) -> Model:
     if len(body) > MAX_BODY:
         raise RequestError(f"{name}: {len(body)} bytes, and {MAX_BODY} are possible")
     try:
-        return model.model_validate_json(body)
+        # Not model_validate_json: half a surrogate pair, as undecodable bytes become here, is an error for it.
+        return model.model_validate(quickjson.loads(body))
+    except (RecursionError, UnicodeDecodeError):
+        raise RequestError(f"{name}: not JSON") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise RequestError(f"{name}: {where}: {first['msg'].lower()}") from None
+    except ValueError as error:
+        raise RequestError(f"{name}: {error}") from None
 
 
 def _entry(line: str) -> _Entry:
     """One whole line that is one entry; a newline in it would be two."""
-    if "\n" in line:
-        raise RequestError("tape: a line with a newline in it")
-    return _parse(_Entry, line.encode("utf-8", "replace"))
+    if "\n" in line or not line.isascii():
+        raise RequestError("tape: a line with a newline in it, or not in ASCII")
+    return _parse(_Entry, line.encode())

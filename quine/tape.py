@@ -173,7 +173,7 @@ def read(path: str) -> list[dict[str, Any]]:
             entry = quickjson.loads(line)
             if not isinstance(entry["data"], dict) or not isinstance(entry["type"], str):
                 raise ValueError("no type or no data")
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: {error}") from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: {str(error) or type(error).__name__}") from None
         entries.append(entry)
     return entries

@@ -2,7 +2,8 @@
 
 Laws
 1. It reads tapes and nothing else, also those that are being written, torn or without an end.
-2. What a tape holds is foreign text: control characters are shown, never obeyed.
+2. What a tape holds is foreign: control characters are shown, never obeyed, and no value has to be of the type that
+   we write. A file that is no tape is named on stderr, and the others are shown.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quine.exits import Failure, Misconfigured
+from quine.exits import Failure, Misconfigured, complain
 from quine.tape import read
 
+DEEPEST = 40  # levels that are indented
 SHORT = 60  # characters of a mission in a tree
 SHOWN = 2000  # characters of one text in a session
 
@@ -32,19 +34,23 @@ def tree(folder: Path, session: str = "") -> str:
     sessions = _sessions(folder)
     root = _find(sessions, session, folder).root
     below: dict[str, list[Session]] = {}
-    mine = [one for one in sessions.values() if one.root == root]
-    for one in sorted(mine, key=lambda one: one.begun):
+    mine = sorted((one for one in sessions.values() if one.root == root), key=lambda one: one.begun)
+    for one in mine:
         below.setdefault(one.parent if one.parent in sessions else "", []).append(one)
     rows: list[tuple[str, ...]] = [("NODE", "PID", "EXIT", "SECONDS", "SESSION", "MISSION")]
-
-    def add(one: Session, depth: int) -> None:
-        rows.append(_row(one, depth))
-        for child in below.get(one.id, ()):
-            # A life after exec is the same process, not a child of it.
-            add(child, depth if child.meta.get("born") == "exec" else depth + 1)
-
-    for one in below.get("", ()):
-        add(one, 0)
+    drawn: set[str] = set()
+    # The second part is for those that name each other as their parents.
+    for first in (*below.get("", ()), *mine):
+        waiting = [(first, 0)]
+        while waiting:
+            one, depth = waiting.pop()
+            if one.id in drawn:
+                continue
+            drawn.add(one.id)
+            rows.append(_row(one, depth))
+            for child in reversed(below.get(one.id, ())):
+                # A life after exec is the same process, not a child of it.
+                waiting.append((child, depth if child.meta.get("born") == "exec" else depth + 1))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = []
     for row in rows:
@@ -61,7 +67,10 @@ def show(folder: Path, session: str = "") -> str:
     one = _find(_sessions(folder), session, folder)
     lines: list[str] = []
     for entry in _entries(folder / f"{one.id}.jsonl"):
-        lines += _shown(entry)
+        try:
+            lines += _shown(entry)
+        except (RecursionError, ValueError) as error:
+            lines.append(f"[{len(lines)}] cannot be shown: {type(error).__name__}")
     return "\n".join(lines) + "\n"
 
 
@@ -72,22 +81,36 @@ def _row(one: Session, depth: int) -> tuple[str, ...]:
     if one.outcome is None:
         verdict, seconds = "-", one.last - one.begun
     else:
-        verdict = str(one.outcome.get("exit_code", "?"))
+        verdict = plain(str(one.outcome.get("exit_code", "?"))[:12], newlines=False)
         if one.outcome.get("termination_mode") == "exec":
             verdict = "exec"
-        seconds = float(one.outcome.get("duration_ms", 0)) / 1000
-    node, pid = plain(str(one.meta.get("node", "?")), newlines=False), str(one.meta.get("pid", "?"))
-    return "  " * depth + node, pid, verdict, f"{seconds:.2f}", one.id[:18], mission
+        seconds = _number(one.outcome.get("duration_ms")) / 1000
+    node, pid = (plain(str(one.meta.get(key, "?"))[:60], newlines=False) for key in ("node", "pid"))
+    session = plain(one.id[:18], newlines=False)
+    return "  " * min(depth, DEEPEST) + node, pid, verdict, f"{seconds:.2f}", session, mission
+
+
+def _number(value: object, otherwise: float = 0.0) -> float:
+    """A number of a sensible size, or `otherwise`."""
+    if isinstance(value, int | float) and abs(value) < 1e15:
+        return float(value)
+    return otherwise
 
 
 def _shown(entry: dict[str, Any]) -> list[str]:
     data, kind = entry["data"], entry["type"]
-    head = f"[{entry.get('seq', '?')}] {kind}"
+    head = plain(f"[{entry.get('seq', '?')}] {kind}", newlines=False)
     if kind == "message":
-        lines = [f"{head} {data.get('role', '')}", *_indented(str(data.get("content") or ""))]
-        for call in data.get("tool_calls") or ():
-            lines += [f"  -> {plain(str(call.get('name')))}"]
-            for key, value in (call.get("arguments") or {}).items():
+        lines = [
+            f"{head} {plain(str(data.get('role', '')), newlines=False)}",
+            *_indented(str(data.get("content") or "")),
+        ]
+        calls = data.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            given = call if isinstance(call, dict) else {"name": call}
+            lines += [f"  -> {plain(str(given.get('name')))}"]
+            arguments = given.get("arguments")
+            for key, value in arguments.items() if isinstance(arguments, dict) else ():
                 lines += [f"     {plain(str(key))}: {plain(str(value), indent=' ' * 7)}"]
         return lines
     if kind == "tool_result":
@@ -126,15 +149,18 @@ def _sessions(folder: Path) -> dict[str, Session]:
     for path in sorted(folder.glob("*.jsonl")):
         try:
             entries = read(str(path))
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            complain(f"not a tape: {plain(str(error), newlines=False)}")
             continue
         meta = next((entry for entry in entries if entry["type"] == "meta"), None)
         if meta is None:
+            if entries:
+                complain(f"not a tape: {plain(str(path), newlines=False)}: it has no meta")
             continue
         data = meta["data"]
         outcome = next((e["data"] for e in reversed(entries) if e["type"] == "outcome"), None)
-        begun = float(meta.get("ts") or 0)
-        last = float(entries[-1].get("ts") or begun)
+        begun = _number(meta.get("ts"))
+        last = _number(entries[-1].get("ts"), begun)
         parent = str(data.get("parent_session_id") or "")
         root = str(data.get("root_session_id") or path.stem)
         found[path.stem] = Session(path.stem, parent, root, begun, data, outcome, last)

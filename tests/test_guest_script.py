@@ -51,14 +51,35 @@ def test_lives_told_apart_by_wisdom(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["x", "[]", "{}", '{"reply": 1}', '{"reply": {}, "mtach": ""}', '{"reply": {}, "match": "("}',
-             '{"reply": {"tool_calls": [{"name": "sh"}]}}',
-             '{"reply": {"tool_calls": [{"name": 1, "arguments": {}}]}}'],
+    ("line", "words"),
+    [
+        ("x", "not JSON"), ("[]", 'no "reply"'), ("{}", 'no "reply"'), ('{"reply": 1}', 'no "reply"'),
+        ('{"reply": {}, "mtach": ""}', "unknown key 'mtach'"), ('{"reply": {}, "match": "("}', "unterminated"),
+        ('{"reply": {}, "match": 3}', '"match" must be text, not int'),
+        ('{"reply": {}, "repeat": 1}', '"repeat" must be true or false'),
+        ('{"reply": {"tool_call": []}}', "unknown key 'tool_call' in \"reply\""),
+        ('{"reply": {"tool_calls": null}}', '"tool_calls" must be a list, not null'),
+        ('{"reply": {"tool_calls": ["sh"]}}', "a tool call is"), ('{"reply": {"text": 1}}', '"text" must be text'),
+        ('{"reply": {"tool_calls": [{"name": "sh"}]}}', 'a tool call without "arguments"'),
+        ('{"reply": {"tool_calls": [{"name": 1, "arguments": {}}]}}', '"name" must be text'),
+        ('{"reply": {"tool_calls": [{"name": "sh", "arguments": null}]}}', '"arguments" must be an object'),
+        ('{"reply": {}, "usage": 3}', '"usage" must be an object'),
+        ('{"reply": {}, "usage": {"input": "3"}}', '"input" must be an integer, not str'),
+        ('{"reply": {}, "usage": {"input": true}}', '"input" must be an integer'),
+        ('{"reply": {}, "usage": {"in": 3}}', "unknown key 'in'"),
+    ],
 )  # fmt: skip
-def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
+def test_a_broken_line_is_named(tmp_path: Path, line: str, words: str) -> None:
     (tmp_path / "s").write_text('{"reply": {}}\n' + line + "\n")
-    with pytest.raises(Misconfigured, match="line 2"):
+    with pytest.raises(Misconfigured) as caught:
         ScriptGuest(str(tmp_path / "s"))
+    assert f"{tmp_path}/s, line 2: " in caught.value.detail
+    assert words in caught.value.detail
+
+
+def test_one_line_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="has 1 line for this mission"):
+        text(script(tmp_path, says("x")), "m", 1)
 
 
 # -- schemas ---------------------------------------------------------------------------------------

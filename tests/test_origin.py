@@ -122,6 +122,9 @@ def test_a_reply_goes_across() -> None:
         ("infer", b'{"session":"s","mission":"m","ordinal":-1,"wisdom":{},"messages":[]}'),
         ("infer", b'{"session":"s","mission":"m","ordinal":0,"wisdom":{},"messages":[{"role":"boss"}]}'),
         ("infer", b'{"session":"s","mission":"m","ordinal":0,"wisdom":{},"messages":[],"more":1}'),
+        ("infer", b'{"session":"s","mission":"m","ordinal":0,"wisdom":{},"messages":[{"role":"user","content":"",'
+                  b'"tool_calls":["x"]}]}'),
+        ("infer", b"[" * 100_000), ("infer", b"1" * 5000),
         ("tape", b"{}"), ("tape", b'{"session":"../../etc/passwd","lines":["{}"]}'),
         ("tape", b'{"session":"x","lines":[]}'),
     ],
@@ -129,6 +132,21 @@ def test_a_reply_goes_across() -> None:
 def test_bad_requests_are_refused(services: Services, name: str, body: bytes) -> None:
     with pytest.raises(RequestError):
         services[name](body)
+
+
+def test_half_a_surrogate_pair_goes_across(services: Services, life: Life, tmp_path: Path) -> None:
+    guest = RelayGuest(ask(services))
+    odd = "m\udc80\ud83d"
+    call = ToolCall("c", "sh", {"\udc80": odd})
+    request = Request(
+        [Message("user", odd), Message("assistant", odd, (call,))], TOOLS, "s", odd, 0, {"a": odd}
+    )
+    assert guest.infer(request).message.text == "first"
+    tape = Tape(RelaySink(ask(services), life.session))
+    tape.add("meta", {**meta(life.session, life.root), "mission": odd})
+    tape.sync()
+    (entry,) = read(str(tmp_path / "data" / f"{life.session}.jsonl"))
+    assert entry["data"]["mission"] == odd
 
 
 def test_tape_arrives_as_it_was_written(services: Services, life: Life, tmp_path: Path) -> None:

@@ -169,3 +169,49 @@ def test_foreign_files_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "y.jsonl").write_text(json.dumps({"type": "message", "data": {}}) + "\n")
     end(write(tmp_path, new_session()))
     assert len(tree.tree(tmp_path).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pid": [], "node": {}, "mission": None, "depth": "x", "born": 3}, {"ts": "late"}, {"ts": 10**4000},
+        {"parent_session_id": 7, "root_session_id": ["x"]}, {"outcome": {"duration_ms": "x", "exit_code": {}}},
+        {"outcome": {"duration_ms": 10**400}}, {"tool_calls": 3}, {"tool_calls": [3, {"arguments": "x"}]},
+        {"tool_calls": [{"name": None, "arguments": {"a": [[[1]]]}}]},
+    ],
+)  # fmt: skip
+def test_odd_tapes_are_drawn(tmp_path: Path, change: dict[str, object]) -> None:
+    session = new_session()
+    outcome = change.pop("outcome", {"exit_code": 0})
+    calls = change.pop("tool_calls", [])
+    ts = change.pop("ts", 1.0)
+    meta = {"session_id": session, "root_session_id": session, **change}
+    entries = [
+        ("meta", meta),
+        ("message", {"role": 1, "tool_calls": calls, "content": 3}),
+        ("outcome", outcome),
+    ]
+    lines = [json.dumps({"type": kind, "data": data, "seq": "x", "ts": ts}) + "\n" for kind, data in entries]
+    (tmp_path / f"{session}.jsonl").write_text("".join(lines))
+    assert len(tree.tree(tmp_path).splitlines()) == 2
+    assert tree.show(tmp_path).startswith("[x] meta")
+
+
+def test_a_long_chain_of_lives_and_a_circle(tmp_path: Path) -> None:
+    ids = [new_session() for _ in range(1200)]
+    for before, session in zip(["", *ids], ids, strict=False):
+        meta = {"parent_session_id": before, "root_session_id": ids[0], "born": "exec"}
+        (tmp_path / f"{session}.jsonl").write_text(json.dumps({"type": "meta", "data": meta}) + "\n")
+    assert len(tree.tree(tmp_path).splitlines()) == 1201
+    one, two = new_session(), new_session()
+    for session, parent in ((one, two), (two, one)):
+        meta = {"parent_session_id": parent, "root_session_id": one}
+        (tmp_path / f"{session}.jsonl").write_text(json.dumps({"type": "meta", "data": meta}) + "\n")
+    assert len(tree.tree(tmp_path, one).splitlines()) == 3
+
+
+def test_a_bad_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    end(write(tmp_path, new_session()))
+    assert len(tree.tree(tmp_path).splitlines()) == 2
+    assert "deep.jsonl, line 1" in capfd.readouterr().err

@@ -66,6 +66,9 @@ class ToolCall(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ToolCall:
+        """Raises KeyError, TypeError or ValueError for what is not a call."""
+        if not isinstance(data, Mapping):
+            raise TypeError("a tool call is no object")
         if raw := data.get("raw"):
             return cls.parse(str(data["id"]), str(data["name"]), str(raw))
         return cls(str(data["id"]), str(data["name"]), dict(data["arguments"]))
@@ -114,6 +117,8 @@ class Message(NamedTuple):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Message:
         """Raises KeyError, TypeError or ValueError for what is not a message."""
+        if not isinstance(data, Mapping):
+            raise TypeError("a message is no object")
         role = data["role"]
         if role not in ("system", "user", "assistant", "tool"):
             raise ValueError(f"not a role: {role!r}")

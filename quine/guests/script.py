@@ -20,6 +20,10 @@ from quine.guests.base import Message, Refused, Reply, Request, ToolCall, Usage
 from transport import quickjson
 
 KEYS = {"match", "wisdom", "reply", "usage", "repeat"}
+REPLY = {"text", "tool_calls"}
+CALL = {"name", "arguments"}
+USAGE = {"input", "output"}
+NAMES = {str: "text", bool: "true or false", dict: "an object", list: "a list", int: "an integer"}
 
 
 class ScriptGuest:
@@ -39,7 +43,8 @@ class ScriptGuest:
         if line is None:
             if request.ordinal >= len(fit):
                 raise Refused(
-                    f"the script {self._path} has {len(fit)} lines for this mission and is asked for one more",
+                    f"the script {self._path} has {len(fit)} line{'s' * (len(fit) != 1)} for this mission and is asked "
+                    "for one more",
                     'add a line, or give the last one "repeat": true',
                 )
             line = fit[request.ordinal]
@@ -55,13 +60,44 @@ def _line(path: str, number: int, text: str) -> dict[str, Any]:
             raise ValueError(f"unknown key {min(unknown)!r}")
         for key in ("match", "wisdom"):
             if key in line:
-                line[key] = re.compile(line[key])
-        for call in line["reply"].get("tool_calls", ()):
-            if not isinstance(call["name"], str) or not isinstance(call["arguments"], dict | str):
-                raise ValueError('a tool call is {"name", "arguments"}')
-    except (ValueError, TypeError, KeyError, re.error) as error:
+                line[key] = re.compile(_typed(line, key, str))
+        _typed(line, "repeat", bool)
+        usage = _typed(line, "usage", dict) or {}
+        if unknown := usage.keys() - USAGE:
+            raise ValueError(f'unknown key {min(unknown)!r} in "usage"')
+        for key in usage:
+            if _typed(usage, key, int) < 0:
+                raise ValueError(f'"{key}" is negative')
+        _check_reply(line["reply"])
+    except (ValueError, re.error, RecursionError) as error:
         raise Misconfigured(f"the script {path}, line {number}: {error}") from None
     return line
+
+
+def _check_reply(reply: dict[str, Any]) -> None:
+    if unknown := reply.keys() - REPLY:
+        raise ValueError(f'unknown key {min(unknown)!r} in "reply"; known are {", ".join(sorted(REPLY))}')
+    _typed(reply, "text", str)
+    for call in _typed(reply, "tool_calls", list) or ():
+        if not isinstance(call, dict):
+            raise ValueError('a tool call is {"name", "arguments"}')
+        if missing := CALL - call.keys():
+            raise ValueError(f'a tool call without "{max(missing)}"')
+        if unknown := call.keys() - CALL:
+            raise ValueError(f"unknown key {min(unknown)!r} in a tool call")
+        _typed(call, "name", str)
+        if not isinstance(call["arguments"], dict | str):
+            raise ValueError('"arguments" must be an object, or text that stands for the raw arguments')
+
+
+def _typed(owner: dict[str, Any], key: str, kind: type) -> Any:
+    """The value, which must be of this type where it is there at all."""
+    value = owner.get(key)
+    if key in owner and (not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)):
+        raise ValueError(
+            f'"{key}" must be {NAMES[kind]}, not {"null" if value is None else type(value).__name__}'
+        )
+    return value
 
 
 def _fits(line: dict[str, Any], mission: str, wisdom: str) -> bool:
