@@ -62,7 +62,13 @@ def fork(lab: Lab) -> list[Row]:
     times, private = [], []
     for _ in range(9):
         with tempfile.TemporaryDirectory() as directory:
-            env = {**lab.env, **lab.script(replies), "QUINE_DATA_DIR": directory, "QUINE_MAX_TURNS": "0"}
+            env = {
+                **lab.env,
+                **lab.script(replies),
+                "QUINE_DATA_DIR": directory,
+                "QUINE_MAX_TURNS": "0",
+                "QUINE_CONTEXT_WINDOW": "10000000",
+            }
             subprocess.run([lab.quine, "root"], env=env, check=True, stdin=subprocess.DEVNULL)
             tapes = {}
             for path in Path(directory).glob("*.jsonl"):
