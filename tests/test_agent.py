@@ -64,6 +64,13 @@ def test_closed_streams(agents: Agents) -> None:
     assert "There is no material" in agents.tape()[2]["data"]["content"]
 
 
+def test_a_deliverable_for_a_closed_stdout_is_not_swallowed(agents: Agents) -> None:
+    agents.script(says(sh("echo x >&4")), says(OK))
+    command = " ".join(f"'{word}'" for word in QUINE)
+    subprocess.run(["sh", "-c", f"{command} work >&-"], cwd=agents.directory, env=agents.env, check=True)
+    assert agents.results()[0].startswith("[EXIT CODE] 1\n")
+
+
 @pytest.mark.parametrize(
     ("stdin", "words"), [("null", "no material"), ("pipe", "a pipe"), ("file", "a file")]
 )
@@ -295,6 +302,51 @@ def test_configuration_errors(agents: Agents, env: dict[str, str], words: bytes)
     assert done.stderr.startswith(b"quine: error: ")
     assert words in done.stderr
     assert done.stdout == b""
+
+
+def test_cwd_does_not_move_the_paths_of_the_caller(agents: Agents) -> None:
+    (agents.directory / "d").mkdir()
+    agents.script(says(sh("pwd >&4")), says(OK))
+    env = {"QUINE_DATA_DIR": "data", "QUINE_API_BASE": "script.jsonl"}
+    done = agents.run(options=["--cwd", "d", "--report", "r.json"], env=env)
+    assert (done.returncode, done.stdout) == (0, f"{agents.directory}/d\n".encode())
+    assert agents.tapes()
+    assert (agents.directory / "r.json").exists()
+    assert not list((agents.directory / "d").iterdir())
+
+
+def test_directories_that_are_not_there(agents: Agents) -> None:
+    agents.script(says(OK))
+    done = agents.run(options=["--cwd", "/no/such"])
+    assert done.returncode == 69
+    assert b"quine: error: --cwd /no/such: no such file or directory" in done.stderr
+    (agents.directory / "gone").mkdir()
+    command = " ".join(f"'{word}'" for word in QUINE)
+    script = ["sh", "-c", f"cd gone; rmdir ../gone; {command} work"]
+    got = subprocess.run(script, cwd=agents.directory, env=agents.env, capture_output=True)
+    assert got.returncode == 69
+    assert b"the working directory has been removed" in got.stderr
+
+
+def test_a_life_goes_on_where_its_directory_was_removed(agents: Agents) -> None:
+    done = agents.run(
+        says(sh("mkdir d; cd d; rmdir $PWD"), call("exec", argv=["/no/such"]), call("exec", wisdom={"n": "1"}),
+             wisdom="^{}$"),
+        says(sh("echo alive >&4"), OK, wisdom="."),
+    )  # fmt: skip
+    assert done.stdout == b"alive\n"
+
+
+def test_directories_of_ours_are_private(agents: Agents) -> None:
+    agents.data.mkdir(mode=0o755)
+    agents.data.chmod(0o755)
+    agents.run(
+        says(call("fork", intent="child"), sh("seq 9999"), match="^work"),
+        says(sh("ls -ld $QUINE_DATA_DIR/locks >&4"), OK, match="^work"), says(OK, match="^child"),
+    )  # fmt: skip
+    assert agents.data.stat().st_mode & 0o777 == 0o755
+    for name in ("jobs", "outputs"):
+        assert (agents.data / name).stat().st_mode & 0o777 == 0o700
 
 
 def test_an_exhausted_script_says_so(agents: Agents) -> None:

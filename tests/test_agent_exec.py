@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -172,4 +173,53 @@ def test_exec_of_the_wrong_file(agents: Agents) -> None:
     (agents.directory / "text").chmod(0o755)
     done = agents.run(says(sh("X=1"), call("exec", argv=["./text"])), says(sh("echo alive >&4")), says(OK))
     assert done.stdout == b"alive\n"
-    assert "[EXEC ERROR] ./text: exec format error" in agents.results()[1]
+    assert (
+        "[EXEC ERROR] ./text: exec format error; this life goes on, its shell was ended"
+        in agents.results()[1]
+    )
+
+
+def test_a_long_mission_can_exec(agents: Agents) -> None:
+    """argv shows its beginning: one string of execve holds 128 KiB."""
+    long = "work " + "x" * 200_000
+    done = agents.run(
+        says(call("fork", intent=long, context="none", wait=True), match="^top"), says(OK, match="^top"),
+        says(again(n="1"), match="^work", wisdom=NONE),
+        says(sh("tr '\\0' ' ' </proc/$PPID/cmdline | wc -c >&4"), OK, match="^work", wisdom=SOME),
+        mission="top",
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert 4096 < int(agents.results("top")[0].split("[STDOUT]\n")[1].split()[0]) < 5000
+    assert [tape[0]["data"]["mission"] == long for tape in agents.tapes()] == [False, True, True]
+
+
+def test_a_memo_is_not_left_behind(agents: Agents) -> None:
+    count = sh("ls -l /proc/$PPID/fd | grep -c memfd >&4")
+    agents.script(
+        says(count, again(n="1"), wisdom="^{}$"),
+        says(count, call("exec", argv=["./text"]), again(n="2"), wisdom='"1"'),
+        says(count, OK, wisdom='"2"'),
+    )  # fmt: skip
+    (agents.directory / "text").write_text("not a program")
+    (agents.directory / "text").chmod(0o755)
+    assert agents.run().stdout == b"1\n1\n1\n"
+
+
+def test_a_signal_while_the_shell_ends_is_not_lost(agents: Agents) -> None:
+    agents.script(
+        says(sh("(trap '' TERM; touch up; while :; do sleep 0.05; done) & while ! [ -e up ]; do :; done"),
+             call("exec", argv=["sleep", "86392"])),
+    )  # fmt: skip
+    with agents.start("work") as process:
+        wait_for_outcome(agents)
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGHUP
+
+
+def wait_for_outcome(agents: Agents) -> None:
+    """It is written before the shell is ended, which takes two seconds where a command does not heed TERM."""
+    deadline = time.monotonic() + 20
+    while not any('"type":"outcome"' in path.read_text() for path in agents.data.glob("*.jsonl")):
+        assert time.monotonic() < deadline
+        os.sched_yield()

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import transport.status
+from quine import birth, slots
+from quine.jobs import Job, Status
+from quine.life import Life, new_session
 from quine.tape import message_of, read
 from tests.agents import OK, UNTIL_ENDED, Agents, call, running, says, section, sh
 
@@ -297,3 +305,66 @@ def test_a_named_pipe_as_stdin_is_refused(agents: Agents) -> None:
     os.mkfifo(agents.directory / "p")
     agents.run(says(fork("child", wait=True, stdin="p"), match="^work"), says(OK, match="^work"))
     assert "a named pipe" in agents.results()[0]
+
+
+def test_a_face_leaves_its_status_where_nobody_reads(tmp_path: Path) -> None:
+    """Its parent has ended, or is another image by now."""
+    life = Life(new_session(), new_session(), "m")
+    job = Job(life.session, "m", "h1", str(tmp_path))
+    read_end, report = os.pipe()
+    os.close(read_end)
+    face = lambda *_, **__: transport.status.Status("exited", 3)  # noqa: E731
+    loop: Any = SimpleNamespace(face=face, signals=SimpleNamespace(remove=lambda: None))
+    job.pid = os.fork()
+    if job.pid == 0:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        birth._be_face(loop, life, job, report)
+    os.close(report)
+    job.reap()
+    assert job.status == Status(3)
+    told = json.loads((tmp_path / "status").read_text())
+    assert (told["code"], told["state"]) == (3, "exited")
+
+
+def test_the_status_that_a_child_left_counts(tmp_path: Path) -> None:
+    """The report of a remote child is lost with the image that held it."""
+    job = Job(new_session(), "m", "h1", str(tmp_path))
+    (tmp_path / "status").write_text('{"code": 74, "state": "lost", "signal": "", "detail": "gone"}')
+    job.pid = os.fork()
+    if job.pid == 0:
+        os._exit(1)
+    job.reap()
+    assert job.status == Status(74, "lost", "", "gone")
+
+
+def test_out_of_descriptors(agents: Agents) -> None:
+    limit: Any = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))  # noqa: E731
+    children = [{"intent": "child"} for _ in range(30)]
+    agents.script(says(fork(children=children, wait=True)), says(sh("echo alive >&4")), says(OK))
+    with agents.start("work", preexec_fn=limit, env={"QUINE_MAX_AGENTS": "64"}) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, b"alive\n", b"")
+    assert agents.results()[0].startswith("[FORK ERROR]")
+    assert "too many open files" in agents.results()[0].lower()
+
+
+def test_any_free_slot_is_taken(tmp_path: Path) -> None:
+    first, second = (slots.take(str(tmp_path), "infer", 2) or [-1] for _ in range(2))
+    got: list[list[int]] = []
+    waiting = threading.Thread(target=lambda: got.append(slots.wait(str(tmp_path), "infer", 2)))
+    waiting.start()
+    os.close(second[0])
+    waiting.join(20)
+    assert got
+    for fd in (*first, *got[0]):
+        os.close(fd)
+
+
+def test_a_swept_slot_is_made_anew(tmp_path: Path) -> None:
+    (held,) = slots.take(str(tmp_path / "a" / "b"), "agent", 1) or [-1]
+    os.close(held)
+    slots.sweep(str(tmp_path / "a" / "b"))
+    assert not (tmp_path / "a").exists()
+    (held,) = slots.take(str(tmp_path / "a" / "b"), "agent", 1) or [-1]
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+    os.close(held)

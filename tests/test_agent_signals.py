@@ -264,3 +264,28 @@ def test_signals_at_any_moment(agents: Agents) -> None:
     assert not running("sleep", f"{NAP}9")
     for tape in agents.tapes():
         assert tape[-1]["type"] == "outcome"
+
+
+def test_while_material_is_saved(agents: Agents) -> None:
+    agents.script(says(OK))
+    with agents.start("work", "-b", stdin=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 20
+        while not list(agents.data.glob("stdin-*")):
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == -signal.SIGTERM
+    assert not list(agents.data.glob("stdin-*"))
+
+
+def test_stop_reaches_groups_of_their_own(agents: Agents) -> None:
+    agents.script(says(sh(f"timeout 1000 sleep {NAP}0 & echo $! >pid; touch up; wait")))
+    with agents.start("work", process_group=0) as process:
+        wait_for(agents.directory / "up")
+        command = int((agents.directory / "pid").read_text())
+        process.send_signal(signal.SIGTSTP)
+        until_state(command, "T")
+        process.send_signal(signal.SIGCONT)
+        until_state(command, "S")
+        end(process, signal.SIGTERM)
+    assert not running("sleep", f"{NAP}0")
