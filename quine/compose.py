@@ -82,6 +82,7 @@ class Placer:
 
     def __init__(self) -> None:
         self._cache: dict[Path, tuple[tuple[int, int], Inventory]] = {}
+        self._dumps: dict[int, tuple[Host, str]] = {}  # by id(host): what makes one link differ from another
 
     def __call__(self, spawn: Spawn, running: Mapping[str, int]) -> Target:
         from transport.errors import Misconfigured, NoSuchHost
@@ -105,8 +106,15 @@ class Placer:
             return await open_duplex(host, inventory, ssh_agent=ssh_agent, note=log.info)
 
         group = f"{inventory.path}\0{host.name}"
-        key = f"{group}\0{host.model_dump_json()}\0{ssh_agent}"
+        key = f"{group}\0{self._dumped(host)}\0{ssh_agent}"
         return Target(host.name, group, key, dial, lambda spawn: settle(spawn, host), host.slots)
+
+    def _dumped(self, host: Host) -> str:
+        """All settings of a host as text; once for each load of an inventory, not for each job."""
+        kept = self._dumps.get(id(host))
+        if kept is None:
+            kept = self._dumps[id(host)] = (host, host.model_dump_json())
+        return kept[1]
 
     def _inventory(self, spawn: Spawn) -> Inventory:
         from pathlib import Path
@@ -124,6 +132,7 @@ class Placer:
             cached = self._cache.get(path)
             if cached is None or cached[0] != version:
                 cached = self._cache[path] = (version, load(path, {}))
+                self._dumps.clear()
         except ConfigError as error:
             raise Misconfigured(error.detail, error.hint) from None
         except OSError as error:
