@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from quine.guests.base import Refused, Request, Unavailable
+from quine.guests.chat import ChatDialect
+from quine.guests.http import HttpGuest
 from tests.lab import Lab
 
 KEY = "canary-5f3a9c1e7b"
@@ -238,3 +241,22 @@ def test_nobody_listens(lab: Lab, tmp_path: Path) -> None:
     env = {"QUINE_API_BASE": "ftp://x", "QUINE_MODEL_ID": "m", "QUINE_DATA_DIR": str(tmp_path / "d")}
     done = lab.run(["do it"], env=env)
     assert done.returncode == 2 and b"must begin with http" in done.stderr
+
+
+@pytest.mark.parametrize("key", [KEY + "\n", KEY + "é", KEY + "\udc80"])
+def test_a_key_that_cannot_be_sent_is_not_shown(server: Server, key: str) -> None:
+    guest = HttpGuest(ChatDialect("m"), server.base, key)
+    with pytest.raises(Refused) as caught:
+        guest.infer(Request([], ()))
+    guest._connection().close()
+    assert KEY not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("answer", [b"[" * 100_000, b'{"a":' * 500 + b"1" + b"}" * 500])
+def test_an_answer_of_many_levels_is_none(server: Server, answer: bytes) -> None:
+    server.answers = [(200, {}, answer)] * 5
+    guest = HttpGuest(ChatDialect("m"), server.base, "", pause=lambda seconds: None)
+    with pytest.raises(Unavailable, match="no reply"):
+        guest.infer(Request([], ()))
+    guest._connection().close()
+    server.faults.clear()
