@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,30 @@ def test_what_is_not_built_says_so_over_there(lab: Lab, tmp_path: Path) -> None:
     assert fork.startswith("[FORK ERROR] not built yet")
     assert "2\n" in nested
     assert "not built yet: --on from a host" in nested
+
+
+def test_an_agent_of_a_plain_job_has_a_guest_of_its_own(lab: Lab, tmp_path: Path) -> None:
+    """Its origin has no life for it: neither it nor what it starts asks there."""
+    path = tmp_path / "own.jsonl"
+    lines = [
+        says(sh("quine inner >&4"), OK, match="^work"),
+        says(sh("echo inner >&4"), OK, match="^inner"),
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own = ["QUINE_API_TYPE=script", f"QUINE_API_BASE={path}", f"QUINE_DATA_DIR={tmp_path}/data"]
+    command = ["env", *own, sys.executable, "-P", "-m", "quine", "work"]
+    done = lab.run(["run", "--on", "h1", "--", *command])
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"inner\n", b"")
+    assert len(tapes(tmp_path / "data")) == 2
+
+
+def test_nothing_is_left_over_there(lab: Lab, tmp_path: Path) -> None:
+    lines = [
+        says(sh("echo $QUINE_DATA_DIR >&4"), call("exec", wisdom={"n": "1"}), wisdom=NONE),
+        says(sh("ls -d $QUINE_DATA_DIR/locks >&4"), OK, wisdom=SOME),
+    ]
+    env = {**lab.script(lines, f"{tmp_path.name}.jsonl"), "QUINE_DATA_DIR": str(tmp_path / "data")}
+    done = lab.run(["--on", "h1", "work"], env=env)
+    folder = Path(done.stdout.decode().splitlines()[0])
+    left = {path.name for path in folder.rglob("*")} if folder.exists() else set()
+    assert left <= {"bin", "quine"}  # a `quine` on PATH, where there was none

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from quine import origin
+from quine import env, host, origin
 from quine.env import Settings
+from quine.exits import Failure
 from quine.guests.base import (
     GuestError,
     Message,
@@ -209,3 +210,21 @@ def test_no_secret_goes_out(life: Life, tmp_path: Path) -> None:
 
 def test_settings_hold_the_secrets_apart() -> None:
     assert "secrets" in Settings._fields
+
+
+def test_a_mission_that_cannot_be_asked_for_is_not_guessed(tmp_path: Path) -> None:
+    settings = env.adopt({}, {"QUINE_DATA_DIR": str(tmp_path)})
+
+    def refuse(why: str) -> Any:
+        def ask(name: str, body: bytes) -> bytes:
+            raise RequestError(why)
+
+        return ask
+
+    assert host._assigned(settings, refuse("no service named 'life' at the origin")) is None
+    with pytest.raises(Failure) as caught:
+        host._assigned(settings, refuse("the origin cannot be reached"))
+    assert caught.value.status == 75
+    with pytest.raises(Failure) as caught:
+        host._assigned(settings, lambda name, body: b"{}")
+    assert caught.value.status == 69
