@@ -63,6 +63,9 @@ class Shell:
         self._outputs = outputs
         self._limit = limit
         self._count = 0
+        self._left: dict[
+            int, procs.Process
+        ] = {}  # what shells that ended by themselves have left in the background
         self._pid = 0
         self._pidfd = self._control = self._status = -1
         self._pipes: list[tuple[int, int]] = []  # stdout, stderr: kept while shells come and go
@@ -107,6 +110,8 @@ class Shell:
         """End the shell and its commands: end of file, then TERM, a pause, KILL. Reaps the shell."""
         if self._pid:
             self._end()
+        if self._left:
+            procs.end_all(self._left, 0, GRACE)
         self.disown()
 
     def _end(self) -> None:
@@ -128,6 +133,7 @@ class Shell:
         for fd in (self._control, self._status, self._pidfd):
             _close(fd)
         self._pipes = []
+        self._left = {}
         self._pid = 0
         self._control = self._status = self._pidfd = -1
 
@@ -165,6 +171,7 @@ class Shell:
 
     def _ended(self, notes: list[str]) -> int:
         """The shell is gone: say so, and be ready for a new one."""
+        self._left |= procs.of_session(self._pid)
         status = self._forget()
         how = f"died of signal {-status}" if status < 0 else f"exited with status {status}"
         notes.append(

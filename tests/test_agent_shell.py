@@ -303,6 +303,10 @@ def test_exit_with_a_subshell_in_the_background(shell: Shell) -> None:
     got = run(shell, "(sleep 86393; :) & exit 3", timeout=20)
     assert time.monotonic() - began < 5
     assert got.code == 3
+    left = set(shell._left)
+    assert left
+    shell.close()
+    assert not left & {process.pid for process in procs.everyone()}
 
 
 def test_no_descriptor_of_the_shell_forges_a_status(shell: Shell) -> None:
