@@ -16,7 +16,7 @@ from __future__ import annotations
 from transport.errors import ProtocolError
 
 INITIAL_WINDOW = 256 * 1024  # what a job that does not read makes its node hold
-QUICK_WINDOW = 1024 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
+QUICK_WINDOW = 512 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
 QUICK = 0.01  # seconds in which a window must come back to grow so far, whatever the shortest round trip was
 ACK_QUANTUM = INITIAL_WINDOW // 2  # taken bytes worth a word: one for each frame costs a tenth of the speed
 MAX_WINDOW = 8 * 1024 * 1024  # 80 MB/s at 100 ms; what one stream may make any node hold
