@@ -25,7 +25,7 @@ from quine.life import Life, new_session
 from quine.loop import End, Face, Loop
 from quine.signals import Signals, Terminated
 from quine.tape import FileSink, RelaySink, Tape
-from transport import quickjson
+from transport import inherit, quickjson
 
 Ask = Callable[[str, bytes], bytes]
 
@@ -35,7 +35,7 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
 
     `face` is the way to other machines; it is called in a process of its own, forked for it.
     """
-    _open_streams()
+    inherit.hold_standard_streams()
     settings = env.adopt(options)
     former = settings.memo.get("exec")
     if isinstance(former, dict) and former.get("pid") == os.getpid():
@@ -313,8 +313,6 @@ def _own(settings: Settings, mission: str, options: Mapping[str, Any]) -> Life:
 
 def _relay() -> Ask | None:
     """The way to the origin, or None where this is it."""
-    from transport import inherit
-
     if "token" not in inherit.read():
         return None
     from transport.requests import Relay
@@ -345,21 +343,6 @@ def _save_material(life: Life, settings: Settings, signals: Signals) -> Life:
         os.unlink(path)
         return life._replace(material="none")
     return life._replace(material_file=path, material="none")
-
-
-def _open_streams() -> None:
-    """A closed 0, 1 or 2 would be taken by the next file we open; /dev/null holds its place.
-
-    For reading: to write a deliverable to a closed descriptor must fail, as it would without us.
-    """
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            null = os.open(os.devnull, os.O_RDONLY)
-            if null != fd:
-                os.dup2(null, fd)
-                os.close(null)
 
 
 def _change_directory(path: str) -> None:

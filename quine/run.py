@@ -113,11 +113,11 @@ def show(
 
     `facts` are for the report, and read after the end: a service may still count in them.
     """
-    from transport import client
+    from transport import client, inherit
     from transport.errors import Refused
     from transport.status import Status
 
-    _mend_standard_streams()
+    inherit.hold_standard_streams()
     started, begun = time.time(), time.monotonic()
     try:
         status = client.run(
@@ -178,21 +178,6 @@ def report(target: str, status: Status, **facts: object) -> None:
     except (OSError, OverflowError) as error:
         why = error.strerror if isinstance(error, OSError) else "no such descriptor"
         complain(f"the report cannot be written to {target}: {why}")
-
-
-def _mend_standard_streams() -> None:
-    """A closed 0, 1 or 2 would be taken by the next socket we open; /dev/null holds its place.
-
-    Read-only for 1 and 2, so that writing there is the error it would have been.
-    """
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            null = os.open(os.devnull, os.O_RDONLY)
-            if null != fd:
-                os.dup2(null, fd)
-                os.close(null)
 
 
 def _here(command: list[str], env: dict[str, str], limited: dict[str, str], cwd: str | None) -> int:

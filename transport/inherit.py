@@ -67,3 +67,18 @@ def read(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
     except (ValueError, OSError):
         return {}
     return memo if isinstance(memo, dict) else {}
+
+
+def hold_standard_streams() -> None:
+    """A closed 0, 1 or 2 would be taken by the next file or socket we open; /dev/null holds its place.
+
+    For reading, 1 and 2 as well: to write to a closed descriptor must fail, as it would without us.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDONLY)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
