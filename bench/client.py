@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -127,6 +126,3 @@ def idle_memory(lab: Lab) -> list[Row]:
         Row("idle node over there, resident", there, "MB", reach="≤ 35, aim 20", met=there <= 35),
         Row("idle node at the origin (with ssh loaded), resident", here, "MB"),
     ]
-
-
-__all__ = ["idle_memory", "long_line", "os", "warm_client"]

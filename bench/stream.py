@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import time
 
@@ -82,6 +81,3 @@ def fairness(lab: Lab) -> list[Row]:
             beside <= 5 * alone,
         )
     ]
-
-
-__all__ = ["both_ways", "fairness", "statistics"]

@@ -20,7 +20,6 @@ LOST = 74
 TRY_AGAIN = 75
 DENIED = 77
 DEADLINE = 124
-SIGNALLED = 128
 
 
 class Failure(Exception):

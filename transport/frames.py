@@ -57,9 +57,6 @@ class Kind:
 
 
 NAMES = {value: name for name, value in vars(Kind).items() if name.isupper()}
-JSON_KINDS = frozenset(
-    {Kind.HELLO, Kind.SPAWN, Kind.ATTACH, Kind.SIGNAL, Kind.WINCH, Kind.EXIT, Kind.REQUEST, Kind.REPLY}
-)
 
 
 class Frame:

@@ -23,7 +23,7 @@ from transport import address, inherit, process
 from transport.errors import ProtocolError, Refused
 from transport.frames import LIFE, Frame, Kind
 from transport.pump import Sink, Source
-from transport.session import STDERR, STDIN, STDOUT
+from transport.session import STDERR, STDOUT
 from transport.spawn import Spawn
 from transport.status import DENIED, NOT_STARTED, Status, signal_number
 
@@ -288,6 +288,3 @@ class Job:
             _leave_directory(self._made)
             self._made = None
         self._on_end(self)
-
-
-__all__ = ["STDIN", "Job"]

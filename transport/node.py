@@ -30,13 +30,12 @@ from transport.link import Handler, Link
 from transport.router import Relay, Side
 from transport.session import Session
 from transport.spawn import Spawn
-from transport.starter import CLIENT, DIAL, STATUS, TAKEN
+from transport.starter import BACKLOG, CLIENT, DIAL, STATUS, TAKEN
 from transport.status import NOT_STARTED, Status
 
 log = logging.getLogger("quine.node")
 
 IDLE = 300.0  # seconds without any use after which a link is closed, and then the node ends
-BACKLOG = 1024  # clients that may connect in one turn of the loop: xargs -P 300 must not see a refusal
 ACCEPT_PAUSE = 0.1  # seconds
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from transport import quickjson
 from transport.errors import ProtocolError
 from transport.frames import LIFE, Frame, Kind
-from transport.session import STDERR, STDOUT
+from transport.session import ENDED, STDERR, STDOUT
 from transport.status import LOST, Status
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Side:
         """End this side's channel with a status of ours."""
         session = self.link.session
         channel = session.channels.get(self.number)
-        if self.link.dead or channel is None or channel.state == "ended":
+        if self.link.dead or channel is None or channel.state == ENDED:
             return
         if channel.request:
             session.tell(self.number, Kind.REPLY, {"error": status.detail})

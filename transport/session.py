@@ -20,7 +20,7 @@ from collections import deque
 
 from transport.errors import ProtocolError
 from transport.frames import GREETING, LIFE, MAX_PAYLOAD, NAMES, VERSION, Decoder, Frame, Kind, header, pack
-from transport.window import ACK_QUANTUM, INITIAL_WINDOW, MAX_WINDOW, Flow
+from transport.window import ACK_QUANTUM, INITIAL_WINDOW, Flow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -339,5 +339,3 @@ def diagram() -> str:
 
 if __name__ == "__main__":
     print(diagram())
-
-__all__ = ["MAX_PAYLOAD", "MAX_WINDOW", "STDERR", "STDIN", "STDOUT", "TABLE", "Channel", "Session"]
