@@ -35,6 +35,19 @@ UNTIL_ENDED = """pid=$(sed 's/.*"pid":\\([0-9]*\\).*/\\1/' "$QUINE_DATA_DIR"/job
 while ! grep -q ') Z ' /proc/$pid/stat; do :; done"""
 
 
+class Started(subprocess.Popen[bytes]):
+    """A process that a failing `with` ends: what a test waited for in vain, its clean-up must not wait for."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.terminate()
+            try:
+                self.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        super().__exit__(kind, *rest)
+
+
 class Agents:
     """A directory in which scripted agents run; its data directory is `data` in it."""
 
@@ -58,7 +71,7 @@ class Agents:
         more.setdefault("stdout", subprocess.PIPE)
         more.setdefault("stderr", subprocess.PIPE)
         env = {**self.env, **more.pop("env", {})}
-        return subprocess.Popen([*QUINE, *options, "--", mission], cwd=self.directory, env=env, **more)
+        return Started([*QUINE, *options, "--", mission], cwd=self.directory, env=env, **more)
 
     def run(
         self, *lines: dict[str, Any], mission: str = "work", input: bytes | None = None, **more: Any

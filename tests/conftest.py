@@ -12,6 +12,7 @@ import gc
 import os
 import resource
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -41,6 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
     directory = tempfile.mkdtemp(prefix="qt-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
     config.stash[_home] = directory
     os.environ["TMPDIR"] = tempfile.tempdir = directory
+    # Whoever starts us may ignore signals (nohup, a job runner); what the tests start would inherit that, and a
+    # test that hangs up an agent would wait for one that was told not to listen.
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # What a login on a stock machine gives; a generous shell must not hide that somebody runs out of it.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, DESCRIPTORS), hard))
