@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from quine import private, shown
 from quine.exits import Misconfigured, NotBuilt
-from quine.guests import BUILT, KNOWN, Config
+from quine.guests import FILES, Config
+from quine.guests.vendors import KEYS, choose
 from quine.life import Life, Limits, is_session
 from transport import inherit, quickjson
 
@@ -39,33 +40,6 @@ OPTIONS = {
 LATER = ("QUINE_MAX_TOKENS", "QUINE_MAX_COST", "QUINE_DEADLINE")  # set and not built: refused, never ignored
 
 WISDOM = "QUINE_WISDOM_"
-
-# Credentials of guests: taken out of the environment, handed on to nested quines.
-KEYS = (
-    "QUINE_API_KEY",
-    "OPENAI_API_KEY",
-    "ANTHROPIC_API_KEY",
-    "ANTHROPIC_AUTH_TOKEN",
-    "GEMINI_API_KEY",
-    "GOOGLE_API_KEY",
-)
-
-# type, key variables, base variables, default base
-VENDORS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...] = (
-    ("openai", ("OPENAI_API_KEY",), ("OPENAI_BASE_URL",), "https://api.openai.com/v1"),
-    ("openai", (), ("OLLAMA_HOST",), ""),
-    (
-        "anthropic",
-        ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
-        ("ANTHROPIC_BASE_URL",),
-        "https://api.anthropic.com",
-    ),
-    ("gemini", ("GOOGLE_API_KEY", "GEMINI_API_KEY"), ("GOOGLE_GEMINI_BASE_URL",), ""),
-)
-NO_GUEST_HINT = (
-    "export OPENAI_API_KEY=… QUINE_MODEL_ID=…, or QUINE_API_BASE=http://127.0.0.1:8080/v1 for a server of "
-    "your own, or QUINE_API_TYPE=script QUINE_API_BASE=replies.jsonl"
-)
 
 
 class Settings(NamedTuple):
@@ -108,8 +82,9 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
     environ["QUINE_DATA_DIR"] = data_dir
     if environ.get("QUINE_INVENTORY"):
         environ["QUINE_INVENTORY"] = _absolute(environ["QUINE_INVENTORY"])
-    if environ.get("QUINE_API_TYPE") == "script" and environ.get("QUINE_API_BASE"):
-        environ["QUINE_API_BASE"] = _absolute(environ["QUINE_API_BASE"])
+    base, kind = environ.get("QUINE_API_BASE", ""), environ.get("QUINE_API_TYPE")
+    if base and kind in FILES and (kind != "program" or "/" in base):  # a bare name is looked up on PATH
+        environ["QUINE_API_BASE"] = _absolute(base)
     wisdom = {
         name.removeprefix(WISDOM): value
         for name, value in environ.items()
@@ -162,52 +137,7 @@ def _absolute(path: str) -> str:
 
 def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config:
     """How to reach the guest; Misconfigured says how to get one."""
-    known = {**environ, **settings.secrets}
-    kind, base, key = (
-        known.get("QUINE_API_TYPE", ""),
-        known.get("QUINE_API_BASE", ""),
-        known.get("QUINE_API_KEY", ""),
-    )
-    for name in KEYS:
-        if not (known.get(name, "").isascii() and known.get(name, "").isprintable()):
-            raise Misconfigured(f"{name} is no key: it holds characters that no header can carry")
-    if kind and kind not in KNOWN:
-        raise Misconfigured(f"QUINE_API_TYPE must be one of {', '.join(KNOWN)}, not {kind!r}")
-    _require_built(kind)
-    if kind == "script":
-        if not base:
-            raise Misconfigured("QUINE_API_BASE must be the path of the script")
-        return Config(kind, base, settings.model or "script")
-    if base:
-        kind = kind or "openai"
-    for vendor, keys, bases, default in VENDORS:
-        if base and key:
-            break
-        if kind and vendor != kind:
-            continue
-        found_key = next((known[name] for name in keys if known.get(name)), "")
-        found_base = next((known[name] for name in bases if known.get(name)), "")
-        if not found_key and not found_base:
-            continue
-        kind = vendor
-        _require_built(kind)
-        # A key belongs to its vendor: it does not follow a base that somebody else named.
-        if not base:
-            base = _ollama(found_base) if bases == ("OLLAMA_HOST",) else found_base or default
-            key = key or found_key
-    if not base and key and kind == "openai":
-        base = VENDORS[0][3]
-    if not base:
-        raise Misconfigured("no guest: neither QUINE_API_BASE nor a vendor's key is set", NO_GUEST_HINT)
-    if not settings.model:
-        raise Misconfigured("QUINE_MODEL_ID is not set", "name the model with --model or QUINE_MODEL_ID")
-    return Config(kind, base.rstrip("/"), settings.model, key)
-
-
-def _require_built(kind: str) -> None:
-    """Before anything else is asked for: no model and no address would help."""
-    if kind and kind not in BUILT:
-        raise NotBuilt(f"the {kind} dialect", f"QUINE_API_TYPE can be {' or '.join(BUILT)}")
+    return choose({**environ, **settings.secrets})
 
 
 def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None = None) -> int:
@@ -341,14 +271,3 @@ def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
 
 def _texts(value: object) -> dict[str, str]:
     return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
-
-
-def _ollama(host: str) -> str:
-    """OLLAMA_HOST may lack a scheme, or be the address that a server listens on."""
-    if "://" not in host:
-        host = f"http://{host}"
-    scheme, _, rest = host.partition("://")
-    rest = rest.rstrip("/").replace("0.0.0.0", "127.0.0.1")
-    if ":" not in rest:
-        rest += ":11434"
-    return f"{scheme}://{rest}/v1"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quine.exits import NotBuilt
 from quine.guests.base import Guest
 
-BUILT = ("openai", "script")
-KNOWN = (*BUILT, "anthropic", "gemini", "program", "replay", "responses")
+KNOWN = ("anthropic", "gemini", "openai", "program", "replay", "responses", "script")
+FILES = ("script", "program", "replay")  # QUINE_API_BASE is a path, and no model has to be named
 
 
 class Config(NamedTuple):
@@ -21,14 +20,28 @@ class Config(NamedTuple):
 
 
 def build(config: Config) -> Guest:
-    """The guest that `config` names; NotBuilt for a dialect that is still to come."""
-    if config.kind == "script":
-        from quine.guests.script import ScriptGuest
+    """The guest that `config` names; Misconfigured where what it names cannot be one."""
+    match config.kind:
+        case "script":
+            from quine.guests.script import ScriptGuest
 
-        return ScriptGuest(config.base)
-    if config.kind == "openai":
-        from quine.guests.chat import ChatDialect
-        from quine.guests.http import HttpGuest
+            return ScriptGuest(config.base)
+        case "program":
+            from quine.guests.program import ProgramGuest
 
-        return HttpGuest(ChatDialect(config.model), config.base, config.key)
-    raise NotBuilt(f"the {config.kind} dialect", f"QUINE_API_TYPE can be {' or '.join(BUILT)}")
+            return ProgramGuest(config.base, config.model, config.key)
+        case "replay":
+            from quine.guests.replay import ReplayGuest
+
+            return ReplayGuest(config.base)
+        case "anthropic":
+            from quine.guests.anthropic import AnthropicDialect as Dialect
+        case "responses":
+            from quine.guests.responses import ResponsesDialect as Dialect  # type: ignore[assignment]
+        case "gemini":
+            from quine.guests.gemini import GeminiDialect as Dialect  # type: ignore[assignment]
+        case _:
+            from quine.guests.chat import ChatDialect as Dialect  # type: ignore[assignment]
+    from quine.guests.http import HttpGuest
+
+    return HttpGuest(Dialect(config.model), config.base, config.key)

@@ -134,13 +134,17 @@ class Message(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Tokens: `input` counts all of the prompt, cached or not; `output` includes reasoning."""
+    """Tokens: `input` counts all of the prompt, cached or not; `output` includes reasoning.
+
+    `cost` is in US dollars, where the provider itself tells it; 0 = not told.
+    """
 
     input: int = 0
     output: int = 0
     cache_read: int = 0
     cache_write: int = 0
     reasoning: int = 0
+    cost: float = 0.0
 
     def __add__(self, other: object) -> Usage:
         if not isinstance(other, Usage):
@@ -157,7 +161,10 @@ class Tool(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One inference. `ordinal` counts the inferences of this life from 0."""
+    """One inference. `ordinal` counts the inferences of this life from 0.
+
+    `output` is the most tokens that the reply may have; 0 = what the dialect finds right.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[Tool]
@@ -165,10 +172,11 @@ class Request(NamedTuple):
     mission: str = ""
     ordinal: int = 0
     wisdom: Mapping[str, str] = {}
+    output: int = 0
 
 
 class Reply(NamedTuple):
-    """stop is end, tool, length, refusal or error."""
+    """stop is end, tool, length (the reply was cut), context (the window filled on the way), refusal or pause."""
 
     message: Message
     usage: Usage = Usage()
@@ -179,7 +187,8 @@ class Reply(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Reply:
-        usage = Usage(*map(int, data["usage"]))
+        *tokens, cost = data["usage"]
+        usage = Usage(*map(int, tokens), cost=float(cost))
         return cls(Message.from_json(data["message"]), usage, str(data["stop"]))
 
 

@@ -1,0 +1,208 @@
+"""A guest that is a program: one process an inference, a JSON request on its stdin, a JSON reply on its stdout.
+
+Request: {"model", "session", "mission", "ordinal", "wisdom": {}, "output", "messages": [...], "tools": [{"name",
+"description", "schema"}]}; a message is as quine.guests.base.Message.to_json makes it.
+Reply: {"text"?, "tool_calls"?: [{"name", "arguments", "id"?}], "usage"?: {"input", "output", "cache_read",
+"cache_write", "reasoning", "cost"}, "stop"?}, or {"error": "unavailable" | "overflow" | "refused", "detail", "after"?}.
+
+Laws
+1. Exit 0 and one JSON object is a reply; exit 75 (EX_TEMPFAIL) and "unavailable" are tried again; any other end is a
+   refusal that shows the last words of its stderr.
+2. It has our environment and the key, for it is the guest; it has none of the agent's streams and no memo.
+3. It is a process group of its own and is ended with all its group when a signal takes us away from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from quine.exits import TRY_AGAIN, USAGE, Misconfigured
+from quine.guests.base import (
+    GuestError,
+    Message,
+    Overflow,
+    Refused,
+    Reply,
+    Request,
+    ToolCall,
+    Unavailable,
+    Usage,
+)
+from transport import quickjson
+from transport.inherit import VARIABLE
+
+TIMEOUT = 600.0  # seconds for one reply, as for a server's
+LONGEST = 64 << 20  # bytes of a reply
+ATTEMPTS = 4
+FIRST_PAUSE = 0.5  # seconds, doubled with each attempt
+STOPS = ("end", "tool", "length", "context", "refusal", "pause")
+
+
+class ProgramGuest:
+    def __init__(
+        self, path: str, model: str = "", key: str = "", pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        found = shutil.which(path)
+        if found is None:
+            raise Misconfigured(
+                f"QUINE_API_BASE is no program: {path}", "name an executable: its path, or its name on PATH"
+            )
+        self._path = found
+        self._model = model
+        self._key = key
+        self._pause = pause
+
+    def infer(self, request: Request) -> Reply:
+        body = quickjson.dumps(
+            {
+                "model": self._model,
+                "session": request.session,
+                "mission": request.mission,
+                "ordinal": request.ordinal,
+                "wisdom": dict(request.wisdom),
+                "output": request.output,
+                "messages": [message.to_json() for message in request.messages],
+                "tools": [tool._asdict() for tool in request.tools],
+            }
+        ).encode()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._once(body)
+            except Unavailable as error:
+                if attempt == ATTEMPTS:
+                    raise
+                self._pause(error.after if error.after is not None else FIRST_PAUSE * 2 ** (attempt - 1))
+        raise AssertionError("unreachable")
+
+    def _once(self, body: bytes) -> Reply:
+        environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        if self._key:
+            environ["QUINE_API_KEY"] = self._key
+        try:
+            process = subprocess.Popen(
+                [self._path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environ,
+                process_group=0,
+            )
+        except OSError as error:
+            raise Refused(f"{self._path}: {(error.strerror or '').lower()}", "", USAGE) from None
+        try:
+            out, err = _converse(process, body)
+            status = process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"{self._path}: no reply after {TIMEOUT:g} s") from None
+        finally:
+            # Whatever took us out of there, a signal too: its helpers in the background are ended with it.
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                assert stream is not None
+                with contextlib.suppress(OSError):
+                    stream.close()
+        if status:
+            words = err.decode("utf-8", "replace").strip()[-500:]
+            how = f"died of signal {-status}" if status < 0 else f"exited with status {status}"
+            what = f"{self._path} {how}{': ' + words if words else ''}"
+            raise Unavailable(what) if status == TRY_AGAIN else Refused(what)
+        return _reply(self._path, out, body)
+
+
+def _converse(process: subprocess.Popen[bytes], body: bytes) -> tuple[bytes, bytes]:
+    """Write the request and read the reply at the same time; it may answer before it has read all of it."""
+    assert process.stdin and process.stdout and process.stderr
+    deadline = time.monotonic() + TIMEOUT
+    kept: dict[int, bytearray] = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    poll = select.poll()
+    feed = process.stdin.fileno()
+    os.set_blocking(feed, False)
+    poll.register(feed, select.POLLOUT)
+    for fd in kept:
+        poll.register(fd, select.POLLIN)
+    view, open_fds = memoryview(body), set(kept)
+    while open_fds:
+        events = poll.poll(max(0, int((deadline - time.monotonic()) * 1000)))
+        if not events:
+            raise subprocess.TimeoutExpired(process.args, TIMEOUT)
+        for fd, _ in events:
+            if fd == feed:
+                try:
+                    view = view[os.write(feed, view[: 1 << 16]) :]
+                except BrokenPipeError:
+                    view = view[len(view) :]
+                if not view:
+                    poll.unregister(feed)
+                    process.stdin.close()
+            elif data := os.read(fd, 1 << 16):
+                kept[fd] += data
+                if len(kept[fd]) > LONGEST:
+                    raise GuestError(f"a reply of more than {LONGEST} bytes")
+            else:
+                poll.unregister(fd)
+                open_fds.discard(fd)
+    out, err = kept.values()
+    return bytes(out), bytes(err)
+
+
+def _reply(path: str, out: bytes, body: bytes) -> Reply:
+    try:
+        data = quickjson.loads(out)
+        if not isinstance(data, dict):
+            raise ValueError("it is no object")
+        if "error" in data:
+            raise _error(data)
+        calls = tuple(
+            _call(call, f"call_{len(body):x}_{index}")
+            for index, call in enumerate(data.get("tool_calls") or ())
+        )
+        usage = _usage(data.get("usage") or {})
+        stop = data.get("stop", "tool" if calls else "end")
+        if stop not in STOPS:
+            raise ValueError(f"stop is none of {', '.join(STOPS)}")
+        text = data.get("text") or ""
+        if not isinstance(text, str):
+            raise ValueError("text is no text")
+        return Reply(Message("assistant", text, calls), usage, stop)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise GuestError(f"{path}: its reply cannot be read: {what}") from None
+
+
+def _call(call: dict[str, Any], otherwise: str) -> ToolCall:
+    call_id, name, arguments = str(call.get("id") or otherwise), call["name"], call["arguments"]
+    if not isinstance(name, str):
+        raise ValueError("the name of a call is no text")
+    if isinstance(arguments, str):
+        return ToolCall.parse(call_id, name, arguments)
+    if not isinstance(arguments, dict):
+        raise ValueError("arguments are neither an object nor text")
+    return ToolCall(call_id, name, arguments)
+
+
+def _usage(usage: dict[str, Any]) -> Usage:
+    unknown = usage.keys() - set(Usage._fields)
+    if unknown:
+        raise ValueError(f"unknown key {min(unknown)!r} in usage")
+    if any(isinstance(n, bool) or not isinstance(n, int | float) or n < 0 for n in usage.values()):
+        raise ValueError("usage holds what is no count")
+    told = {name: float(n) if name == "cost" else int(n) for name, n in usage.items()}
+    return Usage(**told)  # type: ignore[arg-type]
+
+
+def _error(data: dict[str, Any]) -> GuestError:
+    detail = str(data.get("detail", "it gave no reason"))
+    if data["error"] == "unavailable":
+        after = data.get("after")
+        return Unavailable(detail, float(after) if isinstance(after, int | float) else None)
+    return Overflow(detail) if data["error"] == "overflow" else Refused(detail)
