@@ -83,10 +83,11 @@ class _Response(_Model):
 
 
 class ChatDialect:
-    path = "/chat/completions"
-
     def __init__(self, model: str) -> None:
         self._model = model
+
+    def url(self, base: str) -> str:
+        return f"{base}/chat/completions"
 
     def headers(self, key: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {key}"} if key else {}

@@ -28,18 +28,37 @@ PATIENCE = 120.0  # as the vendors' own clients: beyond it, a Retry-After is a r
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)  # a long answer is one response here, not a stream
 
 
+class Stream(Protocol):
+    """Puts one streamed answer together. A new one for each answer."""
+
+    def feed(self, event: str, data: Any) -> bool:
+        """One event: its name ("" for none) and its data, parsed JSON or the text "[DONE]". True = complete.
+
+        Raises a GuestError for an error event.
+        """
+
+    def whole(self) -> Any:
+        """The body of the same answer without streaming; Unavailable where the stream was cut before its end."""
+
+
 class Dialect(Protocol):
-    path: str
+    """Pure: values to a request, an answer to values. It never sees a socket."""
+
+    def url(self, base: str) -> str:
+        """Where to POST. `base` is as configured, without a slash at its end. Called before `body`."""
 
     def headers(self, key: str) -> dict[str, str]: ...
 
-    def body(self, request: Request) -> dict[str, Any]: ...
+    def body(self, request: Request) -> dict[str, Any]:
+        """Asks for a stream, where the body is the place for it."""
+
+    def stream(self) -> Stream: ...
 
     def reply(self, data: Any) -> Reply:
-        """Raises a GuestError where `data` is an error, or is no reply at all."""
+        """From a whole body. Raises a GuestError where `data` is an error, or is no reply at all."""
 
     def fault(self, status: int, data: Any) -> GuestError:
-        """What an HTTP status and a body that is no reply mean."""
+        """What an HTTP status and a body (parsed JSON, or text) that is no reply mean."""
 
 
 class HttpGuest:
@@ -52,7 +71,7 @@ class HttpGuest:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._dialect = dialect
-        self._url = f"{base.rstrip('/')}{dialect.path}"
+        self._url = dialect.url(base.rstrip("/"))
         try:
             httpx.URL(self._url)
         except httpx.InvalidURL as error:
