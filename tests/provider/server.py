@@ -45,7 +45,7 @@ class Fault(NamedTuple):
 
     status: int
     kind: str
-    headers: Mapping[str, str] = {}  # noqa: RUF012 - never changed
+    headers: Mapping[str, str] = {}
     message: str = ""
 
 
@@ -55,7 +55,7 @@ class Raw(NamedTuple):
     status: int
     body: bytes = b""
     type: str = "application/json"
-    headers: Mapping[str, str] = {}  # noqa: RUF012 - never changed
+    headers: Mapping[str, str] = {}
 
 
 class Cut(NamedTuple):
@@ -224,8 +224,9 @@ class _Handler(BaseHTTPRequestHandler):
         if wrong is None and headers.get("content-type") != "application/json":
             wrong = f"content-type {headers.get('content-type')}"
         turn = self.server.next(seen, wrong or self.server.vendor.check(headers, self.path, body))
+        streaming = "stream" in self.path or (isinstance(body, dict) and body.get("stream") is True)
         try:
-            self._answer(turn, streaming="stream" in self.path or (body or {}).get("stream") is True)
+            self._answer(turn, streaming)
         except ConnectionError:  # the client has gone: that is its right
             self.server.hung_up.set()
             self.close_connection = True
@@ -260,22 +261,22 @@ class _Handler(BaseHTTPRequestHandler):
                     lost = _sse(*events[after])
                     self._chunk(lost[: len(lost) // 2])
                     self.close_connection = True
-                    return
             case Slow():
                 for event in events:
                     for byte in b": a comment\r\n\r\n" + _sse(*event).replace(b"\n", b"\r\n"):
                         self._chunk(bytes([byte]))
             case Silent(_, after):
                 self._events(events[:after])
-                return self._wait_until_it_goes()
+                self._wait_until_it_goes()
             case Lingering():
                 self._events(events)
-                return self._wait_until_it_goes()
+                self._wait_until_it_goes()
             case Inside(kind, _, after, message):
                 self._events([*events[:after], self._error_event(kind, message)])
             case _:
                 self._events(events)
-        self.wfile.write(b"0\r\n\r\n")
+        if not self.close_connection:
+            self.wfile.write(b"0\r\n\r\n")
 
     def _wait_until_it_goes(self) -> None:
         self.server.silent.set()
