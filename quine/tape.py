@@ -1,24 +1,26 @@
-"""The append-only record of one session: JSON lines, each on the disk before the next step is taken.
+"""The append-only record of one session: JSON lines, each on the disk before the next step is taken; and reading it.
 
 Laws
 1. One entry a line: {"type", "data", "seq", "ts", "prev"}. `prev` is the SHA-256 of the line before (without
-   its newline), "" in the first: a changed, lost or torn line shows.
+   its newline), "" in the first: a changed, lost or torn line shows. After an outcome there may be no line that
+   would vouch for it, so it holds its own: `data.seal` is the SHA-256 of that very line without the seal.
 2. `add` only collects; `sync` makes what was collected durable, in one write, and is called before
-   anything that the entries speak of can have an effect.
-3. Known secrets are masked before they are written.
+   anything that the entries speak of can have an effect. A write that fails leaves a whole tape behind.
+3. Known secrets are masked before they are written, in the values of `data` and nowhere else.
 4. A tape has one writer. After fork() the child drops its parent's tape and opens its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from quine import private
 from quine.exits import DEFECT, LOST, Failure
-from quine.guests.base import Message
+from quine.guests.base import Message, ToolResult
 from transport import quickjson
 from transport.errors import RequestError
 
@@ -29,6 +31,17 @@ except ImportError:
 
 MASK = "<secret>"
 SHORTEST_SECRET = 8  # a shorter one would mask ordinary words
+CUT = (
+    "\n...[Output Truncated",
+    "]...\n",
+)  # how quine/capture.py marks what it left out; a secret may end there
+# Words of ours: who has one of them for a password is not given away by it, and a tape without them is none.
+NAMES = frozenset(("id", "name", "arguments", "raw", "chat", "role", "content", "tool_calls", "tool_id"))
+PLAIN = frozenset(
+    ("role", "session_id", "parent_session_id", "root_session_id", "boot_id", "born", "termination_mode")
+)  # fields of `data` whose values are ours alone
+_SEAL, _AFTER = ',"seal":"', '},"seq":'
+_MOST = 512  # buffers of one write; Linux takes 1024
 
 
 class Sink(Protocol):
@@ -44,7 +57,7 @@ class FileSink:
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = -1
-        self._made = False
+        self._size = -1  # what is known to be whole; -1 = there is no file yet
 
     def put(self, lines: Sequence[bytes]) -> None:
         try:
@@ -52,15 +65,29 @@ class FileSink:
                 private.make(os.path.dirname(self.path))
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
                 # Made once: a file that is there already is another session's, or an attempt to be it.
-                flags |= 0 if self._made else os.O_CREAT | os.O_EXCL
+                flags |= os.O_CREAT | os.O_EXCL if self._size < 0 else 0
                 self._fd = os.open(self.path, flags, 0o600)
-                self._made = True
-            data = b"".join(line + b"\n" for line in lines)
-            while data:
-                data = data[os.write(self._fd, data) :]
+                self._size = max(0, self._size)
+            self._write([memoryview(part) for line in lines for part in (line, b"\n")])
             os.fsync(self._fd)
+            self._size += sum(len(line) + 1 for line in lines)
         except OSError as error:
+            if self._fd >= 0:
+                # Half a line would be the beginning of the next one: all tapes end at a line, or their writer died.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._fd, self._size)
             raise Failure(LOST, f"the tape {self.path} cannot be written: {error.strerror}") from None
+
+    def _write(self, parts: list[memoryview]) -> None:
+        """All of it, without a copy."""
+        at = 0
+        while at < len(parts):
+            written = os.writev(self._fd, parts[at : at + _MOST])
+            while at < len(parts) and written >= len(parts[at]):
+                written -= len(parts[at])
+                at += 1
+            if written:
+                parts[at] = parts[at][written:]
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -89,8 +116,7 @@ class RelaySink:
 class Tape:
     def __init__(self, sink: Sink, secrets: Sequence[str] = ()) -> None:
         self._sink = sink
-        # JSON first, as it stands in the line: a secret with a quote in it is escaped there.
-        self._secrets = [quickjson.dumps(s)[1:-1] for s in secrets if len(s) >= SHORTEST_SECRET]
+        self._mask = Mask(secrets)
         self._waiting: list[bytes] = []
         self._prev = ""
         self.length = 0  # lines, written or waiting
@@ -104,9 +130,12 @@ class Tape:
             "prev": self._prev,
         }
         text = quickjson.dumps(entry)
-        for secret in self._secrets:
-            text = text.replace(secret, MASK)
+        if self._mask.may_be_in(text):
+            entry["data"] = self._mask.of_data(data)
+            text = quickjson.dumps(entry)
         line = text.encode("ascii")
+        if kind == "outcome":
+            line = _seal(line)
         self._prev = sha256(line).hexdigest()
         self._waiting.append(line)
         self.length += 1
@@ -116,14 +145,14 @@ class Tape:
         if message.result is not None:
             result = message.result
             data = {"tool_id": result.call_id, "name": result.name, "content": result.text}
-            self.add("tool_result", {**data, "is_error": result.is_error})
+            self.add("tool_result", {**data, "is_error": result.is_error, **more})
         else:
             self.add("message", {**message.to_json(), "timestamp": round(time.time(), 6), **more})
 
     def sync(self) -> None:
         if self._waiting:
-            lines, self._waiting = self._waiting, []
-            self._sink.put(lines)
+            self._sink.put(self._waiting)
+            self._waiting = []
 
     def close(self) -> None:
         self._sink.close()
@@ -143,37 +172,136 @@ class _Nowhere:
         pass
 
 
-def message_of(entry: dict[str, Any]) -> Message | None:
-    """The message that an entry recorded, or None where it is another kind of entry."""
-    data = entry["data"]
-    if entry["type"] == "tool_result":
-        from quine.guests.base import ToolResult
+class Mask:
+    """Takes known secrets out of JSON values: as they are, and as they stand in JSON that is itself a text."""
 
-        result = ToolResult(
-            data["tool_id"], data.get("name", ""), data["content"], bool(data.get("is_error"))
-        )
-        return Message("tool", result=result)
-    if entry["type"] == "message":
-        return Message.from_json(data)
-    return None
+    def __init__(self, secrets: Sequence[str]) -> None:
+        forms = set()
+        for secret in secrets:
+            if len(secret) >= SHORTEST_SECRET:
+                forms |= {secret, quickjson.dumps(secret)[1:-1], _escaped(secret)}
+        self._forms = sorted(forms, key=len, reverse=True)  # one may be the beginning of another
+        # A quick look at the whole line tells nearly all that there is nothing to do.
+        self._signs = [CUT[0][4:], *(quickjson.dumps(form)[1:-1] for form in forms)] if forms else []
+
+    def may_be_in(self, line: str) -> bool:
+        return any(sign in line for sign in self._signs)
+
+    def of_data(self, data: dict[str, Any]) -> dict[str, Any]:
+        """The data of an entry without them; its own fields keep their names."""
+        return {key: value if key in PLAIN else self.of(value) for key, value in data.items()}
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, dict):
+            return {key if key in NAMES else self._text(key): self.of(item) for key, item in value.items()}
+        return [self.of(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def _text(self, text: str) -> str:
+        for form in self._forms:
+            text = text.replace(form, MASK)
+        if CUT[0] in text:
+            for form in self._forms:
+                for size in range(len(form) - 1, SHORTEST_SECRET - 1, -1):
+                    text = text.replace(form[:size] + CUT[0], MASK + CUT[0])
+                    text = text.replace(CUT[1] + form[-size:], CUT[1] + MASK)
+        return text
+
+
+def _escaped(text: str) -> str:
+    """As in JSON that leaves what is not ASCII as it is."""
+    return "".join(c if ord(c) > 127 else quickjson.dumps(c)[1:-1] for c in text)
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+def entries(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, entry) of every whole line; a torn last line (the writer died, or is writing now) is left out.
+
+    Ours, and those of the reference implementation, which have a type and data and nothing else. Raises OSError,
+    or ValueError for a file that is no tape.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            if not line.strip():
+                continue
+            try:
+                entry = parse(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+            yield number, entry
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """One line; ValueError for what is no entry."""
+    try:
+        entry = quickjson.loads(line)
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+    if not (
+        isinstance(entry, dict) and isinstance(entry.get("data"), dict) and isinstance(entry.get("type"), str)
+    ):
+        raise ValueError("it has no type or no data")
+    return entry
 
 
 def read(path: str) -> list[dict[str, Any]]:
-    """The whole entries of a tape; a torn last line (the writer died, or is writing now) is left out.
+    """The entries of a tape."""
+    return [entry for _, entry in entries(path)]
 
-    Raises OSError, or ValueError for a file that is no tape.
-    """
-    with open(path, "rb") as file:
-        lines = file.read().split(b"\n")
-    torn = lines.pop()  # what follows the last newline: nothing, in a whole tape
-    del torn
-    entries = []
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = quickjson.loads(line)
-            if not isinstance(entry["data"], dict) or not isinstance(entry["type"], str):
-                raise ValueError("no type or no data")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number}: {str(error) or type(error).__name__}") from None
-        entries.append(entry)
-    return entries
+
+def message_of(entry: dict[str, Any]) -> Message | None:
+    """The message that an entry recorded, or None where it is another kind of entry. ValueError for a broken one."""
+    kind, data = entry["type"], entry["data"]
+    if kind not in ("message", "tool_result"):
+        return None
+    # The reference records refused calls as messages of a role `tool_result`.
+    if kind == "tool_result" or data.get("role") == "tool_result":
+        result = ToolResult(
+            str(data.get("tool_id", "")),
+            str(data.get("name", "")),
+            _content(data),
+            bool(data.get("is_error", kind != "tool_result")),
+        )
+        return Message("tool", result=result)
+    calls = data.get("tool_calls") or ()
+    try:
+        return Message.from_json({**data, "content": _content(data), "tool_calls": [_call(c) for c in calls]})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a message: {error}") from None
+
+
+def _content(data: dict[str, Any]) -> str:
+    content = data.get("content")
+    return "" if content is None else str(content)
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call as we write it, or as chat completions do; its arguments an object, a text, or left out."""
+    call = {**call, **(call.get("function") or {})}
+    arguments = call.get("arguments") or {}
+    if isinstance(arguments, str):
+        return {**call, "arguments": {}, "raw": arguments}
+    return {**call, "arguments": arguments}
+
+
+# -- the seal of an outcome --------------------------------------------------------------------------
+
+
+def _seal(line: bytes) -> bytes:
+    head, _, tail = line.decode("ascii").rpartition(_AFTER)
+    return f'{head}{_SEAL}{sha256(line).hexdigest()}"{_AFTER}{tail}'.encode("ascii")
+
+
+def seal_holds(line: bytes) -> bool:
+    """Is this outcome as it was written?"""
+    head, _, tail = line.decode("ascii", "replace").rpartition(_AFTER)
+    bare, mark, seal = head.rpartition(_SEAL)
+    told = seal.removesuffix('"')
+    return bool(mark) and sha256(f"{bare}{_AFTER}{tail}".encode()).hexdigest() == told and len(seal) == 65
