@@ -50,6 +50,10 @@ def dispatch(words: list[str]) -> int:
         from quine.run import main as run
 
         return run(words[1:])
+    if verb in ("ps", "wait", "logs", "kill"):
+        from quine.ps import main as ps
+
+        return ps(verb, words[1:])
     if verb == "node" and {"--dial", "--ready-fd"} & set(words):
         from quine.compose import node
 

@@ -68,7 +68,7 @@ def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign:
             os.waitpid(job.pid, 0)
         raise
     if job.directory:
-        job.record()
+        job.record(loop.life.session)
 
 
 def _streams(loop: Loop, job: Job, outs: list[int]) -> None:
@@ -119,7 +119,7 @@ def _be_face(loop: Loop, life: Life, job: Job, report: int) -> NoReturn:
     code = DEFECT
     try:
         loop.signals.remove()
-        status = loop.face(job.host, life, stdin=0, stdout=1, stderr=2)
+        status = loop.face(job.host, life, loop.ledger, stdin=0, stdout=1, stderr=2)
         if status.detail:
             complain(status.detail, status.hint, status.host)
         code = status.code

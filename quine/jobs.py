@@ -13,6 +13,7 @@ import contextlib
 import os
 import select
 import signal
+import time
 from typing import Any, NamedTuple
 
 from quine import procs
@@ -20,6 +21,7 @@ from quine.capture import CHUNK, Capture
 from quine.shell import drain
 from quine.signals import Signals
 from transport import quickjson
+from transport.address import boot_id
 
 GRACE = 5.0  # a child that is ended has a shell and children of its own to end first
 LEFT = 1.0  # seconds for what a child left behind, where another program had taken its place
@@ -54,9 +56,19 @@ class Job:
         self.streams: dict[int, Capture] = {}
         self.status: Status | None = None
 
-    def record(self) -> None:
+    def record(self, parent: str) -> None:
         """For whoever looks into the directory; on a full disk the child lives all the same."""
-        facts = {"session": self.session, "pid": self.pid, "intent": self.intent, "host": self.host}
+        process = procs.look(self.pid)  # it is there, if only as a zombie: nobody but us reaps it
+        facts = {
+            "session": self.session,
+            "pid": self.pid,
+            "started": process.started if process else 0,
+            "boot_id": boot_id(),
+            "begun": round(time.time(), 6),
+            "parent": parent,
+            "intent": self.intent,
+            "host": self.host,
+        }
         with contextlib.suppress(OSError):
             write_aside(os.path.join(self.directory, "job"), facts)
 

@@ -1,4 +1,4 @@
-"""The command line of the two verbs that are called in loops: an agent, and `run`. One table, no library.
+"""The command line of what is called in loops: an agent, `run`, and ps, wait, logs, kill. One table, no library.
 
 Laws
 1. What is in TABLE is what is parsed and what --help prints; nothing stands in two places.
@@ -26,9 +26,10 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
     ("max-turns", "", "N", "agent", True, "sh calls of a life, 0 = unlimited (QUINE_MAX_TURNS, 20)"),
     ("max-depth", "", "N", "agent", True, "levels of the tree (QUINE_MAX_DEPTH, 5)"),
     ("max-agents", "", "N", "agent", True, "live agents of the tree, 0 = unlimited (QUINE_MAX_AGENTS, 10)"),
-    ("max-tokens", "", "N", "agent", False, "tokens of the tree (QUINE_MAX_TOKENS)"),
-    ("max-cost", "", "USD", "agent", False, "cost of the tree (QUINE_MAX_COST)"),
-    ("deadline", "", "SECONDS", "agent run", False, "time of the tree (QUINE_DEADLINE)"),
+    ("max-tokens", "", "N", "agent", True, "tokens of the tree (QUINE_MAX_TOKENS)"),
+    ("max-cost", "", "USD", "agent", True, "cost of the tree (QUINE_MAX_COST)"),
+    ("deadline", "", "SECONDS", "agent", True, "time of the tree (QUINE_DEADLINE)"),
+    ("deadline", "", "SECONDS", "run", False, "end it after that time; see timeout(1)"),
     ("inventory", "", "FILE", "agent run", True, "the hosts (QUINE_INVENTORY, ./inventory.toml)"),
     ("fs", "", "URL", "agent run", False, "the files tier (QUINE_FS)"),
     ("cwd", "", "DIR", "agent run", True, "directory to start in"),
@@ -45,7 +46,24 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
     ("report", "", "FILE|FD", "agent run", True, "write one JSON object on how it ended"),
     ("quiet", "q", "", "agent run", True, "no messages but errors"),
     ("verbose", "v", "", "agent run", True, "operational detail on stderr"),
-    ("help", "h", "", "agent run", True, "this text"),
+    ("all", "a", "", "ps", True, "those that have ended, too"),
+    ("json", "", "", "ps", True, "one JSON object a line"),
+    ("timeout", "", "SECONDS", "wait", True, "wait no longer; then the exit status is 124"),
+    ("follow", "f", "", "logs", True, "go on until the job has ended"),
+    ("stderr", "", "", "logs", True, "what it wrote to stderr, not to stdout"),
+    ("both", "", "", "logs", True, "its stdout to stdout and its stderr to stderr"),
+    ("offset", "", "N", "logs", True, "leave out the first N bytes"),
+    (
+        "signal",
+        "s",
+        "NAME",
+        "kill",
+        True,
+        "the signal: a name or a number; also as -NAME; 0 only looks (TERM)",
+    ),
+    ("list", "l", "", "kill", True, "the names of signals; with a number its name"),
+    ("data-dir", "", "DIR", "ps wait logs kill", True, "where tapes and jobs are (QUINE_DATA_DIR, .quine)"),
+    ("help", "h", "", "agent run ps wait logs kill", True, "this text"),
     ("version", "", "", "agent run", True, "version and build hash"),
 )
 REPEATED = ("env", "limit")
@@ -58,14 +76,52 @@ VERBS = {
     "doctor": "what works here, what does not, how to mend it",
     "node": "the daemon; started for you",
     "xargs": "one job per input item",
-    "ps": "jobs of this user, on every node",
-    "wait": "wait for jobs",
-    "kill": "signal jobs",
-    "logs": "output of jobs",
+    "ps": "agents of this machine, running and ended",
+    "wait": "wait for agents, and leave as they left",
+    "kill": "signal agents",
+    "logs": "output of children that nobody waits for",
     "attach": "be the face of a running job again",
     "fs": "the files tier",
 }
-UNBUILT = ("xargs", "ps", "wait", "kill", "logs", "attach", "fs")
+UNBUILT = ("xargs", "attach", "fs")
+
+# what --help says before the options
+USAGE = {
+    "agent": """\
+usage: quine [OPTIONS] MISSION…
+       quine VERB …
+
+Run one LLM agent as this process: the mission is argv, stdin the material, stdout the deliverable,
+the exit status the verdict.""",
+    "run": """\
+usage: quine run [OPTIONS] [--on WHERE] -- CMD [ARG…]
+
+Run one command, here or on a host, with the face of a local one: its streams, its signals, its exit
+status. Without --on it replaces this process. stdin is read ahead of the command, as by ssh; give
+</dev/null where that matters, as in a loop.""",
+    "ps": """\
+usage: quine ps [OPTIONS]
+
+List the agents of a data directory that run: roots, children, and jobs that nobody waits for. An agent's
+id is the session of its first life, which is what fork told of a child, and stays over exec. Wherever
+an ID is wanted, its beginning will do if no other begins so.""",
+    "wait": """\
+usage: quine wait [OPTIONS] ID…
+
+Wait until these agents have ended. The exit status is the agent's own, 128+n where a signal n ended it; of
+several it is that of the last ID, as with the wait of a shell. Where its process is gone and
+nothing tells how it ended, it is 74. No such ID: 2. Any process may wait, not only the parent.""",
+    "logs": """\
+usage: quine logs [OPTIONS] ID
+
+Print what a child that nobody waits for has written to its stdout. With --follow, until it has ended.""",
+    "kill": """\
+usage: quine kill [-SIGNAL | -s SIGNAL] ID…
+       quine kill -l [SIGNAL…]
+
+Signal agents; TERM where none is named. An agent that is ended by a signal ends its children and commands. One
+that was stopped is let go on to take a TERM or HUP. The exit status is 1 where one had ended already.""",
+}
 
 
 def parse(verb: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
@@ -169,23 +225,7 @@ def limits(values: Mapping[str, object]) -> dict[str, str]:
 
 def usage(verb: str) -> str:
     """The text of --help."""
-    if verb == "run":
-        lines = [
-            "usage: quine run [OPTIONS] [--on WHERE] -- CMD [ARG…]",
-            "",
-            "Run one command, here or on a host, with the face of a local one: its streams, its signals, its exit",
-            "status. Without --on it replaces this process. stdin is read ahead of the command, as by ssh; give",
-            "</dev/null where that matters, as in a loop.",
-        ]
-    else:
-        lines = [
-            "usage: quine [OPTIONS] MISSION…",
-            "       quine VERB …",
-            "",
-            "Run one LLM agent as this process: the mission is argv, stdin the material, stdout the deliverable,",
-            "the exit status the verdict.",
-        ]
-    lines += ["", "options:"]
+    lines = [USAGE[verb], "", "options:"]
     for name, short, value, verbs, built, text in TABLE:
         if verb in verbs.split():
             left = (f"-{short}, " if short else "    ") + f"--{name}" + (f" {value}" if value else "")
@@ -196,6 +236,8 @@ def usage(verb: str) -> str:
             f"  {name:8} {text}{' (not built yet)' if name in UNBUILT else ''}"
             for name, text in VERBS.items()
         ]
+    if verb not in ("agent", "run"):
+        return "\n".join(lines)
     lines += [
         "",
         "exit status: that of the agent or command; 2 usage; 69 nothing was started; 70 a defect in quine;",

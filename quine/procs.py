@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+LONGEST = 1e6  # seconds of one poll(2), which takes milliseconds in 32 bits
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -35,6 +36,16 @@ def look(pid: int) -> Process | None:
     except OSError:
         return None
     return Process(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def exit_word(pid: int) -> int | None:
+    """How a process of ours that nobody has reaped yet ended, as waitpid(2) would tell; None where it is no zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return int(fields[49]) if fields[0] == b"Z" else None
 
 
 def everyone() -> list[Process]:
@@ -109,7 +120,7 @@ def wait(pidfds: Sequence[int], seconds: float) -> bool:
         poll.register(fd, select.POLLIN)
     while left:
         pause = max(0.0, deadline - time.monotonic())
-        ended = poll.poll(int(pause * 1000) + (pause > 0))
+        ended = poll.poll(int(min(pause, LONGEST) * 1000) + (pause > 0))
         if not ended and not pause:
             return False
         for fd, _ in ended:
