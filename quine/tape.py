@@ -299,9 +299,10 @@ def _seal(line: bytes) -> bytes:
     return f'{head}{_SEAL}{sha256(line).hexdigest()}"{_AFTER}{tail}'.encode("ascii")
 
 
-def seal_holds(line: bytes) -> bool:
-    """Is this outcome as it was written?"""
+def seal_holds(line: bytes) -> bool | None:
+    """Is this line what its seal was made for? None where it has none."""
     head, _, tail = line.decode("ascii", "replace").rpartition(_AFTER)
     bare, mark, seal = head.rpartition(_SEAL)
-    told = seal.removesuffix('"')
-    return bool(mark) and sha256(f"{bare}{_AFTER}{tail}".encode()).hexdigest() == told and len(seal) == 65
+    if not mark or len(seal) != 65:
+        return None
+    return sha256(f"{bare}{_AFTER}{tail}".encode()).hexdigest() + '"' == seal
