@@ -1,0 +1,4 @@
+# may NAME: is NAME one of the users?
+may() {
+  grep -q "^$1" users
+}

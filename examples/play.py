@@ -1,0 +1,132 @@
+"""Guests that are played: what the scripted guests of the examples share.
+
+Quine runs a guest of type `program` once for each inference, with the whole conversation on its stdin, and takes its
+reply from stdout. So a guest keeps nothing, like a model. These here are written as generators all the same: they yield
+calls and are sent results. For each inference the generator is played from the beginning against the
+conversation; the first call that has no result yet is the reply.
+
+    def guest(mission, wisdom):
+        listing = yield sh("ls")
+        if not listing.ok:
+            return failure("nothing to see")
+        yield sh("echo done >&4")
+
+What a guest knows is its mission, its wisdom and the text of the results. That is what a model is told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+CHARACTERS = 4  # of a token, about
+
+
+class Call(NamedTuple):
+    """One call of a tool, and what the guest says to it."""
+
+    name: str
+    arguments: dict[str, Any]
+    why: str = ""
+
+
+class Result:
+    """A result, read from its text as a model reads it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @property
+    def ok(self) -> bool:
+        return self.text.startswith("[EXIT CODE] 0\n")
+
+    @property
+    def stdout(self) -> str:
+        return self.text.partition("[STDOUT]\n")[2].rpartition("\n[STDERR]\n")[0]
+
+    @property
+    def stderr(self) -> str:
+        return re.split(r"\n\[[A-Z ]+\]", self.text.rpartition("\n[STDERR]\n")[2])[0]
+
+    @property
+    def children(self) -> list[Result]:
+        """One result for each child of a fork that was waited for."""
+        several = re.split(r"^--- CHILD .*\n", self.text, flags=re.MULTILINE)[1:]
+        return [Result(text) for text in several or [self.text]]
+
+    @property
+    def turns_left(self) -> int:
+        return int(self._told(r"\[TURNS LEFT\] (\d+)") or sys.maxsize)
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit into the context."""
+        used, window = re.findall(r"^\[CONTEXT USED\] (\d+)K of (\d+)K", self.text, re.MULTILINE)[-1]
+        return 1000 * (int(window) - int(used))
+
+    @property
+    def last(self) -> bool:
+        """Only exec and exit are possible now."""
+        return "\n[LAST REPLY]" in self.text
+
+    def _told(self, pattern: str) -> str:
+        found = re.findall(pattern, self.text)
+        return found[-1] if found else ""
+
+
+Play = Generator[Call, Result, "Call | None"]
+
+
+def sh(command: str, why: str = "") -> Call:
+    return Call("sh", {"command": command}, why)
+
+
+def fork(intents: list[str], why: str = "") -> Call:
+    """Children that know nothing but their intents, at the same time; their results are waited for."""
+    children = [{"intent": intent} for intent in intents]
+    return Call("fork", {"children": children, "wait": True, "context": "none"}, why)
+
+
+def renew(why: str = "", **wisdom: object) -> Call:
+    return Call("exec", {"wisdom": {key: str(value) for key, value in wisdom.items()}}, why)
+
+
+def success(why: str = "") -> Call:
+    return Call("exit", {"status": "success"}, why)
+
+
+def failure(reason: str) -> Call:
+    return Call("exit", {"status": "failure", "stderr": f"{reason}\n"})
+
+
+def play(guest: Callable[[str, dict[str, str]], Play]) -> None:
+    """One inference: the request from stdin, the reply to stdout."""
+    request = json.load(sys.stdin)
+    call = _next(guest(request["mission"], request["wisdom"]), request["messages"])
+    reply = {"text": call.why, "tool_calls": [{"name": call.name, "arguments": call.arguments}]}
+    read = sum(_length(message) for message in request["messages"])
+    usage = {"input": read // CHARACTERS, "output": len(json.dumps(reply)) // CHARACTERS}
+    json.dump({**reply, "usage": usage}, sys.stdout)
+
+
+def _next(guest: Play, messages: list[dict[str, Any]]) -> Call:
+    """Play the guest against the conversation; its first call that was not answered yet."""
+    made = [call for message in messages for call in message.get("tool_calls", ())]
+    results = [message["result"][2] for message in messages if message["role"] == "tool"]
+    try:
+        call = next(guest)
+        for before, text in zip(made, results, strict=True):
+            if (before["name"], before["arguments"]) != call[:2]:
+                raise SystemExit(f"the conversation is not mine: I would not have called {before['name']}")
+            call = guest.send(Result(text))
+    except StopIteration as end:
+        return end.value or success()
+    return call
+
+
+def _length(message: dict[str, Any]) -> int:
+    result = message.get("result")
+    return len(result[2] if result else message["content"]) + len(json.dumps(message.get("tool_calls", "")))
