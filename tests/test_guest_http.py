@@ -1,262 +1,441 @@
-"""The chat guest against a real server that checks every request strictly and misbehaves on demand."""
+"""The file that owns the socket, against a real server: streams, silences, tries, and what is never sent."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+import time
+from collections.abc import Callable
+from email.utils import formatdate
 from typing import Any
 
+import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from quine.guests.base import Refused, Request, Unavailable
+from quine.exits import Misconfigured
+from quine.guests import http, sse
+from quine.guests.base import Message, Overflow, Refused, Reply, Request, Unavailable
 from quine.guests.chat import ChatDialect
-from quine.guests.http import HttpGuest
-from tests.lab import Lab
+from quine.guests.http import FIRST_PAUSE, LONGEST_PAUSE, OTHER_RETRIES, RETRIES, HttpGuest
+from quine.tools import TOOLS
+from tests.provider import chat
+from tests.provider.server import (
+    KEY,
+    Cut,
+    Fault,
+    Inside,
+    Lingering,
+    Provider,
+    Raw,
+    Said,
+    Silent,
+    Slow,
+    Turn,
+    Whole,
+)
 
-KEY = "canary-5f3a9c1e7b"
+ASKED = Request([Message("system", "be"), Message("user", "do")], TOOLS)
+HI = Said("hi, wörld", usage=(12, 3, 4))
 
 
-class Server(ThreadingHTTPServer):
-    """Replies by turns: the n-th request of a test gets the n-th answer; each is (status, headers, body)."""
+class Guest(HttpGuest):
+    """A guest that does not wait between its tries, but says how long it would have."""
 
-    daemon_threads = False
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers: list[tuple[int, dict[str, str], Any]] = []
-        self.requests: list[dict[str, Any]] = []
-        self.faults: list[str] = []
-
-    @property
-    def base(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append(body)
-        self.server.faults += check(self.path, dict(self.headers), body)
-        status, headers, answer = (
-            self.server.answers.pop(0) if self.server.answers else (500, {}, "no answer left")
+    def __init__(self, base: str, key: str = KEY, **more: Any) -> None:
+        self.pauses: list[float] = []
+        self.notes: list[str] = []
+        super().__init__(
+            ChatDialect("m"), base, key, pause=self.pauses.append, note=self.notes.append, **more
         )
-        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
-    def log_message(self, *_: object) -> None:
-        pass
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def check(path: str, headers: dict[str, str], body: dict[str, Any]) -> list[str]:
-    """What a strict provider would refuse."""
-    faults = []
-    if path != "/v1/chat/completions":
-        faults.append(f"path {path}")
-    if headers.get("Authorization") != f"Bearer {KEY}":
-        faults.append("no key")
-    if not set(body) <= {"model", "messages", "tools", "max_tokens"}:
-        faults.append(f"fields {sorted(body)}")
-    if [tool["function"]["name"] for tool in body["tools"]] != ["sh", "fork", "exec", "exit"]:
-        faults.append("tools")
-    open_calls: list[str] = []
-    for index, message in enumerate(body["messages"]):
-        role = message["role"]
-        if (index == 0) != (role == "system"):
-            faults.append(f"message {index} is {role}")
-        if role == "tool":
-            if message["tool_call_id"] not in open_calls:
-                faults.append("a tool message that answers nothing")
-            else:
-                open_calls.remove(message["tool_call_id"])
-        elif open_calls:
-            faults.append("calls without an answer")
-        if role == "assistant":
-            calls = message.get("tool_calls")
-            if calls == [] or (message.get("content") is None and not calls):
-                faults.append("an empty assistant message")
-            open_calls += [call["id"] for call in calls or []]
-        elif not isinstance(message["content"], str):
-            faults.append("content is no text")
-    if open_calls:
-        faults.append("calls without an answer at the end")
-    return faults
+def infer(*plan: Turn, **more: Any) -> tuple[Reply, Guest, Provider]:
+    """One inference against a server with this plan, which must be used up."""
+    with Provider(chat, *plan) as provider, Guest(f"{provider.base}/v1", **more) as guest:
+        reply = guest.infer(ASKED)
+    return reply, guest, provider
 
 
-def says(
-    *calls: tuple[str, object], content: str | None = None, **more: Any
-) -> tuple[int, dict[str, str], Any]:
-    tool_calls = [
-        {
-            "id": f"call_{index}",
-            "type": "function",
-            "function": {"name": name, "arguments": args if isinstance(args, str) else json.dumps(args)},
-        }
-        for index, (name, args) in enumerate(calls)
-    ]
-    message = {
-        "role": "assistant",
-        "content": content,
-        **({"tool_calls": tool_calls} if calls else {}),
-        **more,
-    }
-    return (
-        200,
-        {},
-        {
-            "id": "x",
-            "object": "chat.completion",
-            "choices": [{"index": 0, "finish_reason": "tool_calls" if calls else "stop", "message": message}],
-            "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-        },
-    )
+def fails(kind: type[Exception], *plan: Turn, **more: Any) -> tuple[Any, Guest, Provider]:
+    with Provider(chat, *plan) as provider, Guest(f"{provider.base}/v1", **more) as guest:
+        with pytest.raises(kind) as caught:
+            guest.infer(ASKED)
+    assert type(caught.value) is kind
+    return caught.value, guest, provider
 
 
-LEAVE = says(("exit", {"status": "success"}))
+# ------------------------------------------------------------------------------------------ one answer
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
-    assert made.faults == []
+@pytest.mark.parametrize("turn", [HI, Whole(HI), Slow(HI)], ids=["streamed", "whole", "byte by byte"])
+def test_an_answer(turn: Turn) -> None:
+    reply, guest, provider = infer(turn)
+    assert (reply.message.text, reply.stop, reply.usage[:3]) == ("hi, wörld", "end", (12, 3, 4))
+    assert guest.notes == []
+    (seen,) = provider.requests
+    assert seen.headers["authorization"] == f"Bearer {KEY}"
+    assert seen.headers["user-agent"].startswith("quine/")
 
 
-@pytest.fixture
-def ask(lab: Lab, server: Server, tmp_path: Path) -> Callable[..., Any]:
-    env = {
-        "QUINE_API_BASE": server.base,
-        "QUINE_API_KEY": KEY,
-        "QUINE_MODEL_ID": "m",
-        "QUINE_DATA_DIR": str(tmp_path / "data"),
-    }
-    return lambda *args, **more: lab.run([*args, "do it"], env=env, **more)
+def test_half_a_surrogate_is_never_sent() -> None:
+    with Provider(chat, HI) as provider, Guest(f"{provider.base}/v1") as guest:
+        guest.infer(ASKED._replace(messages=[Message("system", "a\ud83db")]))
+    assert provider.bodies[0]["messages"][0]["content"] == "a?b"
 
 
-@pytest.mark.parametrize("place", [[], ["--on", "h1"]], ids=["here", "elsewhere"])
-def test_a_life(ask: Callable[..., Any], server: Server, tmp_path: Path, place: list[str]) -> None:
-    """Calls in parallel, reasoning handed back, arguments resent as they were received."""
-    server.answers = [
-        says(("sh", '{"command":  "echo a"}'), ("sh", {"command": "cat <&3 >&4"}), reasoning_content="hmm"),
-        says(content="thinking aloud"),
-        LEAVE,
-    ]
-    done = ask(*place, input="material")
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"material", b"")
-    last = server.requests[-1]["messages"]
-    assert [message["role"] for message in last] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "tool",
-        "assistant",
-        "user",
-    ]
-    assert last[2]["tool_calls"][0]["function"]["arguments"] == '{"command":  "echo a"}'
-    assert last[2]["reasoning_content"] == "hmm"
-    assert "do it" in last[0]["content"] and "do it" not in last[1]["content"]
-    text = "".join(path.read_text() for path in (tmp_path / "data").rglob("*.jsonl"))
-    assert KEY not in text
+def test_an_answer_in_nan_and_infinity_can_be_sent_back() -> None:
+    body = json.dumps(chat.reply_json(HI) | {"score": float("nan")}).encode()
+    assert b"NaN" in body
+    reply, _, _ = infer(Raw(200, body))
+    assert reply.message.text == HI.text
 
 
-def test_the_prefix_of_a_clone_is_its_parents_to_the_byte(ask: Callable[..., Any], server: Server) -> None:
-    server.answers = [
-        says(("sh", {"command": "echo known"})),
-        says(("fork", {"intent": "the child's errand", "wait": True})),
-        LEAVE,
-        LEAVE,
-    ]
-    assert ask().returncode == 0
-    parent, child = server.requests[1], server.requests[2]
-    shared = len(parent["messages"])
-    assert json.dumps(child["messages"][:shared]) == json.dumps(parent["messages"])
-    assert child["tools"] == parent["tools"]
-    assert "the child's errand" in child["messages"][-1]["content"]
+# ------------------------------------------------------------------------------------- one connection
+
+
+def test_connections_are_kept() -> None:
+    with Provider(chat, HI, Whole(HI), HI, HI) as provider, Guest(f"{provider.base}/v1") as guest:
+        for _ in range(4):
+            guest.infer(ASKED)
+    assert provider.connections == 1
+
+
+def test_who_leaves_a_complete_answer_open_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "LINGER", 0.01)
+    with Provider(chat, Lingering(HI), HI) as provider, Guest(f"{provider.base}/v1") as guest:
+        assert [guest.infer(ASKED).message.text for _ in range(2)] == [HI.text] * 2
+    assert provider.connections == 2
+    assert provider.hung_up.is_set()
+
+
+def test_a_forked_child_makes_its_own_connection() -> None:
+    with Provider(chat, HI, HI, HI) as provider, Guest(f"{provider.base}/v1") as guest:
+        guest.infer(ASKED)
+        if (pid := os.fork()) == 0:
+            try:
+                os._exit(guest.infer(ASKED).message.text != HI.text)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        guest.infer(ASKED)
+    assert provider.connections == 2
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("after", [0, 2], ids=["before the first event", "in the middle"])
+def test_a_signal_ends_an_inference_and_its_connection(after: int) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    def send() -> None:
+        provider.silent.wait(20)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with Provider(chat, Silent(HI, after)) as provider, Guest(f"{provider.base}/v1") as guest:
+            thread = threading.Thread(target=send)
+            thread.start()
+            with pytest.raises(Interrupted):
+                guest.infer(ASKED)
+            thread.join()
+            assert provider.hung_up.wait(20)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+# ------------------------------------------------------------------------------------ tried once more
+
+
+CUTS: dict[str, Turn] = {
+    "cut in good order": Cut(HI, 3),
+    "torn in an event": Cut(HI, 3, torn=True),
+    "torn at once": Cut(HI, 0, torn=True),
+    "nothing at all": Cut(HI, 0),
+    "an error inside": Inside("server", HI, 2),
+    "overloaded inside": Inside("overloaded"),
+    "500": Fault(500, "server"),
+    "503": Fault(503, "overloaded"),
+    "529": Fault(529, "overloaded"),
+    "429": Fault(429, "rate"),
+    "408": Fault(408, "server"),
+    "a proxy's page": Raw(502, b"<html><head><title>502 Bad Gateway</title></head></html>", "text/html"),
+    "a captive portal": Raw(200, b"<html><body>log in</body></html>", "text/html"),
+    "no JSON": Raw(200, b'{"choices": [{"mess'),
+    "an event that is no JSON": Raw(200, b'data: {"choices": [\n\n', "text/event-stream"),
+    "nothing": Raw(200, b""),
+    "too deep": Raw(200, b'{"a":' * 500 + b"1" + b"}" * 500),
+    "much too deep": Raw(200, b"[" * 100_000),
+    "an event too deep": Raw(200, b"data: " + b"[" * 100_000 + b"\n\n", "text/event-stream"),
+}
+
+
+@pytest.mark.parametrize("turn", CUTS.values(), ids=CUTS)
+def test_what_may_pass_is_tried_again(turn: Turn) -> None:
+    reply, guest, provider = infer(turn, HI)
+    assert reply.message.text == HI.text
+    assert len(provider.requests) == 2 and provider.bodies[0] == provider.bodies[1]
+    assert FIRST_PAUSE <= guest.pauses[0] <= 1.5 * FIRST_PAUSE
+    assert len(guest.notes) == 1 and guest.notes[0].startswith("try 2 of ")
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    ("turn", "tries"),
     [
-        (429, {"retry-after-ms": "1"}, {"error": {"message": "slow down", "type": "requests"}}),
-        (500, {"Retry-After": "0.01"}, {"error": {"message": "oops"}}),
-        (503, {"retry-after-ms": "1"}, {"error": {"message": "Loading model", "type": "unavailable_error"}}),
+        (Fault(429, "rate"), RETRIES[429]),
+        (Fault(529, "overloaded"), RETRIES[529]),
+        (Fault(500, "server"), OTHER_RETRIES),
+        (Cut(HI), OTHER_RETRIES),
     ],
-    ids=["429", "500", "503"],
+    ids=["429", "529", "500", "cut"],
 )
-def test_what_may_pass_is_tried_again(ask: Callable[..., Any], server: Server, trouble: Any) -> None:
-    server.answers = [trouble, trouble, LEAVE]
-    assert ask().returncode == 0
-    assert len(server.requests) == 3
+def test_the_tries_end(turn: Turn, tries: int) -> None:
+    _, guest, _ = fails(Unavailable, *[turn] * (tries + 1))
+    assert len(guest.pauses) == tries
+    for n, pause in enumerate(guest.pauses):
+        assert 1 <= pause / min(FIRST_PAUSE * 2**n, LONGEST_PAUSE) <= 1.5
+    assert len(set(guest.pauses)) == tries
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with (
+        Guest(f"http://127.0.0.1:{port}/v1") as guest,
+        pytest.raises(Unavailable, match=rf"127.0.0.1:{port}"),
+    ):
+        guest.infer(ASKED)
+    assert len(guest.pauses) == OTHER_RETRIES
+
+
+@pytest.mark.parametrize("after", [0, 3], ids=["before the first event", "in the middle"])
+def test_silence_is_a_fault(after: int) -> None:
+    reply, guest, provider = infer(Silent(HI, after), HI, timeout=httpx.Timeout(5.0, read=0.05))
+    assert reply.message.text == HI.text
+    assert "nothing came for" in guest.notes[0]
+    assert provider.hung_up.is_set()
+
+
+def test_a_silence_after_the_finish_loses_nothing() -> None:
+    """All was said but [DONE], which some servers never say."""
+    finished = len(list(chat.reply_events(HI))) - 1
+    reply, guest, _ = infer(Silent(HI, finished), timeout=httpx.Timeout(5.0, read=0.05))
+    assert (reply.message.text, guest.notes) == (HI.text, [])
+
+
+# --------------------------------------------------------------------------------- not tried once more
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "says_so"),
+    ("turn", "kind", "says"),
     [
-        ((401, {}, {"error": {"message": "bad key", "code": "invalid_api_key"}}), 2, b"bad key"),
-        ((404, {}, {"error": {"message": "no such model", "code": "model_not_found"}}), 2, b"no such model"),
-        ((429, {}, {"error": {"message": "pay first", "code": "insufficient_quota"}}), 2, b"pay first"),
-        (
-            (400, {}, {"error": {"message": "too long", "code": "context_length_exceeded"}}),
-            77,
-            b"context is full",
-        ),
-        ((429, {"Retry-After": "3600"}, {"error": {"message": "not now"}}), 75, b"not now"),
+        (Fault(400, "bad", message="no such field"), Refused, "no such field"),
+        (Fault(401, "auth"), Refused, "Incorrect API key"),
+        (Fault(403, "auth"), Refused, "Incorrect API key"),
+        (Fault(404, "model"), Refused, "does not exist"),
+        (Fault(422, "bad", message="no such field"), Refused, "no such field"),
+        (Fault(402, "quota"), Refused, "quota"),
+        (Fault(429, "quota"), Refused, "quota"),
+        (Fault(400, "overflow"), Overflow, "maximum context length"),
+        (Raw(413, b"too large", "text/plain"), Overflow, "too large"),
+        (Inside("overflow"), Overflow, "maximum context length"),
+        (Inside("quota", HI, 2), Refused, "quota"),
+        (Raw(307, headers={"Location": "http://other.example/v1"}), Refused, "moved to http://other.example/v1"),
+        (Raw(200, b" " * 11), Refused, "larger than"),
+        (Raw(200, b"data: " + b"x" * 11, "text/event-stream"), Refused, "longer than 8 bytes"),
+        (Raw(200, b": x\n" * 11, "text/event-stream"), Refused, "larger than"),
     ],
-    ids=["key", "model", "quota", "overflow", "much later"],
-)
+)  # fmt: skip
 def test_what_never_helps_is_not_tried_again(
-    ask: Callable[..., Any], server: Server, answer: Any, code: int, says_so: bytes
+    turn: Turn, kind: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.answers = [answer]
-    done = ask()
-    assert done.returncode == code and says_so in done.stderr
-    assert len(server.requests) == 1
+    if isinstance(turn, Raw) and turn.status == 200:  # the limits, as they were smaller
+        monkeypatch.setattr(http, "LARGEST", 10)
+        monkeypatch.setattr(http, "LARGEST_STREAM", 40)
+        monkeypatch.setattr(sse.Decoder.__init__, "__defaults__", (8,))
+    error, guest, _ = fails(kind, turn)
+    assert says in str(error)
+    assert guest.pauses == guest.notes == []
 
 
-def test_bad_arguments_are_answered_and_the_life_goes_on(ask: Callable[..., Any], server: Server) -> None:
-    server.answers = [says(("sh", "{not json"), ("nope", {}), ("sh", {"command": 5})), LEAVE]
-    assert ask().returncode == 0
-    results = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "tool"]
-    assert len(results) == 3 and all("Bad call" in text for text in results)
+@pytest.mark.parametrize(
+    ("headers", "pause"),
+    [
+        ({"Retry-After": "7"}, 7),
+        ({"retry-after-ms": "1500", "Retry-After": "7"}, 1.5),
+        ({"Retry-After": "120"}, 120),
+        ({"Retry-After": formatdate(time.time() + 60, usegmt=True)}, 57),
+        ({"Retry-After": "0"}, FIRST_PAUSE),
+        ({"Retry-After": "-3"}, FIRST_PAUSE),
+        ({"Retry-After": "nan"}, FIRST_PAUSE),
+        ({"Retry-After": "soon"}, FIRST_PAUSE),
+    ],
+)
+def test_a_server_says_when(headers: dict[str, str], pause: float) -> None:
+    _, guest, _ = infer(Fault(429, "rate", headers), HI)
+    assert pause <= guest.pauses[0] <= pause * (1.5 if pause == FIRST_PAUSE else 1.2)
 
 
-def test_nobody_listens(lab: Lab, tmp_path: Path) -> None:
-    env = {"QUINE_API_BASE": "ftp://x", "QUINE_MODEL_ID": "m", "QUINE_DATA_DIR": str(tmp_path / "d")}
-    done = lab.run(["do it"], env=env)
-    assert done.returncode == 2 and b"must begin with http" in done.stderr
+@pytest.mark.parametrize("after", ["3600", "inf"])
+def test_a_pause_that_is_too_long_is_told_and_not_made(after: str) -> None:
+    if after == "inf":  # is no time at all
+        _, guest, _ = infer(Fault(503, "server", {"Retry-After": after}), HI)
+        assert len(guest.pauses) == 1
+        return
+    error, guest, _ = fails(Unavailable, Fault(429, "rate", {"Retry-After": after}))
+    assert "it asks to wait 3600 s" in str(error)
+    assert (error.after, guest.pauses) == (3600, [])
+
+
+def test_a_server_forbids_or_invites_another_try() -> None:
+    fails(Unavailable, Fault(500, "server", {"x-should-retry": "false"}))
+    infer(Fault(400, "bad", {"x-should-retry": "true"}, "try later"), HI)
+    for fault in (Fault(401, "auth"), Fault(429, "quota")):
+        fails(Refused, fault._replace(headers={"x-should-retry": "true"}))
+    fails(Overflow, Fault(400, "overflow", {"x-should-retry": "true"}))
+
+
+# ------------------------------------------------------------------------------------ what was learned
+
+
+def test_a_refused_field_is_left_out_from_then_on() -> None:
+    with (
+        Provider(chat, Fault(400, "bad", message="Unknown parameter: 'stream_options'."), HI, HI) as provider,
+        Guest(f"{provider.base}/v1") as guest,
+    ):
+        guest.infer(ASKED)
+        guest.infer(ASKED)
+    assert [("stream_options" in body, body["stream"]) for body in provider.bodies] == [
+        (True, True),
+        (False, True),
+        (False, True),
+    ]
+    assert guest.pauses == [] and "stream_options" in guest.notes[0]
+
+
+def test_what_was_learned_already_is_a_refusal_the_second_time() -> None:
+    refusal = Fault(400, "bad", message="Unknown parameter: 'stream_options'.")
+    error, guest, _ = fails(Refused, refusal, refusal)
+    assert "stream_options" in str(error) and guest.pauses == []
+
+
+def test_a_server_that_cannot_stream() -> None:
+    _, _, provider = infer(Fault(500, "server", message="Cannot use tools with stream"), HI)
+    assert provider.bodies[1].keys() & {"stream", "stream_options"} == set()
+
+
+# -------------------------------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize("base", ["host", "ftp://host", "", "http://[::1", "http://h:x/"])
+def test_a_base_that_is_no_url(base: str) -> None:
+    with pytest.raises(Misconfigured):
+        HttpGuest(ChatDialect("m"), base, KEY)
 
 
 @pytest.mark.parametrize("key", [KEY + "\n", KEY + "é", KEY + "\udc80"])
-def test_a_key_that_cannot_be_sent_is_not_shown(server: Server, key: str) -> None:
-    guest = HttpGuest(ChatDialect("m"), server.base, key)
-    with pytest.raises(Refused) as caught:
-        guest.infer(Request([], ()))
-    guest._connection().close()
-    assert KEY not in f"{caught.value} {caught.value.hint}"
+def test_a_key_that_cannot_be_sent_is_not_shown(key: str) -> None:
+    error, guest, _ = fails(Refused, key=key)
+    assert KEY not in f"{error} {error.hint} {guest.notes}"
 
 
-@pytest.mark.parametrize("answer", [b"[" * 100_000, b'{"a":' * 500 + b"1" + b"}" * 500])
-def test_an_answer_of_many_levels_is_none(server: Server, answer: bytes) -> None:
-    server.answers = [(200, {}, answer)] * 5
-    guest = HttpGuest(ChatDialect("m"), server.base, "", pause=lambda seconds: None)
-    with pytest.raises(Unavailable, match="no reply"):
-        guest.infer(Request([], ()))
-    guest._connection().close()
-    server.faults.clear()
+def test_no_key_no_header() -> None:
+    seen: list[Any] = []
+
+    class Open:
+        error, reply_json, reply_events = chat.error, chat.reply_json, chat.reply_events
+
+        @staticmethod
+        def check(headers: Any, path: str, body: Any) -> None:
+            seen.append(headers)
+
+    with Provider(Open, HI) as provider, Guest(f"{provider.base}/v1", key="") as guest:
+        guest.infer(ASKED)
+    assert "authorization" not in seen[0]
+
+
+# ------------------------------------------------------------------------------------------------ SSE
+
+
+def decoded(data: bytes, cuts: list[int] | None = None, **more: Any) -> list[tuple[str, str]]:
+    decoder = sse.Decoder(**more)
+    ends = sorted({min(cut, len(data)) for cut in cuts or ()} | {len(data)})
+    found: list[tuple[str, str]] = []
+    at = 0
+    for end in ends:
+        found += decoder.feed(data[at:end])
+        at = end
+    return found + decoder.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "events"),
+    [
+        (b"data: a\n\ndata: b\n\n", [("", "a"), ("", "b")]),
+        (b"event: e\ndata: a\n\ndata: b\n\n", [("e", "a"), ("", "b")]),
+        (b"data: a\r\n\r\ndata: b\r\r", [("", "a"), ("", "b")]),
+        (b"data: a\ndata:  b\ndata\n\n", [("", "a\n b\n")]),
+        (b": ping\n\nevent: e\n\nid: 1\nretry: 5\ndata:a\n\n", [("", "a")]),
+        ("\ufeffdata: ä\n\n".encode(), [("", "ä")]),
+        (b"data: \xff\n\n", [("", "�")]),
+        (b"data: a\n\ndata: begun", [("", "a"), ("", "begun")]),
+        (b"data: a:b: c\n\n", [("", "a:b: c")]),
+        (b"", []),
+    ],
+)  # fmt: skip
+def test_the_grammar_of_events(data: bytes, events: list[tuple[str, str]]) -> None:
+    assert decoded(data) == events
+
+
+TEXT = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\n"), max_size=20)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["", "e", "message_stop"]), st.lists(TEXT, min_size=1, max_size=3))),
+    st.sampled_from(["\n", "\r\n", "\r"]),
+    st.lists(st.integers(0, 400)),
+)
+def test_events_are_the_same_however_the_bytes_were_split(
+    events: list[tuple[str, list[str]]], end: str, cuts: list[int]
+) -> None:
+    lines = []
+    for name, texts in events:
+        lines += ([f"event: {name}"] if name else []) + [f"data: {text}" for text in texts] + [": c", ""]
+    data = "".join(line + end for line in lines).encode()
+    assert decoded(data, cuts) == [(name, "\n".join(texts)) for name, texts in events]
+    assert decoded(data, list(range(len(data)))) == decoded(data, cuts)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300)))
+def test_any_bytes_make_the_same_events_however_split(data: bytes, cuts: list[int]) -> None:
+    assert decoded(data, cuts) == decoded(data)
+
+
+@pytest.mark.parametrize("make", [lambda n: b"data: " + b"x" * n, lambda n: b"data: xxxxxxxxx\n" * (n // 10)])
+def test_an_event_is_bounded(make: Callable[[int], bytes]) -> None:
+    assert decoded(make(900), longest=1000)
+    with pytest.raises(sse.TooLong):
+        decoded(make(1100), [500], longest=1000)
+
+
+def test_an_event_comes_with_its_empty_line_and_not_later() -> None:
+    decoder = sse.Decoder()
+    assert decoder.feed(b"data: a\r\n\r") == [("", "a")]
+    assert decoder.feed(b"\ndata: b\n") == []
+    assert decoder.feed(b"\n") == [("", "b")]

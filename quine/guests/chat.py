@@ -1,21 +1,23 @@
 """The dialect of chat completions, as OpenAI wrote it and llama.cpp, Ollama, vLLM and others speak it.
 
 Laws
-1. Pure: no socket, no clock. What comes in is held against pydantic models that demand little, because servers
-   differ in everything they need not send.
-2. Sent is the least that all of them take: role system, text contents, no tool_choice. Fields that only some
-   know are sent only where they came from the server itself (reasoning, signatures).
-3. A tool call keeps the argument string that was received; another spelling of it would cost the prefix cache.
+1. No socket, no clock. What comes in is held against pydantic models that demand little, because servers differ in
+   everything they need not send.
+2. Sent is the least that all of them take: role system, text contents, no tool_choice. Fields of a message that only
+   some know (reasoning, signatures) are sent only where they came from the server itself.
+3. What a server refuses and can be done without is left out from then on. That is all that a dialect ever learns.
+4. A tool call keeps the argument string that was received; another spelling of it would cost the prefix cache.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from quine.exits import USAGE
 from quine.guests.base import (
     GuestError,
     Message,
@@ -28,16 +30,27 @@ from quine.guests.base import (
     Unavailable,
     Usage,
 )
+from quine.guests.chatstream import ChatStream, plain
+from quine.guests.faults import Adapted, judge, told
 
 # What goes back to the server as it came; the rest of its message is for the client alone.
-RETURNED = ("content", "tool_calls", "reasoning_content", "reasoning", "reasoning_details", "refusal")
-FULL = re.compile(
-    r"prompt is too long|exceed context limit|input token count .* exceeds|maximum context length|"
-    r"context length is only|context (window|size|length)|number of tokens to keep from the initial prompt",
-    re.IGNORECASE,
-)
-NO_QUOTA = ("insufficient_quota", "credit_balance_exhausted", "billing_not_active")
-TRY_AGAIN = (408, 409, 425, 429)
+REASONING = ("reasoning_content", "reasoning", "reasoning_details")
+RETURNED = ("content", "tool_calls", *REASONING, "refusal")
+
+CUT = ("length", "model_length")  # finish reasons: the limit of the output
+BROKEN = ("error", "abort", "insufficient_system_resource")  # the server failed on the way
+
+# What the error of a server names, and what is done differently from then on.
+LESSONS = {
+    "no usage": re.compile(r"\bstream_options\b"),
+    "no stream": re.compile(
+        r"tools with stream|\bstream(ing)?\b.{0,40}(not |un)(supported|permitted|allowed)"
+    ),
+    "max_completion_tokens": re.compile(r"\bmax_completion_tokens\b"),
+    "no reasoning": re.compile(r"\breasoning(_content|_details)?\b"),
+    "no effort": re.compile(r"tools with reasoning_effort"),
+}
+OPENAI = "max_completion_tokens", "developer", "cache key"  # what api.openai.com need not teach
 
 
 class _Model(BaseModel):
@@ -53,8 +66,6 @@ class _Function(_Model):
     def _text(cls, value: Any) -> Any:
         """Some servers send an object, or nothing."""
         if isinstance(value, dict):
-            import json
-
             return json.dumps(value)
         return "" if value is None else value
 
@@ -71,6 +82,12 @@ class _Answer(_Model):
     reasoning: str | None = None
     refusal: str | None = None
 
+    @field_validator("content", "reasoning_content", "reasoning", mode="before")
+    @classmethod
+    def _parts(cls, value: Any) -> Any:
+        """Some reasoning models answer in parts."""
+        return plain(value) if isinstance(value, list) else value
+
 
 class _Choice(_Model):
     message: _Answer
@@ -78,6 +95,7 @@ class _Choice(_Model):
 
 
 class _Response(_Model):
+    id: str | int | None = None
     choices: list[_Choice]
     usage: dict[str, Any] | None = None
 
@@ -85,19 +103,47 @@ class _Response(_Model):
 class ChatDialect:
     def __init__(self, model: str) -> None:
         self._model = model
+        self._ways: frozenset[str] = frozenset()  # replaced, never changed: threads share a dialect
+        self._base = ""
 
     def url(self, base: str) -> str:
-        return f"{base}/chat/completions"
+        self._base = base
+        host = re.sub(r"^https?://|[:/].*$", "", base.lower())
+        if host == "api.openai.com":
+            self._ways |= {*OPENAI}
+            base = base if "/" in base.partition("://")[2] else f"{base}/v1"
+        elif host == "openrouter.ai":
+            self._ways |= {"cost"}
+        return base if base.endswith("/chat/completions") else f"{base}/chat/completions"
 
     def headers(self, key: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def body(self, request: Request) -> dict[str, Any]:
-        return {
-            "model": self._model,
-            "tools": [_tool(tool) for tool in request.tools],
-            "messages": [_message(message) for message in request.messages],
-        }
+        ways = self._ways
+        body: dict[str, Any] = {"model": self._model}
+        if request.tools:  # an empty list is an error to some
+            body["tools"] = [_tool(tool) for tool in request.tools]
+        body["messages"] = [_message(message, ways) for message in request.messages]
+        if request.output > 0:
+            limit = "max_completion_tokens" if "max_completion_tokens" in ways else "max_tokens"
+            body[limit] = request.output
+        if "no effort" in ways and request.tools:
+            body["reasoning_effort"] = "none"
+        if "cache key" in ways:
+            # Whose conversations begin alike, as clones of one agent, shall meet the same cache.
+            first = request.messages[0].text if request.messages else ""
+            body["prompt_cache_key"] = hashlib.sha256(first.encode("utf-8", "replace")).hexdigest()[:32]
+        if "cost" in ways:
+            body["usage"] = {"include": True}
+        if "no stream" not in ways:
+            body["stream"] = True
+            if "no usage" not in ways:
+                body["stream_options"] = {"include_usage": True}
+        return body
+
+    def stream(self) -> ChatStream:
+        return ChatStream(self.fault)
 
     def reply(self, data: Any) -> Reply:
         if isinstance(data, dict) and data.get("error"):
@@ -111,12 +157,11 @@ class ChatDialect:
         if not response.choices:
             raise Unavailable("the server's answer holds no choice")
         choice = response.choices[0]
-        if choice.finish_reason == "error":
-            raise Unavailable("the server's answer ends in an error")
-        raw = {
-            k: v for k, v in data["choices"][0]["message"].items() if k in RETURNED and v not in (None, [])
-        }
-        calls = _calls(choice.message, raw)
+        if choice.finish_reason in BROKEN:
+            raise Unavailable(f"the server's answer ends in an error: {choice.finish_reason}")
+        given = data["choices"][0]["message"]
+        raw = {k: v for k, v in given.items() if k in RETURNED and v not in (None, [])}
+        calls = _calls(choice.message, raw, str(response.id or ""))
         message = Message(
             "assistant",
             choice.message.content or choice.message.refusal or "",
@@ -127,27 +172,22 @@ class ChatDialect:
         return Reply(message, _usage(response.usage), _stop(choice))
 
     def fault(self, status: int, data: Any) -> GuestError:
-        error = data.get("error", data) if isinstance(data, dict) else data
-        if isinstance(error, dict):
-            text = str(error.get("message") or error.get("detail") or error)
-            kinds = {str(error.get("code")), str(error.get("type"))}
-        else:
-            text, kinds = str(error), set()
-        status = next((int(k) for k in kinds if k.isdigit() and status == 200), status)
-        detail = f"{text.strip()[:500]} (HTTP {status})"
-        if kinds & {"context_length_exceeded", "exceed_context_size_error"} or status == 413:
-            return Overflow(detail)
-        if status in (200, 400) and FULL.search(text):
-            return Overflow(detail)
-        if kinds & set(NO_QUOTA) or status == 402:
-            return Refused(detail, "the account has no quota left", USAGE)
-        if status in (401, 403):
-            return Refused(detail, "see QUINE_API_KEY, or the vendor's own variable", USAGE)
-        if status == 404:
-            return Refused(detail, "see --model and QUINE_API_BASE", USAGE)
-        if status in TRY_AGAIN or status >= 500 or status == 200:
-            return Unavailable(detail)
-        return Refused(detail)
+        said = told(data)
+        fault = _hinted(judge(status, said), status, said.message, self._base)
+        if status in (400, 422, 500) and not isinstance(fault, Overflow):
+            lessons = {lesson for lesson, pattern in LESSONS.items() if pattern.search(said.message)}
+            if lessons:
+                self._ways |= lessons
+                return Adapted(fault)
+        return fault
+
+
+def _hinted(fault: GuestError, status: int, message: str, base: str) -> GuestError:
+    if isinstance(fault, Refused) and status == 404 and not base.endswith("/v1"):
+        fault.hint = "see --model and QUINE_API_BASE, which ends in /v1 with most servers"
+    if isinstance(fault, Refused) and "reasoning_effort" in message:
+        fault.hint = "with QUINE_API_TYPE=responses such a model takes tools"
+    return fault
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
@@ -155,13 +195,16 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, ways: frozenset[str]) -> dict[str, Any]:
     if message.result is not None:
         return {"role": "tool", "tool_call_id": message.result.call_id, "content": message.result.text}
     if message.role != "assistant":
-        return {"role": message.role, "content": message.text}
+        system = "developer" if "developer" in ways else "system"
+        return {"role": system if message.role == "system" else message.role, "content": message.text}
     if message.raw is not None and "chat" in message.raw:
         raw = message.raw["chat"]
+        if "no reasoning" in ways:
+            raw = {name: value for name, value in raw.items() if name not in REASONING}
         return {"role": "assistant", "content": None if raw.get("tool_calls") else "", **raw}
     sent: dict[str, Any] = {"role": "assistant", "content": message.text}
     if message.tool_calls:
@@ -171,25 +214,29 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _sent_call(call: ToolCall) -> dict[str, Any]:
-    import json
-
     arguments = call.raw or json.dumps(call.args, ensure_ascii=False)
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _calls(answer: _Answer, raw: dict[str, Any]) -> tuple[ToolCall, ...]:
+def _calls(answer: _Answer, raw: dict[str, Any], salt: str) -> tuple[ToolCall, ...]:
     """The calls, each with an id of its own: some servers send none, or the same one twice."""
     calls: list[ToolCall] = []
     seen: set[str] = set()
     for index, call in enumerate(answer.tool_calls or ()):
         call_id = str(call.id) if call.id not in (None, "") else ""
         if not call_id or call_id in seen:
-            call_id = next(name for n in range(len(seen) + 1) if (name := f"call_{index}_{n}") not in seen)
+            # made of the answer's own id: the next turn's calls shall not have the same one again
+            call_id = "call_" + hashlib.sha256(f"{salt} {index} {sorted(seen)}".encode()).hexdigest()[:16]
         seen.add(call_id)
         calls.append(ToolCall.parse(call_id, call.function.name, call.function.arguments))
     if calls:
         raw["tool_calls"] = [
-            {**given, "id": call.id, "function": {**given["function"], "arguments": call.raw or "{}"}}
+            {
+                "type": "function",
+                **given,
+                "id": call.id,
+                "function": {**given["function"], "arguments": call.raw or "{}"},
+            }
             for call, given in zip(calls, raw["tool_calls"], strict=True)
         ]
     return tuple(calls)
@@ -198,24 +245,27 @@ def _calls(answer: _Answer, raw: dict[str, Any]) -> tuple[ToolCall, ...]:
 def _usage(usage: dict[str, Any] | None) -> Usage:
     """Missing, partial or null: what is not told is 0."""
 
-    def number(*path: str) -> int:
+    def number(*path: str) -> Any:
         value: Any = usage
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
-        return value if isinstance(value, int) else 0
+        return value if isinstance(value, int | float) and value >= 0 else 0
 
     return Usage(
-        number("prompt_tokens"),
-        number("completion_tokens"),
-        number("prompt_tokens_details", "cached_tokens"),
-        number("prompt_tokens_details", "cache_write_tokens"),
-        number("completion_tokens_details", "reasoning_tokens"),
+        int(number("prompt_tokens")),
+        int(number("completion_tokens")),
+        int(number("prompt_tokens_details", "cached_tokens")),
+        int(number("prompt_tokens_details", "cache_write_tokens")),
+        int(number("completion_tokens_details", "reasoning_tokens")),
+        float(number("cost")),
     )
 
 
 def _stop(choice: _Choice) -> str:
+    if choice.finish_reason in CUT:
+        return "length"
     if choice.message.tool_calls:
         return "tool"
     if choice.message.refusal or choice.finish_reason == "content_filter":
         return "refusal"
-    return "length" if choice.finish_reason == "length" else "end"
+    return "end"

@@ -38,11 +38,15 @@ NO_QUOTA = {
 }
 
 
-class Adapted(Unavailable):
-    """The server refused a field that the dialect can do without; the dialect has learned it.
+class Adapted(GuestError):
+    """The server refused what the dialect can do without, and the dialect has learned it.
 
-    Asked again at once with a new body. Each thing is learned once, so that this ends.
+    If the next body is another one, it is sent at once; if not, `fault` is what the refusal means.
     """
+
+    def __init__(self, fault: GuestError) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
 
 
 class Told(NamedTuple):
