@@ -18,7 +18,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
-from quine import private
+from quine import private, procs
 from quine.capture import Capture
 from quine.ends import Reborn
 from quine.exits import DEFECT, complain
@@ -50,6 +50,7 @@ def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign:
             if pid == 0:
                 _be_child(loop, life, job, (stdin, *outs), end, {job.report, *loop.slots, *foreign}, slot)
             job.pid = pid
+            procs.own(pid)
             loop.jobs.running.append(
                 job
             )  # before anything that can fail: whatever happens, it is one of ours
@@ -65,7 +66,7 @@ def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign:
         if job.pid:
             loop.jobs.running.remove(job)
             os.kill(job.pid, signal.SIGKILL)
-            os.waitpid(job.pid, 0)
+            procs.reap(job.pid)
         raise
     if job.directory:
         job.record(loop.life.session)
@@ -108,9 +109,13 @@ def _be_child(
             os.chdir(loop.shell.cwd)
     except BaseException:
         os._exit(DEFECT)
+    if not job.directory:
+        # Who waits for us has the other end: when it is killed, nobody is left who wants what we do.
+        procs.tie(report, os.getpid())
     if job.host != "local":
         _be_face(loop, life, job, report)
-    os.close(report)
+    if job.directory:
+        os.close(report)
     raise Reborn(life, slot, job.directory)
 
 

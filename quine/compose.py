@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deploy.inventory import Host, Inventory
+    from quine.ledger import Ledger
     from quine.life import Life
     from transport.duplex import Duplex
     from transport.hosts import Target
@@ -34,11 +35,12 @@ SHOWN = 4096  # characters of a mission in the argv of its process; it gets the 
 
 def node(words: list[str]) -> int:
     """`quine node --dial`, or the daemon: `--ready-fd N` when it was started for somebody, else in the foreground."""
-    from transport import starter
+    from transport import inherit, starter
 
     if words == ["--dial"]:
         return starter.dial()
     ready = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else -1
+    inherit.close_others({ready})  # the memo and the ledger of an agent that happened to start us
     for name in [name for name in os.environ if name.startswith("QUINE_") and name not in NODE_VARIABLES]:
         del os.environ[name]  # of the agent or the shell that happened to start us: no job may inherit it
     listener = starter.bind()
@@ -180,24 +182,24 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
 
     given = dict(os.environ)
     settled = dict(given)
-    life = life_from(mission, values, settled)
+    life, settings = life_from(mission, values, settled)
     spawn = _agent(str(values["on"]), life)
     spawn.env = {**callers_environment(values), **environment(values, given)}
     spawn.limits = limits(values)
     spawn.context = caller(values)
     spawn.cwd = starting_directory(values)
     facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
-    return show(spawn, values, _services(life, {**given, **settled}, facts), facts)
+    return show(spawn, values, _services(life, settings.ledger, {**given, **settled}, facts), facts)
 
 
-def face(where: str, life: Life, *, stdin: int, stdout: int, stderr: int) -> Status:
+def face(where: str, life: Life, ledger: Ledger, *, stdin: int, stdout: int, stderr: int) -> Status:
     """A remote child's face: called in a process of its own, forked from the agent."""
     from quine.run import caller
     from transport import client
 
     spawn = _agent(where, life)
     spawn.context = caller({})
-    return client.run(spawn, stdin, stdout, stderr, _services(life, dict(os.environ)))
+    return client.run(spawn, stdin, stdout, stderr, _services(life, ledger, dict(os.environ)))
 
 
 def _agent(where: str, life: Life) -> Spawn:
@@ -211,7 +213,7 @@ def _agent(where: str, life: Life) -> Spawn:
 
 
 def _services(
-    life: Life, environ: dict[str, str], facts: dict[str, object] | None = None
+    life: Life, ledger: Ledger | None, environ: dict[str, str], facts: dict[str, object] | None = None
 ) -> dict[str, Callable[[bytes], bytes]]:
     """The origin's services for one remote child, made when the first request comes. Tokens are counted in `facts`.
 
@@ -228,7 +230,7 @@ def _services(
             if not made:
                 from quine.origin import services
 
-                made.update(services(life, environ, spent))
+                made.update(services(life, ledger, environ, spent))
         return made[name](body)
 
     return {name: partial(answer, name) for name in SERVICES}

@@ -22,6 +22,7 @@ from quine import private, shown
 from quine.exits import Misconfigured, NotBuilt
 from quine.guests import FILES, Config
 from quine.guests.vendors import KEYS, choose
+from quine.ledger import Ledger
 from quine.life import Life, Limits, is_session
 from transport import inherit, quickjson
 
@@ -37,8 +38,6 @@ OPTIONS = {
     "inventory": "QUINE_INVENTORY",
     "fs": "QUINE_FS",
 }
-LATER = ("QUINE_MAX_TOKENS", "QUINE_MAX_COST", "QUINE_DEADLINE")  # set and not built: refused, never ignored
-
 WISDOM = "QUINE_WISDOM_"
 
 
@@ -57,11 +56,12 @@ class Settings(NamedTuple):
     began: float = 0.0  # seconds since the epoch; over all lives of this process
     masked: tuple[str, ...] = ()  # values that no tape may hold
     top: bool = False  # of its tree, on this machine
+    ledger: Ledger | None = None  # what the tree may spend; there from the moment that a life is begun
 
 
 def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> Settings:
     """Read the environment, take the secrets out of it, complete it; Misconfigured names what is wrong."""
-    memo = inherit.read(environ)
+    memo = inherit.read(environ) or _recovered(environ)
     secrets = _texts(memo.get("environ"))
     for option, variable in OPTIONS.items():
         if options.get(option) is not None:
@@ -73,9 +73,6 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         removed[name] = environ.pop(name)
     if environ is os.environ:
         shown.forget(removed.keys())
-    for variable in LATER:
-        if environ.get(variable):
-            raise NotBuilt(variable)
     if environ.get("QUINE_FS", "origin:") != "origin:":
         raise NotBuilt("QUINE_FS")
     data_dir = _absolute(environ.get("QUINE_DATA_DIR") or ".quine")
@@ -108,6 +105,17 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
             {*secrets.values(), *map(str.strip, removed.values()), *(told if isinstance(told, list) else ())}
         ),
     )
+
+
+def _recovered(environ: MutableMapping[str, str]) -> dict[str, Any]:
+    """The memo that somebody between us and the agent above has lost: `env -i`, or closed descriptors."""
+    if environ is not os.environ:
+        return {}
+    fd = inherit.find(inherit.NAME, lambda fd: bool(inherit.read({inherit.VARIABLE: str(fd)})))
+    if fd < 0:
+        return {}
+    environ[inherit.VARIABLE] = str(fd)
+    return inherit.read(environ)
 
 
 def _former(memo: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +160,7 @@ def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None =
         "root": life.root,
         "depth": life.depth,
         "limits": life.limits._asdict(),
-        "locks": os.path.join(settings.data_dir, "locks") if "lineage" not in memo else _locks(settings),
+        "ledger": settings.ledger.to_json(settings.limits) if settings.ledger else None,
     }
     if exec_state is not None:
         memo["exec"] = exec_state
@@ -188,16 +196,11 @@ def lineage(settings: Settings, environ: Mapping[str, str] = os.environ) -> tupl
     return str(parent), str(root), int(told["depth"]) + 1
 
 
-def locks(settings: Settings, root: str) -> str:
-    """Where the tree counts its agents: one place for all its processes on this machine."""
-    return os.path.join(_locks(settings), root)
-
-
-def _locks(settings: Settings) -> str:
+def join_ledger(settings: Settings, limits: Limits) -> Settings:
+    """With the ledger of the tree that we belong to; with a new one at its root, or where none can be found."""
     told = settings.memo.get("lineage")
-    if isinstance(told, dict) and isinstance(told.get("locks"), str):
-        return str(told["locks"])
-    return os.path.join(settings.data_dir, "locks")
+    ledger = Ledger.join(told.get("ledger"), limits) if isinstance(told, dict) else None
+    return settings._replace(ledger=ledger or Ledger.create(limits))
 
 
 def ensure_quine(data_dir: str, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -244,6 +247,9 @@ def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:
         sh_timeout=_integer(environ, "QUINE_SH_TIMEOUT", int(default.sh_timeout)),
         truncate=_integer(environ, "QUINE_OUTPUT_TRUNCATE", default.truncate),
         window=_integer(environ, "QUINE_CONTEXT_WINDOW", default.window),
+        tokens=_integer(environ, "QUINE_MAX_TOKENS", default.tokens),
+        cost=_number(environ, "QUINE_MAX_COST", default.cost),
+        deadline=_number(environ, "QUINE_DEADLINE", default.deadline),
     )
     told = memo.get("lineage")
     if isinstance(told, dict) and isinstance(told.get("limits"), dict):
@@ -266,6 +272,19 @@ def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
         raise Misconfigured(f"{name} must be an integer, not {text!r}") from None
     if value < 0:
         raise Misconfigured(f"{name} must not be negative, and is {value}")
+    return value
+
+
+def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise Misconfigured(f"{name} must be a number, not {text!r}") from None
+    if not 0 <= value < 1e12:
+        raise Misconfigured(f"{name} must be 0 or more, and finite, and is {text}")
     return value
 
 

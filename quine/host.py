@@ -14,10 +14,20 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from quine import env, guests, private, prompt, shown, slots
+from quine import env, guests, inference, private, prompt, shown
 from quine.ends import Reborn
 from quine.env import Settings
-from quine.exits import DEFECT, NOT_STARTED, TRY_AGAIN, Denied, Failure, Misconfigured, NotBuilt, complain
+from quine.exits import (
+    DEADLINE,
+    DEFECT,
+    NOT_STARTED,
+    TRY_AGAIN,
+    Denied,
+    Failure,
+    Misconfigured,
+    NotBuilt,
+    complain,
+)
 from quine.guests.base import Guest
 from quine.guests.relay import RelayGuest
 from quine.jobs import write_aside
@@ -56,24 +66,35 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
         if ask is not None and "lineage" not in settings.memo:
             ask, settings = None, _on_its_own(settings)
         life = _own(settings, mission, options)
-    guest, life = _guest(settings, life, ask)
+    settings = env.join_ledger(settings, life.limits)
+    guest, life, price = _guest(settings, life, ask)
     _make_data_dir(settings.data_dir)
-    try:
-        held = slots.take(env.locks(settings, life.root), "agent", life.limits.agents)
-    except OSError as error:
-        raise _unwritable(settings.data_dir, error) from None
-    if held is None:
-        raise Denied(f"too many agents: the limit of the tree is {life.limits.agents}", "see --max-agents")
+    held = _admitted(settings, life)
     if options.get("binary") and not life.material_file:
         try:
             life = _save_material(life, settings, signals)
         except Terminated as terminated:
             return _leave(End(128 + terminated.number, terminated.number))
-    return _leave(_lives(life, settings, guest, ask, signals, held, face))
+    return _leave(_lives(life, settings, guest, price, ask, signals, held, face))
 
 
-def life_from(mission: str, options: Mapping[str, Any], environ: Any = os.environ) -> Life:
-    """The life of an agent that is to run elsewhere: `quine --on`. Its guest is checked here and now."""
+def _admitted(settings: Settings, life: Life) -> list[int]:
+    """The place of this agent among those of the tree; held as long as the descriptors are open."""
+    assert settings.ledger is not None
+    left = settings.ledger.time_left()
+    if left is not None and left <= 0:
+        raise Failure(DEADLINE, "the time of the tree is over", "see --deadline")
+    held = settings.ledger.agents(life.limits.agents)
+    if held is None:
+        raise Denied(f"too many agents: the limit of the tree is {life.limits.agents}", "see --max-agents")
+    return held
+
+
+def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[Life, Settings]:
+    """The life of an agent that is to run elsewhere: `quine --on`, and what this process must hold while it does.
+
+    Its guest is checked here and now.
+    """
     settings = env.adopt(options, environ)
     _require_directory()
     if "token" in settings.memo:
@@ -83,26 +104,32 @@ def life_from(mission: str, options: Mapping[str, Any], environ: Any = os.enviro
     if options.get("binary"):
         raise NotBuilt("-b together with --on")
     life = _own(settings, mission, options)
-    return life._replace(model=config.model)
+    settings = env.join_ledger(settings, life.limits)
+    assert settings.ledger is not None
+    inference.price(config, bool(settings.ledger.mark.cost))
+    _admitted(settings, life)  # the place is this process's, for it ends when the agent over there has ended
+    return life._replace(model=config.model), settings
 
 
 def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int:
     """The same process after exec: signals were held back on the way, slots and children are still ours."""
     signals = Signals()
     life = Life.from_json(former["life"])
+    settings = env.join_ledger(settings, settings.limits)
     held = [int(fd) for fd in former["slots"]]
     for fd in held:
         os.set_inheritable(fd, False)
     signals.install({int(number) for number in former["mask"]})
     ask = _relay()
-    guest, life = _guest(settings, life, ask)
-    return _leave(_lives(life, settings, guest, ask, signals, held, face, former["jobs"]))
+    guest, life, price = _guest(settings, life, ask)
+    return _leave(_lives(life, settings, guest, price, ask, signals, held, face, former["jobs"]))
 
 
 def _lives(
     life: Life,
     settings: Settings,
     guest: Guest,
+    price: inference.Price | None,
     ask: Ask | None,
     signals: Signals,
     held: list[int],
@@ -111,13 +138,14 @@ def _lives(
 ) -> End:
     """This process's lives: one, and after each fork(), in the child, the child's."""
     ours, record = os.getpid(), ""
+    assert settings.ledger is not None
     with contextlib.suppress(OSError):
         env.ensure_quine(settings.data_dir)
     while True:
         env.bequeath(settings, life)
-        loop = Loop(
-            life, settings, guest, _tape(life, settings, ask, signals), signals, held, ask is not None, face
-        )
+        signals.arm(settings.ledger.time_left(), life.limits.deadline)
+        tape = _tape(life, settings, ask, signals)
+        loop = Loop(life, settings, guest, price, tape, signals, held, ask is not None, face)
         loop.jobs.adopt(jobs or [])
         try:
             end = loop.live()
@@ -130,7 +158,6 @@ def _lives(
         if os.getpid() == ours and settings.top:
             for fd in held:
                 os.close(fd)
-            slots.sweep(loop.locks)
             if ask is not None:
                 _tidy(settings.data_dir)
         if os.getpid() != ours:
@@ -157,6 +184,8 @@ def _report(settings: Settings, life: Life, end: End) -> None:
     status = Status("exited", end.status, pid=os.getpid(), rusage=rusage)
     if end.signal:
         status.state, status.signal = "signaled", signal_name(end.signal)
+    assert settings.ledger is not None
+    agents, _, cost = settings.ledger.totals()
     report(
         settings.report,
         status,
@@ -165,6 +194,8 @@ def _report(settings: Settings, life: Life, end: End) -> None:
         seconds=time.time() - settings.began,
         tokens_in=end.usage.input,
         tokens_out=end.usage.output,
+        cost=cost or None,
+        agents=agents,
     )
 
 
@@ -235,11 +266,13 @@ def _log(error: Exception, path: str) -> None:
         complain(f"a defect in quine: {error!r}")
 
 
-def _guest(settings: Settings, life: Life, ask: Ask | None) -> tuple[Guest, Life]:
+def _guest(settings: Settings, life: Life, ask: Ask | None) -> tuple[Guest, Life, inference.Price | None]:
     if ask is not None:
-        return RelayGuest(ask), life
+        return RelayGuest(ask), life, None
     config = env.guest(settings)
-    return guests.build(config), life._replace(model=config.model)
+    assert settings.ledger is not None
+    price = inference.price(config, bool(settings.ledger.mark.cost))
+    return guests.build(config), life._replace(model=config.model), price
 
 
 def _make_data_dir(path: str) -> None:
@@ -259,7 +292,7 @@ def _unwritable(path: str, error: OSError) -> Misconfigured:
 
 def _tidy(path: str) -> None:
     """Where the tape is the origin's, nothing of ours need stay over here; what somebody put there does."""
-    for folder in ("outputs", "jobs", "locks", "."):
+    for folder in ("outputs", "jobs", "."):
         with contextlib.suppress(OSError):
             os.rmdir(os.path.normpath(os.path.join(path, folder)))
 

@@ -30,6 +30,9 @@ class Limits(NamedTuple):
     sh_timeout: float = 600.0
     truncate: int = 20480
     window: int = 128000
+    tokens: int = 0
+    cost: float = 0.0  # US dollars
+    deadline: float = 0.0  # seconds
 
 
 class Life(NamedTuple):
@@ -45,6 +48,7 @@ class Life(NamedTuple):
     material_file: str = ""  # where -b put it
     hidden: bool = False  # the mission came from a file, so that it need not show in ps
     wisdom: dict[str, str] = {}  # noqa: RUF012 - never changed in place
+    persona: str = ""  # a text of the user's, which the guest chose
     context: tuple[Message, ...] = ()
     opening: tuple[Message, ...] = ()
     cloned: tuple[str, int] = ("", 0)  # the parent's session, and how many lines of its tape

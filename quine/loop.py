@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from signal import SIGALRM
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from quine import env, procs, prompt, slots, tools
+from quine import inference, procs, prompt, tools
+from quine.account import Account
 from quine.ends import Ended, Result
 from quine.env import Settings, here
 from quine.exits import DEADLINE, DENIED, FAILED, NOT_STARTED, TRY_AGAIN, Failure
@@ -33,6 +35,7 @@ from quine.guests.base import (
     Usage,
 )
 from quine.jobs import Jobs
+from quine.ledger import Ledger, Spent
 from quine.life import Life
 from quine.shell import Shell
 from quine.signals import Signals, Terminated
@@ -62,10 +65,12 @@ class End(NamedTuple):
 class Face(Protocol):
     """Runs a life elsewhere, with the streams of this process, and returns how it ended."""
 
-    def __call__(self, where: str, life: Life, *, stdin: int, stdout: int, stderr: int) -> Status: ...
+    def __call__(
+        self, where: str, life: Life, ledger: Ledger, *, stdin: int, stdout: int, stderr: int
+    ) -> Status: ...
 
 
-def _no_face(where: str, life: Life, *, stdin: int, stdout: int, stderr: int) -> Status:
+def _no_face(where: str, life: Life, ledger: Ledger, *, stdin: int, stdout: int, stderr: int) -> Status:
     raise Failure(NOT_STARTED, "this process has no way to another host")
 
 
@@ -77,6 +82,7 @@ class Loop:
         life: Life,
         settings: Settings,
         guest: Guest,
+        price: inference.Price | None,
         tape: Tape,
         signals: Signals,
         slots: list[int],
@@ -91,20 +97,19 @@ class Loop:
         self.relayed = relayed
         self.face = face or _no_face
         self.jobs = Jobs()
-        self.locks = env.locks(settings, life.root)
+        assert settings.ledger is not None
+        self.ledger = settings.ledger
         self.outputs = os.path.join(settings.data_dir, "outputs", life.session)
         self.shell = Shell(life.shell, here(), signals, self.outputs, life.limits.truncate)
         self.messages: list[Message] = list(life.context)
         self.answered = 0  # calls of the reply under way that have their result
         self._guest = guest
-        self._turns = 0
-        self._ordinal = 0
-        self._usage = Usage()
-        self._context = 0  # tokens of the conversation, as far as the guest has told
+        self._price = price
+        self.account = Account(life.limits, settings.ledger, guest, price)
         self._silent = 0
         self._refused = 0
         self._alarmed = False
-        self._last = ""  # turn_exhaustion or context_exhaustion: one more reply
+        self._dropped = 0  # messages before this one that have lost what they can lose
         self._begun = time.monotonic()
         signals.others = self._others
 
@@ -117,7 +122,7 @@ class Loop:
                 self._open()
                 while True:
                     self._step()
-            except GuestError as error:
+            except (GuestError, Spent) as error:
                 if self.signals.fatal:
                     raise Terminated(self.signals.fatal) from error
                 raise _ended(error) from error
@@ -157,8 +162,8 @@ class Loop:
             if not self._alarmed:
                 self._alarmed, self._silent, self._refused = True, 0, 0
             self._say(Message("user", prompt.TIME_LIMIT))
-        reply = self._infer()
-        last, calls = self._last, reply.message.tool_calls
+        reply = self._reply()
+        last, calls = self.account.last, reply.message.tool_calls
         if calls:
             self._silent = 0
             self._refused = 0 if self._answer(calls) else self._refused + 1
@@ -177,12 +182,19 @@ class Loop:
                 FAILED, "error", detail=f"every call of {REFUSALS} replies in a row had to be refused"
             )
         if not calls:
-            self._say(Message("user", prompt.REMINDER))
+            self._say(Message("user", prompt.CUT if reply.stop == "length" else prompt.REMINDER))
 
     def _exhausted(self, mode: str) -> Ended:
         limits = self.life.limits
         if mode == "turn_exhaustion":
             return Ended(DENIED, mode, detail=f"all {limits.turns} turns are used", hint="see --max-turns")
+        if mode == "budget":
+            return Ended(
+                DENIED,
+                mode,
+                detail="what the tree may spend is used up",
+                hint="see --max-tokens and --max-cost",
+            )
         return Ended(
             DENIED,
             mode,
@@ -190,22 +202,55 @@ class Loop:
             hint="see QUINE_CONTEXT_WINDOW",
         )
 
+    def _reply(self) -> Reply:
+        """An inference; where the conversation does not fit, one more chance with less of it."""
+        while True:
+            try:
+                return self._infer()
+            except Overflow:
+                if not self._drop():
+                    raise
+
+    def _drop(self) -> bool:
+        """Take the long results out of what the guest sees: those of the last reply, then all. False: none is left.
+
+        The tape has them all; the same results again, shortened, say on it what was sent from here on.
+        """
+        last = max((n for n, m in enumerate(self.messages) if m.role == "assistant"), default=0)
+        if self._dropped == 1 or not last:
+            return False
+        since, self._dropped = (last, last) if not self._dropped else (0, 1)
+        self.account.last = self.account.last or "context_exhaustion"
+        long = [
+            n
+            for n, m in enumerate(self.messages)
+            if n > since
+            and m.result
+            and len(m.result.text) > len(prompt.DROPPED) + len(prompt.last_note(self.account.last))
+        ]
+        for n in long:
+            result = self.messages[n].result
+            assert result is not None
+            note = f"\n{prompt.last_note(self.account.last)}" if n == len(self.messages) - 1 else ""
+            self.messages[n] = Message("tool", result=result._replace(text=prompt.DROPPED + note))
+            self.tape.message(self.messages[n], again=True)
+        return bool(long) or since > 0
+
     def _infer(self) -> Reply:
         self.tape.sync()
         life = self.life
-        request = Request(self.messages, tools.TOOLS, life.session, life.mission, self._ordinal, life.wisdom)
+        request = Request(
+            self.messages, tools.TOOLS, life.session, life.mission, self.account.inferences, life.wisdom
+        )
         begun = time.time()
         with self.signals.calling_out():
             # Relayed inferences are counted at the origin.
-            held = [] if self.relayed else slots.wait(self.locks, "infer", life.limits.concurrent)
-            try:
-                reply = self._guest.infer(request)
-            finally:
-                for fd in held:
-                    os.close(fd)
-        self._ordinal += 1
-        self._usage += reply.usage
-        self._context = reply.usage.input + reply.usage.output or self._context
+            reply = (
+                self._guest.infer(request)
+                if self.relayed
+                else inference.infer(self._guest, request, self.ledger, life.limits.concurrent, self._price)
+            )
+        self.account.count(reply)
         self.messages.append(reply.message)
         self.tape.message(reply.message, usage=reply.usage._asdict(), stop=reply.stop, asked=round(begun, 6))
         self.tape.sync()
@@ -238,7 +283,7 @@ class Loop:
 
     def _one(self, call: ToolCall) -> Result:
         if call.name == "sh":
-            self._turns += 1
+            self.account.turns += 1
             return sh_tool.run(self, call.args)
         if call.name == "exec":
             return exec_tool.run(self, call.args)
@@ -251,8 +296,8 @@ class Loop:
         """Why a call is not even tried."""
         if self.signals.alarm and call.name != "exit":
             return prompt.TIME_REFUSAL
-        if self._last and call.name not in ("exec", "exit"):
-            return prompt.last_refusal(self._last)
+        if self.account.last and call.name not in ("exec", "exit"):
+            return prompt.last_refusal(self.account.last)
         if call.fault:
             return f"Bad call: {call.fault}; send it again"
         if call.name == "fork" and (later := next((k for k in fork_tool.LATER if k in call.args), "")):
@@ -261,7 +306,7 @@ class Loop:
             return f"Bad call: {fault}; send it again"
         if call.name == "fork":
             return fork_tool.fault(call.args)
-        if call.name == "sh" and 0 < self.life.limits.turns <= self._turns:
+        if call.name == "sh" and self.account.out_of_turns:
             return prompt.last_refusal("turn_exhaustion")
         return ""
 
@@ -276,20 +321,7 @@ class Loop:
             )
             if job.directory:
                 lines.append(f"  {job.directory}/stdout, stderr")
-        if limit := self.life.limits.turns:
-            lines.append(f"[TURNS LEFT] {max(0, limit - self._turns)}")
-        used, window = self._used(), self.life.limits.window
-        lines.append(f"[CONTEXT USED] {round(used / 1000)}K of {round(window / 1000)}K")
-        last = "turn_exhaustion" if 0 < limit <= self._turns else ""
-        last = last or ("context_exhaustion" if 0 < window <= used else "")
-        if last and not self._last:
-            self._last = last
-            lines.append(prompt.last_note(last))
-        return "\n" + "\n".join(lines)
-
-    def _used(self) -> int:
-        """Tokens of the conversation: what the guest has told, or a guess of four characters each."""
-        return self._context or sum(len(m.result.text if m.result else m.text) for m in self.messages) // 4
+        return "\n" + "\n".join(lines + self.account.notes(self.messages))
 
     def _say(self, message: Message) -> None:
         self.messages.append(message)
@@ -303,9 +335,9 @@ class Loop:
             "exit_code": status,
             "stderr": reason,
             "duration_ms": round((time.monotonic() - self._begun) * 1000),
-            "tokens_in": self._usage.input,
-            "tokens_out": self._usage.output,
-            "turn_count": self._turns,
+            "tokens_in": self.account.usage.input,
+            "tokens_out": self.account.usage.output,
+            "turn_count": self.account.turns,
             "termination_mode": mode,
             **more,
         }
@@ -323,9 +355,11 @@ class Loop:
             say(ended.reason)
         if ended.detail:
             complain(ended.detail, ended.hint)
-        return End(ended.status, usage=self._usage)
+        return End(ended.status, usage=self.account.usage)
 
     def _finish_signalled(self, number: int) -> End:
+        if number == SIGALRM:
+            return self._finish(Ended(DEADLINE, "timeout", detail="the time of the tree is over"))
         # First the record: whoever sent TERM may send KILL next.
         with contextlib.suppress(Failure):  # a full disk, a lost origin: our own must be ended all the same
             self.record_end(128 + number, "signal", f"terminated by signal {number}", signal=number)
@@ -333,7 +367,7 @@ class Loop:
             job.hurry()
         self.shell.close()
         self.jobs.end(list(self.jobs.running))
-        return End(128 + number, number, self._usage)
+        return End(128 + number, number, self.account.usage)
 
     def disown(self) -> None:
         """In a forked child: let go of what is the parent's."""
@@ -351,8 +385,10 @@ def _refused(call: ToolCall, result: Result) -> bool:
     return call.name not in ("sh", "fork") or (result.is_error and result.text.startswith(nothing))
 
 
-def _ended(error: GuestError) -> Ended:
+def _ended(error: GuestError | Spent) -> Ended:
     match error:
+        case Spent():
+            return Ended(DENIED, "budget", detail=f"the budget is spent: {error}", hint=f"see {error.option}")
         case Unavailable():
             return Ended(
                 TRY_AGAIN, "error", detail=f"the guest cannot be reached: {error}", hint="try again later"

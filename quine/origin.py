@@ -19,10 +19,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from quine import env, guests, slots, tools
+from quine import env, guests, inference, tools
 from quine.exits import Failure
 from quine.guests.base import Guest, GuestError, Message, Request
-from quine.guests.relay import error_to_json
+from quine.guests.relay import error_to_json, spent_to_json
+from quine.ledger import Ledger, Spent
 from quine.life import Life, is_session
 from quine.tape import FileSink
 from transport import quickjson
@@ -61,27 +62,34 @@ class _Entry(_Strict):
 
 
 def services(
-    life: Life, environ: Mapping[str, str] = os.environ, spent: dict[str, object] | None = None
+    life: Life,
+    ledger: Ledger | None,
+    environ: Mapping[str, str] = os.environ,
+    spent: dict[str, object] | None = None,
 ) -> dict[str, Callable[[bytes], bytes]]:
     """The handlers for one remote child: name -> body to body. `spent` counts tokens_in and tokens_out."""
-    origin = _Origin(life, environ, {} if spent is None else spent)
+    origin = _Origin(life, ledger or Ledger.create(life.limits), environ, {} if spent is None else spent)
     return {"life": origin.life, "infer": origin.infer, "tape": origin.tape}
 
 
 class _Origin:
-    def __init__(self, life: Life, environ: Mapping[str, str], spent: dict[str, Any]) -> None:
+    def __init__(self, life: Life, ledger: Ledger, environ: Mapping[str, str], spent: dict[str, Any]) -> None:
         self._life = life
+        self._ledger = ledger
         self._spent = spent
         settings = env.adopt({}, dict(environ))
         self._settings = settings
         self._config = env.guest(settings, {**environ})
-        self._locks = env.locks(settings, life.root)
+        self._price = inference.price(self._config, bool(ledger.mark.cost))
         self._guest: Guest | None = None
         self._lock = threading.Lock()
         self._sinks: dict[str, tuple[FileSink, int]] = {}  # session -> file, next seq
 
     def life(self, body: bytes) -> bytes:
-        return json.dumps(self._life.to_json()).encode()
+        life, left = self._life, self._ledger.time_left()
+        if left is not None:  # its clock is not ours
+            life = life._replace(limits=life.limits._replace(deadline=max(left, 0.001)))
+        return json.dumps(life.to_json()).encode()
 
     def infer(self, body: bytes) -> bytes:
         asked = _parse(_Infer, body)
@@ -96,18 +104,20 @@ class _Origin:
                     self._guest = guests.build(self._config)
                 except Failure as failure:
                     raise RequestError(f"infer: {failure.detail}") from None
-        held = slots.wait(self._locks, "infer", self._life.limits.concurrent)
         try:
-            reply = self._guest.infer(request)
+            reply = inference.infer(
+                self._guest, request, self._ledger, self._life.limits.concurrent, self._price
+            )
         except GuestError as error:
             return json.dumps(error_to_json(error)).encode()
-        finally:
-            for fd in held:
-                os.close(fd)
+        except Spent as spent:
+            return json.dumps(spent_to_json(spent)).encode()
+        agents, _, cost = self._ledger.totals()
         with self._lock:
+            self._spent.update(agents=agents, cost=cost or None)
             for name, count in (("tokens_in", reply.usage.input), ("tokens_out", reply.usage.output)):
                 self._spent[name] = self._spent.get(name, 0) + count
-        return json.dumps(reply.to_json()).encode()
+        return json.dumps({**reply.to_json(), "left": self._ledger.left()}).encode()
 
     def tape(self, body: bytes) -> bytes:
         asked = _parse(_Tape, body)

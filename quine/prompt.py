@@ -19,7 +19,15 @@ REMINDER = (
 )
 TIME_LIMIT = "[TIME LIMIT] The time of this process is over. Call exit now with your verdict; anything else is refused."
 TIME_REFUSAL = "Refused: the time limit is reached, only exit is accepted now."
-_LAST = {"turn_exhaustion": "no turns are left", "context_exhaustion": "the context is full"}
+CUT = "[CUT] Your reply was too long and was cut before any tool call. Say less, and call a tool."
+FULL = "[CONTEXT] {} % of your memory is used. Before it is full, exec with wisdom begins a new life."
+LATE = ", and then only exit is accepted: come to an end"
+DROPPED = "[DROPPED] This result did not fit into the context any more, and you cannot see it again."
+_LAST = {
+    "turn_exhaustion": "no turns are left",
+    "context_exhaustion": "the context is full",
+    "budget": "what the tree may spend is used up",
+}
 
 _MATERIAL = {
     "none": "There is no material: descriptor 3 is empty.",
@@ -45,9 +53,13 @@ def material(fd: int = 0) -> str:
 
 def system(life: Life) -> Message:
     with open(os.path.join(os.path.dirname(__file__), "prompt.md"), encoding="utf-8") as file:
-        before, _, rest = file.read().rstrip("\n").partition("{SHELL}")
-    between, _, after = rest.partition("{MISSION}")
-    return Message("system", f"{before}{life.shell}{between}{life.mission}{after}")
+        rest = file.read().rstrip("\n")
+    persona = f"# Your persona\n\n{life.persona.strip()}\n\n" if life.persona else ""
+    text = ""
+    for name, value in (("{SHELL}", life.shell), ("{PERSONA}", persona), ("{MISSION}", life.mission)):
+        before, _, rest = rest.partition(name)
+        text += before + value
+    return Message("system", text + rest)
 
 
 def first(life: Life) -> Message:

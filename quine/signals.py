@@ -22,10 +22,16 @@ from collections.abc import Callable, Iterator
 from signal import Signals as S
 from types import FrameType
 
+from quine import procs
+
 FATAL = (S.SIGTERM, S.SIGHUP, S.SIGPIPE, S.SIGQUIT, S.SIGUSR1, S.SIGUSR2, S.SIGXCPU)
 HANDLED = (*FATAL, S.SIGINT, S.SIGALRM, S.SIGTSTP, S.SIGCONT)
 PYTHON_IGNORES = (S.SIGPIPE, S.SIGXFSZ)
 TWICE = 1.0  # seconds between two SIGINT that mean the agent
+ANSWER = (
+    10.0,
+    60.0,
+)  # seconds that a guest has at least and at most to answer when the time of the tree is over
 
 
 class Terminated(Exception):
@@ -45,6 +51,7 @@ class Signals:
         self._running = False
         self._open = 0
         self._last = -TWICE
+        self._over = float("inf")
         self._wake = (-1, -1)
         self.mask: set[int] = set()
 
@@ -57,7 +64,7 @@ class Signals:
             if number == S.SIGPIPE or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
         # Ignored by who started us, it would make the kernel reap our children before we learn how they ended.
-        signal.signal(S.SIGCHLD, signal.SIG_DFL)
+        signal.signal(S.SIGCHLD, signal.SIG_DFL if os.getpid() > 1 else _wake)
         if os.isatty(0):
             # The shell is a background group: without this, reading the terminal would stop it for ever.
             signal.signal(S.SIGTTIN, signal.SIG_IGN)
@@ -74,6 +81,18 @@ class Signals:
             os.close(fd)
         self._pipe()
 
+    def arm(self, left: float | None, limit: float) -> None:
+        """SIGALRM when the time of the tree is over in `left` seconds; and the end, where that is not heeded.
+
+        A timer goes with its process through execve and not into a forked child, so each life arms its own. `limit`
+        is the whole time, of which a tenth is added for the answer.
+        """
+        if left is not None:
+            left = max(left, 0.001)
+            grace = min(max(limit / 10, ANSWER[0]), ANSWER[1])
+            self._over = time.monotonic() + left + grace - 0.01
+            signal.setitimer(signal.ITIMER_REAL, left, grace)
+
     def remove(self) -> None:
         """Give every disposition and the mask back, for code that is not ours (a foreign program, a face)."""
         signal.set_wakeup_fd(-1)
@@ -83,7 +102,7 @@ class Signals:
         for number in (*HANDLED, *PYTHON_IGNORES):
             if signal.getsignal(number) == self._note or number in PYTHON_IGNORES:
                 signal.signal(number, signal.SIG_DFL)
-        for number in (S.SIGTTIN, S.SIGTTOU):
+        for number in (S.SIGTTIN, S.SIGTTOU, S.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
@@ -96,6 +115,7 @@ class Signals:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake[0], 512):
                 pass
+        procs.reap_orphans()
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -160,7 +180,7 @@ class Signals:
         signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == S.SIGALRM:
+        if number == S.SIGALRM and time.monotonic() < self._over:
             self.alarm = True
         elif number == S.SIGTSTP:
             _tell(self.others(), S.SIGTSTP)
@@ -174,6 +194,10 @@ class Signals:
             self.fatal = self.fatal or number
             if self._open:
                 raise Terminated(self.fatal)
+
+
+def _wake(number: int, frame: FrameType | None) -> None:
+    """PID 1 is to learn of the end of orphans; that a handler was called makes `fd` readable."""
 
 
 def _tell(pids: list[int], number: int) -> None:

@@ -194,7 +194,7 @@ def test_a_long_mission_can_exec(agents: Agents) -> None:
 
 
 def test_a_memo_is_not_left_behind(agents: Agents) -> None:
-    count = sh("ls -l /proc/$PPID/fd | grep -c memfd >&4")
+    count = sh("ls -l /proc/$PPID/fd | grep -c quine-credentials >&4")
     agents.script(
         says(count, again(n="1"), wisdom="^{}$"),
         says(count, call("exec", argv=["./text"]), again(n="2"), wisdom='"1"'),

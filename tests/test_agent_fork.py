@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import signal
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 import transport.status
-from quine import birth, slots
+from quine import birth
 from quine.jobs import Job, Status
 from quine.life import Life, new_session
 from quine.tape import message_of, read
@@ -314,7 +313,7 @@ def test_a_face_leaves_its_status_where_nobody_reads(tmp_path: Path) -> None:
     read_end, report = os.pipe()
     os.close(read_end)
     face = lambda *_, **__: transport.status.Status("exited", 3)  # noqa: E731
-    loop: Any = SimpleNamespace(face=face, signals=SimpleNamespace(remove=lambda: None))
+    loop: Any = SimpleNamespace(face=face, ledger=None, signals=SimpleNamespace(remove=lambda: None))
     job.pid = os.fork()
     if job.pid == 0:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -346,25 +345,3 @@ def test_out_of_descriptors(agents: Agents) -> None:
     assert (process.returncode, out, err) == (0, b"alive\n", b"")
     assert agents.results()[0].startswith("[FORK ERROR]")
     assert "too many open files" in agents.results()[0].lower()
-
-
-def test_any_free_slot_is_taken(tmp_path: Path) -> None:
-    first, second = (slots.take(str(tmp_path), "infer", 2) or [-1] for _ in range(2))
-    got: list[list[int]] = []
-    waiting = threading.Thread(target=lambda: got.append(slots.wait(str(tmp_path), "infer", 2)))
-    waiting.start()
-    os.close(second[0])
-    waiting.join(20)
-    assert got
-    for fd in (*first, *got[0]):
-        os.close(fd)
-
-
-def test_a_swept_slot_is_made_anew(tmp_path: Path) -> None:
-    (held,) = slots.take(str(tmp_path / "a" / "b"), "agent", 1) or [-1]
-    os.close(held)
-    slots.sweep(str(tmp_path / "a" / "b"))
-    assert not (tmp_path / "a").exists()
-    (held,) = slots.take(str(tmp_path / "a" / "b"), "agent", 1) or [-1]
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
-    os.close(held)

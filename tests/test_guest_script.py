@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quine import env
-from quine.exits import Misconfigured, NotBuilt
-from quine.guests import Config
+from quine.exits import Misconfigured
+from quine.guests import Config, vendors
 from quine.guests.base import Refused, Request
 from quine.guests.script import ScriptGuest
 from quine.tools import TOOLS, schema
@@ -133,13 +133,17 @@ def test_an_unknown_keyword_is_a_defect() -> None:
         schema.check(1, {"oneOf": []})
 
 
+OPENAI = "https://api.openai.com/v1"
+ANTHROPIC = "https://api.anthropic.com"
+GOOGLE = "https://generativelanguage.googleapis.com"
+
 # -- the choice ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("environ", "config"),
     [
-        ({"OPENAI_API_KEY": "k"}, Config("openai", "https://api.openai.com/v1", "m", "k")),
+        ({"OPENAI_API_KEY": "k"}, Config("responses", OPENAI, "m", "k")),
         ({"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://b/v1/"}, Config("openai", "http://b/v1", "m", "k")),
         ({"QUINE_API_BASE": "http://b/v1"}, Config("openai", "http://b/v1", "m")),
         ({"QUINE_API_BASE": "http://b/v1", "OPENAI_API_KEY": "k"}, Config("openai", "http://b/v1", "m")),
@@ -147,22 +151,25 @@ def test_an_unknown_keyword_is_a_defect() -> None:
         ({"QUINE_API_KEY": "q", "QUINE_API_TYPE": "openai"}, Config("openai", "https://api.openai.com/v1", "m", "q")),
         ({"OLLAMA_HOST": "0.0.0.0"}, Config("openai", "http://127.0.0.1:11434/v1", "m")),
         ({"OLLAMA_HOST": "https://o:1/"}, Config("openai", "https://o:1/v1", "m")),
-        ({"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "k"}, Config("openai", "https://api.openai.com/v1", "m", "k")),
-        ({"OPENAI_API_KEY": "k\n"}, Config("openai", "https://api.openai.com/v1", "m", "k")),
+        ({"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "k"}, Config("responses", OPENAI, "m", "k")),
+        ({"OPENAI_API_KEY": "k\n"}, Config("responses", OPENAI, "m", "k")),
+        ({"OPENAI_API_KEY": "k", "QUINE_API_TYPE": "openai"}, Config("openai", "https://api.openai.com/v1", "m", "k")),
+        ({"QUINE_API_BASE": OPENAI, "OPENAI_API_KEY": "k"}, Config("responses", OPENAI, "m", "k")),
+        ({"ANTHROPIC_API_KEY": "a"}, Config("anthropic", "https://api.anthropic.com", "m", "a")),
+        ({"ANTHROPIC_AUTH_TOKEN": "t", "ANTHROPIC_BASE_URL": "http://b"}, Config("anthropic", "http://b", "m", "t")),
+        ({"GEMINI_API_KEY": "g", "GOOGLE_API_KEY": "h"}, Config("gemini", GOOGLE, "m", "h")),
+        ({"OPENROUTER_API_KEY": "o"}, Config("openai", "https://openrouter.ai/api/v1", "m", "o")),
+        ({"QUINE_API_TYPE": "anthropic", "QUINE_API_KEY": "q"}, Config("anthropic", ANTHROPIC, "m", "q")),
+        ({"QUINE_API_TYPE": "gemini", "OPENAI_API_KEY": "k", "GEMINI_API_KEY": "g"},
+         Config("gemini", GOOGLE, "m", "g")),
+        ({"QUINE_API_TYPE": "program", "QUINE_API_BASE": "/bin/cat"}, Config("program", "/bin/cat", "m")),
     ],
 )  # fmt: skip
 def test_which_guest(environ: dict[str, str], config: Config) -> None:
     given = {"QUINE_MODEL_ID": "m", **environ}
     settings = env.adopt({}, given)
     assert env.guest(settings, given) == config
-    assert not any(key in given for key in env.KEYS)
-
-
-def test_what_is_not_built_says_so() -> None:
-    from quine.guests import build
-
-    with pytest.raises(NotBuilt, match="anthropic"):
-        build(Config("anthropic", "b", "m"))
+    assert not any(key in given for key in vendors.KEYS)
 
 
 def test_options_win_over_the_environment() -> None:

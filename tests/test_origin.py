@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from quine.guests.base import (
     Usage,
 )
 from quine.guests.relay import RelayGuest
+from quine.ledger import Ledger
 from quine.life import Life, Limits, new_session
 from quine.tape import RelaySink, Tape, read
 from quine.tools import TOOLS
@@ -37,7 +40,14 @@ def life() -> Life:
 
 
 @pytest.fixture
-def services(life: Life, tmp_path: Path) -> Services:
+def ledger(life: Life) -> Iterator[Ledger]:
+    ledger = Ledger.create(life.limits)
+    yield ledger
+    os.close(ledger.fd)
+
+
+@pytest.fixture
+def services(life: Life, ledger: Ledger, tmp_path: Path) -> Services:
     script = tmp_path / "s.jsonl"
     script.write_text('{"match": "^m", "reply": {"text": "first"}}\n{"reply": {"tool_calls": []}}\n')
     environ = {
@@ -45,7 +55,7 @@ def services(life: Life, tmp_path: Path) -> Services:
         "QUINE_API_BASE": str(script),
         "QUINE_DATA_DIR": str(tmp_path / "data"),
     }
-    return origin.services(life, environ)
+    return origin.services(life, ledger, environ)
 
 
 def ask(services: Services) -> Any:
@@ -202,9 +212,9 @@ def test_tapes_of_others_are_out_of_reach(services: Services, life: Life, tmp_pa
     assert len(read(str(tmp_path / "data" / f"{fresh}.jsonl"))) == 3
 
 
-def test_no_secret_goes_out(life: Life, tmp_path: Path) -> None:
+def test_no_secret_goes_out(life: Life, ledger: Ledger, tmp_path: Path) -> None:
     environ = {"OPENAI_API_KEY": "canary-0123456789", "QUINE_MODEL_ID": "m", "QUINE_DATA_DIR": str(tmp_path)}
-    services = origin.services(life, environ)
+    services = origin.services(life, ledger, environ)
     assert b"canary" not in services["life"](b"")
 
 

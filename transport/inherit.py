@@ -9,13 +9,18 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Mapping
 
 from transport import quickjson
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
 VARIABLE = "QUINE_CREDENTIALS_FD"
+NAME = "quine-credentials"
 FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
 LIMIT = 1 << 20  # a memo is a few keys; more is not ours
 
@@ -48,7 +53,7 @@ def write(memo: Mapping[str, object]) -> int:
     Pass it on with `pass_fds=[fd]` (or os.set_inheritable) and name it in the child's environment under
     VARIABLE. The caller owns the descriptor.
     """
-    raw = os.memfd_create("quine-credentials", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    raw = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.write(raw, quickjson.dumps(memo).encode())
         fcntl.fcntl(raw, fcntl.F_ADD_SEALS, _SEALS)
@@ -82,3 +87,52 @@ def hold_standard_streams() -> None:
             if null != fd:
                 os.dup2(null, fd)
                 os.close(null)
+
+
+def find(name: str, accept: Callable[[int], bool]) -> int:
+    """A memfd of this name that we inherited, or that a process above us still holds; -1 where there is none.
+
+    Whoever cleared its environment or closed its descriptors (`env -i`, Python's subprocess) still belongs to those
+    it descends from. The descriptor is inheritable.
+    """
+    wanted, pid, ours = f"/memfd:{name} (deleted)", os.getpid(), os.getpid()
+    while pid > 0:
+        with contextlib.suppress(OSError):  # another user's process: we look further up
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                path = f"/proc/{pid}/fd/{number}"
+                with contextlib.suppress(OSError):  # closed since
+                    if os.readlink(path) != wanted:
+                        continue
+                    fd = int(number) if pid == ours else _opened(path)
+                    if accept(fd):
+                        os.set_inheritable(fd, True)
+                        return fd
+                    if pid != ours:
+                        os.close(fd)
+        pid = _parent(pid)
+    return -1
+
+
+def _opened(path: str) -> int:
+    low = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+    finally:
+        os.close(low)
+
+
+def _parent(pid: int) -> int:
+    """0 where there is none, or none that we can see."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def close_others(keep: set[int]) -> None:
+    """Close what we inherited beyond the standard streams: a daemon holds nothing of who happened to start it."""
+    for number in os.listdir("/proc/self/fd"):
+        if int(number) > 2 and int(number) not in keep:
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
+                os.close(int(number))

@@ -149,7 +149,7 @@ class Usage(NamedTuple):
     def __add__(self, other: object) -> Usage:
         if not isinstance(other, Usage):
             return NotImplemented
-        return Usage(*(a + b for a, b in zip(self, other, strict=True)))
+        return Usage(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
 class Tool(NamedTuple):
@@ -188,7 +188,7 @@ class Reply(NamedTuple):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Reply:
         *tokens, cost = data["usage"]
-        usage = Usage(*map(int, tokens), cost=float(cost))
+        usage = Usage(*map(int, tokens))._replace(cost=float(cost))
         return cls(Message.from_json(data["message"]), usage, str(data["stop"]))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quine.guests.base import GuestError, Overflow, Refused, Reply, Request, Unavailable
+from quine.ledger import Spent
 from transport import quickjson
 from transport.errors import RequestError
 
@@ -26,6 +27,7 @@ _ERRORS: dict[str, type[GuestError]] = {
 class RelayGuest:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
+        self.left: tuple[int | None, float | None] = (None, None)  # tokens and dollars of the tree, as told last
 
     def infer(self, request: Request) -> Reply:
         body = quickjson.dumps(
@@ -41,6 +43,8 @@ class RelayGuest:
             answer: Any = quickjson.loads(self._ask("infer", body.encode()))
             if fault := answer.get("error"):
                 raise _error(fault, answer)
+            tokens, dollars = answer["left"]
+            self.left = tokens, dollars
             return Reply.from_json(answer)
         except RequestError as error:
             raise Unavailable(f"the origin: {error}") from None
@@ -55,8 +59,14 @@ def error_to_json(error: GuestError) -> dict[str, object]:
     return {"error": kind, "detail": str(error), **more}
 
 
-def _error(kind: str, answer: dict[str, Any]) -> GuestError:
+def spent_to_json(spent: Spent) -> dict[str, object]:
+    return {"error": "spent", "detail": str(spent), "option": spent.option}
+
+
+def _error(kind: str, answer: dict[str, Any]) -> GuestError | Spent:
     detail = str(answer["detail"])
+    if kind == "spent":
+        return Spent(detail, str(answer["option"]))
     if kind == "refused":
         return Refused(detail, str(answer["hint"]), int(answer["status"]))
     return _ERRORS.get(kind, GuestError)(detail)

@@ -11,7 +11,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quine import birth, env, prompt, slots
+from quine import birth, env, prompt
 from quine.ends import Result, sections
 from quine.guests.base import Message, Tool, ToolCall, ToolResult
 from quine.jobs import Job
@@ -143,9 +143,11 @@ def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
     hosts = [child.get("host", args.get("host", "local")) for child in children]
     if loop.relayed and any(host != "local" for host in hosts):
         return _error("not built yet: fork to another host from a host that is not the origin")
+    if not loop.account.affords_a_child():
+        return _error("what the tree may spend is used up, nothing was started")
     specs: list[Spec] = []
     try:
-        taken = slots.take(loop.locks, "agent", limits.agents, len(children))
+        taken = loop.ledger.agents(limits.agents, len(children))
     except OSError as error:
         return _error(f"no slot for a child: {(error.strerror or '').lower()}, nothing was started")
     if taken is None:
@@ -208,7 +210,7 @@ def _child_life(loop: Loop, one: Call, spec: Spec, session: str, reply: tuple[To
         born="fork",
     )
     if not one.clone:
-        return life._replace(wisdom={})
+        return life._replace(wisdom={}, persona="")
     # fork returns twice: here it returns in the child. Every call of the reply needs its answer.
     opening = []
     for call in reply[loop.answered :]:

@@ -1,0 +1,89 @@
+"""What one life has used, what is left of it, and what the guest is told of that after each batch of calls.
+
+Laws
+1. Turns and context belong to the life; tokens, money and time belong to the tree, and the ledger has them.
+2. `last` is set once: the next reply is the last one, and the guest has been told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quine import inference, prompt
+from quine.guests.base import Guest, Message, Reply, Usage
+from quine.ledger import LEAST_REPLY, Ledger
+from quine.life import Limits
+
+FULL = 0.8  # share of the context at which the guest is warned, once
+LATE = 0.8  # share of the time of the tree after which the guest is told to come to an end
+
+
+class Account:
+    def __init__(self, limits: Limits, ledger: Ledger, guest: Guest, price: inference.Price | None) -> None:
+        self.usage = Usage()
+        self.turns = 0
+        self.inferences = 0
+        self.last = ""  # turn_exhaustion, context_exhaustion or budget: the mode in which the life ends
+        self._limits = limits
+        self._ledger = ledger
+        self._guest = guest
+        self._price = price
+        self._context = 0  # tokens of the conversation, as far as the guest has told
+        self._warned = False
+
+    def count(self, reply: Reply) -> None:
+        self.inferences += 1
+        self.usage += reply.usage
+        self._context = reply.usage.input + reply.usage.output or self._context
+        if reply.stop == "context":
+            self._context = max(self._context, self._limits.window)
+
+    @property
+    def out_of_turns(self) -> bool:
+        return 0 < self._limits.turns <= self.turns
+
+    def notes(self, messages: Sequence[Message]) -> list[str]:
+        """What the last result of a batch is followed by."""
+        lines = []
+        if limit := self._limits.turns:
+            lines.append(f"[TURNS LEFT] {max(0, limit - self.turns)}")
+        used, window = self._context or inference.tokens(messages), self._limits.window
+        lines.append(f"[CONTEXT USED] {round(used / 1000)}K of {round(window / 1000)}K")
+        lines += self._of_tree()
+        last = "turn_exhaustion" if self.out_of_turns else ""
+        last = last or ("context_exhaustion" if 0 < window <= used else "")
+        last = last or ("budget" if self._nearly_spent(used) else "")
+        if last and not self.last:
+            self.last = last
+            lines.append(prompt.last_note(last))
+        elif not self._warned and window and used >= FULL * window:
+            self._warned = True
+            lines.append(prompt.FULL.format(round(100 * used / window)))
+        return lines
+
+    def _of_tree(self) -> list[str]:
+        tokens, dollars = self.left()
+        lines = [] if tokens is None else [f"[TOKENS LEFT] {tokens}"]
+        if dollars is not None:
+            lines.append(f"[COST LEFT] {dollars:.4f} US dollars")
+        if (left := self._ledger.time_left()) is not None:
+            late = left < (1 - LATE) * self._limits.deadline
+            lines.append(f"[TIME LEFT] {max(0, round(left))} s{prompt.LATE if late else ''}")
+        return lines
+
+    def left(self) -> tuple[int | None, float | None]:
+        """Tokens and dollars of the tree; what is relayed is paid at the origin, which tells what is left there."""
+        told: tuple[int | None, float | None] | None = getattr(self._guest, "left", None)
+        return self._ledger.left() if told is None else told
+
+    def affords_a_child(self) -> bool:
+        return not self._nearly_spent(0)
+
+    def _nearly_spent(self, used: int) -> bool:
+        """Would the inference after the next one be refused?"""
+        tokens, dollars = self.left()
+        about = used + inference.TOOLS + LEAST_REPLY
+        short = tokens is not None and tokens < 2 * about
+        if dollars is not None and self._price:
+            short = short or dollars < 2 * self._price.about(about, LEAST_REPLY)
+        return short
