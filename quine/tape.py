@@ -44,6 +44,11 @@ _SEAL, _AFTER = ',"seal":"', '},"seq":'
 _MOST = 512  # buffers of one write; Linux takes 1024
 
 
+def digest(line: bytes) -> str:
+    """What the next line says of this one."""
+    return str(sha256(line).hexdigest())
+
+
 class Sink(Protocol):
     def put(self, lines: Sequence[bytes]) -> None:
         """Make whole lines (without newlines) durable, in order."""
@@ -136,7 +141,7 @@ class Tape:
         line = text.encode("ascii")
         if kind == "outcome":
             line = _seal(line)
-        self._prev = sha256(line).hexdigest()
+        self._prev = digest(line)
         self._waiting.append(line)
         self.length += 1
 
@@ -296,7 +301,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 def _seal(line: bytes) -> bytes:
     head, _, tail = line.decode("ascii").rpartition(_AFTER)
-    return f'{head}{_SEAL}{sha256(line).hexdigest()}"{_AFTER}{tail}'.encode("ascii")
+    return f'{head}{_SEAL}{digest(line)}"{_AFTER}{tail}'.encode("ascii")
 
 
 def seal_holds(line: bytes) -> bool | None:
@@ -305,4 +310,4 @@ def seal_holds(line: bytes) -> bool | None:
     bare, mark, seal = head.rpartition(_SEAL)
     if not mark or len(seal) != 65:
         return None
-    return sha256(f"{bare}{_AFTER}{tail}".encode()).hexdigest() + '"' == seal
+    return digest(f"{bare}{_AFTER}{tail}".encode()) + '"' == seal

@@ -151,8 +151,8 @@ def usage_of(told: object) -> Usage | None:
     """None where nothing was told, which is not the same as nothing used."""
     if not isinstance(told, dict):
         return None
-    *tokens, cost = (number(told.get(field)) for field in Usage._fields)
-    return Usage(*map(int, tokens), cost=cost)
+    values = [number(told.get(field)) for field in Usage._fields]
+    return Usage(*map(int, values[:-1]))._replace(cost=values[-1])
 
 
 def number(value: object, otherwise: float = 0.0) -> float:

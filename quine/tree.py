@@ -8,6 +8,7 @@ Laws
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def _facts(one: Session) -> dict[str, Any]:
     }
 
 
-def table(rows: list[tuple[str, ...]], right: tuple[int, ...] = ()) -> str:
+def table(rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> str:
     """Columns as wide as they must be; the last one is not filled up."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from quine import procs
 from quine.exits import Misconfigured
-from quine.tape import parse, seal_holds, sha256
+from quine.tape import digest, parse, seal_holds
 from quine.tapes import plain
 from transport import quickjson
 from transport.address import boot_id
@@ -129,16 +129,16 @@ def verify(path: Path) -> Verdict:
 
 
 def _line(raw: bytes) -> tuple[_Line, dict[str, Any] | None]:
-    digest = sha256(raw).hexdigest()
+    hash = digest(raw)
     try:
         entry = parse(raw)
     except ValueError as error:
-        return _Line(digest, None, None, f"changed: {error}", ""), None
+        return _Line(hash, None, None, f"changed: {error}", ""), None
     holds = seal_holds(raw)
     # Both ways round: a changed type must not make another kind of line of it, nor a changed seal an unsealed one.
     wrong = holds is False or (holds is None and entry["type"] == "outcome" and "prev" in entry)
     fault = "changed: this outcome is not what its seal was made for" if wrong else ""
-    return _Line(digest, entry.get("seq"), entry.get("prev"), fault, entry["type"]), entry
+    return _Line(hash, entry.get("seq"), entry.get("prev"), fault, entry["type"]), entry
 
 
 def _shape(lines: list[_Line]) -> list[Fault]:
