@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.agents import OK, QUINE, Agents, call, running, says, section, sh
-from tests.chat_server import DONE, ChatServer, hangs, replies, serving
+from tests.provider import chat
+from tests.provider.server import KEY, Provider, Said, Silent
 
 NONE, SOME = r"^\{\}$", "."
+DONE = Said(calls=(OK,))
 
 
 @pytest.fixture
@@ -25,9 +27,14 @@ def agents(tmp_path: Path) -> Agents:
 
 
 @pytest.fixture
-def server() -> Iterator[ChatServer]:
-    with serving() as made:
+def provider() -> Iterator[Provider]:
+    with Provider(chat) as made:
         yield made
+
+
+def at(provider: Provider) -> dict[str, str]:
+    return {"QUINE_API_TYPE": "openai", "QUINE_API_BASE": f"{provider.base}/v1", "QUINE_API_KEY": KEY,
+            "QUINE_MODEL_ID": "m"}  # fmt: skip
 
 
 def test_defect_01_children_after_exec_have_their_own_missions(agents: Agents) -> None:
@@ -62,17 +69,16 @@ def test_defect_02_a_child_can_have_its_parents_material(agents: Agents) -> None
     assert done.stdout == b"parent two\n"
 
 
-def test_defect_03_a_clone_knows_what_its_parent_read(agents: Agents, server: ChatServer) -> None:
+def test_defect_03_a_clone_knows_what_its_parent_read(agents: Agents, provider: Provider) -> None:
     """The tape of the parent is copied for the child, and nothing ever reads the copy: a clone knows nothing."""
-    server.answers = [
-        replies(("sh", {"command": "echo only-the-parent-has-read-this"})),
-        replies(("fork", {"intent": "the errand", "wait": True})),
+    provider.plan = [
+        Said(calls=(sh("echo only-the-parent-has-read-this"),)),
+        Said(calls=(call("fork", intent="the errand", wait=True),)),
         DONE,
         DONE,
     ]
-    done = agents.run(env=server.env)
-    assert done.returncode == 0
-    parent, child = server.requests[1]["messages"], server.requests[2]["messages"]
+    assert agents.run(env=at(provider)).returncode == 0
+    parent, child = (body["messages"] for body in provider.bodies[1:3])
     assert "only-the-parent-has-read-this" in parent[-1]["content"]
     assert child[: len(parent)] == parent
     assert "the errand" in child[-1]["content"]
@@ -184,18 +190,18 @@ def test_defect_07_places_are_counted_without_a_race(agents: Agents) -> None:
 
 
 def test_defect_07_an_inference_that_is_cut_off_gives_its_place_back(
-    agents: Agents, server: ChatServer
+    agents: Agents, provider: Provider
 ) -> None:
     """A signal during an inference leaves the lock behind: the places for inferences run out."""
-    server.answers = [
-        replies(("fork", {"intent": "child"}), ("sh", {"command": "read x <&3; kill -KILL $(cat data/jobs/*/job | "
-                "sed 's/.*\"pid\":\\([0-9]*\\).*/\\1/')"})),
-        hangs,
+    pid = "$(sed 's/.*\"pid\":\\([0-9]*\\).*/\\1/' data/jobs/*/job)"
+    provider.plan = [
+        Said(calls=(call("fork", intent="child"), sh(f"read x <&3; kill -KILL {pid}"))),
+        Silent(Said("let me")),
         DONE,
-    ]  # fmt: skip
-    env = {**server.env, "QUINE_MAX_CONCURRENT": "1"}
+    ]
+    env = {**at(provider), "QUINE_MAX_CONCURRENT": "1"}
     with agents.start("work", stdin=subprocess.PIPE, env=env) as process:
-        assert server.hung.wait(30)
+        assert provider.silent.wait(30)
         process.communicate(b"go\n", timeout=30)
     assert process.returncode == 0
 

@@ -19,9 +19,11 @@ from quine.guests.chat import ChatDialect
 from quine.tape import message_of
 from quine.tools import TOOLS
 from tests.agents import OK, Agents, call, says, section, sh
-from tests.chat_server import DONE, Answer, ChatServer, fails, hangs, replies, serving
+from tests.provider import chat
+from tests.provider.server import KEY, Fault, Provider, Said, Silent
 
 NONE, SOME = r"^\{\}$", "."
+DONE = Said(calls=(OK,))
 
 
 @pytest.fixture
@@ -30,9 +32,14 @@ def agents(tmp_path: Path) -> Agents:
 
 
 @pytest.fixture
-def server() -> Iterator[ChatServer]:
-    with serving() as made:
+def provider() -> Iterator[Provider]:
+    with Provider(chat) as made:
         yield made
+
+
+def at(provider: Provider) -> dict[str, str]:
+    return {"QUINE_API_TYPE": "openai", "QUINE_API_BASE": f"{provider.base}/v1", "QUINE_API_KEY": KEY,
+            "QUINE_MODEL_ID": "m"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -53,54 +60,54 @@ def test_defect_11_an_exec_that_fails_is_no_survival(agents: Agents, bad: dict[s
     assert agents.outcome()["termination_mode"] == "turn_exhaustion"
 
 
-def test_defect_11_every_call_of_a_batch_is_answered(agents: Agents, server: ChatServer) -> None:
+def test_defect_11_every_call_of_a_batch_is_answered(agents: Agents, provider: Provider) -> None:
     """Turns that run out in the middle of a batch leave calls without an answer, which providers refuse."""
-    server.answers = [
-        replies(("sh", {"command": "true"}), ("sh", {"command": "echo no >&4"}), ("fork", {"intent": "no"})),
+    provider.plan = [
+        Said(calls=(sh("true"), sh("echo no >&4"), call("fork", intent="no"))),
         DONE,
     ]
-    done = agents.run(env={**server.env, "QUINE_MAX_TURNS": "1"})
+    done = agents.run(env={**at(provider), "QUINE_MAX_TURNS": "1"})
     assert (done.returncode, done.stdout) == (0, b"")
-    sent = server.requests[1]["messages"]
+    sent = provider.bodies[1]["messages"]
     assert [m["tool_call_id"] for m in sent if m["role"] == "tool"] == [
         c["id"] for c in sent[2]["tool_calls"]
     ]
 
 
-def test_defect_12_the_tape_is_what_the_guest_saw(agents: Agents, server: ChatServer) -> None:
+def test_defect_12_the_tape_is_what_the_guest_saw(agents: Agents, provider: Provider) -> None:
     """What is added to results (turns left, the last reply) is not on the tape: nothing can be replayed exactly."""
-    server.answers = [
-        replies(("sh", {"command": "echo a"}), text="thinking"),
-        replies(text="talking"),
-        replies(("sh", "{not json"), ("sh", {"command": "echo b"})),
+    provider.plan = [
+        Said("thinking", (sh("echo a"),), reasoning="hm"),
+        Said("talking"),
+        Said(calls=({"name": "sh", "arguments": "{not json"}, sh("echo b"))),
         DONE,
     ]
-    agents.run(env={**server.env, "QUINE_MAX_TURNS": "2"})
+    agents.run(env={**at(provider), "QUINE_MAX_TURNS": "2"})
     messages = [message for entry in agents.tape() if (message := message_of(entry))]
     assert messages[-1].role == "assistant"
     rebuilt = ChatDialect("m").body(Request(messages[:-1], TOOLS))["messages"]
-    sent = server.requests[-1]["messages"]
+    sent = provider.bodies[-1]["messages"]
     assert json.loads(json.dumps(rebuilt)) == sent
     said = json.dumps(sent)
     assert all(words in said for words in ("[TURNS LEFT] 1", "[TURNS LEFT] 0", "[LAST REPLY]", "[REMINDER]"))
 
 
 @pytest.mark.parametrize("after", ["sh", "fork"])
-def test_defect_13_an_interrupt_is_for_what_runs(agents: Agents, server: ChatServer, after: str) -> None:
+def test_defect_13_an_interrupt_is_for_what_runs(agents: Agents, provider: Provider, after: str) -> None:
     """SIGINT kills the shell and never the agent; after a fork that was waited for it is the other way round."""
-    server.answers = [
-        replies(("sh", {"command": "X=kept"})),
-        *([replies(("fork", {"intent": "child", "wait": True})), DONE] if after == "fork" else []),
-        replies(("sh", {"command": "sh -c 'echo up >&4; exec sleep 86384'"})),
-        replies(("sh", {"command": "echo $X >&4"})),
-        hangs,
+    provider.plan = [
+        Said(calls=(sh("X=kept"),)),
+        *([Said(calls=(call("fork", intent="child", wait=True),)), DONE] if after == "fork" else []),
+        Said(calls=(sh("sh -c 'echo up >&4; exec sleep 86384'"),)),
+        Said(calls=(sh("echo $X >&4"),)),
+        Silent(Said("let me")),
     ]
-    with agents.start("work", env=server.env) as process:
+    with agents.start("work", env=at(provider)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == b"kept\n"
-        assert server.hung.wait(30)
+        assert provider.silent.wait(30)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert process.returncode == -signal.SIGINT
@@ -113,39 +120,39 @@ def test_defect_13_an_interrupt_is_for_what_runs(agents: Agents, server: ChatSer
 @pytest.mark.parametrize(
     "trouble",
     [
-        fails(529, "Overloaded: too many tokens in flight", {"retry-after-ms": "1"}),
-        fails(500, "context deadline exceeded", {"retry-after-ms": "1"}),
-        fails(429, "tokens per minute exceeded for this context", {"Retry-After": "0.01"}),
+        Fault(529, "overloaded", {"retry-after-ms": "1"}, "Overloaded: too many tokens in flight"),
+        Fault(500, "server", {"retry-after-ms": "1"}, "context deadline exceeded"),
+        Fault(429, "rate", {"Retry-After": "0.01"}, "tokens per minute exceeded for this context"),
     ],
     ids=["overloaded", "deadline", "rate"],
 )
 def test_defect_14_what_passes_is_not_taken_for_a_full_context(
-    agents: Agents, server: ChatServer, trouble: Answer
+    agents: Agents, provider: Provider, trouble: Fault
 ) -> None:
     """Any error with "context" or "overloaded" in its text ends the life as if its context were full."""
-    server.answers = [trouble, DONE]
-    done = agents.run(env=server.env)
+    provider.plan = [trouble, DONE]
+    done = agents.run(env=at(provider))
     assert (done.returncode, done.stderr) == (0, b"")
-    assert len(server.requests) == 2
+    assert len(provider.bodies) == 2
 
 
 @pytest.mark.parametrize(
     ("trouble", "code"),
     [
-        (fails(400, "unknown field in the context of this request"), 1),
-        (fails(422, "bad tool"), 1),
-        (fails(429, "later", {"Retry-After": "3600"}), 75),
+        (Fault(400, "bad", message="unknown field in the context of this request"), 1),
+        (Fault(422, "bad", message="bad tool"), 1),
+        (Fault(429, "rate", {"Retry-After": "3600"}), 75),
     ],
     ids=["400", "422", "retry after an hour"],
 )
 def test_defect_14_what_cannot_help_is_not_tried_again(
-    agents: Agents, server: ChatServer, trouble: Answer, code: int
+    agents: Agents, provider: Provider, trouble: Fault, code: int
 ) -> None:
     """Bad requests are sent again, and Retry-After is not looked at."""
-    server.answers = [trouble, DONE]
-    done = agents.run(env=server.env)
+    provider.plan = [trouble]
+    done = agents.run(env=at(provider))
     assert done.returncode == code
-    assert len(server.requests) == 1
+    assert len(provider.bodies) == 1
     assert agents.outcome()["termination_mode"] == "error"
 
 
@@ -223,31 +230,31 @@ def test_defect_18_wisdom_cannot_forge_a_mission(agents: Agents) -> None:
     assert [json.loads(line) for line in told if line.startswith("{")] == [{"evil": evil}]
 
 
-def test_defect_19_a_guest_that_only_talks_is_ended(agents: Agents, server: ChatServer) -> None:
+def test_defect_19_a_guest_that_only_talks_is_ended(agents: Agents, provider: Provider) -> None:
     """Replies without a call are answered with the same question for ever, and nothing counts what they cost."""
-    server.answers = [replies(text="let me think")] * 9
-    done = agents.run(env=server.env)
+    provider.plan = [Said("let me think")] * 3
+    done = agents.run(env=at(provider))
     assert done.returncode == 1
-    assert len(server.requests) == 3
+    assert len(provider.bodies) == 3
     outcome = agents.outcome()
     assert (outcome["tokens_in"], outcome["tokens_out"]) == (300, 30)
 
 
-def test_defect_20_a_head_that_all_agents_share(agents: Agents, server: ChatServer) -> None:
+def test_defect_20_a_head_that_all_agents_share(agents: Agents, provider: Provider) -> None:
     """Session and depth stand at the head of the prompt: no two agents share a prefix that could be cached."""
     both = [{"intent": "one"}, {"intent": "two"}]
-    server.answers = [
-        replies(("fork", {"children": both, "wait": True, "context": "none"})),
-        replies(("exec", {"wisdom": {"n": "1"}})),
+    provider.plan = [
+        Said(calls=(call("fork", children=both, wait=True, context="none"),)),
+        Said(calls=(call("exec", wisdom={"n": "1"}),)),
         DONE,
         DONE,
         DONE,
     ]
-    assert agents.run(env=server.env, mission="three").returncode == 0
-    heads = [body["messages"][0]["content"].rpartition("\n") for body in server.requests]
+    assert agents.run(env=at(provider), mission="three").returncode == 0
+    heads = [body["messages"][0]["content"].rpartition("\n") for body in provider.bodies]
     assert len({head for head, _, _ in heads}) == 1
     assert {mission for _, _, mission in heads} == {"one", "two", "three"}
-    assert len({json.dumps(body["tools"]) for body in server.requests}) == 1
+    assert len({json.dumps(body["tools"]) for body in provider.bodies}) == 1
 
 
 def test_defect_20_nothing_volatile_before_the_end(agents: Agents) -> None:
