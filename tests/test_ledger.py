@@ -1,0 +1,238 @@
+"""The ledger of a tree: slots that die with their process, budgets that hold when many draw on them at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quine.ledger import LEAST_REPLY, MOST_REPLY, Ledger, Spent
+from quine.life import Limits
+
+Make = Callable[..., Ledger]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[int] = []
+
+    def make(**limits: float) -> Ledger:
+        ledger = Ledger.create(Limits(**limits))  # type: ignore[arg-type]
+        made.append(ledger.fd)
+        return ledger
+
+    yield make
+    for fd in made:
+        os.close(fd)
+
+
+def close(fds: list[int] | None) -> None:
+    assert fds is not None
+    for fd in fds:
+        os.close(fd)
+
+
+def in_child(what: Callable[[], object]) -> int:
+    """Run it in a forked process that then waits to be killed; its pid, once it has done it."""
+    done, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            what()
+            os.write(told, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(told)
+    assert os.read(done, 1) == b"x"
+    os.close(done)
+    return pid
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_places_for_agents_are_all_or_none(make: Make) -> None:
+    ledger = make(agents=3)
+    two = ledger.agents(3, 2)
+    assert ledger.agents(3, 2) is None
+    one = ledger.agents(3)
+    assert ledger.agents(3) is None
+    close(two)
+    close(one)
+    close(ledger.agents(3, 3))
+    assert ledger.totals()[0] == 6
+
+
+def test_no_limit_needs_no_place(make: Make) -> None:
+    ledger = make(agents=0)
+    assert ledger.agents(0, 1000) == []
+    assert ledger.totals()[0] == 1000
+
+
+def test_a_place_dies_with_its_process_and_not_before(make: Make) -> None:
+    ledger = make(agents=1)
+    pid = in_child(lambda: ledger.agents(1))
+    assert ledger.agents(1) is None
+    kill(pid)
+    close(ledger.agents(1))
+
+
+def test_an_inference_waits_for_whichever_slot_is_free_first(make: Make) -> None:
+    ledger = make(concurrent=2)
+    first, second = (ledger.reserve(2, 10) for _ in range(2))
+    got = []
+    waiting = threading.Thread(target=lambda: got.append(ledger.reserve(2, 10)))
+    waiting.start()
+    ledger.settle(second, 7)
+    waiting.join(20)
+    assert got
+    assert got[0].index == second.index
+    for hold in (first, got[0]):
+        ledger.settle(hold, 1)
+    assert ledger.totals()[1] == 9
+
+
+def test_what_is_reserved_is_not_given_twice(make: Make) -> None:
+    ledger = make(tokens=10_000)
+    hold = ledger.reserve(20, 1000)
+    assert hold.output == 9000
+    assert ledger.left() == (0, None)
+    got = []
+    waiting = threading.Thread(target=lambda: got.append(ledger.reserve(20, 1000)))
+    waiting.start()  # nothing is free now, but something may be when the first has settled
+    ledger.settle(hold, 1500)
+    waiting.join(20)
+    assert got[0].output == 10_000 - 1500 - 1000
+    ledger.settle(got[0], 8000)
+    assert ledger.left() == (500, None)
+    with pytest.raises(Spent, match="9500 of 10000 tokens are used") as spent:
+        ledger.reserve(20, 400)
+    assert spent.value.option == "--max-tokens"
+
+
+def test_what_a_killed_process_had_reserved_is_free_again(make: Make) -> None:
+    ledger = make(tokens=20_000)
+    pid = in_child(lambda: ledger.reserve(20, 3000))
+    assert ledger.left() == (20_000 - 3000 - MOST_REPLY, None)
+    kill(pid)
+    assert ledger.left() == (20_000, None)
+    hold = ledger.reserve(20, 1)
+    assert hold.output == MOST_REPLY
+    ledger.settle(hold, 0)
+
+
+def test_money(make: Make) -> None:
+    ledger = make(cost=1.0)
+
+    def price(prompt: int, reply: int) -> float:
+        return prompt * 1e-5 + reply * 1e-4
+
+    hold = ledger.reserve(20, 10_000, price)  # 0.1 for the prompt, 0.9 for the reply
+    assert hold.output == pytest.approx(9000, abs=1)
+    ledger.settle(hold, 11_000, 0.95)
+    assert ledger.left()[1] == pytest.approx(0.05)
+    with pytest.raises(Spent, match=r"0\.9500 of 1\.0000 US dollars") as spent:
+        ledger.reserve(20, 10_000, price)
+    assert spent.value.option == "--max-cost"
+
+
+def test_a_descendant_gets_a_narrower_budget_and_never_a_wider_one(make: Make) -> None:
+    limits = Limits(tokens=10_000)
+    ledger = make(tokens=10_000)
+    ledger.settle(ledger.reserve(1, 10), 4000)
+    told = ledger.to_json(limits)
+    same = Ledger.join(told, limits)
+    narrow = Ledger.join(told, Limits(tokens=1000))
+    wide = Ledger.join(told, Limits(tokens=1_000_000))
+    none = Ledger.join(told, Limits())
+    assert same and narrow and wide and none
+    assert [one.left()[0] for one in (same, narrow, wide, none)] == [6000, 1000, 6000, 6000]
+    assert {one.fd for one in (same, narrow, wide, none)} == {ledger.fd}
+
+
+def test_time(make: Make) -> None:
+    assert make().time_left() is None
+    left = make(deadline=100).time_left()
+    assert left is not None
+    assert 90 < left <= 100
+
+
+FIND = """
+import os, sys
+from quine.ledger import Ledger
+from quine.life import Limits
+told = {"fd": int(sys.argv[1]), "inode": int(sys.argv[2]), "mark": [0, 0, 0], "given": [0, 0, 0]}
+ledger = Ledger.join(told, Limits())
+print(None if ledger is None else ledger.agents(1) is not None)
+"""  # fmt: skip
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_who_has_closed_its_descriptors_still_belongs_to_the_tree(make: Make, closed: bool) -> None:
+    """It is found with the processes above: here with this one."""
+    ledger = make(agents=1)
+    words = [sys.executable, "-c", FIND, str(ledger.fd), str(os.fstat(ledger.fd).st_ino)]
+    for taken in (False, True):
+        held = ledger.agents(1) if taken else []
+        done = subprocess.run(words, close_fds=closed, capture_output=True, check=True, timeout=30)
+        assert done.stdout.decode().strip() == str(not taken)
+        close(held)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 3000)), min_size=1, max_size=30))
+def test_never_more_than_the_limit(steps: list[tuple[int, int]]) -> None:
+    """Whatever is asked: as long as replies keep to what they were given, the total keeps to the limit."""
+    ledger = Ledger.create(Limits(tokens=20_000))
+    try:
+        for prompt, reply in steps:
+            try:
+                hold = ledger.reserve(4, prompt)
+            except Spent:
+                assert 20_000 - ledger.totals()[1] - prompt < LEAST_REPLY
+                continue
+            ledger.settle(hold, prompt + min(reply, hold.output))
+        assert ledger.totals()[1] <= 20_000
+    finally:
+        os.close(ledger.fd)
+
+
+def test_many_processes_draw_on_one_budget(make: Make) -> None:
+    """A hundred inferences from ten processes, a third of them killed: the sum is right, and nothing is given twice."""
+    ledger = make(tokens=30_000, concurrent=4)
+
+    def draw() -> None:
+        for _ in range(10):
+            try:
+                hold = ledger.reserve(4, 500)
+            except Spent:
+                return
+            ledger.settle(hold, 500 + min(500, hold.output))
+
+    pids = []
+    for _ in range(10):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                draw()
+            finally:
+                os._exit(0)
+        pids.append(pid)
+    for pid in pids[::3]:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    draw()
+    used = ledger.totals()[1]
+    assert used % 1000 == 0
+    assert 10_000 <= used <= 30_000
+    assert ledger.left() == (30_000 - used, None)
