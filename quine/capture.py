@@ -4,6 +4,8 @@ Laws
 1. Memory is bounded by what is shown; nothing is dropped: the result names the file with the whole, or says
    why there is none.
 2. A cut never splits a character.
+3. No line that is shown can be taken for one of the host loop's own: where it begins like one, it gets a backslash in
+   front (and one that begins with backslashes and then like one, one more), as mboxrd does with From.
 """
 
 from __future__ import annotations
@@ -14,6 +16,38 @@ from quine import private
 
 LIMIT = 1 << 30  # bytes of one stream that are kept; who prints more is ended and told so
 CHUNK = 1 << 18
+
+# what the lines of a result begin with that are not output; a test holds this against the sources
+HEADERS = (
+    "[EXIT CODE]",
+    "[STDOUT]",
+    "[STDERR]",
+    "[SIGNAL]",
+    "[STATE]",
+    "[SHELL]",
+    "[SHELL ERROR]",
+    "[TIMEOUT]",
+    "[INTERRUPTED]",
+    "[OUTPUT LIMIT]",
+    "[BACKGROUND OUTPUT]",
+    "[FORK]",
+    "[FORK ENDED]",
+    "[FORK ERROR]",
+    "[EXEC ERROR]",
+    "[TURNS LEFT]",
+    "[TOKENS LEFT]",
+    "[COST LEFT]",
+    "[TIME LEFT]",
+    "[CONTEXT USED]",
+    "[CONTEXT]",
+    "[CUT]",
+    "[DROPPED]",
+    "[LAST REPLY]",
+    "[TIME LIMIT]",
+    "[REMINDER]",
+    "--- CHILD ",
+    "...[Output Truncated",
+)
 
 
 class Capture:
@@ -75,17 +109,25 @@ class Capture:
         """What is shown; closes the file."""
         self.close()
         if self.total <= self._limit:
-            return self._kept.decode("utf-8", "replace")
+            return quoted(self._kept.decode("utf-8", "replace"))
         where = (
             f"the whole could not be kept: {self._fault}" if self._fault else f"the whole is in {self._path}"
         )
         note = f"\n...[Output Truncated, {self.total} bytes total, {where}]...\n"
-        return _whole_head(self._kept) + note + _whole_tail(self._tail)
+        return quoted(_whole_head(self._kept)) + note + quoted(_whole_tail(self._tail))
 
     def close(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+def quoted(text: str) -> str:
+    """Output as it is shown between lines of ours."""
+    if not any(header in text for header in HEADERS):
+        return text
+    lines = text.splitlines(keepends=True)  # at carriage returns too, which a guest may read as new lines
+    return "".join("\\" + line if line.lstrip("\\").startswith(HEADERS) else line for line in lines)
 
 
 def _whole_head(data: bytearray) -> str:

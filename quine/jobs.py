@@ -79,7 +79,7 @@ class Job:
         return bool(data)
 
     def reap(self) -> None:
-        _, status = os.waitpid(self.pid, 0)
+        status = procs.reap(self.pid)
         for fd, stream in self.streams.items():
             drain(fd, stream)
             os.close(fd)
@@ -127,6 +127,7 @@ class Jobs:
             job.pid = record["pid"]
             with contextlib.suppress(OSError):
                 job.pidfd = os.pidfd_open(job.pid)
+                procs.own(job.pid)
                 self.running.append(job)
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -142,6 +143,7 @@ class Jobs:
 
     def finished(self) -> list[Job]:
         """Who has ended since the last time this was asked, reaped; does not wait."""
+        procs.reap_orphans()
         ended = [job for job in self.running if job.pidfd >= 0 and procs.wait([job.pidfd], 0)]
         for job in ended:
             self._reap(job)
@@ -183,6 +185,7 @@ class Jobs:
                 if signals.alarm and not told:
                     told = True  # they, too, are to answer now
                     _tell(jobs, signal.SIGALRM)
+                    _tell(jobs, signal.SIGCONT)
         return next((job for job in jobs if race and job.status and not job.status.code), None)
 
     def end(self, jobs: list[Job]) -> None:

@@ -2,13 +2,15 @@
 
 Laws
 1. A pid alone names nobody: it is used together with a start time or a pidfd.
-2. Ending is TERM, a pause, KILL, to descendants in whatever process group they have put themselves (timeout(1),
+2. As PID 1 we are given every orphan of the container, and reap those, and only those, that nobody here has `own`ed.
+3. Ending is TERM, a pause, KILL, to descendants in whatever process group they have put themselves (timeout(1),
    `set -m`); who has made a session of its own has asked to be left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -46,6 +48,44 @@ def exit_word(pid: int) -> int | None:
     except OSError:
         return None
     return int(fields[49]) if fields[0] == b"Z" else None
+
+
+_owned: set[int] = set()  # children of this process that somebody in it waits for
+
+
+def own(pid: int) -> None:
+    """A child that we have started and will wait for ourselves."""
+    _owned.add(pid)
+
+
+def reap(pid: int) -> int:
+    """Wait for a child of ours; its wait status."""
+    _, word = os.waitpid(pid, 0)
+    _owned.discard(pid)
+    return word
+
+
+def reap_orphans() -> None:
+    """Those that ended and were left to us; only PID 1 has such. Not to be called where a child is just being made."""
+    if os.getpid() == 1:
+        for pid in children(1) - _owned:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def tie(fd: int, whom: int, on: bool = True) -> None:
+    """The kernel sends TERM to `whom` (a process, or minus a group) when the last end opposite to `fd`'s is closed.
+
+    That is when its holder ends, be it by SIGKILL, where no handler of ours runs. `fd` is an end of a pipe that
+    `whom` holds open too, or somebody in that group. It tells of writes as well (reads, of a writing end): only while
+    there are none may it be on.
+    """
+    with contextlib.suppress(OSError):
+        if on:
+            fcntl.fcntl(fd, fcntl.F_SETOWN, whom)
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGTERM)
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | fcntl.FASYNC if on else flags & ~fcntl.FASYNC)
 
 
 def everyone() -> list[Process]:

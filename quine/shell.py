@@ -11,6 +11,8 @@ Laws
 3. A timeout ends the processes of this command, TERM then KILL; what earlier commands left in the background goes on.
 4. The shell is a process group of its own in the agent's session, and is ended with all that descends from it there.
 5. A command is sent once: to a shell that lives, and to no second one when that dies of it.
+6. Where the agent is killed so that nothing of it can run, the kernel ends the group: between commands and while one
+   runs, the control pipe is tied to it (`procs.tie`). Who has left the group (timeout(1), `set -m`, setsid) goes on.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ class Shell:
         ] = {}  # what shells that ended by themselves have left in the background
         self._pid = 0
         self._pidfd = self._control = self._status = -1
+        self._tied = -1  # the shell's end of the control pipe
         self._pipes: list[tuple[int, int]] = []  # stdout, stderr: kept while shells come and go
 
     @property
@@ -93,6 +96,7 @@ class Shell:
             drain(out, background)
         streams = [Capture(self._limit, f"{name}.stdout"), Capture(self._limit, f"{name}.stderr")]
         watch = _Watch(self, command, streams, timeout)
+        self.tie(False)
         with self._signals.running():
             code = watch.until_done()
         for (out, _), stream in zip(self._pipes, streams, strict=True):
@@ -117,6 +121,7 @@ class Shell:
     def _end(self) -> None:
         group = self._pid
         below = procs.of_session(group)
+        self.tie(False)
         _close(self._control)
         self._control = -1
         if procs.wait([self._pidfd], 0.5):
@@ -130,21 +135,25 @@ class Shell:
         for pair in self._pipes:
             for fd in pair:
                 _close(fd)
-        for fd in (self._control, self._status, self._pidfd):
+        for fd in (self._control, self._tied, self._status, self._pidfd):
             _close(fd)
         self._pipes = []
         self._left = {}
         self._pid = 0
-        self._control = self._status = self._pidfd = -1
+        self._control = self._tied = self._status = self._pidfd = -1
+
+    def tie(self, on: bool) -> None:
+        """Is the group to end with us? Not while the control pipe is written to or closed."""
+        procs.tie(self._tied, -self._pid, on)
 
     def _start(self, environ: Mapping[str, str]) -> None:
         if not self._pipes:
             self._pipes = [_pipe(PIPE), _pipe(PIPE)]
-        stdin, self._control = _pipe()
+        self._tied, self._control = _pipe()
         self._status, report = _pipe()
         os.set_blocking(self._control, False)
         (_, out), (_, err) = self._pipes
-        pairs = [(0, 3), (1, 4), (2, 5), (stdin, 0), (report, 6), (out, 7), (err, 8), (out, 1), (err, 2)]
+        pairs = [(0, 3), (1, 4), (2, 5), (self._tied, 0), (report, 6), (out, 7), (err, 8), (out, 1), (err, 2)]
         try:
             self._pid = os.posix_spawnp(
                 self._program,
@@ -155,14 +164,14 @@ class Shell:
                 setsigdef=PYTHON_IGNORES,
                 setsigmask=self._signals.mask,
             )
+            procs.own(self._pid)
             self._pidfd = os.pidfd_open(self._pid)
         except OSError:
-            _close(self._control)
-            _close(self._status)
-            self._control = self._status = -1
+            for fd in (self._control, self._tied, self._status):
+                _close(fd)
+            self._control = self._tied = self._status = -1
             raise
         finally:
-            os.close(stdin)
             os.close(report)
         if self.cwd != here():
             os.write(
@@ -181,11 +190,12 @@ class Shell:
 
     def _forget(self) -> int:
         """Reap the shell; its status, negative for a signal."""
-        _, status = os.waitpid(self._pid, 0)
-        for fd in (self._control, self._status, self._pidfd):
+        status = procs.reap(self._pid)
+        self.tie(False)
+        for fd in (self._control, self._tied, self._status, self._pidfd):
             _close(fd)
         self._pid = 0
-        self._control = self._status = self._pidfd = -1
+        self._control = self._tied = self._status = self._pidfd = -1
         return os.waitstatus_to_exitcode(status)
 
 
@@ -251,6 +261,8 @@ class _Watch:
             return True
         except BrokenPipeError:
             return False
+        if not self._statement:
+            self._shell.tie(True)
         return bool(self._statement)
 
     def _read_status(self) -> int | None:

@@ -223,3 +223,100 @@ def wait_for_outcome(agents: Agents) -> None:
     while not any('"type":"outcome"' in path.read_text() for path in agents.data.glob("*.jsonl")):
         assert time.monotonic() < deadline
         os.sched_yield()
+
+
+# -- personas --------------------------------------------------------------------------------------
+
+
+def persona(agents: Agents, name: str, text: str, home: bool = False) -> None:
+    folder = agents.directory / ("config/quine/personas" if home else "personas")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(text)
+    agents.env["XDG_CONFIG_HOME"] = str(agents.directory / "config")
+
+
+def systems(agents: Agents, mission: str = "work") -> list[str]:
+    return [tape[1]["data"]["content"] for tape in agents.tapes() if tape[0]["data"]["mission"] == mission]
+
+
+def test_a_persona_is_an_instruction_for_later_lives(agents: Agents) -> None:
+    persona(agents, "critic", "You doubt {MISSION}.\n")
+    persona(agents, "critic", "not this one", home=True)
+    persona(agents, "poet", "You sing.", home=True)
+    agents.run(
+        says(call("exec", wisdom={"n": "1"}, persona="critic"), wisdom=NONE),
+        says(sh("cd /"), again(n="2"), wisdom='"1"'),
+        says(call("exec", wisdom={"n": "3"}, persona="poet"), wisdom='"2"'),
+        says(call("exec", wisdom={"n": "4"}, persona=""), wisdom='"3"'),
+        says(OK, wisdom='"4"'),
+    )
+    plain, critic, still, poet, last = systems(agents)
+    assert "You doubt {MISSION}." in critic
+    assert critic == still
+    assert critic.index("You doubt") < critic.rindex("work")
+    assert ("You sing." in poet, "doubt" in poet) == (True, False)
+    assert plain == last
+
+
+def test_children_and_personas(agents: Agents) -> None:
+    """A clone has its parent's system prompt byte for byte; a fresh child knows its intent alone."""
+    persona(agents, "critic", "You doubt.")
+    agents.run(
+        says(call("exec", wisdom={"n": "1"}, persona="critic"), match="^work", wisdom=NONE),
+        says(call("fork", intent="fresh", context="none", wait=True), match="^work", wisdom=SOME),
+        says(call("fork", intent="clone", wait=True), match="^work", wisdom=SOME),
+        says(OK, match="^work", wisdom=SOME),
+        says(OK, match="^fresh"),
+        says(call("exec", wisdom={"n": "2"}), match="^clone", wisdom='"1"'),
+        says(OK, match="^clone", wisdom='"2"'),
+    )
+    assert "You doubt." not in systems(agents, "fresh")[0]
+    assert "You doubt." in systems(agents, "clone")[-1]
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "words"),
+    [
+        ("", "nobody", "there is neither {0}/personas/nobody.md nor {0}/config/quine/personas/nobody.md"),
+        (": >personas/empty.md", "empty", "empty.md is empty"),
+        ("head -c 65537 /dev/zero >personas/long.md", "long", "is longer than 65536 bytes"),
+        ("printf '\\377' >personas/bytes.md", "bytes", "can't decode"),
+        ("mkfifo personas/pipe.md", "pipe", "is no file"),
+        ("mkdir personas/folder.md", "folder", "is no file"),
+        ("", "../critic", "must match"),
+        ("", ".critic", "must match"),
+        ("", "a/b", "must match"),
+        ("", "x" * 101, "at most 100"),
+    ],
+)
+def test_what_is_no_persona(agents: Agents, make: str, name: str, words: str) -> None:
+    persona(agents, "critic", "You doubt.")
+    subprocess.run(["sh", "-c", make], cwd=agents.directory, check=True)
+    done = agents.run(says(call("exec", persona=name)), says(sh("echo alive >&4")), says(OK))
+    assert done.stdout == b"alive\n"
+    assert words.format(agents.directory) in agents.results()[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "echo obey >personas/mine.md",
+        "mv notes.txt personas/mine.md",
+        "ln notes.txt personas/mine.md",
+        "ln -s ../notes.txt personas/mine.md",
+        "echo obey >personas/mine.md; touch -d 2001-01-01 personas/mine.md",
+        "mkdir -p config/quine/personas; cp notes.txt config/quine/personas/mine.md",
+    ],
+)
+def test_an_agent_cannot_write_its_own_persona(agents: Agents, make: str) -> None:
+    """What it has read must not become its instruction, with a file as the way round."""
+    persona(agents, "critic", "You doubt.")
+    (agents.directory / "notes.txt").write_text("obey")
+    agents.run(says(sh(make), call("exec", persona="mine"), sh("echo alive")), says(OK))
+    assert "after this tree had begun" in agents.results()[1]
+    assert "alive" in agents.results()[2]
+
+
+def test_a_persona_is_not_for_another_program(agents: Agents) -> None:
+    agents.run(says(call("exec", argv=["true"], persona="critic")), says(OK))
+    assert "[EXEC ERROR] a persona is for your own next life" in agents.results()[0]

@@ -4,12 +4,15 @@ Laws
 1. Same pid, same streams at the same positions, same mission, same depth. Only turns and memory are given back.
 2. What can be known to fail is refused before the old life is ended. If execve() itself fails, the old life goes on.
 3. Nothing of ours reaches the new image but the streams, the environment, the memo and the slot.
+4. A persona is an instruction, so it has to be a person's: a file that is older than the tree. What an agent has
+   written (or has moved, or linked) in its life is data, and does not reach the system prompt by this door.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from typing import TYPE_CHECKING, Any
 
 from quine import env
@@ -26,6 +29,7 @@ LOST = (
     "; this life goes on, its shell was ended for it: variables, functions and background commands are lost"
 )
 SHOWN = 4096  # characters of a mission in argv, where it is for people
+LONGEST_PERSONA = 1 << 16  # bytes
 LONGEST = 131072  # bytes of one string that Linux accepts in execve: NAME=value and its NUL
 
 EXEC = Tool(
@@ -43,6 +47,12 @@ EXEC = Tool(
                 "description": "what your next life must know, by key",
             },
             "reason": {"type": "string", "description": "why, for the record"},
+            "persona": {
+                "type": "string",
+                "pattern": "^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$",
+                "maxLength": 100,
+                "description": "who your next lives are: personas/NAME.md, until another; empty: nobody",
+            },
             "argv": {"type": "array", "items": {"type": "string"}, "minItems": 1},
             "host": {"type": "string", "description": "where the next life runs"},
         },
@@ -66,16 +76,61 @@ def run(loop: Loop, args: dict[str, Any]) -> Result:
                 f"wisdom.{key} is too long: {size} bytes, and {LONGEST} are possible; put it into a file"
             )
     if argv := args.get("argv"):
+        if "persona" in args:
+            return _error("a persona is for your own next life, not for another program")
         return _become(loop, argv, wisdom)
-    return _renew(loop, wisdom)
+    persona = loop.life.persona
+    if "persona" in args:
+        try:
+            persona = _persona(args["persona"], loop.life.root)
+        except (OSError, ValueError) as error:
+            return _error(f"persona {args['persona']}: {_why(error)}")
+    return _renew(loop, wisdom, persona)
 
 
-def _renew(loop: Loop, wisdom: dict[str, str]) -> Result:
+def _persona(name: str, root: str) -> str:
+    """The text of a persona. ValueError says where it was looked for, or why it is none."""
+    if not name:
+        return ""
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    paths = [os.path.join(place, "personas", f"{name}.md") for place in (env.here(), f"{config}/quine")]
+    for path in paths:
+        try:
+            # Not to wait for the writer of a named pipe.
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        try:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                raise ValueError(f"{path} is no file")
+            # The change time, which nobody can set: a copy, a rename or a new link shows in it.
+            if max(facts.st_ctime, os.lstat(path).st_ctime) >= _begun(root):
+                raise ValueError(f"{path} was written, moved or linked after this tree had begun")
+            data = os.read(fd, LONGEST_PERSONA + 1)
+        finally:
+            os.close(fd)
+        if len(data) > LONGEST_PERSONA:
+            raise ValueError(f"{path} is longer than {LONGEST_PERSONA} bytes")
+        text = data.decode()  # UnicodeDecodeError is a ValueError
+        if not text.strip():
+            raise ValueError(f"{path} is empty")
+        return text
+    raise ValueError(f"there is neither {paths[0]} nor {paths[1]}")
+
+
+def _begun(root: str) -> float:
+    """When a tree began: the first half of its root's session is that moment in milliseconds."""
+    return int(root.replace("-", "")[:12], 16) / 1000
+
+
+def _renew(loop: Loop, wisdom: dict[str, str], persona: str) -> Result:
     old = loop.life
     life = old._replace(
         session=new_session(),
         parent=old.session,
         wisdom=wisdom,
+        persona=persona,
         context=(),
         opening=(),
         cloned=("", 0),

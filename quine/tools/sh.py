@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 SH = Tool(
     "sh",
-    "Run a command in your persistent POSIX shell. Returns [EXIT CODE], [STDOUT] and [STDERR]. In the command, "
+    "Run a command in your persistent POSIX shell. Returns [EXIT CODE], [STDOUT] and [STDERR]; a "
+    "line of output that begins like such a header is shown with a backslash in front. In the command, "
     "descriptor 3 is your material (read with <&3), 4 your deliverable (write with >&4), 5 your diagnostics. "
     "Costs one turn.",
     {
