@@ -53,6 +53,7 @@ class Settings(NamedTuple):
     secrets: dict[str, str]
     memo: dict[str, Any]
     report: str = ""  # --report
+    verbose: bool = False  # -v
     began: float = 0.0  # seconds since the epoch; over all lives of this process
     masked: tuple[str, ...] = ()  # values that no tape may hold
     top: bool = False  # of its tree, on this machine
@@ -99,6 +100,7 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         secrets=secrets,
         memo=memo,
         report=_report(options, former),
+        verbose=bool(options.get("verbose") or former.get("verbose")),
         began=float(former.get("began") or time.time()),
         top="lineage" not in memo or former.get("top") is True,
         masked=tuple(

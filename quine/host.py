@@ -12,26 +12,24 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-from quine import env, guests, inference, private, prompt, shown
+from quine import env, guests, inference, leaving, private, prompt, shown
 from quine.ends import Reborn
 from quine.env import Settings
 from quine.exits import (
     DEADLINE,
-    DEFECT,
     NOT_STARTED,
     TRY_AGAIN,
     Denied,
     Failure,
     Misconfigured,
     NotBuilt,
-    complain,
 )
 from quine.guests.base import Guest
 from quine.guests.relay import RelayGuest
-from quine.jobs import write_aside
 from quine.life import Life, new_session
+from quine.log import Log
 from quine.loop import End, Face, Loop
 from quine.signals import Signals, Terminated
 from quine.tape import FileSink, RelaySink, Tape
@@ -61,7 +59,7 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
         with signals.calling_out():
             life = _assigned(settings, ask)
     except Terminated as terminated:
-        return _leave(End(128 + terminated.number, terminated.number))
+        return leaving.leave(End(128 + terminated.number, terminated.number))
     if life is None:
         if ask is not None and "lineage" not in settings.memo:
             ask, settings = None, _on_its_own(settings)
@@ -74,8 +72,8 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
         try:
             life = _save_material(life, settings, signals)
         except Terminated as terminated:
-            return _leave(End(128 + terminated.number, terminated.number))
-    return _leave(_lives(life, settings, guest, price, ask, signals, held, face))
+            return leaving.leave(End(128 + terminated.number, terminated.number))
+    return leaving.leave(_lives(life, settings, guest, price, ask, signals, held, face))
 
 
 def _admitted(settings: Settings, life: Life) -> list[int]:
@@ -122,7 +120,7 @@ def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int
     signals.install({int(number) for number in former["mask"]})
     ask = _relay()
     guest, life, price = _guest(settings, life, ask)
-    return _leave(_lives(life, settings, guest, price, ask, signals, held, face, former["jobs"]))
+    return leaving.leave(_lives(life, settings, guest, price, ask, signals, held, face, former["jobs"]))
 
 
 def _lives(
@@ -145,7 +143,9 @@ def _lives(
         env.bequeath(settings, life)
         signals.arm(settings.ledger.time_left(), life.limits.deadline)
         tape = _tape(life, settings, ask, signals)
-        loop = Loop(life, settings, guest, price, tape, signals, held, ask is not None, face)
+        log = Log("" if ask else os.path.join(settings.data_dir, f"{life.session}.log"), settings.verbose)
+        guest.note = log.note
+        loop = Loop(life, settings, guest, price, tape, signals, log, held, ask is not None, face)
         loop.jobs.adopt(jobs or [])
         try:
             end = loop.live()
@@ -154,49 +154,17 @@ def _lives(
             shown.mission("(a mission from a file)" if life.hidden else life.mission)
             continue
         except Exception as error:
-            end = _defect(error, loop, settings)
+            end = leaving.defect(error, loop)
         if os.getpid() == ours and settings.top:
             for fd in held:
                 os.close(fd)
             if ask is not None:
                 _tidy(settings.data_dir)
         if os.getpid() != ours:
-            _vanish(end, record)
+            leaving.vanish(end, record)
         if settings.report:
-            _report(settings, life, end)
+            leaving.report(settings, life, end)
         return end
-
-
-def _report(settings: Settings, life: Life, end: End) -> None:
-    """--report, of an agent that lived here."""
-    import resource
-    import time
-
-    from quine.run import report
-    from transport.status import Status, signal_name
-
-    own, below = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    rusage = {
-        "utime": own.ru_utime + below.ru_utime,
-        "stime": own.ru_stime + below.ru_stime,
-        "maxrss": float(max(own.ru_maxrss, below.ru_maxrss)),
-    }
-    status = Status("exited", end.status, pid=os.getpid(), rusage=rusage)
-    if end.signal:
-        status.state, status.signal = "signaled", signal_name(end.signal)
-    assert settings.ledger is not None
-    agents, _, cost = settings.ledger.totals()
-    report(
-        settings.report,
-        status,
-        session=life.session,
-        started=settings.began,
-        seconds=time.time() - settings.began,
-        tokens_in=end.usage.input,
-        tokens_out=end.usage.output,
-        cost=cost or None,
-        agents=agents,
-    )
 
 
 def _tape(life: Life, settings: Settings, ask: Ask | None, signals: Signals) -> Tape:
@@ -211,59 +179,6 @@ def _tape(life: Life, settings: Settings, ask: Ask | None, signals: Signals) -> 
             return ask(name, body)
 
     return Tape(RelaySink(send, life.session), secrets)
-
-
-def _vanish(end: End, record: str) -> NoReturn:
-    """Leave a forked child: its status where nobody waits for it, then the exit itself."""
-    try:
-        if record:
-            from quine.jobs import Status
-            from transport.status import signal_name
-
-            told = (
-                Status(end.status, "signaled", signal_name(end.signal)) if end.signal else Status(end.status)
-            )
-            with contextlib.suppress(OSError):
-                write_aside(os.path.join(record, "status"), told._asdict())
-        os._exit(_leave(end))
-    finally:
-        os._exit(DEFECT)
-
-
-def _leave(end: End) -> int:
-    """Die of the signal that ended the agent, so that whoever waits sees the truth."""
-    if end.signal:
-        from transport.status import die_of, signal_name
-
-        die_of(signal_name(end.signal))
-    return end.status
-
-
-def _defect(error: Exception, loop: Loop, settings: Settings) -> End:
-    """Exit 70: the traceback in the log, its path on stderr, an outcome on the tape where that is possible."""
-    if isinstance(error, Failure):
-        complain(error.detail, error.hint, error.host)
-        end = End(error.status)
-    else:
-        _log(error, os.path.join(settings.data_dir, f"{loop.life.session}.log"))
-        end = End(DEFECT)
-        with contextlib.suppress(Exception):
-            loop.record_end(DEFECT, "error", f"{type(error).__name__}: {error}")
-    with contextlib.suppress(Exception):
-        loop.shell.close()
-        loop.jobs.end(list(loop.jobs.running))
-    return end
-
-
-def _log(error: Exception, path: str) -> None:
-    try:
-        import traceback  # out of descriptors, even that fails
-
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
-            traceback.print_exception(error, file=file)
-        complain(f"a defect in quine: {type(error).__name__}", f"the traceback is in {path}")
-    except (OSError, ImportError):
-        complain(f"a defect in quine: {error!r}")
 
 
 def _guest(settings: Settings, life: Life, ask: Ask | None) -> tuple[Guest, Life, inference.Price | None]:

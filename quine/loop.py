@@ -37,6 +37,7 @@ from quine.guests.base import (
 from quine.jobs import Jobs
 from quine.ledger import Ledger, Spent
 from quine.life import Life
+from quine.log import Log
 from quine.shell import Shell
 from quine.signals import Signals, Terminated
 from quine.tape import Tape
@@ -85,6 +86,7 @@ class Loop:
         price: inference.Price | None,
         tape: Tape,
         signals: Signals,
+        log: Log,
         slots: list[int],
         relayed: bool = False,
         face: Face | None = None,
@@ -93,6 +95,7 @@ class Loop:
         self.settings = settings
         self.tape = tape
         self.signals = signals
+        self.log = log
         self.slots = slots
         self.relayed = relayed
         self.face = face or _no_face
@@ -154,6 +157,7 @@ class Loop:
             # What was lived before stands on the parent's tape, up to this line.
             meta["cloned"] = {"session": life.cloned[0], "lines": life.cloned[1]}
         self.tape.add("meta", meta)
+        self.log.detail(f"session {life.session}, {life.born}, level {life.depth + 1}, model {life.model}")
         for message in life.opening or (prompt.system(life), prompt.first(life)):
             self._say(message)
 
@@ -251,6 +255,11 @@ class Loop:
                 else inference.infer(self._guest, request, self.ledger, life.limits.concurrent, self._price)
             )
         self.account.count(reply)
+        calls = ", ".join(call.name for call in reply.message.tool_calls)
+        self.log.detail(
+            f"inference {self.account.inferences}: {time.time() - begun:.2f} s, {reply.usage.input} tokens in, "
+            f"{reply.usage.output} out: {calls or reply.stop}"
+        )
         self.messages.append(reply.message)
         self.tape.message(reply.message, usage=reply.usage._asdict(), stop=reply.stop, asked=round(begun, 6))
         self.tape.sync()

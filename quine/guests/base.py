@@ -15,7 +15,7 @@ Errors
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from quine.exits import FAILED
@@ -193,8 +193,14 @@ class Reply(NamedTuple):
 
 
 class Guest(Protocol):
+    note: Callable[[str], None]  # told of what went otherwise than meant, as a try that has to be made again
+
     def infer(self, request: Request) -> Reply:
         """Block until there is a reply; raises a GuestError."""
+
+
+def unheard(text: str) -> None:
+    """The `note` of a guest that nobody listens to."""
 
 
 class GuestError(Exception):

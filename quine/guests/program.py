@@ -35,6 +35,7 @@ from quine.guests.base import (
     ToolCall,
     Unavailable,
     Usage,
+    unheard,
 )
 from transport import quickjson
 from transport.inherit import VARIABLE
@@ -59,6 +60,7 @@ class ProgramGuest:
         self._model = model
         self._key = key
         self._pause = pause
+        self.note: Callable[[str], None] = unheard
 
     def infer(self, request: Request) -> Reply:
         body = quickjson.dumps(
@@ -79,7 +81,9 @@ class ProgramGuest:
             except Unavailable as error:
                 if attempt == ATTEMPTS:
                     raise
-                self._pause(error.after if error.after is not None else FIRST_PAUSE * 2 ** (attempt - 1))
+                pause = error.after if error.after is not None else FIRST_PAUSE * 2 ** (attempt - 1)
+                self.note(f"tried again in {pause:g} s: {error}")
+                self._pause(pause)
         raise AssertionError("unreachable")
 
     def _once(self, body: bytes) -> Reply:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quine.guests.base import GuestError, Overflow, Refused, Reply, Request, Unavailable
+from quine.guests.base import GuestError, Overflow, Refused, Reply, Request, Unavailable, unheard
 from quine.ledger import Spent
 from transport import quickjson
 from transport.errors import RequestError
@@ -27,7 +27,11 @@ _ERRORS: dict[str, type[GuestError]] = {
 class RelayGuest:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self.left: tuple[int | None, float | None] = (None, None)  # tokens and dollars of the tree, as told last
+        self.note: Callable[[str], None] = unheard
+        self.left: tuple[int | None, float | None] = (
+            None,
+            None,
+        )  # tokens and dollars of the tree, as told last
 
     def infer(self, request: Request) -> Reply:
         body = quickjson.dumps(

@@ -1,7 +1,7 @@
 """A guest that follows a file: JSON lines, each a reply, with which tests, demo and benchmarks run.
 
 A line is {"match"?: regex on the mission, "wisdom"?: regex on the wisdom as compact JSON, "reply": {"text"?,
-"tool_calls"?: [{"name", "arguments"}]}, "usage"?: {"input", "output"}, "repeat"?: bool}.
+"tool_calls"?: [{"name", "arguments"}]}, "usage"?: {"input", "output", …}, "repeat"?: bool}.
 
 Laws
 1. The n-th inference of a life gets the n-th line among those whose guards fit that life. So one file scripts
@@ -13,22 +13,31 @@ Laws
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from quine.exits import Misconfigured
-from quine.guests.base import Message, Refused, Reply, Request, ToolCall, Usage
+from quine.guests.base import Message, Refused, Reply, Request, ToolCall, Usage, unheard
 from transport import quickjson
 
 KEYS = {"match", "wisdom", "reply", "usage", "repeat"}
 REPLY = {"text", "tool_calls"}
 CALL = {"name", "arguments"}
-USAGE = {"input", "output"}
-NAMES = {str: "text", bool: "true or false", dict: "an object", list: "a list", int: "an integer"}
+USAGE = set(Usage._fields)
+NAMES = {
+    str: "text",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+    int: "an integer",
+    float: "a number",
+}
 
 
 class ScriptGuest:
     def __init__(self, path: str) -> None:
         self._path = path
+        self.note: Callable[[str], None] = unheard
         try:
             with open(path, encoding="utf-8") as file:
                 self._lines = [_line(path, n, text) for n, text in enumerate(file, 1) if text.strip()]
@@ -66,7 +75,9 @@ def _line(path: str, number: int, text: str) -> dict[str, Any]:
         if unknown := usage.keys() - USAGE:
             raise ValueError(f'unknown key {min(unknown)!r} in "usage"')
         for key in usage:
-            if _typed(usage, key, int) < 0:
+            if key == "cost" and type(usage[key]) is int:
+                usage[key] = float(usage[key])
+            if _typed(usage, key, float if key == "cost" else int) < 0:
                 raise ValueError(f'"{key}" is negative')
         _check_reply(line["reply"])
     except (ValueError, re.error, RecursionError) as error:
@@ -118,6 +129,4 @@ def _reply(line: dict[str, Any], request: Request) -> Reply:
             calls.append(ToolCall(call_id, call["name"], call["arguments"]))
     usage = line.get("usage", {})
     message = Message("assistant", str(reply.get("text", "")), tuple(calls))
-    return Reply(
-        message, Usage(int(usage.get("input", 0)), int(usage.get("output", 0))), "tool" if calls else "end"
-    )
+    return Reply(message, Usage(**usage), "tool" if calls else "end")

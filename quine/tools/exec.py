@@ -148,6 +148,7 @@ def _renew(loop: Loop, wisdom: dict[str, str], persona: str) -> Result:
         "slots": loop.slots,
         "jobs": loop.jobs.to_json(),
         "report": loop.settings.report,
+        "verbose": loop.settings.verbose,
         "began": loop.settings.began,
         "masked": list(loop.settings.masked),
         "top": loop.settings.top,
