@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quine.exits import FAILED, NOT_STARTED, OK, USAGE, Misconfigured, NotBuilt, complain
+from quine.exits import FAILED, NOT_STARTED, OK, USAGE, Misconfigured, complain
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -201,7 +201,7 @@ def _table(rows: list[list[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-# -- doctor, node, tape ------------------------------------------------------------------------------
+# -- doctor and node ----------------------------------------------------------------------------------
 
 
 @app.command()
@@ -248,23 +248,120 @@ def node(
     return compose.node([])
 
 
-@app.command()
-def tape(
-    action: Annotated[str, typer.Argument(metavar="show|tree", help="one session's tape, or its whole tree")],
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="its id or how it begins; the last")] = "",
-    data_dir: Annotated[
-        Path | None,
-        typer.Option("--data-dir", metavar="DIR", help="where tapes are (QUINE_DATA_DIR, .quine)"),
-    ] = None,
-) -> int:
-    """What sessions did: `tape show` prints one, `tape tree` who started whom, where, and how it ended."""
-    if action in ("ls", "cost", "replay", "verify"):
-        raise NotBuilt(f"quine tape {action}")
-    if action not in ("show", "tree"):
-        raise Misconfigured(f"no such action: {action}", "quine tape show, or quine tape tree")
+# -- tape --------------------------------------------------------------------------------------------
+
+tapes = typer.Typer(
+    add_completion=False, rich_markup_mode=None, help="What sessions did, from the tapes that they left."
+)
+app.add_typer(tapes, name="tape")
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", metavar="DIR", help="where tapes are (QUINE_DATA_DIR, .quine)"),
+]
+Session = Annotated[
+    str, typer.Argument(metavar="SESSION", help="an id, or how it begins; left out: the latest")
+]
+Json = Annotated[bool, typer.Option("--json", help="for scripts: one JSON object a line")]
+
+
+def _folder(data_dir: Path | None) -> Path:
+    return data_dir or Path(os.environ.get("QUINE_DATA_DIR") or ".quine")
+
+
+@tapes.command()
+def ls(as_json: Json = False, data_dir: DataDir = None) -> int:
+    """One line a session, the latest last: begun, seconds, model, turns, tokens, exit code, how it ended, mission."""
     from quine import tree
 
-    folder = data_dir or Path(os.environ.get("QUINE_DATA_DIR") or ".quine")
-    render = tree.show if action == "show" else tree.tree
-    print(render(folder, session), end="")
+    print(tree.ls(_folder(data_dir), as_json), end="")
     return OK
+
+
+@tapes.command()
+def show(session: Session = "", data_dir: DataDir = None) -> int:
+    """One session as text: what it was told, what it did, what came of it."""
+    from quine import tree
+
+    print(tree.show(_folder(data_dir), session), end="")
+    return OK
+
+
+@tapes.command("tree")
+def draw(session: Session = "", data_dir: DataDir = None) -> int:
+    """Who started whom, where, and how each ended."""
+    from quine import tree
+
+    print(tree.tree(_folder(data_dir), session), end="")
+    return OK
+
+
+@tapes.command()
+def cost(
+    session: Annotated[
+        str, typer.Argument(metavar="SESSION", help="an id, or how it begins; left out: all")
+    ] = "",
+    whole_tree: Annotated[bool, typer.Option("--tree", help="of the whole tree of that session")] = False,
+    as_json: Json = False,
+    data_dir: DataDir = None,
+) -> int:
+    """Tokens and US dollars by model.
+
+    Prices are those of the vendors (quine/prices.toml says of when), and over them your own:
+    $XDG_CONFIG_HOME/quine/prices.toml or the file that QUINE_PRICES names. A price that is not known is said to be
+    unknown, it is never 0.
+    """
+    from quine import bill
+
+    print(bill.cost(_folder(data_dir), session, whole_tree, as_json), end="")
+    return OK
+
+
+@tapes.command()
+def replay(
+    session: Session = "",
+    dry: Annotated[bool, typer.Option("--dry", help="run nothing: print what the guest was sent")] = False,
+    data_dir: DataDir = None,
+) -> int:
+    """Run a session again without its guest, and say where it departs; exit 1 if it does.
+
+    THE COMMANDS ARE REALLY RUN AGAIN, here and now, with your rights and in the current directory: do it in a copy of
+    where they ran. The guest's replies come from the tape; children and further lives take theirs from the tapes
+    beside it. Sessions, pids, times and the places of quine's own files may differ. The new tapes are written below
+    the data directory, and stay there if anything departed. stdin is the material.
+
+    With --dry nothing is run: each request is printed as a JSON line, rebuilt from the tape.
+    """
+    from quine import replay as again
+
+    if dry:
+        for line in again.dry(_folder(data_dir), session):
+            print(line, end="")
+        return OK
+    status, text = again.replay(_folder(data_dir), session)
+    print(text, end="")
+    return status
+
+
+@tapes.command()
+def verify(
+    sessions: Annotated[
+        list[str] | None, typer.Argument(metavar="SESSION|FILE", help="which ones; left out: all")
+    ] = None,
+    as_json: Json = False,
+    data_dir: DataDir = None,
+) -> int:
+    """Is a tape what was written? Names every changed, lost, moved or inserted line; exit 1 if there is one.
+
+    No fault, but never called ok: a session that still runs, one that has no outcome or half a last line because its
+    writer died (nothing tells how much of its end is missing), and a tape of the reference implementation.
+    """
+    from quine import verify as verifier
+
+    status = OK
+    for path in verifier.paths(_folder(data_dir), sessions or []):
+        verdict = verifier.verify(path)
+        print(verdict.json() if as_json else verdict.text(), end="")
+        if verdict.state == verifier.BROKEN:
+            status = FAILED
+    return status

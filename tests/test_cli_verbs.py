@@ -68,9 +68,12 @@ def test_hosts_prints_what_the_inventory_says(home: Path) -> None:
         ("node --stop", 1, "no node of this build runs here"),
         ("node --stop --status", 2, "one of --dial, --stop, --status"),
         ("tape", 2, "missing "),
-        ("tape play", 2, "no such action: play"),
-        ("tape replay", 2, "not built yet: quine tape replay"),
-        ("tape tree", 2, ""),
+        ("tape play", 2, "no such command 'play'"),
+        ("tape replay", 2, "no tapes in .quine"),
+        ("tape tree", 2, "no tapes in .quine"),
+        ("tape cost", 2, "no tapes in .quine"),
+        ("tape verify", 2, "no tapes in .quine"),
+        ("tape show a b", 2, "got unexpected extra argument"),
     ],
 )
 def test_what_is_wrong_is_said_once_on_stderr(home: Path, words: str, status: int, error: str) -> None:

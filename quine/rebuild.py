@@ -1,0 +1,154 @@
+"""What a guest was sent, from tapes alone; and which tape is whose child.
+
+Laws
+1. What the loop had in memory is what this makes of the tape: the messages in their order, the replies with the
+   provider's own form of them, and each result that was sent again, shortened, in the place of the one before.
+2. A cloned life begins with what its parent had lived up to the line that its meta names.
+3. What was masked before it was written stays masked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quine.guests.base import Message, Reply, Usage
+from quine.tape import entries, message_of
+from quine.tapes import moment, usage_of
+
+DEEPEST = 100  # clones of clones; tapes of ours have as many as the tree has levels
+
+
+class Step(NamedTuple):
+    """One message of a tape. `again`: it takes the place of an earlier result, that of the same call."""
+
+    line: int
+    message: Message
+    again: bool
+    entry: dict[str, Any]
+
+    @property
+    def reply(self) -> Reply:
+        data = self.entry["data"]
+        stop = str(data.get("stop") or ("tool" if self.message.tool_calls else "end"))
+        return Reply(self.message, usage_of(data.get("usage")) or Usage(), stop)
+
+
+class Sent(NamedTuple):
+    """One request, and the line of the reply to it; 0 where none is on the tape."""
+
+    ordinal: int
+    line: int
+    messages: tuple[Message, ...]
+
+
+def steps(path: Path, lines: int = 0) -> Iterator[Step]:
+    """The messages of one tape, or of its first `lines` lines."""
+    for number, entry in entries(str(path)):
+        if lines and number > lines:
+            return
+        message = message_of(entry)
+        if message is not None:
+            yield Step(number, message, bool(entry["data"].get("again")), entry)
+
+
+def requests(path: Path) -> Iterator[Sent]:
+    """Every request of one life. The last one may never have been answered."""
+    messages = context(path)
+    ordinal = answered = 0
+    for step in steps(path):
+        if step.message.role == "assistant":
+            yield Sent(ordinal, step.line, tuple(messages))
+            ordinal, answered = ordinal + 1, len(messages) + 1
+        take(messages, step)
+    if len(messages) > answered:
+        yield Sent(ordinal, 0, tuple(messages))
+
+
+def context(path: Path, depth: int = 0) -> list[Message]:
+    """What a life knew when it began."""
+    cloned = meta(path).get("cloned")
+    if not isinstance(cloned, dict):
+        return []
+    above, lines = beside(path, cloned.get("session")), cloned.get("lines")
+    if above is None or not isinstance(lines, int) or depth > DEEPEST:
+        raise ValueError(f"{path}: the tape that it was cloned from is not there: {cloned.get('session')}")
+    messages = context(above, depth + 1)
+    for step in steps(above, lines):
+        take(messages, step)
+    return messages
+
+
+def take(messages: list[Message], step: Step) -> None:
+    """Go one step on."""
+    result = step.message.result
+    if step.again and result is not None:
+        for at in range(len(messages) - 1, -1, -1):
+            earlier = messages[at].result
+            if earlier is not None and earlier.call_id == result.call_id and earlier.text != result.text:
+                messages[at] = step.message
+                return
+    messages.append(step.message)
+
+
+# -- lineage -----------------------------------------------------------------------------------------
+
+Place = tuple[
+    str, str, int
+]  # how a session came out of its parent: (fork|exec|start, mission of a start, which one)
+
+
+def children(path: Path) -> dict[Place, Path]:
+    """The sessions that came out of this one and have a tape beside it."""
+    found: dict[Place, Path] = {}
+    forks = lives = 0
+    for _, entry in entries(str(path)):
+        if entry["type"] == "fork":
+            _put(found, ("fork", "", forks), beside(path, entry["data"].get("session")))
+            forks += 1
+        elif entry["type"] == "outcome" and "to" in entry["data"]:
+            _put(found, ("exec", "", lives), beside(path, entry["data"]["to"]))
+            lives += 1
+    for place, nested in _nested(path):
+        _put(found, place, nested)
+    return found
+
+
+def _nested(path: Path) -> Iterator[tuple[Place, Path]]:
+    """Those that were started by a command: only their own tapes tell whose they are."""
+    started = []
+    for other in path.parent.glob("*.jsonl"):
+        try:
+            data = meta(other)
+        except (OSError, ValueError):
+            continue
+        if data.get("parent_session_id") == path.stem and data.get("born") == "start":
+            started.append((moment(data.get("created_at")), other, str(data.get("mission"))))
+    count: dict[str, int] = {}
+    for _, other, mission in sorted(started):
+        count[mission] = count.get(mission, -1) + 1
+        yield ("start", mission, count[mission]), other
+
+
+def _put(found: dict[Place, Path], place: Place, path: Path | None) -> None:
+    if path is not None:
+        found[place] = path
+
+
+def meta(path: Path) -> dict[str, Any]:
+    """The head of a tape; ValueError where it has none."""
+    for _, entry in entries(str(path)):
+        if entry["type"] == "meta":
+            data: dict[str, Any] = entry["data"]
+            return data
+    raise ValueError(f"{path}: it has no meta")
+
+
+def beside(path: Path, session: object) -> Path | None:
+    """The tape of a session in the same directory, where there is one."""
+    if not isinstance(session, str) or not session or os.sep in session or "\0" in session:
+        return None
+    other = path.with_name(f"{session}.jsonl")
+    return other if other.is_file() else None
