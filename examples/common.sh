@@ -25,7 +25,7 @@ guest() {
     echo "$name: the guest is yours: ${QUINE_MODEL_ID:-$QUINE_API_TYPE}" >&2
   else
     export QUINE_API_TYPE="$1" QUINE_API_BASE="$2"
-    echo "$name: the guest is a script, ${2##*/}; for a model set QUINE_MODEL_ID and its key" >&2
+    echo "$name: the guest is scripted, ${2##*/}; for a model set QUINE_MODEL_ID and its key" >&2
   fi
 }
 

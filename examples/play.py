@@ -17,6 +17,7 @@ What a guest knows is its mission, its wisdom and the text of the results. That 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Generator
@@ -36,8 +37,9 @@ class Call(NamedTuple):
 class Result:
     """A result, read from its text as a model reads it."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, seen: int = 0) -> None:
         self.text = text
+        self._seen = seen  # tokens of the conversation to its end
 
     @property
     def ok(self) -> bool:
@@ -59,22 +61,19 @@ class Result:
 
     @property
     def turns_left(self) -> int:
-        return int(self._told(r"\[TURNS LEFT\] (\d+)") or sys.maxsize)
+        told = re.findall(r"^\[TURNS LEFT\] (\d+)", self.text, re.MULTILINE)
+        return int(told[-1]) if told else sys.maxsize
 
     @property
     def room(self) -> int:
-        """Tokens that still fit into the context."""
+        """Tokens that still fit into the context, by what is told and by what stands in it."""
         used, window = re.findall(r"^\[CONTEXT USED\] (\d+)K of (\d+)K", self.text, re.MULTILINE)[-1]
-        return 1000 * (int(window) - int(used))
+        return 1000 * int(window) - max(1000 * int(used), self._seen)
 
     @property
     def last(self) -> bool:
         """Only exec and exit are possible now."""
         return "\n[LAST REPLY]" in self.text
-
-    def _told(self, pattern: str) -> str:
-        found = re.findall(pattern, self.text)
-        return found[-1] if found else ""
 
 
 Play = Generator[Call, Result, "Call | None"]
@@ -105,28 +104,35 @@ def failure(reason: str) -> Call:
 def play(guest: Callable[[str, dict[str, str]], Play]) -> None:
     """One inference: the request from stdin, the reply to stdout."""
     request = json.load(sys.stdin)
-    call = _next(guest(request["mission"], request["wisdom"]), request["messages"])
+    messages, window = request["messages"], int(os.environ.get("QUINE_CONTEXT_WINDOW", 128000))
+    if (read := tokens(messages)) > window:  # as a server would
+        json.dump({"error": "overflow", "detail": f"{read} tokens, and {window} are possible"}, sys.stdout)
+        return
+    call = next_call(guest(request["mission"], request["wisdom"]), messages)
     reply = {"text": call.why, "tool_calls": [{"name": call.name, "arguments": call.arguments}]}
-    read = sum(_length(message) for message in request["messages"])
-    usage = {"input": read // CHARACTERS, "output": len(json.dumps(reply)) // CHARACTERS}
+    usage = {"input": read, "output": len(json.dumps(reply)) // CHARACTERS}
     json.dump({**reply, "usage": usage}, sys.stdout)
 
 
-def _next(guest: Play, messages: list[dict[str, Any]]) -> Call:
-    """Play the guest against the conversation; its first call that was not answered yet."""
+def next_call(guest: Play, messages: list[dict[str, Any]]) -> Call:
+    """Play the guest against the conversation, up to the call that has no result yet."""
     made = [call for message in messages for call in message.get("tool_calls", ())]
-    results = [message["result"][2] for message in messages if message["role"] == "tool"]
+    results = [at for at, message in enumerate(messages) if message["role"] == "tool"]
     try:
         call = next(guest)
-        for before, text in zip(made, results, strict=True):
+        for before, at in zip(made, results, strict=True):
             if (before["name"], before["arguments"]) != call[:2]:
-                raise SystemExit(f"the conversation is not mine: I would not have called {before['name']}")
-            call = guest.send(Result(text))
+                raise SystemExit(f"not my conversation: I would not have called {before['name']} there")
+            call = guest.send(Result(messages[at]["result"][2], tokens(messages[: at + 1])))
     except StopIteration as end:
         return end.value or success()
     return call
 
 
-def _length(message: dict[str, Any]) -> int:
-    result = message.get("result")
-    return len(result[2] if result else message["content"]) + len(json.dumps(message.get("tool_calls", "")))
+def tokens(messages: list[dict[str, Any]]) -> int:
+    """About as many as a tokenizer would find."""
+    characters = 0
+    for message in messages:
+        characters += len(message["result"][2] if message["role"] == "tool" else message["content"])
+        characters += len(json.dumps(message.get("tool_calls", "")))
+    return characters // CHARACTERS

@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 def tally(directory: Path) -> str:
-    tapes = [[json.loads(line) for line in path.open()] for path in sorted(directory.glob("*.jsonl"))]
+    tapes = [list(map(json.loads, path.read_text().splitlines())) for path in directory.glob("*.jsonl")]
     metas = [tape[0]["data"] for tape in tapes]
     depths = Counter(meta["depth"] for meta in metas if meta["born"] != "exec")
-    levels = " + ".join(str(depths[depth]) for depth in sorted(depths))
+    levels = f" on {len(depths)} levels ({' + '.join(str(depths[depth]) for depth in sorted(depths))})"
     turns = sum(tape[-1]["data"].get("turn_count", 0) for tape in tapes)
     usages = [entry["data"]["usage"] for tape in tapes for entry in tape if "usage" in entry["data"]]
     context = max(usage["input"] + usage["output"] for usage in usages)
@@ -21,7 +21,7 @@ def tally(directory: Path) -> str:
     return ", ".join(
         [
             f"sessions {len(tapes)}",
-            f"processes {depths.total()}" + (f" on {len(depths)} levels ({levels})" if len(depths) > 1 else ""),
+            f"processes {depths.total()}{levels if len(depths) > 1 else ''}",
             f"execs {sum(meta['born'] == 'exec' for meta in metas)}",
             f"turns {turns}",
             f"largest context {context} tokens",

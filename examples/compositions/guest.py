@@ -11,7 +11,7 @@ from play import Play, failure, play, sh
 
 
 def patcher(mission: str, wisdom: dict[str, str]) -> Play:
-    applied = yield sh("git apply --verbose <&3", "git applies all of it or nothing.")
+    applied = yield sh("git apply <&3", "git applies all of it or nothing.")
     return None if applied.ok else failure(f"the patch does not apply: {applied.stderr}")
 
 

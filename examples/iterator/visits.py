@@ -3,7 +3,7 @@
 import random
 import sys
 
-NAMES = "ada alan barbara dennis donald edsger frances grace john ken margaret niklaus".split()
+NAMES = ("ada", "alan", "barbara", "dennis", "donald", "edsger", "frances", "grace", "john", "ken", "niklaus")
 
 
 def main(lines: int) -> None:

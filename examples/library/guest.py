@@ -48,7 +48,7 @@ def librarian(mission: str, wisdom: dict[str, str]) -> Play:
 
 def delegate(parts: list[str], volumes: str) -> Play:
     intents = [INTENT.format(part) for part in parts]
-    forked = yield fork(intents, f"{volumes} volumes are too many for me: a child for each of {len(parts)} parts.")
+    forked = yield fork(intents, f"{volumes} volumes are too many for me: one child for each part.")
     if lost := [child.stderr for child in forked.children if not child.ok]:
         return failure(f"{len(lost)} of {len(parts)} children failed: {lost[0]}")
     if found := [path for child in forked.children for path in child.stdout.split()]:

@@ -2,8 +2,8 @@
 
     python make.py [VOLUMES-OF-A-LARGE-SHELF VOLUMES-OF-A-SMALL-SHELF]
 
-Ten hexes: five large ones of five shelves with 30 volumes each, five small ones of two shelves with 25 each. A volume is
-sixteen lines of UUIDs; in three of them a line was written by somebody. The same library each time.
+Ten hexes: five large ones of five shelves with 30 volumes each, five small ones of two shelves with 25 each. A volume
+is sixteen lines of UUIDs; in three of them a line was written by somebody. The same library each time.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import sys
 sys.path[0] += "/.."
 from play import Play, failure, play, renew, sh
 
-BYTES = 14000  # at a time: more than 20 KB would be cut from the result
-TOKENS = 4000  # of such a piece, not less
+BYTES = 14400  # at a time: of more than 20 KB a part would be cut out
+TOKENS = BYTES // 4 + 100  # of one more result
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 MISSION = re.compile(r"Find the (\w+) (.+); prepend the hash (\w+) and output")
 
@@ -22,7 +22,7 @@ def reader(mission: str, wisdom: dict[str, str]) -> Play:
     position = int(wisdom.get("current_position", 0))
     partial = wisdom.get("partial_content", "")
     while True:
-        read = yield sh(f"head -c {BYTES} <&3", f"I have found {found} so far. The next piece, from byte {position}.")
+        read = yield sh(f"head -c {BYTES} <&3", f"{found} so far. The next piece, from byte {position}.")
         position += len(read.stdout)
         ended = len(read.stdout) < BYTES
         turns, partial = whole(partial + read.stdout, ended)

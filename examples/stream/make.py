@@ -1,4 +1,4 @@
-"""Make a long conversation, as of MRCR: python make.py TOKENS >conversation, and on stderr the answer that is asked for.
+"""Make a long conversation, as of MRCR: python make.py TOKENS >conversation 2>answer
 
 Many short pieces of many kinds about many things, each asked for by a user and written by an assistant; among them
 six times the same request. The last of these stands near the end. The same conversation each time.
@@ -7,6 +7,7 @@ six times the same request. The last of these stands near the end. The same conv
 from __future__ import annotations
 
 import random
+import re
 import sys
 
 CHARACTERS = 4  # of a token, about
@@ -14,12 +15,13 @@ WANTED = "short essay about distance"
 TIMES = 6
 KINDS = ("short essay", "poem", "letter", "riddle", "news item")
 THINGS = ("distance", "time", "rivers", "patience", "bread", "bridges", "snow", "memory", "keys", "glass")
-WORDS = (
+WORDS = re.findall(
+    r"\w+",
     "a the this every no one some far near old new quiet open wide narrow long short first last lost found that "
     "which where when until road shore window letter hand map mile step line edge door bell stone light garden "
     "measures crosses carries keeps forgets turns opens waits answers returns divides follows begins ends between "
-    "beyond under over toward from with without after before and but or nor yet so because while still never often"
-).split()
+    "beyond under over toward from with without after before and but or nor yet so because while still never often",
+)
 
 
 def make(tokens: int) -> tuple[str, str]:
@@ -44,8 +46,8 @@ def make(tokens: int) -> tuple[str, str]:
 
 def piece(chance: random.Random) -> str:
     """A paragraph of which no other piece has the words."""
-    sentences = [" ".join(chance.choices(WORDS, k=chance.randint(6, 14))) for _ in range(chance.randint(6, 12))]
-    return " ".join(f"{sentence.capitalize()}." for sentence in sentences)
+    lengths = [chance.randint(6, 14) for _ in range(chance.randint(6, 12))]
+    return " ".join(" ".join(chance.choices(WORDS, k=length)).capitalize() + "." for length in lengths)
 
 
 if __name__ == "__main__":
