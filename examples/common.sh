@@ -7,13 +7,18 @@ PATH=$here/../../.venv/bin:$PATH # of `make setup`; where there is none, the qui
 
 # WORK=DIRECTORY, which must be new, keeps what the run leaves: material, tapes, deliverables.
 if [ -n "${WORK:-}" ]; then
-  mkdir -p "${WORK%/*}" && mkdir "$WORK" && work=$(cd "$WORK" && pwd)
+  mkdir -p "$(dirname "$WORK")"
+  mkdir "$WORK"
+  work=$(cd "$WORK" && pwd)
 else
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
   trap 'exit 129' HUP
   trap 'exit 130' INT
   trap 'exit 143' TERM
+fi
+if [ -f "${QUINE_API_BASE:-}" ]; then # a script or program of the user's; we are about to leave
+  export QUINE_API_BASE="$(cd "$(dirname "$QUINE_API_BASE")" && pwd)/${QUINE_API_BASE##*/}"
 fi
 cd "$work"
 export QUINE_DATA_DIR="$work/tapes"
