@@ -270,9 +270,9 @@ def test_the_defaults_of_the_reference(agents: Agents) -> None:
 
 def test_a_tape_that_cannot_be_written_ends_the_agent(agents: Agents) -> None:
     """What cannot be recorded does not happen."""
-    agents.script(says(sh("echo happened >&4"), text="x" * 9000), says(OK))
+    agents.script(says(sh("echo happened >&4"), text="x" * 200_000), says(OK))
     with agents.start(
-        "work", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+        "work", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     ) as process:
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (74, b"")

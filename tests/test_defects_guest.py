@@ -63,7 +63,7 @@ def test_defect_11_an_exec_that_fails_is_no_survival(agents: Agents, bad: dict[s
 def test_defect_11_every_call_of_a_batch_is_answered(agents: Agents, provider: Provider) -> None:
     """Turns that run out in the middle of a batch leave calls without an answer, which providers refuse."""
     provider.plan = [
-        Said(calls=(sh("true"), sh("echo no >&4"), call("fork", intent="no"))),
+        Said(calls=(sh("true"), sh("echo no >&4"), call("rm"))),
         DONE,
     ]
     done = agents.run(env={**at(provider), "QUINE_MAX_TURNS": "1"})
