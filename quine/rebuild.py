@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One request, and the line of the reply to it; 0 where none is on the tape."""
+    """One request, and the line of the reply to it. Line 0: what was to be sent next when the life ended."""
 
     ordinal: int
     line: int
@@ -55,7 +55,7 @@ def steps(path: Path, lines: int = 0) -> Iterator[Step]:
 
 
 def requests(path: Path) -> Iterator[Sent]:
-    """Every request of one life. The last one may never have been answered."""
+    """Every request of one life, and what followed the last reply, which may have been sent in vain or not at all."""
     messages = context(path)
     ordinal = answered = 0
     for step in steps(path):

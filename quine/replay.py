@@ -90,7 +90,10 @@ def dry(folder: Path, session: str) -> Iterator[str]:
 
 def replay(folder: Path, session: str) -> tuple[int, str]:
     """Run it; the exit status and what there is to say."""
-    one = find(sessions(folder), session, folder)
+    known = sessions(folder)
+    one = find(known, session, folder)
+    if not session:
+        one = known.get(one.root, one)
     if not one.chained:
         raise Misconfigured("a tape of the reference implementation cannot be run again", "see --dry")
     if rebuild.beside(one.path, one.parent) is not None:
@@ -193,7 +196,7 @@ def _life(old: Path, new: Path) -> Departure | None:
     end = _outcome(old)
     cut = end is None or end.get("termination_mode") not in ENDED_ITSELF
     then, now = list(rebuild.steps(old)), list(rebuild.steps(new))
-    same = _Same(rebuild.meta(old)), _Same(rebuild.meta(new))
+    same = _Same(old), _Same(new)
     for before, after in zip(then, now, strict=False):
         texts = same[0].text(before.message), same[1].text(after.message)
         if texts[0] != texts[1]:
@@ -228,9 +231,12 @@ def _end(outcome: dict[str, Any] | None) -> str:
 class _Same:
     """Messages as text, without what differs between two runs of the same thing."""
 
-    def __init__(self, meta: dict[str, Any]) -> None:
-        cwd = str(meta.get("cwd") or "")
-        self._cwd = re.compile(rf"(?<![\w.-]){re.escape(cwd)}(?![\w.-])") if len(cwd) > 1 else None
+    def __init__(self, path: Path) -> None:
+        self._places = []
+        for word, place in (("<data>", path.absolute().parent), ("<cwd>", rebuild.meta(path).get("cwd"))):
+            if place and len(str(place)) > 1:
+                pattern = re.compile(rf"(?<![\w.-]){re.escape(str(place))}(?![\w.-])")
+                self._places.append((pattern, word))
 
     def text(self, message: Message) -> str:
         if message.result is not None:
@@ -240,6 +246,6 @@ class _Same:
         return self._plain(f"[{message.role}]\n{message.text}{calls}")
 
     def _plain(self, text: str) -> str:
-        for pattern, word in VOLATILE:
+        for pattern, word in (*VOLATILE, *self._places):
             text = pattern.sub(word, text)
-        return self._cwd.sub("<cwd>", text) if self._cwd else text
+        return text

@@ -4,7 +4,9 @@ Laws
 1. QUINE_API_BASE is the tape of the root of a tree; the tapes of its children and of its further lives lie beside it.
 2. Who a life of the new tree is in the old one is read from the new tapes: the n-th fork of a parent is the n-th fork
    of that parent then, a life after exec the one after that exec. Nothing is guessed from what a life says.
-3. It does not look at what it is sent. That is on the new tape, and `quine tape replay` compares the two.
+3. What a call names of then (a session, a file of ours) is what stands for it now: `cat …/jobs/ID/stdout` reads the
+   output of the child that was started now.
+4. It does not look at what it is sent. That is on the new tape, and `quine tape replay` compares the two.
 """
 
 from __future__ import annotations
@@ -14,11 +16,22 @@ import time
 from pathlib import Path
 
 from quine.exits import Misconfigured
-from quine.guests.base import Refused, Reply, Request
+from quine.guests.base import Message, Refused, Reply, Request
 from quine.rebuild import Place, beside, children, meta, steps
+from transport import quickjson
 
 PATIENCE = 5.0  # seconds until a parent, which goes on meanwhile, must have noted on its tape that it forked
 PAUSE = 0.01
+
+
+class _Life:
+    """One tape of then."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.replies = [step.reply for step in steps(path) if step.message.role == "assistant"]
+        self.children = children(path)
+        self.names = [path.stem, *(child.stem for child in self.children.values())]
 
 
 class ReplayGuest:
@@ -26,7 +39,7 @@ class ReplayGuest:
         """`folder` is where the tapes of those who ask are written."""
         self._path = Path(path)
         self._folder = Path(folder or os.environ.get("QUINE_DATA_DIR", ".quine"))
-        self._replies: dict[str, list[Reply]] = {}  # by the session that asks
+        self._lives: dict[str, _Life] = {}  # by the session that asks
         try:
             meta(self._path)
         except OSError as error:
@@ -35,21 +48,32 @@ class ReplayGuest:
             raise Misconfigured(f"not a tape: {error}") from None
 
     def infer(self, request: Request) -> Reply:
-        if request.session not in self._replies:
-            try:
-                then = self._then(request.session)
-                self._replies[request.session] = [
-                    step.reply for step in steps(then) if step.message.role == "assistant"
-                ]
-            except (OSError, ValueError) as error:
-                raise Refused(f"the tape cannot be replayed: {error}") from None
-        replies = self._replies[request.session]
-        if request.ordinal >= len(replies):
-            raise Refused(
-                f"the tape has {len(replies)} repl{'y' if len(replies) == 1 else 'ies'} for this life and is asked for "
-                "one more"
-            )
-        return replies[request.ordinal]
+        try:
+            life = self._lives.get(request.session)
+            if life is None:
+                life = self._lives[request.session] = _Life(self._then(request.session))
+            if request.ordinal < len(life.replies):
+                return self._now(life, request)
+        except (OSError, ValueError) as error:
+            raise Refused(f"the tape cannot be replayed: {error}") from None
+        count = f"{len(life.replies)} repl{'y' if len(life.replies) == 1 else 'ies'}"
+        raise Refused(f"the tape has {count} for this life and is asked for one more")
+
+    def _now(self, life: _Life, request: Request) -> Reply:
+        """The reply of then, with the names of now."""
+        reply = life.replies[request.ordinal]
+        now = self._folder / f"{request.session}.jsonl"
+        if not reply.message.tool_calls or not now.is_file():
+            return reply
+        text = quickjson.dumps(reply.message.to_json())
+        if not any(name in text for name in life.names):
+            return reply
+        today = children(now)
+        names = {old.stem: today[place].stem for place, old in life.children.items() if place in today}
+        names |= {life.path.stem: request.session, str(life.path.parent.absolute()): str(self._folder)}
+        for old, new in names.items():
+            text = text.replace(quickjson.dumps(old)[1:-1], quickjson.dumps(new)[1:-1])
+        return reply._replace(message=Message.from_json(quickjson.loads(text)))
 
     def _then(self, session: str) -> Path:
         """The tape of that time for a session of now."""
