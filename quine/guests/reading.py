@@ -58,5 +58,5 @@ def unused(wanted: object, taken: set[str]) -> str:
 
 
 def refused(fields: Mapping[str, re.Pattern[str]], status: int, text: str) -> frozenset[str]:
-    """Which of these fields, that a dialect can do without, an error is about; a pattern is what a refusal looks like."""
+    """Which of the fields that a dialect can do without an error is about; a pattern is what a refusal looks like."""
     return frozenset(name for name, look in fields.items() if status in (400, 422) and look.search(text))

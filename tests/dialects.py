@@ -1,0 +1,455 @@
+"""One suite for every dialect; each brings its class, its strict vendor and where that one lives.
+
+What is sent is judged by the vendor's own rules (tests/provider), what is received is compared with what was said.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quine.guests import faults
+from quine.guests.base import (
+    GuestError,
+    Message,
+    Overflow,
+    Refused,
+    Reply,
+    Request,
+    ToolCall,
+    ToolResult,
+    Unavailable,
+)
+from quine.guests.http import HttpGuest
+from quine.tools import TOOLS
+from tests.agents import OK, Agents, call, sh
+from tests.provider import common
+from tests.provider.server import KEY, Cut, Fault, Inside, Provider, Raw, Said, Seen, Slow, Turn, Whole
+
+ASKED = Request([Message("system", "Be short."), Message("user", "Begin.")], TOOLS)
+HI = Said("hi, wörld 🂡", usage=(100, 10, 40))
+CALLS = (sh("ls -l 'ä'"), call("fork", intent="b", wait=True), call("exit", status=0))
+NO_TEXT = ("", " \n\t")
+
+
+class Step(NamedTuple):
+    """A reply and what came back: `made` is by the dialect itself, by another one, or by none."""
+
+    made: str
+    said: Said
+    results: list[tuple[str, bool]]
+    after: list[str]
+
+
+anything = st.text(st.characters(), max_size=9)  # with controls, lone surrogates and all
+values = st.recursive(st.none() | st.booleans() | st.integers() | anything, st.lists, max_leaves=4)
+args = st.dictionaries(anything, values, max_size=3)
+names = st.sampled_from(("sh", "fork", "exec", "exit"))
+calls = st.lists(st.fixed_dictionaries({"name": names, "arguments": args}), max_size=4).map(tuple)
+saids = st.builds(Said, text=anything, calls=calls, reasoning=anything)
+steps = st.lists(
+    st.builds(
+        Step,
+        st.sampled_from(("own", "other", "none", "faulty")),
+        saids,
+        st.lists(st.tuples(anything, st.booleans()), min_size=4, max_size=4),
+        st.lists(anything | st.just("[REMINDER] go on"), max_size=2),
+    ),
+    max_size=4,
+)
+
+
+def examples(count: int) -> settings:
+    """The suite is inherited, and each class is a test of its own."""
+    return settings(
+        max_examples=count, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
+    )
+
+
+def name(turns: Any) -> str:
+    """The id of a test with these turns."""
+    turns = turns if isinstance(turns, tuple) and not hasattr(turns, "_fields") else (turns,)
+    return "+".join(type(turn).__name__ for turn in turns)
+
+
+def sent(body: Any) -> Any:
+    """A body as it arrives."""
+    return json.loads(json.dumps(body, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
+
+
+def through_a_tape(message: Message) -> Message:
+    return Message.from_json(json.loads(json.dumps(message.to_json())))
+
+
+def answered(message: Message, text: str = "done") -> list[Message]:
+    """The reply, and a result for each of its calls."""
+    results = [ToolResult(call.id, call.name, text) for call in message.tool_calls]
+    return [message, *(Message("tool", result=result) for result in results)]
+
+
+class Guest(HttpGuest):
+    """Does not wait between its tries, but says how long it would have."""
+
+    def __init__(self, dialect: Any, base: str, key: str = KEY) -> None:
+        self.pauses: list[float] = []
+        super().__init__(dialect, base, key, pause=self.pauses.append)
+
+
+class Conformance:
+    dialect: Any
+    vendor: ModuleType
+    model: str
+    path = ""  # of the base
+    kind: str
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def check(self, body: Any, dialect: Any = None) -> None:
+        """The vendor takes it."""
+        dialect = dialect or self.dialect(self.model)
+        url = dialect.url(f"http://host{self.path}")
+        headers = {name.lower(): value for name, value in dialect.headers(KEY).items()}
+        wrong = self.vendor.check(headers, url.removeprefix("http://host"), sent(body))
+        assert wrong is None, wrong
+
+    def streamed(self, events: list[tuple[str, Any]]) -> Any:
+        """The body that these events make."""
+        stream = self.dialect(self.model).stream()
+        complete = [stream.feed(*event) for event in events]
+        assert complete[-1] and not any(complete[:-1])
+        return stream.whole()
+
+    def conversation(self, lived: list[Step]) -> list[Message]:
+        """As the host loop makes it: every call answered, a reminder where there was none."""
+        messages = list(ASKED.messages)
+        for number, (made, said, results, after) in enumerate(lived):
+            if made == "own":
+                reply = self.dialect(self.model).reply(sent(self.vendor.reply_json(said))).message
+            else:
+                again = f"call_{number // 2}"  # other guests give the same ids again, and odd ones
+                wanted = [
+                    ToolCall.parse(f"{again}.{i}", c["name"], common.arguments(c))
+                    for i, c in enumerate(said.calls)
+                ]
+                if made == "faulty":
+                    wanted = [
+                        ToolCall.parse(again + "ä" * i, f"no such {i}", "{") for i in range(len(wanted))
+                    ]
+                raw = {"chat": {"content": "x"}} if made == "other" else None
+                reply = Message("assistant", said.text, tuple(wanted), raw=raw)
+            messages.append(through_a_tape(reply))
+            for one, (text, is_error) in zip(reply.tool_calls, results, strict=False):
+                messages.append(Message("tool", result=ToolResult(one.id, one.name, text, is_error)))
+            messages += [
+                Message("user", text) for text in (after if reply.tool_calls else ["[REMINDER]", *after])
+            ]
+        return messages
+
+    def infer(self, *plan: Turn, request: Request = ASKED) -> tuple[Reply, Guest, Provider]:
+        with Provider(self.vendor, *plan) as provider:
+            guest = Guest(self.dialect(self.model), provider.base + self.path)
+            try:
+                return guest.infer(request), guest, provider
+            finally:
+                guest.close()
+
+    # -- what is sent ------------------------------------------------------------------------------
+
+    @examples(60)
+    @given(steps)
+    def test_the_vendor_takes_every_conversation(self, lived: list[Step]) -> None:
+        messages = self.conversation(lived)
+        self.check(self.dialect(self.model).body(ASKED._replace(messages=messages)))
+
+    @examples(40)
+    @given(steps, st.data())
+    def test_the_vendor_takes_what_is_left_of_a_conversation(
+        self, lived: list[Step], data: st.DataObject
+    ) -> None:
+        """Messages that are missing are no reason to be refused: a tape may be torn, or edited."""
+        messages = self.conversation(lived)
+        kept = data.draw(st.lists(st.booleans(), min_size=len(messages), max_size=len(messages)))
+        left = [message for message, keep in zip(messages, kept, strict=True) if keep]
+        self.check(self.dialect(self.model).body(ASKED._replace(messages=left)))
+
+    @examples(30)
+    @given(steps, saids)
+    def test_what_was_sent_once_is_sent_again(self, lived: list[Step], said: Said) -> None:
+        """The prefix stays: the caches of all vendors live on that."""
+        dialect = self.dialect(self.model)
+        messages = self.conversation(lived)
+        reply = dialect.reply(sent(self.vendor.reply_json(said)))
+        before = self.said(dialect.body(ASKED._replace(messages=messages)))
+        longer = [*messages, *answered(reply.message), Message("user", "go on")]
+        after = self.said(dialect.body(ASKED._replace(messages=longer)))
+        assert json.dumps(after[: len(before)]) == json.dumps(before)
+
+    def said(self, body: Any) -> list[Any]:
+        """The body's parts in the order of its prefix, without marks that are no part of it."""
+        raise NotImplementedError
+
+    def test_the_limit_of_the_output(self) -> None:
+        dialect = self.dialect(self.model)
+        assert "16384" in json.dumps(dialect.body(ASKED))
+        assert "777" in json.dumps(dialect.body(ASKED._replace(output=777)))
+        self.check(dialect.body(ASKED._replace(output=1)))
+
+    def test_no_key_no_header(self) -> None:
+        headers = self.dialect(self.model).headers("")
+        assert not {"authorization", "x-api-key", "x-goog-api-key"} & {name.lower() for name in headers}
+
+    # -- what is received --------------------------------------------------------------------------
+
+    @examples(60)
+    @given(saids)
+    def test_a_streamed_answer_is_the_whole_answer(self, said: Said) -> None:
+        dialect = self.dialect(self.model)
+        body = self.vendor.reply_json(said)
+        reply = dialect.reply(body)
+        assert dialect.reply(self.streamed(list(self.vendor.events(body, said)))) == reply
+        assert reply.message.text == said.text or not said.text.strip()
+        assert [(c.name, c.args) for c in reply.message.tool_calls] == [
+            (c["name"], c["arguments"]) for c in said.calls
+        ]
+        assert reply.stop == ("tool" if said.calls else "end")
+        assert through_a_tape(reply.message) == reply.message
+        assert Reply.from_json(json.loads(json.dumps(reply.to_json()))) == reply
+
+    @examples(30)
+    @given(saids)
+    def test_an_answer_goes_back_as_it_came(self, said: Said) -> None:
+        dialect = self.dialect(self.model)
+        body = self.vendor.reply_json(said)
+        message = through_a_tape(dialect.reply(self.streamed(list(self.vendor.events(body, said)))).message)
+        next_body = dialect.body(ASKED._replace(messages=[*ASKED.messages, *answered(message)]))
+        assert json.dumps(self.returned(next_body)) == json.dumps(self.returnable(body))
+
+    def returned(self, body: Any) -> list[Any]:
+        """What a body has of the one reply in it."""
+        raise NotImplementedError
+
+    def returnable(self, answer: Any) -> list[Any]:
+        """What the vendor wants back of its answer."""
+        raise NotImplementedError
+
+    def test_a_cut_stream_is_no_answer(self) -> None:
+        events = list(self.vendor.reply_events(Said("text", CALLS, "thought")))
+        for length in range(len(events)):
+            stream = self.dialect(self.model).stream()
+            assert sum(stream.feed(*event) for event in events[:length]) == 0
+            with pytest.raises(Unavailable, match="cut"):
+                stream.whole()
+
+    @examples(150)
+    @given(st.data())
+    def test_nothing_that_comes_breaks_it(self, data: st.DataObject) -> None:
+        """An answer of which anything was replaced is an answer, or a GuestError; nothing else, and it can be kept."""
+        odd = st.sampled_from(
+            (
+                None,
+                True,
+                0,
+                -1,
+                1.5,
+                float("inf"),
+                "",
+                "x",
+                [],
+                {},
+                [[]],
+                [{}],
+                {"a": []},
+                ["x"],
+                {"type": "x"},
+            )
+        )
+        dialect = self.dialect(self.model)
+        said = Said("text", CALLS[:2], "thought")
+        body = self.vendor.reply_json(said)
+        events = list(self.vendor.events(body, said))
+        try:
+            if data.draw(st.booleans()):
+                reply = dialect.reply(replaced(body, data.draw, odd))
+            else:
+                stream = dialect.stream()
+                for name, event in replaced(events, data.draw, odd, 2):
+                    stream.feed(name, event)
+                reply = dialect.reply(stream.whole())
+        except GuestError as error:
+            assert str(error)
+        else:
+            message = through_a_tape(reply.message)
+            sent(dialect.body(ASKED._replace(messages=[*ASKED.messages, *answered(message)])))
+
+    @pytest.mark.parametrize("status", [200, 400, 401, 403, 404, 413, 429, 500, 503])
+    def test_errors_of_any_shape(self, status: int) -> None:
+        dialect = self.dialect(self.model)
+        shapes = (
+            *(
+                None,
+                [],
+                {},
+                "",
+                "<html>",
+                5,
+                {"error": None},
+                {"error": "x"},
+                {"error": []},
+                {"detail": [{}]},
+            ),
+            [{"error": {"details": 1}}],
+            {"error": {"code": {}, "message": [], "details": [None, {"violations": [1]}]}},
+        )
+        for shape in shapes:
+            assert isinstance(dialect.fault(status, shape), GuestError)
+
+    def test_stops(self) -> None:
+        dialect = self.dialect(self.model)
+        for stop in ("length", "refusal"):
+            reply = dialect.reply(self.vendor.reply_json(Said("", stop=stop)))
+            assert reply.stop == stop
+            assert bool(reply.message.text) is (stop == "refusal")
+
+    def test_usage(self) -> None:
+        usage = self.dialect(self.model).reply(self.vendor.reply_json(HI)).usage
+        assert (usage.input, usage.output, usage.cache_read, usage.reasoning) == (100, 10, 40, 5)
+
+    # -- against a server --------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        "turns",
+        [
+            (HI,),
+            (Slow(HI),),
+            (Whole(HI),),
+            (Fault(429, "rate", {"Retry-After": "3"}), HI),
+            (Fault(500, "server"), HI),
+            (Fault(503, "overloaded"), Fault(529, "overloaded"), HI),
+            (Inside("overloaded", HI, 1), HI),
+            (Inside("server"), HI),
+            (Cut(HI, 1), HI),
+            (Cut(HI, 1, torn=True), HI),
+            (Raw(502, b"<html><title>Bad Gateway</title></html>", "text/html"), HI),
+            (Raw(200, b"<html>a captive portal</html>", "text/html"), HI),
+            (Raw(200, b'{"choices": ['), HI),
+            (Raw(200, b"data: {not json\n\n", "text/event-stream"), HI),
+            (Raw(200, b"", "text/event-stream"), HI),
+            (Raw(200, b""), HI),
+        ],
+        ids=name,
+    )
+    def test_tried_again_until_it_works(self, turns: tuple[Turn, ...]) -> None:
+        reply, guest, provider = self.infer(*turns)
+        assert reply.message.text == HI.text
+        assert len(guest.pauses) == len(turns) - 1
+        assert len({json.dumps(body) for body in provider.bodies}) == 1
+        if isinstance(turns[0], Fault) and turns[0].headers:
+            assert 3 <= guest.pauses[0] <= 4
+
+    @pytest.mark.parametrize(
+        ("turn", "kind"),
+        [
+            (Fault(401, "auth"), Refused),
+            (Fault(404, "model"), Refused),
+            (Fault(400, "bad"), Refused),
+            (Fault(429, "quota"), Refused),
+            (Fault(400, "overflow"), Overflow),
+            (Fault(413, "bad"), Overflow),
+            (Inside("overflow"), Overflow),
+            (Inside("auth", HI, 1), Refused),
+        ],
+        ids=name,
+    )  # fmt: skip
+    def test_never_tried_again(self, turn: Turn, kind: type[GuestError]) -> None:
+        with pytest.raises(kind) as caught:
+            self.infer(turn)
+        assert KEY not in str(caught.value)
+
+    def test_an_answer_of_nothing(self) -> None:
+        reply, _, _ = self.infer(Said())
+        assert (reply.message.text, reply.message.tool_calls, reply.stop) == ("", (), "end")
+        self.check(self.dialect(self.model).body(ASKED._replace(messages=[*ASKED.messages, reply.message])))
+
+    def test_it_is_learned_what_a_server_does_not_take(self, refusal: Any = None) -> None:
+        """One request more, the first time; afterwards it is not sent again. A refusal of something else is final."""
+        for message, gone in self.refusals():
+            dialect = self.dialect(self.model)
+            assert gone in json.dumps(dialect.body(ASKED))
+            fault = dialect.fault(400, self.vendor.error(400, "bad", message))
+            assert isinstance(fault, faults.Adapted), message
+            assert gone not in json.dumps(dialect.body(ASKED))
+        with Provider(self.vendor, Fault(400, "bad", message=message)) as provider:
+            guest = Guest(dialect, provider.base + self.path)  # it has learned that already
+            with pytest.raises((Refused, Overflow)):
+                guest.infer(ASKED)
+            guest.close()
+
+    def refusals(self) -> list[tuple[str, str]]:
+        """Messages of a 400, and what then is no longer sent."""
+        raise NotImplementedError
+
+    # -- a whole agent -----------------------------------------------------------------------------
+
+    def test_an_agent_and_its_clones(self, tmp_path: Path) -> None:
+        """Commands, two children at the same time, and the end; the vendor finds nothing wrong with any request."""
+        agents = Agents(tmp_path)
+        with Provider(self.vendor, choose=_tree) as provider:
+            agents.env |= {
+                "QUINE_API_TYPE": self.kind,
+                "QUINE_API_BASE": provider.base + self.path,
+                "QUINE_API_KEY": KEY,
+                "QUINE_MODEL_ID": self.model,
+            }
+            done = agents.run(mission="play")
+            assert (done.returncode, done.stdout, done.stderr) == (0, b"parent\n", b"")
+        assert len(provider.requests) == 3 + 2 * 2
+        assert sorted((tmp_path / name).read_text() for name in ("left", "right")) == ["left\n", "right\n"]
+        for path in tmp_path.rglob("*"):
+            assert not path.is_file() or KEY.encode() not in path.read_bytes()
+        # A child's first request begins with all that its parent's last one before the fork said.
+        told = sorted((self.said(body) for body in provider.bodies), key=len)
+        forked = next(body for body in told if "parent" in json.dumps(body[-1]))
+        clones = [body for body in told if "You are the child" in json.dumps(body)]
+        assert len(clones) == 4
+        assert all(json.dumps(clone[: len(forked)]) == json.dumps(forked) for clone in clones)
+
+
+def _tree(seen: Seen) -> Turn:
+    """What the model says next to whom."""
+    (said,) = (seen.body[name] for name in ("messages", "input", "contents") if name in seen.body)
+    text = json.dumps(said)
+    mine = next((name for name in ("left", "right") if f"you exit:\\n\\n{name}" in text), "")
+    if mine:
+        return (
+            Said("", (sh(f"echo {mine} > {mine}"),), "a child thinks")
+            if text.count("EXIT CODE") < 2
+            else Said("", (OK,))
+        )
+    if "EXIT CODE" not in text:
+        return Said("I look.", (sh("echo parent >&4; echo parent"),), "first a look")
+    if "left" not in text:
+        return Said(
+            "", (call("fork", intent="left", wait=True), call("fork", intent="right", wait=True)), "then two"
+        )
+    return Said("done", (OK,))
+
+
+def replaced(value: Any, draw: Any, odd: st.SearchStrategy[Any], levels: int = 0) -> Any:
+    """`value` with one thing somewhere in it replaced; the first `levels` stay lists and pairs."""
+    if levels == 0 and draw(st.integers(0, 4)) == 0:
+        return draw(odd)
+    if isinstance(value, dict) and value:
+        key = draw(st.sampled_from(sorted(value)))
+        return {**value, key: replaced(value[key], draw, odd)}
+    if isinstance(value, list | tuple) and value:
+        at = 1 if levels == 1 else draw(st.integers(0, len(value) - 1))
+        return type(value)(
+            [*value[:at], replaced(value[at], draw, odd, max(levels - 1, 0)), *value[at + 1 :]]
+        )
+    return draw(odd)
