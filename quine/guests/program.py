@@ -124,23 +124,37 @@ class ProgramGuest:
 
 
 def _converse(process: subprocess.Popen[bytes], body: bytes) -> tuple[bytes, bytes]:
-    """Write the request and read the reply at the same time; it may answer before it has read all of it."""
+    """Write the request and read the reply at the same time; it may answer before it has read all of it.
+
+    The end is the end of the process, not of its output: what it left in the background may hold that open.
+    """
     assert process.stdin and process.stdout and process.stderr
     deadline = time.monotonic() + TIMEOUT
-    kept: dict[int, bytearray] = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    feed, out, err = (stream.fileno() for stream in (process.stdin, process.stdout, process.stderr))
+    kept = {out: bytearray(), err: bytearray()}
+    pidfd = os.pidfd_open(process.pid)
     poll = select.poll()
-    feed = process.stdin.fileno()
-    os.set_blocking(feed, False)
-    poll.register(feed, select.POLLOUT)
-    for fd in kept:
-        poll.register(fd, select.POLLIN)
-    view, open_fds = memoryview(body), set(kept)
-    while open_fds:
-        events = poll.poll(max(0, int((deadline - time.monotonic()) * 1000)))
-        if not events:
-            raise subprocess.TimeoutExpired(process.args, TIMEOUT)
-        for fd, _ in events:
-            if fd == feed:
+    for fd, events in (
+        (pidfd, select.POLLIN),
+        (feed, select.POLLOUT),
+        (out, select.POLLIN),
+        (err, select.POLLIN),
+    ):
+        os.set_blocking(fd, False)
+        poll.register(fd, events)
+    view, talking = memoryview(body), set(kept)
+    try:
+        while True:
+            ready = [fd for fd, _ in poll.poll(max(0, int((deadline - time.monotonic()) * 1000)))]
+            if not ready:
+                raise subprocess.TimeoutExpired(process.args, TIMEOUT)
+            for fd in tuple(talking):
+                if (fd in ready or pidfd in ready) and not _take(fd, kept[fd], pidfd in ready):
+                    poll.unregister(fd)
+                    talking.discard(fd)
+            if pidfd in ready:
+                return bytes(kept[out]), bytes(kept[err])
+            if feed in ready:
                 try:
                     view = view[os.write(feed, view[: 1 << 16]) :]
                 except BrokenPipeError:
@@ -148,15 +162,22 @@ def _converse(process: subprocess.Popen[bytes], body: bytes) -> tuple[bytes, byt
                 if not view:
                     poll.unregister(feed)
                     process.stdin.close()
-            elif data := os.read(fd, 1 << 16):
-                kept[fd] += data
-                if len(kept[fd]) > LONGEST:
-                    raise GuestError(f"a reply of more than {LONGEST} bytes")
-            else:
-                poll.unregister(fd)
-                open_fds.discard(fd)
-    out, err = kept.values()
-    return bytes(out), bytes(err)
+    finally:
+        os.close(pidfd)
+
+
+def _take(fd: int, into: bytearray, all_of_it: bool) -> bool:
+    """What can be read now, once or until there is no more; False at the end of it."""
+    while True:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        into += data
+        if len(into) > LONGEST:
+            raise GuestError(f"a reply of more than {LONGEST} bytes")
+        if not data or not all_of_it:
+            return bool(data)
 
 
 def _reply(path: str, out: bytes, body: bytes) -> Reply:
