@@ -101,15 +101,15 @@ Place = tuple[
 
 
 def children(path: Path) -> dict[Place, Path]:
-    """The sessions that came out of this one and have a tape beside it."""
+    """The tapes of the sessions that came out of this one. They may not be there: begun, and not yet written."""
     found: dict[Place, Path] = {}
     forks = lives = 0
     for _, entry in entries(str(path)):
         if entry["type"] == "fork":
-            _put(found, ("fork", "", forks), beside(path, entry["data"].get("session")))
+            _put(found, ("fork", "", forks), named(path, entry["data"].get("session")))
             forks += 1
         elif entry["type"] == "outcome" and "to" in entry["data"]:
-            _put(found, ("exec", "", lives), beside(path, entry["data"]["to"]))
+            _put(found, ("exec", "", lives), named(path, entry["data"]["to"]))
             lives += 1
     for place, nested in _nested(path):
         _put(found, place, nested)
@@ -146,9 +146,14 @@ def meta(path: Path) -> dict[str, Any]:
     raise ValueError(f"{path}: it has no meta")
 
 
-def beside(path: Path, session: object) -> Path | None:
-    """The tape of a session in the same directory, where there is one."""
+def named(path: Path, session: object) -> Path | None:
+    """Where the tape of a session lies, if it lies beside this one; None for what is no session."""
     if not isinstance(session, str) or not session or os.sep in session or "\0" in session:
         return None
-    other = path.with_name(f"{session}.jsonl")
-    return other if other.is_file() else None
+    return path.with_name(f"{session}.jsonl")
+
+
+def beside(path: Path, session: object) -> Path | None:
+    """The tape of a session in the same directory, where there is one."""
+    other = named(path, session)
+    return other if other is not None and other.is_file() else None

@@ -176,7 +176,7 @@ def compare(then: Path, now: Path) -> tuple[int, list[Departure]]:
         departure = _life(old, new)
         if departure is not None:
             departures.append(departure)
-        before, after = rebuild.children(old), rebuild.children(new)
+        before, after = _lived(old), _lived(new)
         for place, path in before.items():
             if place in after:
                 waiting.append((path, after[place]))
@@ -186,6 +186,10 @@ def compare(then: Path, now: Path) -> tuple[int, list[Departure]]:
             missing = (place for place in after if place not in before)
             departures += [Departure(old.stem, 0, "no such child", _named(place)) for place in missing]
     return lives, departures
+
+
+def _lived(path: Path) -> dict[rebuild.Place, Path]:
+    return {place: child for place, child in rebuild.children(path).items() if child.is_file()}
 
 
 def _named(place: rebuild.Place) -> str:
