@@ -50,6 +50,16 @@ def exit_word(pid: int) -> int | None:
     return int(fields[49]) if fields[0] == b"Z" else None
 
 
+def ignores(pid: int, number: int) -> bool:
+    """Does a process ignore a signal? One that is gone does not."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            mask = file.read().partition(b"\nSigIgn:")[2].split(maxsplit=1)[0]
+    except (OSError, IndexError):
+        return False
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 _owned: set[int] = set()  # children of this process that somebody in it waits for
 
 

@@ -287,7 +287,9 @@ class _Watch:
             # A loop of the shell's own goes on although its commands were interrupted; or the signal came
             # between two commands, when there was nobody to take it.
             self._insist = float("inf")
-            if not self._told & self._members():  # one that was told and is still there is heeding it
+            # One that was told and is still there is heeding it, unless it cannot: what stands before `&` ignores it.
+            left = self._told & self._members()
+            if all(procs.ignores(pid, signal.SIGINT) for pid in left):
                 self._tell(signal.SIGINT)
                 os.kill(self._shell._pid, signal.SIGINT)
         if self._stage == 0:

@@ -291,6 +291,14 @@ def test_interrupt_ends_a_loop_of_short_commands(shell: Shell) -> None:
     assert run(shell, "echo alive").stdout == "alive\n"
 
 
+def test_interrupt_reaches_a_shell_that_waits_for_its_background(shell: Shell) -> None:
+    """What stands before `&` ignores SIGINT, so that it is no reason to wait for it."""
+    began = time.monotonic()
+    got = run(shell, f"sleep 86391 & kill -INT {os.getpid()}; wait", timeout=20)
+    assert got.code == 130
+    assert time.monotonic() - began < 5
+
+
 def test_an_interrupted_command_may_clean_up(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quine.shell.INSIST", 0.2)
     trap = f"trap 'echo int; sleep 0.6; echo clean; exit 5' INT; kill -INT {os.getpid()}; while :; do sleep 0.05; done"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import stat
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,8 @@ def _renew(loop: Loop, wisdom: dict[str, str], persona: str) -> Result:
         # Blocked signals stay pending through execve: the new life's handlers get them, not the default.
         if loop.signals.fatal:
             raise Terminated(loop.signals.fatal)  # it came to the old life, and would be lost with it
+        if loop.signals.alarm:
+            os.kill(os.getpid(), signal.SIGALRM)  # this too; held back, it is the next life's
         for fd in loop.slots:
             os.set_inheritable(fd, True)
         try:
