@@ -81,6 +81,11 @@ def agent(words: list[str]) -> int:
         from quine.run import version
 
         return version()
+    if "completion" in values:
+        from quine.completion import script
+
+        print(script(str(values["completion"])), end="")
+        return 0
     text = " ".join(mission)
     if "file" in values:
         if text.strip():

@@ -63,6 +63,7 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
     ),
     ("list", "l", "", "kill", True, "the names of signals; with a number its name"),
     ("data-dir", "", "DIR", "ps wait logs kill", True, "where tapes and jobs are (QUINE_DATA_DIR, .quine)"),
+    ("completion", "", "SHELL", "agent", True, "print the completion of bash, zsh or fish"),
     ("help", "h", "", "agent run ps wait logs kill", True, "this text"),
     ("version", "", "", "agent run", True, "version and build hash"),
 )
