@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -197,7 +198,8 @@ class Provider(ThreadingHTTPServer):
             self._open.discard(connection)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        self.violations.append(traceback.format_exc())
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client may go at any time
+            self.violations.append(traceback.format_exc())
 
 
 class _Handler(BaseHTTPRequestHandler):
