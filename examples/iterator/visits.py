@@ -7,7 +7,8 @@ NAMES = ("ada", "alan", "barbara", "dennis", "donald", "edsger", "frances", "gra
 
 
 def main(lines: int) -> None:
-    chance, inside = random.Random(1978), set()
+    chance = random.Random(1978)
+    inside: set[str] = set()
     for _ in range(lines):
         name = chance.choice(NAMES)
         print(name, "leaves" if name in inside else "arrives")

@@ -17,7 +17,10 @@ MISSION = re.compile(r"Find the (\w+) (.+); prepend the hash (\w+) and output")
 
 
 def reader(mission: str, wisdom: dict[str, str]) -> Play:
-    ordinal, wanted, mark = MISSION.search(mission).groups()
+    asked = MISSION.search(mission)
+    if not asked:
+        return failure("I do not know what to find")
+    ordinal, wanted, mark = asked.groups()
     found = int(wisdom.get("found_count", 0))
     position = int(wisdom.get("current_position", 0))
     partial = wisdom.get("partial_content", "")
