@@ -1,13 +1,14 @@
 """python -m bench [FIGURE…]: bring up a host, measure, print the table.
 
-Figures: client, line, memory, stream, fairness, agent, fork; all of them without a name.
+Figures: client, line, memory, stream, fairness, agent, guests, fork, tape, conversation, crowd; without a name all of
+them.
 """
 
 from __future__ import annotations
 
 import sys
 
-from bench import agent, client, stream
+from bench import agent, client, crowd, stream, tape
 from bench.measure import Row, table
 from tests.lab import Lab
 
@@ -18,7 +19,11 @@ FIGURES = {
     "stream": stream.both_ways,
     "fairness": stream.fairness,
     "agent": agent.cold,
+    "guests": agent.guests,
     "fork": agent.fork,
+    "tape": tape.rate,
+    "conversation": tape.memory,
+    "crowd": crowd.run,
 }
 
 

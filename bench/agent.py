@@ -7,10 +7,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from bench.measure import Row, alternate
 from tests.lab import Lab
+from tests.provider import chat
+from tests.provider.server import KEY, Provider, Said
 
 LEAVE = {"reply": {"tool_calls": [{"name": "exit", "arguments": {"status": "success"}}]}}
 
@@ -36,6 +39,44 @@ def cold(lab: Lab) -> list[Row]:
             "≤ 120, aim 60",
             ours <= 120,
         )
+    ]
+
+
+PROGRAM = """#!/bin/sh
+cat >/dev/null
+echo '{"tool_calls": [{"name": "exit", "arguments": {"status": "success"}}]}'
+"""
+
+
+def guests(lab: Lab) -> list[Row]:
+    """A cold one-turn agent with each kind of guest; the server of the HTTP guest is in this process."""
+    leave = Said(calls=({"name": "exit", "arguments": {"status": "success"}},))
+    with tempfile.TemporaryDirectory() as directory, Provider(chat, choose=lambda seen: leave) as provider:
+        program = Path(directory, "guest")
+        program.write_text(PROGRAM)
+        program.chmod(0o700)
+        kinds = {
+            "script": lab.script([LEAVE]),
+            "program": {"QUINE_API_TYPE": "program", "QUINE_API_BASE": str(program)},
+            "openai": {
+                "QUINE_API_TYPE": "openai",
+                "QUINE_API_BASE": f"{provider.base}/v1",
+                "QUINE_API_KEY": KEY,
+                "QUINE_MODEL_ID": "m",
+            },
+        }
+
+        def agent(kind: str) -> None:
+            env = {**lab.env, **kinds[kind], "QUINE_DATA_DIR": directory}
+            subprocess.run([lab.quine, "leave"], env=env, check=True, stdin=subprocess.DEVNULL)
+
+        def python() -> None:
+            subprocess.run([sys.executable, "-c", "pass"], env=lab.env, check=True, stdin=subprocess.DEVNULL)
+
+        *times, bare = alternate(15, *(partial(agent, kind) for kind in kinds), python)
+    return [
+        Row(f"one-turn agent, {kind} guest, cold", 1000 * took, "ms", "bare python", 1000 * bare)
+        for kind, took in zip(kinds, times, strict=True)
     ]
 
 

@@ -1,0 +1,74 @@
+"""The tape: what its durability costs beside a bare write and fsync, and what a long conversation costs in memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from bench.measure import Row, alternate
+from quine.guests.base import Message, ToolResult
+from quine.tape import FileSink, Tape
+from tests.agents import OK, Agents, says, sh
+from tests.lab import Lab
+
+ENTRIES = 1000
+TEXT = "what a command printed, " * 40  # about a kilobyte, as results have
+MEGABYTE = 1 << 20
+RESULTS = 10
+
+
+def rate(lab: Lab) -> list[Row]:
+    """Entries that are each on the disk before the next one begins."""
+    with tempfile.TemporaryDirectory() as directory:
+        numbers = iter(range(1 << 20))
+
+        def ours() -> str:
+            path = os.path.join(directory, f"{next(numbers)}.jsonl")
+            tape = Tape(FileSink(path), ["a-secret-of-some-length"])
+            for number in range(ENTRIES):
+                tape.message(Message("tool", result=ToolResult(f"call_{number}", "sh", TEXT)))
+                tape.sync()
+            tape.close()
+            return path
+
+        lines = Path(ours()).read_bytes().splitlines(keepends=True)
+
+        def bare() -> None:
+            fd = os.open(
+                os.path.join(directory, f"{next(numbers)}.bare"),
+                os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+                0o600,
+            )
+            for line in lines:
+                os.write(fd, line)
+                os.fsync(fd)
+            os.close(fd)
+
+        took, peer = (1000 * t for t in alternate(5, ours, bare))
+    figure = f"{ENTRIES} tape entries of a kilobyte, each fsynced"
+    return [Row(figure, took, "ms", "bare write + fsync", peer, "≤ 2 ×", took <= 2 * peer)]
+
+
+def memory(lab: Lab) -> list[Row]:
+    """The most memory of an agent with a conversation of fifty megabytes, less that of the same with a tiny one."""
+    with tempfile.TemporaryDirectory() as name:
+        agents = Agents(Path(name))
+        limits = {
+            "QUINE_OUTPUT_TRUNCATE": str(100 * MEGABYTE),
+            "QUINE_CONTEXT_WINDOW": "0",
+            "QUINE_MAX_TURNS": "0",
+        }
+
+        def peak(size: int) -> float:
+            """Megabytes."""
+            command = f"head -c {size} /dev/zero | tr '\\0' x"
+            measure = sh("grep VmHWM /proc/$PPID/status >&4")
+            done = agents.run(*([says(sh(command))] * RESULTS), says(measure), says(OK), env=limits)
+            assert done.returncode == 0, done.stderr
+            return int(done.stdout.split()[1]) / 1024
+
+        total = 50
+        more = peak(total * MEGABYTE // RESULTS) - peak(1)
+    figure = f"memory of an agent with a conversation of {total} MB, beyond that of an empty one"
+    return [Row(figure, more, "MB", "the conversation", total, "≤ 3 ×", more <= 3 * total)]
