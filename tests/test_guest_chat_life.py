@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,22 @@ from quine.guests.chat import ChatDialect
 from quine.guests.http import HttpGuest
 from quine.tools import TOOLS
 from tests.agents import OK, Agents, call
+from tests.lab import Lab
 from tests.provider import chat
-from tests.provider.server import KEY, Cut, Fault, Inside, Provider, Raw, Said, Seen, Slow, Turn, Whole
+from tests.provider.server import (
+    KEY,
+    Cut,
+    Fault,
+    Inside,
+    Provider,
+    Raw,
+    Said,
+    Seen,
+    Silent,
+    Slow,
+    Turn,
+    Whole,
+)
 
 ASKED = Request([Message("system", "be"), Message("user", "do")], TOOLS)
 WORK = Said("", (call("sh", command="echo a"), call("sh", command="echo b")), "hm, think", usage=(50, 5, 9))
@@ -66,29 +81,55 @@ def agents(tmp_path: Path) -> Agents:
     return Agents(tmp_path)
 
 
-def life(agents: Agents, provider: Provider, **more: Any) -> Any:
-    env = {
+def settings(provider: Provider) -> dict[str, str]:
+    return {
         "QUINE_API_TYPE": "openai",
         "QUINE_API_BASE": f"{provider.base}/v1",
         "QUINE_API_KEY": KEY,
         "QUINE_MODEL_ID": "m",
     }
-    return agents.run(env=env, **more)
+
+
+def life(agents: Agents, provider: Provider, **more: Any) -> Any:
+    return agents.run(env=settings(provider), **more)
 
 
 def test_a_life(agents: Agents) -> None:
     """Calls in parallel, reasoning handed back, a reply without a call, material in and a deliverable out."""
     copy = Said("so", (call("sh", command="echo a"), call("sh", command="cat <&3 >&4")), "hmm")
-    with Provider(chat, Slow(copy), Said("thinking aloud"), Whole(BYE)) as provider:
+    with Provider(chat, Slow(copy), Said("thinking aloud"), Said(""), Whole(BYE)) as provider:
         done = life(agents, provider, input=b"material")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"material", b"")
     last = provider.bodies[-1]["messages"]
-    roles = ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
+    roles = ["system", "user", "assistant", "tool", "tool", "assistant", "user", "assistant", "user"]
     assert [message["role"] for message in last] == roles
     assert "work" in last[0]["content"] and "a\n" in last[3]["content"]
     assert agents.outcome()["termination_mode"] == "exit"
     kept = b"".join(path.read_bytes() for path in agents.data.rglob("*") if path.is_file())
     assert KEY.encode() not in kept
+
+
+def test_a_life_elsewhere(lab: Lab, tmp_path: Path) -> None:
+    """Inference is asked of the origin: the key stays here, and what goes back is what came."""
+    with Provider(chat, WORK, BYE) as provider:
+        env = {**settings(provider), "QUINE_DATA_DIR": str(tmp_path / "data")}
+        done = lab.run(["--on", "h1", "work"], env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert len(provider.requests) == 2
+
+
+@pytest.mark.parametrize("after", [0, 2], ids=["before the first event", "in the middle"])
+def test_a_signal_in_the_middle_of_an_answer(agents: Agents, after: int) -> None:
+    with (
+        Provider(chat, Silent(WORK, after)) as provider,
+        agents.start("work", env=settings(provider)) as process,
+    ):
+        assert provider.silent.wait(30)
+        process.terminate()
+        out, _ = process.communicate(timeout=30)
+        assert (process.returncode, out) == (-signal.SIGTERM, b"")
+        assert provider.hung_up.wait(30)
+    assert agents.outcome()["termination_mode"] == "signal"
 
 
 def test_trouble_on_the_way_is_not_seen(agents: Agents) -> None:
