@@ -28,13 +28,16 @@ class Account:
         self._ledger = ledger
         self._guest = guest
         self._price = price
-        self._context = 0  # tokens of the conversation, as far as the guest has told
+        self._context = 0  # tokens of the conversation up to the last reply, if the guest has told
+        self._told = 0  # messages that those are
         self._warned = False
 
-    def count(self, reply: Reply) -> None:
+    def count(self, reply: Reply, messages: int) -> None:
+        """After a reply to so many messages."""
         self.inferences += 1
         self.usage += reply.usage
-        self._context = reply.usage.input + reply.usage.output or self._context
+        if reply.usage.input:
+            self._context, self._told = reply.usage.input + reply.usage.output, messages + 1
         if reply.stop == "context":
             self._context = max(self._context, self._limits.window)
 
@@ -42,12 +45,14 @@ class Account:
     def out_of_turns(self) -> bool:
         return 0 < self._limits.turns <= self.turns
 
-    def notes(self, messages: Sequence[Message]) -> list[str]:
-        """What the last result of a batch is followed by."""
+    def notes(self, messages: Sequence[Message], result: str) -> list[str]:
+        """What the last `result` of a batch is followed by."""
         lines = []
         if limit := self._limits.turns:
             lines.append(f"[TURNS LEFT] {max(0, limit - self.turns)}")
-        used, window = self._context or inference.tokens(messages), self._limits.window
+        # What has come since the guest counted is in its next prompt: without it the warning comes a batch too late.
+        used = self._context + inference.tokens(messages[self._told :]) + len(result) // inference.LETTERS
+        window = self._limits.window
         lines.append(f"[CONTEXT USED] {round(used / 1000)}K of {round(window / 1000)}K")
         lines += self._of_tree()
         last = "turn_exhaustion" if self.out_of_turns else ""

@@ -254,7 +254,7 @@ class Loop:
                 if self.relayed
                 else inference.infer(self._guest, request, self.ledger, life.limits.concurrent, self._price)
             )
-        self.account.count(reply)
+        self.account.count(reply, len(self.messages))
         calls = ", ".join(call.name for call in reply.message.tool_calls)
         self.log.detail(
             f"inference {self.account.inferences}: {time.time() - begun:.2f} s, {reply.usage.input} tokens in, "
@@ -285,7 +285,7 @@ class Loop:
                     ready[index] = self._one(call)
             result = ready[index]
             carried = carried or not _refused(call, result)
-            text = result.text if index < len(calls) - 1 else result.text + self._left()
+            text = result.text if index < len(calls) - 1 else result.text + self._left(result.text)
             self._say(Message("tool", result=ToolResult(call.id, call.name, text, result.is_error)))
             self.answered += 1
         return carried
@@ -319,7 +319,7 @@ class Loop:
             return prompt.last_refusal("turn_exhaustion")
         return ""
 
-    def _left(self) -> str:
+    def _left(self, result: str) -> str:
         """What the last result of a batch is followed by."""
         lines = []
         for job in self.jobs.finished():
@@ -330,7 +330,7 @@ class Loop:
             )
             if job.directory:
                 lines.append(f"  {job.directory}/stdout, stderr")
-        return "\n" + "\n".join(lines + self.account.notes(self.messages))
+        return "\n" + "\n".join(lines + self.account.notes(self.messages, result))
 
     def _say(self, message: Message) -> None:
         self.messages.append(message)

@@ -41,6 +41,12 @@ def test_a_warning_once_and_then_the_last_reply(agents: Agents) -> None:
     )
 
 
+def test_what_has_come_since_the_guest_counted_is_counted(agents: Agents) -> None:
+    agents.script(used(says(sh("head -c 16000 /dev/zero | tr '\\0' x")), 1000), says(call("exit", status=0)))
+    agents.run(env={"QUINE_CONTEXT_WINDOW": "4000"})
+    assert "[CONTEXT USED] 5K of 4K\n[LAST REPLY]" in agents.results()[0]
+
+
 # A guest whose window is full at so many characters; it tells, as a provider does, by an error.
 FULL = f"""#!{sys.executable}
 import json, os, sys
