@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from quine import prices
 from quine.guests.base import Usage
-from quine.tapes import Session, find, plain, sessions, tree_of
-from quine.tree import table
+from quine.tapes import Session, find, sessions, tree_of
+from quine.text import plain, table
 from transport import quickjson
 
 

@@ -15,16 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quine.exits import FAILED, NOT_STARTED, OK, USAGE, Misconfigured, complain
+from quine.exits import FAILED, OK, USAGE, Misconfigured, complain
+from quine.text import table
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from deploy.dial import Visit
-    from deploy.inventory import Host, Inventory
-    from transport.errors import Refused
-
-    Call = Callable[..., Awaitable[Visit]]
+    from deploy.inventory import Inventory
 
 app = typer.Typer(
     add_completion=False,
@@ -83,7 +78,9 @@ def hosts(
         raise Misconfigured("there is no inventory", "write ./inventory.toml; see inventory.example.toml")
     chosen = known.matching(where) if known.hosts or where != "any" else []
     if action == "check":
-        return _check(chosen, known, verbose)
+        from quine.visits import check
+
+        return check(chosen, known, verbose)
     rows = [["HOST", "ADDRESS", "USER", "SLOTS", "THROUGH", "TAGS"]]
     for host in chosen:
         address = host.destination + (f":{host.port}" if host.port else "")
@@ -91,28 +88,8 @@ def hosts(
         rows.append(
             [host.name, address, host.user or "-", slots, host.jump or "-", ",".join(host.tags) or "-"]
         )
-    _table(rows)
+    print(table(rows), end="")
     return OK
-
-
-def _check(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
-    from deploy import dial
-
-    results = _visit(chosen, known, dial.check, verbose)
-    rows = [["HOST", "STATE", "SYSTEM", "PYTHON", "BUILD", "FREE", "SLOTS", "SECONDS"]]
-    for host, result in results:
-        slots = str(host.slots or "-")
-        if isinstance(result, Exception):
-            rows.append([host.name, "unusable", "-", "-", "-", "-", slots, "-"])
-            continue
-        facts = result.facts
-        assert facts is not None  # a check always tells them
-        build = "same" if facts.have else "none"
-        free = f"{facts.free >> 20} MB"
-        system = f"{facts.system} {facts.machine}"
-        rows.append([host.name, "ok", system, facts.version, build, free, slots, f"{result.seconds:.2f}"])
-    _table(rows)
-    return _complaints(results)
 
 
 @app.command()
@@ -132,15 +109,16 @@ def deploy(
     if output is not None:
         raise Misconfigured("--output belongs to quine deploy build")
     from deploy import dial
+    from quine.visits import complaints, visit
 
     known = _inventory(inventory)
-    results = _visit(known.matching(where), known, dial.deploy, verbose)
+    results = visit(known.matching(where), known, dial.deploy, verbose)
     for host, result in results:
         if not isinstance(result, Exception):
             print(
                 f"{host.name}: {'deployed' if result.deployed else 'already there'}, {result.seconds:.2f} s"
             )
-    return _complaints(results)
+    return complaints(results)
 
 
 def _build(output: Path | None) -> int:
@@ -157,48 +135,6 @@ def _inventory(path: Path | None) -> Inventory:
     from deploy.inventory import load
 
     return load(path, os.environ)
-
-
-def _visit(
-    chosen: Sequence[Host], known: Inventory, call: Call, verbose: bool
-) -> list[tuple[Host, Visit | Refused]]:
-    """`call` for all hosts at the same time; each one's result or refusal, in order."""
-    import asyncio
-
-    from transport.errors import Refused
-
-    agent = os.environ.get("SSH_AUTH_SOCK")
-
-    async def one(host: Host) -> tuple[Host, Visit | Refused]:
-        def note(text: str) -> None:
-            if verbose:
-                os.write(2, f"quine: {host.name}: {text}\n".encode())
-
-        try:
-            return host, await call(host, known, ssh_agent=agent, note=note)
-        except Refused as refused:
-            return host, refused
-
-    async def all_of_them() -> list[tuple[Host, Visit | Refused]]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(host)) for host in chosen]
-        return [task.result() for task in tasks]
-
-    return asyncio.run(all_of_them())
-
-
-def _complaints(results: Sequence[tuple[Host, Visit | Refused]]) -> int:
-    """Say each host's trouble; the exit status of the whole."""
-    refused = [(host, result) for host, result in results if isinstance(result, Exception)]
-    for host, why in refused:
-        complain(why.detail, why.hint, host.name)
-    return NOT_STARTED if refused else OK
-
-
-def _table(rows: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 # -- doctor and node ----------------------------------------------------------------------------------

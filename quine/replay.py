@@ -4,15 +4,13 @@ Laws
 1. It is a real agent, in a data directory of its own: its guest says again what the guest said, and the commands are
    really run again, here and now.
 2. Compared are the messages of each life, in order, the old tape beside the new one; then how the life ended.
-3. What cannot be the same twice (sessions, pids, times, places of our files, what is left of budgets) is taken for
-   equal; everything else is not.
+3. What cannot be the same twice (quine/same.py) is taken for equal; everything else is not.
 4. Each life is reported once, where it first departs: what comes after is a consequence.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,10 +20,11 @@ from typing import Any, NamedTuple, NoReturn
 
 from quine import rebuild
 from quine.exits import FAILED, OK, Misconfigured
-from quine.guests.base import Message
 from quine.life import new_session
+from quine.same import Same
 from quine.tape import entries
-from quine.tapes import Session, find, plain, sessions
+from quine.tapes import Session, find, sessions
+from quine.text import plain
 from transport import quickjson
 from transport.address import own_command
 
@@ -45,17 +44,6 @@ NOT_OURS = (*LIMITS.values(), "QUINE_WISDOM_", "QUINE_API_")  # of the environme
 ENDED_ITSELF = ("exit", "exec", "turn_exhaustion", "context_exhaustion", "budget")
 SAVED = "Material was saved to the file"  # what a life is told that had -b
 LINES = 20  # of a difference that are shown
-UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-VOLATILE = (
-    (re.compile(rf"\S*/(outputs|jobs)/{UUID}"), r"<data>/\1/<session>"),
-    (re.compile(rf"\S*/stdin-{UUID}\.bin"), "<data>/stdin-<session>.bin"),
-    (re.compile(UUID), "<session>"),
-    (re.compile(r"\bpid[ =:]+\d+"), "pid <pid>"),
-    (re.compile(r"^\[(TIME LEFT|CONTEXT USED|TOKENS LEFT|COST LEFT)\] .*$", re.MULTILINE), r"[\1] <left>"),
-    (re.compile(r"\b\d{4}-\d\d-\d\d\b"), "<date>"),
-    (re.compile(r"\b\d\d:\d\d:\d\d(\.\d+)?\b"), "<time>"),
-    (re.compile(r"\b1\d{9}(\.\d+)?\b"), "<time>"),
-)
 
 
 class Departure(NamedTuple):
@@ -200,7 +188,7 @@ def _life(old: Path, new: Path) -> Departure | None:
     end = _outcome(old)
     cut = end is None or end.get("termination_mode") not in ENDED_ITSELF
     then, now = list(rebuild.steps(old)), list(rebuild.steps(new))
-    same = _Same(old), _Same(new)
+    same = _same(old), _same(new)
     for before, after in zip(then, now, strict=False):
         texts = same[0].text(before.message), same[1].text(after.message)
         if texts[0] != texts[1]:
@@ -219,6 +207,10 @@ def _life(old: Path, new: Path) -> Departure | None:
     return None
 
 
+def _same(path: Path) -> Same:
+    return Same(path.parent, rebuild.meta(path).get("cwd"))
+
+
 def _outcome(path: Path) -> dict[str, Any] | None:
     found = None
     for _, entry in entries(str(path)):
@@ -230,26 +222,3 @@ def _end(outcome: dict[str, Any] | None) -> str:
     if outcome is None:
         return "no outcome"
     return f"outcome {outcome.get('exit_code')} {outcome.get('termination_mode')}"
-
-
-class _Same:
-    """Messages as text, without what differs between two runs of the same thing."""
-
-    def __init__(self, path: Path) -> None:
-        self._places = []
-        for word, place in (("<data>", path.absolute().parent), ("<cwd>", rebuild.meta(path).get("cwd"))):
-            if place and len(str(place)) > 1:
-                pattern = re.compile(rf"(?<![\w.-]){re.escape(str(place))}(?![\w.-])")
-                self._places.append((pattern, word))
-
-    def text(self, message: Message) -> str:
-        if message.result is not None:
-            error = " error" if message.result.is_error else ""
-            return f"[result of {message.result.name}{error}]\n{self._plain(message.result.text)}"
-        calls = "".join(f"\n-> {c.name} {c.raw or quickjson.dumps(c.args)}" for c in message.tool_calls)
-        return self._plain(f"[{message.role}]\n{message.text}{calls}")
-
-    def _plain(self, text: str) -> str:
-        for pattern, word in (*VOLATILE, *self._places):
-            text = pattern.sub(word, text)
-        return text

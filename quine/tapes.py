@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from quine.exits import Misconfigured, complain
 from quine.guests.base import Usage
 from quine.tape import entries
+from quine.text import plain as plain
 
 HUGE = 1e15  # no count, no time and no size of ours is larger
 MILLISECONDS = 1e11  # the reference counts in them; as seconds that is the year 5138
@@ -173,10 +174,3 @@ def moment(value: object) -> float:
             return 0.0
     seconds = number(value)
     return seconds / 1000 if seconds > MILLISECONDS else seconds
-
-
-def plain(text: str, newlines: bool = True, indent: str = "") -> str:
-    """Foreign text for a terminal: control characters as their escapes."""
-    keep = "\n\t" if newlines else ""
-    shown = "".join(c if c in keep or (c.isprintable()) else repr(c)[1:-1] for c in text)
-    return shown.replace("\n", f"\n{indent}") if indent else shown

@@ -8,13 +8,13 @@ Laws
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from quine.exits import Failure
 from quine.tape import entries
-from quine.tapes import Session, find, plain, sessions, tree_of
+from quine.tapes import Session, find, sessions, tree_of
+from quine.text import plain, table
 from transport import quickjson
 
 DEEPEST = 40  # levels that are indented
@@ -92,18 +92,6 @@ def _facts(one: Session) -> dict[str, Any]:
         "mode": outcome.get("termination_mode", "-" if one.outcome is None else "?"),
         "mission": one.mission,
     }
-
-
-def table(rows: Sequence[tuple[str, ...]], right: tuple[int, ...] = ()) -> str:
-    """Columns as wide as they must be; the last one is not filled up."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            c.rjust(w) if n in right else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip() + "\n")
-    return "".join(lines)
 
 
 def _cell(value: object, most: int) -> str:

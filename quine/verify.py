@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from quine import procs
 from quine.exits import Misconfigured
 from quine.tape import digest, parse, seal_holds
-from quine.tapes import plain
+from quine.text import plain
 from transport import quickjson
 from transport.address import boot_id
 

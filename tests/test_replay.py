@@ -271,7 +271,12 @@ def test_the_guest_by_itself(tmp_path: Path) -> None:
     tape.sync()
     tape.close()
     guest = ReplayGuest(str(path), str(tmp_path))
+    notes: list[str] = []
+    guest.note = notes.append
     got = guest.infer(Request([], [], new_session()))
+    assert notes == []
+    guest.infer(Request([Message("user", "never said")], [], new_session()))
+    assert notes == [f"message 1 is not what was sent in {path.stem}"]
     assert (got.message, got.usage.input, got.stop) == (reply, 7, "length")
     with pytest.raises(Refused, match="1 reply for this life"):
         guest.infer(Request([], [], new_session(), ordinal=1))
