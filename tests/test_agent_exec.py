@@ -27,6 +27,11 @@ def again(**wisdom: str) -> dict[str, Any]:
     return call("exec", wisdom=wisdom)
 
 
+def told(agents: Agents, life: int) -> list[str]:
+    """The results of one of the lives, by its number."""
+    return [e["data"]["content"] for e in agents.tapes()[life] if e["type"] == "tool_result"]
+
+
 def test_a_new_life_in_the_same_process(agents: Agents) -> None:
     done = agents.run(
         says(sh("read x <&3; echo 1 $x $PPID $QUINE_DEPTH >&4; cd /; X=1"), again(step="two"), wisdom=NONE),
@@ -191,6 +196,18 @@ def test_a_long_mission_can_exec(agents: Agents) -> None:
     assert done.returncode == 0
     assert 4096 < int(agents.results("top")[0].split("[STDOUT]\n")[1].split()[0]) < 5000
     assert [tape[0]["data"]["mission"] == long for tape in agents.tapes()] == [False, True, True]
+
+
+def test_wisdom_that_is_too_long_in_all(agents: Agents) -> None:
+    """It is refused before the shell is ended for it; what the former lives gave counts."""
+    agents.run(
+        says(sh("X=kept"), again(**{f"k{n}": "x" * 130_000 for n in range(5)}), sh("echo $X"), wisdom=NONE),
+        says(again(**{f"k{n}": "x" * 130_000 for n in range(4)}), wisdom=NONE),
+        says(again(more="x" * 10_000), sh("echo on"), OK, wisdom=SOME),
+    )
+    assert "wisdom is too long in all" in told(agents, 0)[1]
+    assert "kept" in told(agents, 0)[2]
+    assert "wisdom is too long in all" in told(agents, 1)[0]
 
 
 def test_a_memo_is_not_left_behind(agents: Agents) -> None:

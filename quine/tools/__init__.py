@@ -18,5 +18,5 @@ def fault(name: str, args: dict[str, object]) -> str:
     """What is wrong with a call, "" where nothing is."""
     tool = BY_NAME.get(name)
     if tool is None:
-        return f"unknown tool: {name}; there are {', '.join(BY_NAME)}"
+        return f"unknown tool: {schema.short(name)}; there are {', '.join(BY_NAME)}"
     return schema.check(args, tool.schema)

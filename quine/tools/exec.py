@@ -21,6 +21,8 @@ from quine.ends import Result
 from quine.guests.base import Tool
 from quine.life import new_session
 from quine.signals import Terminated
+from quine.tools import schema
+from transport import quickjson
 from transport.address import own_command
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ LOST = (
 SHOWN = 4096  # characters of a mission in argv, where it is for people
 LONGEST_PERSONA = 1 << 16  # bytes
 LONGEST = 131072  # bytes of one string that Linux accepts in execve: NAME=value and its NUL
+WHOLE = 1 << 19  # bytes of all wisdom as JSON: it has to fit into the memo and into an environment
 
 EXEC = Tool(
     "exec",
@@ -76,6 +79,10 @@ def run(loop: Loop, args: dict[str, Any]) -> Result:
             return _error(
                 f"wisdom.{key} is too long: {size} bytes, and {LONGEST} are possible; put it into a file"
             )
+    if (size := len(quickjson.dumps(wisdom))) > WHOLE:
+        return _error(
+            f"wisdom is too long in all: {size} bytes, and {WHOLE} are possible; put it into a file"
+        )
     if argv := args.get("argv"):
         if "persona" in args:
             return _error("a persona is for your own next life, not for another program")
@@ -177,9 +184,9 @@ def _become(loop: Loop, argv: list[str], wisdom: dict[str, str]) -> Result:
         return _error(f"argv holds {fault}")
     path = _find(argv[0], loop.shell.cwd)
     if not path:
-        return _error(f"{argv[0]}: not found, or not executable")
+        return _error(f"{schema.short(argv[0])}: not found, or not executable")
     before = env.here()
-    loop.record_end(0, "exec", f"exec: {argv[0]} takes over")
+    loop.record_end(0, "exec", f"exec: {schema.short(argv[0])} takes over")
     loop.shell.close()
     with loop.signals.held():
         if loop.signals.fatal:
@@ -194,7 +201,7 @@ def _become(loop: Loop, argv: list[str], wisdom: dict[str, str]) -> Result:
         with contextlib.suppress(OSError):
             os.chdir(before)
         env.bequeath(loop.settings, loop.life)
-        return _error(f"{argv[0]}: {_why(error)}{LOST}")
+        return _error(f"{schema.short(argv[0])}: {_why(error)}{LOST}")
 
 
 def _find(program: str, cwd: str) -> str:

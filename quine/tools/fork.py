@@ -16,6 +16,7 @@ from quine.ends import Result, sections
 from quine.guests.base import Message, Tool, ToolCall, ToolResult
 from quine.jobs import Job
 from quine.life import Life, new_session
+from quine.tools import schema
 
 if TYPE_CHECKING:
     from quine.loop import Loop
@@ -160,7 +161,7 @@ def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
     except OSError as error:
         for held in (*taken, *(spec.stdin for spec in specs)):
             os.close(held)
-        return _error(f"stdin {wanted}: {(error.strerror or '').lower()}, nothing was started")
+        return _error(f"stdin {schema.short(wanted)}: {(error.strerror or '').lower()}, nothing was started")
     race = args.get("mode") == "race"
     each = [[fd] for fd in taken] if taken else [[] for _ in children]
     clone = args.get("context", "clone") == "clone"

@@ -2,7 +2,8 @@
 
 Laws
 1. It knows the keywords in KNOWN; a schema with another one is a defect, found by a test, not ignored.
-2. A message says where, what was wanted, and what came; the guest has to be able to mend its call from it.
+2. A message says where, what was wanted, and what came; the guest has to be able to mend its call from it. What came
+   is quoted in short: it is in the conversation already.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ KNOWN = {
     "type", "properties", "required", "additionalProperties", "enum", "items", "minItems", "maxItems", "minLength",
     "maxLength", "minimum", "maximum", "anyOf", "pattern", "propertyNames", "description", "default",
 }  # fmt: skip
+
+LONGEST = 100  # characters of what came
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -37,7 +40,7 @@ def check(value: Any, schema: dict[str, Any], where: str = "") -> str:
     if wanted and not _is(value, wanted):
         return f"{name} must be {_a(wanted)}, not {_name(value)}"
     if "enum" in schema and value not in schema["enum"]:
-        return f"{name} must be one of {', '.join(map(repr, schema['enum']))}, not {value!r}"
+        return f"{name} must be one of {', '.join(map(repr, schema['enum']))}, not {short(repr(value))}"
     if isinstance(value, dict):
         return _check_object(value, schema, where)
     if isinstance(value, list):
@@ -47,8 +50,12 @@ def check(value: Any, schema: dict[str, Any], where: str = "") -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         low, high = schema.get("minimum"), schema.get("maximum")
         if (low is not None and value < low) or (high is not None and value > high) or value != value:
-            return f"{name} must be between {low} and {high}, not {value}"
+            return f"{name} must be between {low} and {high}, not {short(str(value))}"
     return ""
+
+
+def short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def _check_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> str:
@@ -59,14 +66,14 @@ def _check_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> 
             return f"{prefix}{key} is missing"
     for key, item in value.items():
         if "propertyNames" in schema and (
-            fault := check(key, schema["propertyNames"], f"the name {prefix}{key}")
+            fault := check(key, schema["propertyNames"], f"the name {prefix}{short(key)}")
         ):
             return fault
         rule = properties.get(key, schema.get("additionalProperties", {}))
         if rule is False:
             known = f"; known are {', '.join(properties)}" if properties else ""
-            return f"{prefix}{key} is not an argument{known}"
-        if isinstance(rule, dict) and (fault := check(item, rule, f"{prefix}{key}")):
+            return f"{prefix}{short(key)} is not an argument{known}"
+        if isinstance(rule, dict) and (fault := check(item, rule, f"{prefix}{short(key)}")):
             return fault
     return ""
 
