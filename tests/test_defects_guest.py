@@ -58,6 +58,7 @@ def test_defect_11_an_exec_that_fails_is_no_survival(agents: Agents, bad: dict[s
     )
     assert (done.returncode, done.stdout) == (77, b"")
     assert agents.outcome()["termination_mode"] == "turn_exhaustion"
+    assert [e["data"].get("role") for e in agents.tape()].count("assistant") == 2
 
 
 def test_defect_11_every_call_of_a_batch_is_answered(agents: Agents, provider: Provider) -> None:
@@ -92,29 +93,36 @@ def test_defect_12_the_tape_is_what_the_guest_saw(agents: Agents, provider: Prov
     assert all(words in said for words in ("[TURNS LEFT] 1", "[TURNS LEFT] 0", "[LAST REPLY]", "[REMINDER]"))
 
 
+def until(what: str) -> list[Said]:
+    """Turns that end with a shell that has run something, or with a fork that was waited for."""
+    fork = [Said(calls=(call("fork", intent="child", wait=True),)), DONE]
+    return [Said(calls=(sh("X=kept"),)), *(fork if what == "fork" else [])]
+
+
 @pytest.mark.parametrize("after", ["sh", "fork"])
 def test_defect_13_an_interrupt_is_for_what_runs(agents: Agents, provider: Provider, after: str) -> None:
-    """SIGINT kills the shell and never the agent; after a fork that was waited for it is the other way round."""
-    provider.plan = [
-        Said(calls=(sh("X=kept"),)),
-        *([Said(calls=(call("fork", intent="child", wait=True),)), DONE] if after == "fork" else []),
-        Said(calls=(sh("sh -c 'echo up >&4; exec sleep 86384'"),)),
-        Said(calls=(sh("echo $X >&4"),)),
-        Silent(Said("let me")),
-    ]
+    """SIGINT kills the shell with the command; after a fork that was waited for it kills the agent instead."""
+    command = sh("sh -c 'echo up >&4; exec sleep 86384'")
+    provider.plan = [*until(after), Said(calls=(command, sh("echo $X >&4"))), DONE]
     with agents.start("work", env=at(provider)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == b"kept\n"
+        out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, b"kept\n")
+    assert [result[:15].splitlines()[0] for result in agents.results()][-2] == "[EXIT CODE] 130"
+
+
+@pytest.mark.parametrize("after", ["sh", "fork"])
+def test_defect_13_an_interrupt_ends_who_only_waits(agents: Agents, provider: Provider, after: str) -> None:
+    """As soon as there is a shell, SIGINT never ends the agent, whatever it does."""
+    provider.plan = [*until(after), Silent(Said("let me"))]
+    with agents.start("work", env=at(provider)) as process:
         assert provider.silent.wait(30)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert process.returncode == -signal.SIGINT
-    assert [result.splitlines()[0] for result in agents.results()][-2:] == [
-        "[EXIT CODE] 130",
-        "[EXIT CODE] 0",
-    ]
+    assert agents.outcome()["exit_code"] == 130
 
 
 @pytest.mark.parametrize(
