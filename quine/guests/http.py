@@ -40,10 +40,6 @@ LONGEST_PAUSE = 8.0
 PATIENCE = 120.0  # as the vendors' own clients: beyond it, a Retry-After is a refusal
 # Between two reads, not for the whole. Before the first byte a model may be loaded, or think, for minutes.
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
-# A proxy of the environment is for the world: none knows the server that runs beside us.
-NO_PROXY: dict[str, httpx.BaseTransport | None] = {
-    f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")
-}
 LARGEST = 64 << 20  # bytes of a body
 LARGEST_STREAM = 4 * LARGEST  # on the wire each token has an envelope of some 200 bytes around it
 LINGER = 0.5  # seconds that a complete answer may take to end
@@ -151,15 +147,15 @@ class HttpGuest:
             self._client.close()
         self._client = None
 
-    def _body(self, request: Request) -> bytes:
-        # Half a surrogate pair, as in a mission of undecodable bytes, is refused by every provider.
-        return json.dumps(self._dialect.body(request), ensure_ascii=False).encode("utf-8", "replace")
+    def _body(self, request: Request) -> list[bytes]:
+        return list(_encoded(self._dialect.body(request)))
 
-    def _send(self, body: bytes) -> httpx.Response:
+    def _send(self, body: list[bytes]) -> httpx.Response:
         """The response, of which only the head has been read."""
         try:
             client = self._connection()
-            request = client.build_request("POST", self._url, content=body, headers=self._headers)
+            headers = {**self._headers, "Content-Length": str(sum(map(len, body)))}
+            request = client.build_request("POST", self._url, content=iter(body), headers=headers)
             return client.send(request, stream=True)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, UnicodeError):
             # Not what it says: that may show the header with the key.
@@ -172,7 +168,7 @@ class HttpGuest:
     def _connection(self) -> httpx.Client:
         if self._client is None or self._owner != os.getpid():
             # The parent's client is dropped, not closed: closing speaks to the parent's server.
-            self._client = httpx.Client(timeout=self._timeout, follow_redirects=False, mounts=NO_PROXY)
+            self._client = httpx.Client(timeout=self._timeout, follow_redirects=False)
             self._owner = os.getpid()
         return self._client
 
@@ -226,6 +222,27 @@ class HttpGuest:
             return stream.whole()
         except Unavailable as cut:
             raise Unavailable(f"{cut}: {broken}" if broken else str(cut), cut.after) from None
+
+
+def _encoded(body: dict[str, Any]) -> Iterator[bytes]:
+    """The body in pieces of a message each: as one text it would be in memory three times while it is made and sent."""
+    before = "{"
+    for key, value in body.items():
+        yield f"{before}{json.dumps(key)}: ".encode()
+        before = ", "
+        if isinstance(value, list) and value:
+            for n, item in enumerate(value):
+                yield b", " if n else b"["
+                yield _json(item)
+            yield b"]"
+        else:
+            yield _json(value)
+    yield b"}"
+
+
+def _json(value: Any) -> bytes:
+    # Half a surrogate pair, as in a mission of undecodable bytes, is refused by every provider.
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _is_stream(headers: Mapping[str, str]) -> bool:
