@@ -137,6 +137,8 @@ class Conformance:
                     ToolCall.parse(f"{again}.{i}", c["name"], common.arguments(c))
                     for i, c in enumerate(said.calls)
                 ]
+                if made == "none":  # as guests whose arguments are objects
+                    wanted = [one._replace(raw="") for one in wanted]
                 if made == "faulty":
                     wanted = [
                         ToolCall.parse(again + "ä" * i, f"no such {i}", "{") for i in range(len(wanted))

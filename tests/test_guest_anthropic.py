@@ -9,6 +9,7 @@ import pytest
 
 from quine.guests.anthropic import AnthropicDialect
 from quine.guests.base import Message, Overflow, Refused, ToolResult, Unavailable
+from quine.guests.faults import Adapted
 from tests.dialects import ASKED, CALLS, Conformance, answered, sent
 from tests.provider import anthropic
 from tests.provider.common import example
@@ -231,8 +232,22 @@ def test_a_ramp_passes_a_spend_limit_does_not() -> None:
         assert type(AnthropicDialect(MODEL).fault(429, told)) is error
 
 
-def test_thinking_that_was_changed_is_no_reason_to_stop_thinking() -> None:
+def test_thinking_with_which_the_vendor_finds_fault_is_no_longer_sent() -> None:
+    """The signature of another model, or of another account: the agent thinks on, and goes on."""
     dialect = AnthropicDialect(MODEL)
+    request = ASKED._replace(messages=[*ASKED.messages, *answered(reply(*CALLS, reasoning="so"))])
+    assert "signature" in json.dumps(dialect.body(request))
     text = "messages.3.content.8: `thinking` blocks in the latest assistant message cannot be modified"
-    fault = dialect.fault(400, anthropic.error(400, "bad", text))
-    assert type(fault) is Refused and "thinking" in dialect.body(ASKED)
+    assert isinstance(dialect.fault(400, anthropic.error(400, "bad", text)), Adapted)
+    made = dialect.body(request)
+    assert "thinking" in made and "signature" not in json.dumps(made["messages"])
+    anthropic.check_body(sent(made))
+    text = "messages.1.content.0: Invalid `signature` in `thinking` block"
+    assert isinstance(dialect.fault(400, anthropic.error(400, "bad", text)), Adapted)
+
+
+@pytest.mark.parametrize("index", ["0", None, 1.0, [], {}])
+def test_an_index_that_is_none(index: object) -> None:
+    with pytest.raises(Unavailable):
+        block = {"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}}
+        AnthropicDialect(MODEL).stream().feed("", block)

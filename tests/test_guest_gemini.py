@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quine.guests.base import Message, Refused, ToolCall, ToolResult, Unavailable
+from quine.guests.faults import Adapted
 from quine.guests.gemini import GeminiDialect
 from tests.dialects import ASKED, CALLS, Conformance, answered
 from tests.provider import gemini
@@ -118,6 +119,22 @@ def test_a_call_of_another_model_has_a_signature_for_none(model: str, signs: boo
     other = Message("assistant", "so", (ToolCall("x", "sh", {"command": "ls"}), ToolCall("y", "exit", {})))
     parts = body(*answered(other), model=model)["contents"][1]["parts"]
     assert ["thoughtSignature" in part for part in parts] == [False, signs, False]
+
+
+@pytest.mark.parametrize(
+    "text", ["Thought signature is not valid", "Function call is missing a thought_signature"]
+)
+def test_signatures_with_which_the_vendor_finds_fault_are_no_longer_sent(text: str) -> None:
+    """As of the model that an alias meant yesterday: the agent goes on."""
+    dialect = GeminiDialect(MODEL)
+    request = ASKED._replace(messages=[*ASKED.messages, *answered(reply(Said("x", CALLS)))])
+    assert gemini.SIGNED in json.dumps(dialect.body(request))
+    assert isinstance(dialect.fault(400, gemini.error(400, "bad", text)), Adapted)
+    made = dialect.body(request)
+    gemini.check_body(made)
+    signatures = [part.get("thoughtSignature") for part in made["contents"][1]["parts"]]
+    assert signatures == [None, gemini.UNSIGNED, None, None]
+    assert gemini.SIGNED in json.dumps(request.messages[2].raw)
 
 
 def test_a_signature_on_an_empty_part_of_a_stream() -> None:

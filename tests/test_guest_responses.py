@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quine.guests.base import Message, Overflow, Refused, ToolResult, Unavailable
+from quine.guests.faults import Adapted
 from quine.guests.responses import ResponsesDialect
 from tests.dialects import ASKED, CALLS, Conformance, answered
 from tests.provider import responses
@@ -93,6 +94,32 @@ def test_the_refused_field_is_named_by_param() -> None:
     dialect = ResponsesDialect(MODEL)
     dialect.fault(400, {"error": {"message": "Not with this model.", "param": "include", "code": None}})
     assert "include" not in dialect.body(ASKED)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The encrypted content for item rs_1 could not be verified. Reason: it could not be decrypted or parsed.",
+        "Item 'fc_1' of type 'function_call' was provided without its required 'reasoning' item: 'rs_1'.",
+        "Item 'rs_1' of type 'reasoning' was provided without its required following item.",
+    ],
+)
+def test_reasoning_with_which_the_vendor_finds_fault_is_no_longer_sent(text: str) -> None:
+    """That of another account, as behind a balancer: the agent goes on."""
+    dialect = ResponsesDialect(MODEL)
+    request = ASKED._replace(messages=[*ASKED.messages, *answered(reply(Said("x", CALLS, "why")))])
+    assert "encrypted_content" in dialect.body(request)["input"][1]
+    assert isinstance(dialect.fault(400, responses.error(400, "bad", text)), Adapted)
+    made = dialect.body(request)
+    responses.check_body(made)  # it misses no partner
+    assert "include" in made and not [item for item in made["input"] if item.get("type") == "reasoning"]
+
+
+@pytest.mark.parametrize("index", ["0", 1.0, [], {}])
+def test_an_index_that_is_none(index: object) -> None:
+    with pytest.raises(Unavailable):
+        item = {"type": "response.output_item.done", "output_index": index, "item": {"type": "message"}}
+        ResponsesDialect(MODEL).stream().feed("", item)
 
 
 # -- odd answers -----------------------------------------------------------------------------------

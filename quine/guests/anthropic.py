@@ -2,7 +2,8 @@
 
 Laws
 1. The blocks of a reply are kept and sent back in their order as they came, signatures and all; left out are only
-   the ones that the API itself sends and then refuses: blank text, and thinking that nothing follows.
+   the ones that the API itself sends and then refuses: blank text, thinking that nothing follows, and all thinking
+   from the moment that it finds fault with some.
 2. All results of a reply stand in the one message after it, before any text. Neighbours of the same role are one.
 3. Breakpoints of the cache stand where a request ended: at the end of the user's last turns. The request before this
    one, of this agent or of the parent it was forked from, wrote its cache exactly there, so that it is found however
@@ -34,6 +35,7 @@ from quine.guests.turns import User, arguments, output, own, split
 NAME = "anthropic"
 VERSION = "2026-10-21"
 BREAKPOINTS = 3  # and one behind the system prompt: the API takes four
+THOUGHTS = ("thinking", "redacted_thinking")
 CACHE = {"cache_control": {"type": "ephemeral"}}
 STATUS = {  # of an error that comes in the stream, behind a 200
     "invalid_request_error": 400,
@@ -65,6 +67,9 @@ SPARE = {
         r"^\W?thinking\b|adaptive thinking|when \W?thinking\W? is enabled|thinking.*not support",
         re.IGNORECASE,
     ),
+    "thoughts": re.compile(
+        r"signature\W? in \W?thinking|\bthinking\b.{0,80}cannot be modified"
+    ),  # those sent back
     "cache": re.compile(r"cache_control"),
 }
 
@@ -117,7 +122,7 @@ class AnthropicDialect:
         messages: list[dict[str, Any]] = []
         _add(messages, "user", _user(told.first))
         for reply, said in told.rest:
-            _add(messages, "assistant", _assistant(reply))
+            _add(messages, "assistant", _assistant(reply, "thoughts" not in without))
             _add(messages, "user", _user(said))
         body["messages"] = messages
         if "cache" not in without:
@@ -255,15 +260,17 @@ def _result(result: ToolResult) -> dict[str, Any]:
     return {**block, "is_error": True} if result.is_error else block
 
 
-def _assistant(reply: Message) -> list[dict[str, Any]]:
+def _assistant(reply: Message, thoughts: bool) -> list[dict[str, Any]]:
     blocks = own(reply, NAME)
     if blocks is None:
         blocks = [{"type": "text", "text": reply.text}] + [
             {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments(call)}
             for call in reply.tool_calls
         ]
+    if not thoughts:
+        blocks = [b for b in blocks if b.get("type") not in THOUGHTS]
     blocks = [b for b in blocks if b.get("type") != "text" or str(b.get("text") or "").strip()]
-    while blocks and blocks[-1].get("type") in ("thinking", "redacted_thinking"):
+    while blocks and blocks[-1].get("type") in THOUGHTS:
         blocks.pop()
     return blocks
 

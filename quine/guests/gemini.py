@@ -1,8 +1,8 @@
 """The dialect of Gemini's generateContent.
 
 Laws
-1. The parts of a reply are kept and sent back in their order as they came, each with its own thoughtSignature. Text
-   that a stream brought in pieces is joined only where no piece has a signature.
+1. The parts of a reply are kept and sent back in their order as they came, each with its own thoughtSignature, unless
+   the service finds fault with one. Text that a stream brought in pieces is joined only where no piece is signed.
 2. The content after a reply with calls holds their responses and nothing else, one for each; text comes in a content
    of its own behind it, or the service takes the turn for one of the model's.
 3. A stream has no end marker: an answer without a finishReason was cut.
@@ -22,9 +22,15 @@ from quine.guests.reading import Foreign, number, read, refused, unused
 from quine.guests.turns import User, arguments, output, own, split
 
 NAME = "gemini"
-SPARE = {"output": re.compile(r"max_?output_?tokens", re.IGNORECASE)}
+# What helps and need not be, and what a refusal of it looks like.
+SPARE = {
+    "output": re.compile(r"max_?output_?tokens", re.IGNORECASE),
+    "signatures": re.compile(r"thought.?signature", re.IGNORECASE),
+}
 TOKEN = "continuationToken"
-UNSIGNED = "skip_thought_signature_validator"  # instead of the signature of a call that another model made
+UNSIGNED = (
+    "skip_thought_signature_validator"  # for a call that has no signature which holds, as of another model
+)
 BLOCKED = (
     "SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "ESCALATION", "MODEL_ARMOR",
     "PUP_LIMITED_DISABLED",
@@ -66,7 +72,7 @@ class GeminiDialect:
     def __init__(self, model: str) -> None:
         self._model = model.removeprefix("models/")
         self._signs = not re.match(r"gemini-[12]\b", self._model)
-        self._small = False  # the model takes no large output
+        self._without: frozenset[str] = frozenset()  # replaced, never changed: threads share a dialect
 
     def url(self, base: str) -> str:
         if not re.search(r"/v\d+\w*$", base):
@@ -79,7 +85,9 @@ class GeminiDialect:
 
     def body(self, request: Request) -> dict[str, Any]:
         told = split(request.messages, NAME)
-        body: dict[str, Any] = {"generationConfig": {"maxOutputTokens": output(request, self._small)}}
+        body: dict[str, Any] = {
+            "generationConfig": {"maxOutputTokens": output(request, "output" in self._without)}
+        }
         if told.system:
             body["systemInstruction"] = {"parts": [{"text": told.system}]}
         if request.tools:
@@ -144,23 +152,26 @@ class GeminiDialect:
         if status == 429 and _used_up(details, said.message):
             return Refused(shown, "the account has no quota left", USAGE)
         fault = faults.judge(status, said)
-        if refused(SPARE, status, said.message):
-            self._small = True
+        if learned := refused(SPARE, status, said.message):
+            self._without |= learned
             return faults.Adapted(fault)
         if isinstance(fault, Unavailable):
             fault.after = _delay(details)
         return fault
 
     def _parts(self, reply: Message) -> list[dict[str, Any]]:
-        parts = own(reply, NAME)
-        if parts is not None:
-            return [part for part in parts if part not in ({}, {"text": ""})]
-        parts = [{"text": reply.text}] if reply.text.strip() else []
-        for index, call in enumerate(reply.tool_calls):
-            part: dict[str, Any] = {"functionCall": {"name": call.name, "args": arguments(call)}}
-            if self._signs and index == 0:
-                part["thoughtSignature"] = UNSIGNED
-            parts.append(part)
+        kept = own(reply, NAME)
+        if kept is not None and "signatures" not in self._without:
+            return [part for part in kept if part not in ({}, {"text": ""})]
+        if kept is not None:
+            bare = [{k: v for k, v in part.items() if k != "thoughtSignature"} for part in kept]
+            parts = [part for part in bare if part not in ({}, {"text": ""})]
+        else:
+            parts = [{"text": reply.text}] if reply.text.strip() else []
+            parts += [{"functionCall": {"name": c.name, "args": arguments(c)}} for c in reply.tool_calls]
+        first = next((part for part in parts if "functionCall" in part), None)
+        if first is not None and self._signs:
+            first["thoughtSignature"] = UNSIGNED
         return parts
 
 

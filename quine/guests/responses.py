@@ -37,7 +37,10 @@ END = {"response.completed", "response.incomplete", "response.failed", "response
 # What helps and need not be, and what a refusal of it looks like: "param: message".
 SPARE = {
     "output": re.compile(r"max_(output_)?tokens"),
-    "include": re.compile(r"^include\b|['\"`]include['\"`]|encrypted content", re.IGNORECASE),
+    "include": re.compile(r"^include\b|['\"`]include['\"`]|encrypted content is not", re.IGNORECASE),
+    "thoughts": re.compile(  # those sent back
+        r"encrypted content.*could not be|required .reasoning. item|required following item", re.IGNORECASE
+    ),
     "prompt_cache_key": re.compile(r"prompt_cache_key"),
 }
 
@@ -80,7 +83,7 @@ class ResponsesDialect:
         told, without = split(request.messages, NAME), self._without
         items = _user(told.first)
         for reply, said in told.rest:
-            items += [*_assistant(reply), *_user(said)]
+            items += [*_assistant(reply, "thoughts" not in without), *_user(said)]
         body: dict[str, Any] = {
             "model": self._model,
             "stream": True,
@@ -185,8 +188,9 @@ def _user(said: User) -> list[dict[str, Any]]:
     return [*results, *({"role": "user", "content": text} for text in said.texts)]
 
 
-def _assistant(reply: Message) -> list[dict[str, Any]]:
-    items = own(reply, NAME)
+def _assistant(reply: Message, thoughts: bool) -> list[dict[str, Any]]:
+    # In neutral form no item has an id, and none is missed as the partner of another.
+    items = own(reply, NAME) if thoughts else None
     if items is not None:
         items = [item for item in items if item.get("type") != "reasoning" or _readable(item)]
         while items and items[-1].get("type") == "reasoning":
