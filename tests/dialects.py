@@ -6,6 +6,7 @@ What is sent is judged by the vendor's own rules (tests/provider), what is recei
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -93,6 +94,14 @@ def answered(message: Message, text: str = "done") -> list[Message]:
     return [message, *(Message("tool", result=result) for result in results)]
 
 
+class Patient(Provider):
+    """A client that leaves in the middle of an answer may reset its connection: that is its right."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class Guest(HttpGuest):
     """Does not wait between its tries, but says how long it would have."""
 
@@ -154,7 +163,7 @@ class Conformance:
         return messages
 
     def infer(self, *plan: Turn, request: Request = ASKED) -> tuple[Reply, Guest, Provider]:
-        with Provider(self.vendor, *plan) as provider:
+        with Patient(self.vendor, *plan) as provider:
             guest = Guest(self.dialect(self.model), provider.base + self.path)
             try:
                 return guest.infer(request), guest, provider
@@ -386,7 +395,7 @@ class Conformance:
             fault = dialect.fault(400, self.vendor.error(400, "bad", message))
             assert isinstance(fault, faults.Adapted), message
             assert gone not in json.dumps(dialect.body(ASKED))
-        with Provider(self.vendor, Fault(400, "bad", message=message)) as provider:
+        with Patient(self.vendor, Fault(400, "bad", message=message)) as provider:
             guest = Guest(dialect, provider.base + self.path)  # it has learned that already
             with pytest.raises((Refused, Overflow)):
                 guest.infer(ASKED)
@@ -401,7 +410,7 @@ class Conformance:
     def test_an_agent_and_its_clones(self, tmp_path: Path) -> None:
         """Commands, two children at the same time, and the end; the vendor finds nothing wrong with any request."""
         agents = Agents(tmp_path)
-        with Provider(self.vendor, choose=_tree) as provider:
+        with Patient(self.vendor, choose=_tree) as provider:
             agents.env |= {
                 "QUINE_API_TYPE": self.kind,
                 "QUINE_API_BASE": provider.base + self.path,
