@@ -42,7 +42,7 @@ def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign:
     report: tuple[int, ...] = ()
     try:
         _streams(loop, job, outs)
-        report = (job.report, end) = os.pipe2(os.O_CLOEXEC)
+        report = (job.report, end) = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # The collector would write to every object's header and so copy every page of the parent's memory.
         gc.freeze()
         with loop.signals.held():
@@ -112,6 +112,7 @@ def _be_child(
     if not job.directory:
         # Who waits for us has the other end: when it is killed, nobody is left who wants what we do.
         procs.tie(report, os.getpid())
+        loop.signals.tied = report
     if job.host != "local":
         _be_face(loop, life, job, report)
     if job.directory:

@@ -83,7 +83,10 @@ class Job:
         for fd, stream in self.streams.items():
             drain(fd, stream)
             os.close(fd)
-        told = os.read(self.report, REPORT) if self.report >= 0 else b""
+        told = b""
+        if self.report >= 0:
+            with contextlib.suppress(BlockingIOError):  # empty, and not closed by all who have it
+                told = os.read(self.report, REPORT)
         path = os.path.join(self.directory, "status")
         if self.directory:
             # The child's own word, if it left one: a face's report is lost where we have had another life since.
@@ -150,7 +153,11 @@ class Jobs:
         return ended
 
     def wait(self, jobs: list[Job], race: bool, signals: Signals) -> Job | None:
-        """Until all of these have ended, or in a race until one has succeeded; that one is returned."""
+        """Until all of these have ended, or in a race until one has succeeded; that one is returned.
+
+        As long as it takes: a child has limits of its own, and the time of the tree ends the waiting. One that was
+        stopped is waited for, as a shell would, until somebody lets it go on or the time is over.
+        """
         poll = select.poll()
         poll.register(signals.fd, select.POLLIN)
         owner: dict[int, Job] = {}

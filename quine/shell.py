@@ -65,9 +65,7 @@ class Shell:
         self._outputs = outputs
         self._limit = limit
         self._count = 0
-        self._left: dict[
-            int, procs.Process
-        ] = {}  # what shells that ended by themselves have left in the background
+        self._left: dict[int, procs.Process] = {}  # in the background, of shells that ended by themselves
         self._pid = 0
         self._pidfd = self._control = self._status = -1
         self._tied = -1  # the shell's end of the control pipe
@@ -135,12 +133,9 @@ class Shell:
         for pair in self._pipes:
             for fd in pair:
                 _close(fd)
-        for fd in (self._control, self._tied, self._status, self._pidfd):
-            _close(fd)
         self._pipes = []
         self._left = {}
-        self._pid = 0
-        self._control = self._tied = self._status = self._pidfd = -1
+        self._close_channels()
 
     def tie(self, on: bool) -> None:
         """Is the group to end with us? Not while the control pipe is written to or closed."""
@@ -167,9 +162,7 @@ class Shell:
             procs.own(self._pid)
             self._pidfd = os.pidfd_open(self._pid)
         except OSError:
-            for fd in (self._control, self._tied, self._status):
-                _close(fd)
-            self._control = self._tied = self._status = -1
+            self._close_channels()
             raise
         finally:
             os.close(report)
@@ -192,11 +185,14 @@ class Shell:
         """Reap the shell; its status, negative for a signal."""
         status = procs.reap(self._pid)
         self.tie(False)
+        self._close_channels()
+        return os.waitstatus_to_exitcode(status)
+
+    def _close_channels(self) -> None:
         for fd in (self._control, self._tied, self._status, self._pidfd):
             _close(fd)
         self._pid = 0
         self._control = self._tied = self._status = self._pidfd = -1
-        return os.waitstatus_to_exitcode(status)
 
 
 class _Watch:

@@ -53,6 +53,7 @@ class Signals:
         self._last = -TWICE
         self._over = float("inf")
         self._wake = (-1, -1)
+        self.tied = -1  # what tells us, by TERM, that who waits for us was killed (quine/birth.py)
         self.mask: set[int] = set()
 
     def install(self, mask: set[int] | None = None) -> None:
@@ -77,8 +78,10 @@ class Signals:
         self.alarm = self._running = False
         self._last = -TWICE
         self.others = list
-        for fd in self._wake:
-            os.close(fd)
+        for fd in (*self._wake, self.tied):
+            if fd >= 0:
+                os.close(fd)
+        self.tied = -1
         self._pipe()
 
     def arm(self, left: float | None, limit: float) -> None:

@@ -177,6 +177,22 @@ def test_what_a_child_left_behind_does_not_hold_its_end(agents: Agents) -> None:
     assert all(result.startswith("[EXIT CODE] 0") for result in agents.results())
 
 
+def test_what_a_childs_child_holds_does_not_hold_its_end(agents: Agents) -> None:
+    """The grandchild, whom nobody waits for, lives until the parent has its child's result."""
+    os.mkfifo(agents.directory / "go")
+    agents.run(
+        says(
+            fork("child", wait=True), sh("echo x >go; quine wait $(ls $QUINE_DATA_DIR/jobs)"), match="^work"
+        ),
+        says(OK, match="^work"),
+        says(fork("grand"), OK, match="^child"),
+        says(sh("read x <go; ls -l /proc/$PPID/fd >&4"), OK, match="^grand"),
+    )
+    first, second = agents.results()
+    assert first.startswith("[EXIT CODE] 0")
+    assert second.startswith("[EXIT CODE] 0")
+
+
 def test_not_waiting(agents: Agents) -> None:
     os.mkfifo(agents.directory / "go")
     agents.run(

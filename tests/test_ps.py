@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -249,6 +250,16 @@ def test_usage(agents: Agents, words: str, error: str) -> None:
     done = quine(agents, *words.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"quine: error: {error}")
+
+
+def test_these_verbs_import_no_library() -> None:
+    code = "import quine.ps, sys; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"typer", "httpx", "pydantic", "asyncssh", "asyncio", "argparse", "json", "dataclasses"} & set(
+        loaded
+    )
 
 
 # -- ps --------------------------------------------------------------------------------------------
