@@ -178,6 +178,9 @@ def test_a_signal_ends_an_inference_and_its_connection(after: int) -> None:
 # ------------------------------------------------------------------------------------ tried once more
 
 
+DEEP = b'{"choices": [{"%b": {"reasoning_details": [{"a": ' + b"[" * 500 + b"]" * 500
+DEEP += b'}]}, "finish_reason": "stop"}]}'
+
 CUTS: dict[str, Turn] = {
     "cut in good order": Cut(HI, 3),
     "torn in an event": Cut(HI, 3, torn=True),
@@ -195,9 +198,10 @@ CUTS: dict[str, Turn] = {
     "no JSON": Raw(200, b'{"choices": [{"mess'),
     "an event that is no JSON": Raw(200, b'data: {"choices": [\n\n', "text/event-stream"),
     "nothing": Raw(200, b""),
-    "too deep": Raw(200, b'{"a":' * 500 + b"1" + b"}" * 500),
+    "too deep": Raw(200, DEEP % b"message"),
     "much too deep": Raw(200, b"[" * 100_000),
-    "an event too deep": Raw(200, b"data: " + b"[" * 100_000 + b"\n\n", "text/event-stream"),
+    "an event too deep": Raw(200, b"data: %b\n\n" % (DEEP % b"delta"), "text/event-stream"),
+    "an event much too deep": Raw(200, b"data: " + b"[" * 100_000 + b"\n\n", "text/event-stream"),
 }
 
 
