@@ -7,6 +7,7 @@ Laws
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -52,7 +53,7 @@ def unused(wanted: object, taken: set[str]) -> str:
     """The id of a call, one of its own where the server sent none, or the same one twice."""
     text = str(wanted) if isinstance(wanted, str | int) and wanted != "" else ""
     if not text or text in taken:
-        text = next(name for n in range(len(taken) + 1) if (name := f"call_{n}") not in taken)
+        text = next(name for n in itertools.count(len(taken)) if (name := f"call_{n}") not in taken)
     taken.add(text)
     return text
 

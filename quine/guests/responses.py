@@ -33,7 +33,6 @@ STATUS = {  # of an error inside a reply or a stream, behind a 200
 }
 END = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 
-
 # What helps and need not be, and what a refusal of it looks like: "param: message".
 SPARE = {
     "output": re.compile(r"max_(output_)?tokens"),
@@ -62,7 +61,6 @@ class _Item(Foreign):
 
 class _Answer(Foreign):
     status: str | None = None
-    error: dict[str, Any] | None = None
     incomplete_details: dict[str, Any] | None = None
     output: list[_Item]
     usage: dict[str, Any] | None = None

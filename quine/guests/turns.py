@@ -10,6 +10,7 @@ Laws
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -49,7 +50,8 @@ def split(messages: Iterable[Message], dialect: str) -> Conversation:
             sides[-1][1].append(message.result)
         elif text := message.text if message.text.strip() else "":
             (system if message.role == "system" else sides[-1][2]).append(text)
-    taken = {call.id for reply, _, _ in sides if reply and own(reply, dialect) for call in reply.tool_calls}
+    kept = {call.id for reply, _, _ in sides if reply and own(reply, dialect) for call in reply.tool_calls}
+    given: set[str] = set()
     rest: list[tuple[Message, User]] = []
     first = User()
     for reply, results, texts in sides:
@@ -59,7 +61,7 @@ def split(messages: Iterable[Message], dialect: str) -> Conversation:
             first = User((), tuple(said or [BEGIN]))
             continue
         if not own(reply, dialect):
-            pairs = [_adapted(call, result, taken) for call, result in pairs]
+            pairs = [_adapted(call, result, kept, given) for call, result in pairs]
             reply = reply._replace(tool_calls=tuple(call for call, _ in pairs))
         rest.append((reply, User(tuple(result for _, result in pairs), tuple(said))))
     if rest and rest[-1][1] == User():
@@ -100,11 +102,17 @@ def _paired(
     return pairs, [result.text for result in left if result.text.strip()]
 
 
-def _adapted(call: ToolCall, result: ToolResult, taken: set[str]) -> tuple[ToolCall, ToolResult]:
-    """Another dialect's call under an id and a name that this one's provider takes."""
+def _adapted(
+    call: ToolCall, result: ToolResult, kept: set[str], given: set[str]
+) -> tuple[ToolCall, ToolResult]:
+    """Another dialect's call under an id and a name that this one's provider takes.
+
+    `given` counts only what came before, so that a longer conversation gives the same ids to its beginning.
+    """
     fresh = call.id
-    if not FIT.fullmatch(fresh) or fresh in taken:
-        fresh = next(name for n in range(len(taken) + 1) if (name := f"call_{n}") not in taken)
-    taken.add(fresh)
+    numbers = itertools.count(len(given))
+    while not FIT.fullmatch(fresh) or fresh in kept or fresh in given:
+        fresh = f"call_{next(numbers)}"
+    given.add(fresh)
     name = call.name if FIT.fullmatch(call.name) else "_" + re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:63]
     return call._replace(id=fresh, name=name), result._replace(call_id=fresh, name=name)
