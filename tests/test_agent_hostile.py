@@ -171,7 +171,6 @@ def test_ten_thousand_calls_in_one_reply(agents: Agents) -> None:
     assert writes < 1000
 
 
-@pytest.mark.xfail(strict=True, reason="what was wrong is quoted in full")
 def test_what_was_wrong_is_quoted_in_short(agents: Agents) -> None:
     """The guest may send megabytes; it does not get them back twice."""
     long = "x" * MEGABYTE
