@@ -18,7 +18,8 @@ from quine.tape import MASK, NAMES, PLAIN, FileSink, Mask, Tape, message_of, rea
 from tests.agents import OK, Agents, says, sh
 
 HOSTILE = [
-    "very-secret", 'ü"quoted"\\ünicode', 'a"quoted"secret', "back\\slash\\secret", "line\nbreak-secret", "tab\tand\x07bell",
+    'ü"quoted"\\ünicode',
+    "very-secret", 'a"quoted"secret', "back\\slash\\secret", "line\nbreak-secret", "tab\tand\x07bell",
     "ümläut-gehéim-ñ", "emoji-\U0001f511-key", "half-\ud83d-surrogate", "</script>&amp;'", "12345678901",
     '","seq":0,"prev":"', "\\u0041\\u0042secret", "tool_result", "message_", "arguments", "session_id", "assistant",
 ]  # fmt: skip
