@@ -189,6 +189,7 @@ def test_a_child_in_the_background_has_other_names(agents: Agents) -> None:
     told.sync()
     told.close()
     Path(str(root) + ".new").rename(root)
+    shutil.rmtree(agents.data / "jobs")
     done = replay(agents)
     assert done.stdout == "2 lives replayed, none departed\n"
 
