@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quine.guests import faults
 from quine.guests.base import (
     GuestError,
     Message,
@@ -387,19 +386,21 @@ class Conformance:
         assert (reply.message.text, reply.message.tool_calls, reply.stop) == ("", (), "end")
         self.check(self.dialect(self.model).body(ASKED._replace(messages=[*ASKED.messages, reply.message])))
 
-    def test_it_is_learned_what_a_server_does_not_take(self, refusal: Any = None) -> None:
-        """One request more, the first time; afterwards it is not sent again. A refusal of something else is final."""
+    def test_it_is_learned_what_a_server_does_not_take(self) -> None:
+        """One request more, the first time; afterwards it is not sent again. The same refusal once more is final."""
         for message, gone in self.refusals():
-            dialect = self.dialect(self.model)
-            assert gone in json.dumps(dialect.body(ASKED))
-            fault = dialect.fault(400, self.vendor.error(400, "bad", message))
-            assert isinstance(fault, faults.Adapted), message
-            assert gone not in json.dumps(dialect.body(ASKED))
-        with Patient(self.vendor, Fault(400, "bad", message=message)) as provider:
-            guest = Guest(dialect, provider.base + self.path)  # it has learned that already
-            with pytest.raises((Refused, Overflow)):
-                guest.infer(ASKED)
-            guest.close()
+            refusal = Fault(400, "bad", message=message)
+            with Patient(self.vendor, refusal, HI, HI, refusal) as provider:
+                guest = Guest(self.dialect(self.model), provider.base + self.path)
+                for _ in range(2):
+                    assert guest.infer(ASKED).message.text == HI.text
+                with pytest.raises((Refused, Overflow)):
+                    guest.infer(ASKED)
+                guest.close()
+            assert [gone in json.dumps(body) for body in provider.bodies] == [True, False, False, False], (
+                message
+            )
+            assert guest.pauses == []
 
     def refusals(self) -> list[tuple[str, str]]:
         """Messages of a 400, and what then is no longer sent."""

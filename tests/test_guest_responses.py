@@ -59,6 +59,7 @@ def test_the_example_is_one() -> None:
     made = body()
     assert made.keys() <= given.keys()
     assert made["tools"][0].keys() == given["tools"][0].keys()
+    assert (made["include"], made["store"]) == (given["include"], False)
     answer = {"output": given["input"][1:5], "status": "completed"}
     message = ResponsesDialect(MODEL).reply(answer).message
     results = [

@@ -46,7 +46,7 @@ def check_body(body: Any) -> None:
     closed(body, "body", "model input", OPTIONAL)
     need(body.get("store") is False, "store: this account must not store")
     need(body.get("max_output_tokens", 16) >= 16, "max_output_tokens: Expected a value >= 16")
-    need("reasoning.encrypted_content" in body["include"], "include")
+    need("reasoning.encrypted_content" in body.get("include", ["reasoning.encrypted_content"]), "include")
     need(body.get("instructions", "-"), "instructions: must not be empty")
     need(len(body.get("prompt_cache_key", "")) <= 64, "prompt_cache_key: string too long")
     for at, tool in enumerate(body.get("tools", [])):
