@@ -460,5 +460,6 @@ def test_an_event_is_bounded(make: Callable[[int], bytes]) -> None:
 def test_an_event_comes_with_its_empty_line_and_not_later() -> None:
     decoder = sse.Decoder()
     assert decoder.feed(b"data: a\r\n\r") == [("", "a")]
+    assert decoder.feed(b"") == []
     assert decoder.feed(b"\ndata: b\n") == []
     assert decoder.feed(b"\n") == [("", "b")]

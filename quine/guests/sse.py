@@ -39,9 +39,10 @@ class Decoder:
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that these bytes complete."""
-        if self._after_cr and data:
+        if not data:
+            return []
+        if self._after_cr:
             data = data.removeprefix(b"\n")
-            self._after_cr = False
         events: list[Event] = []
         at = 0
         for end in _LINE_END.finditer(data):
@@ -78,7 +79,5 @@ class Decoder:
         if name == b"data":
             self._data.append(text)
             self._held += len(value) + 1
-            if self._held > self._longest:
-                raise TooLong(f"an event of the stream is longer than {self._longest} bytes")
         elif name == b"event":
             self._name = text
