@@ -10,7 +10,10 @@ Laws
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
+import termios
 
 from quine import private
 
@@ -120,6 +123,17 @@ class Capture:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+def drain(fd: int, into: Capture) -> None:
+    """Take what is in the pipe at this moment, and no more: somebody may be writing without end."""
+    waiting = array.array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, waiting)
+    left = waiting[0]
+    while left > 0:
+        data = os.read(fd, min(left, CHUNK))
+        into.feed(data)
+        left -= len(data)
 
 
 def quoted(text: str) -> str:

@@ -17,8 +17,7 @@ import time
 from typing import Any, NamedTuple
 
 from quine import procs
-from quine.capture import CHUNK, Capture
-from quine.shell import drain
+from quine.capture import CHUNK, Capture, drain, quoted
 from quine.signals import Signals
 from transport import quickjson
 from transport.address import boot_id
@@ -38,7 +37,9 @@ class Status(NamedTuple):
 
     def line(self) -> str:
         """What else there is to say than the code."""
-        said = f"{self.state}{': ' + self.detail if self.detail else ''}"
+        said = quoted(
+            f"{self.state}{': ' + self.detail if self.detail else ''}"
+        )  # it may be another node's word
         return (
             f"[SIGNAL] {self.signal}" if self.signal else "" if self.state == "exited" else f"[STATE] {said}"
         )

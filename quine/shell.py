@@ -17,19 +17,17 @@ Laws
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
 import os
 import select
 import signal
-import termios
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from quine import procs
-from quine.capture import CHUNK, Capture
+from quine.capture import CHUNK, Capture, drain, quoted
 from quine.env import here, quote
 from quine.signals import PYTHON_IGNORES, Signals
 
@@ -177,7 +175,8 @@ class Shell:
         status = self._forget()
         how = f"died of signal {-status}" if status < 0 else f"exited with status {status}"
         notes.append(
-            f"[SHELL] the shell {how}; variables and functions are lost, the next command starts in {self.cwd}"
+            f"[SHELL] the shell {how}; variables and functions are lost, the next command starts in "
+            f"{quoted(self.cwd)}"
         )
         return status if status >= 0 else 128 - status
 
@@ -210,6 +209,7 @@ class _Watch:
         self._timeout = timeout
         self._stage = 0  # 0 running, 1 TERM sent, 2 KILL sent, 3 the shell killed too
         self._insist = float("inf")
+        self._tries = 3
         self._told: set[int] = set()
         self._heeded = 0
         self._line = b""
@@ -280,14 +280,16 @@ class _Watch:
             self._told = self._tell(signal.SIGINT)
             self._insist = time.monotonic() + INSIST
         if time.monotonic() >= self._insist:
-            # A loop of the shell's own goes on although its commands were interrupted; or the signal came
-            # between two commands, when there was nobody to take it.
+            # A loop of the shell's own goes on although its commands were interrupted; or the signal came between two
+            # commands. One that was told and is still there is heeding it, or it stands before `&` and ignores it.
             self._insist = float("inf")
-            # One that was told and is still there is heeding it, unless it cannot: what stands before `&` ignores it.
             left = self._told & self._members()
             if all(procs.ignores(pid, signal.SIGINT) for pid in left):
-                self._tell(signal.SIGINT)
-                os.kill(self._shell._pid, signal.SIGINT)
+                # All at once, as a terminal does: bash heeds it only if the command it waits for has died of it, so
+                # that it can miss it, when that was just ending by itself.
+                os.killpg(self._shell._pid, signal.SIGINT)
+                self._tries -= 1
+                self._insist = time.monotonic() + INSIST if self._tries else float("inf")
         if self._stage == 0:
             if self._signals.alarm:
                 self._end("[INTERRUPTED] the time limit of this process was reached; the command was ended")
@@ -332,17 +334,6 @@ def _pipe(size: int = 0) -> tuple[int, int]:
         with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: smaller, then
             fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, size)
     return read, write
-
-
-def drain(fd: int, into: Capture) -> None:
-    """Take what is in the pipe at this moment, and no more: somebody may be writing without end."""
-    waiting = array.array("i", [0])
-    fcntl.ioctl(fd, termios.FIONREAD, waiting)
-    left = waiting[0]
-    while left > 0:
-        data = os.read(fd, min(left, CHUNK))
-        into.feed(data)
-        left -= len(data)
 
 
 def _close(fd: int) -> None:

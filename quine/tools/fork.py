@@ -58,6 +58,9 @@ FORK = Tool(
         "additionalProperties": False,
     },
 )
+TOLD = (
+    "Their end is told with a later result; in sh there are quine wait ID, quine logs ID and quine kill ID."
+)
 LATER = ("files", "returns")
 
 
@@ -228,7 +231,7 @@ def _collect(loop: Loop, one: Call, jobs: list[Job]) -> Result:
             f"[FORK] job {job.session} pid {job.pid}{_at(job)}: {job.directory}/stdout, stderr"
             for job in jobs
         ]
-        return Result("\n".join([*lines, "Their end is told with a later result."]))
+        return Result("\n".join([*lines, TOLD]))
     winner = loop.jobs.wait(jobs, one.race, loop.signals)
     if winner is not None:
         loop.jobs.end([job for job in jobs if job is not winner])
