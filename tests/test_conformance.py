@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.agents import OK, QUINE, Agents, call, says, section, sh
+from tests.provider import chat
+from tests.provider.server import KEY, Provider, Said
 
 NONE, SOME = r"^\{\}$", "."
 QUINE_WORD = " ".join(f"'{word}'" for word in QUINE)
@@ -217,6 +219,21 @@ def test_a_stream_longer_than_any_memory(agents: Agents) -> None:
     assert done.stdout == b"500500\n"
     assert len(agents.tapes()) == 10
     assert max(len(tape) for tape in agents.tapes()) <= 7
+
+
+def test_a_new_life_remembers_wisdom_alone(agents: Agents) -> None:
+    with Provider(
+        chat,
+        Said("thinking", (sh("echo canary"),)),
+        Said(calls=(call("exec", wisdom={"n": "1"}),)),
+        Said(calls=(OK,)),
+    ) as provider:
+        env = {"QUINE_API_TYPE": "openai", "QUINE_API_BASE": f"{provider.base}/v1", "QUINE_API_KEY": KEY}
+        assert agents.run(env={**env, "QUINE_MODEL_ID": "m"}).returncode == 0
+    first, _, last = (body["messages"] for body in provider.bodies)
+    assert [message["role"] for message in last] == ["system", "user"]
+    assert last[0] == first[0]
+    assert "canary" not in last[1]["content"]
 
 
 def test_two_of_one_mission_at_one_time(agents: Agents) -> None:

@@ -236,7 +236,7 @@ def test_defect_09_a_line_may_be_long(agents: Agents) -> None:
         says(sh(f"X=kept; head -c {size} /dev/zero | tr '\\0' x")),
         says(sh("echo $X >&4")),
         says(OK),
-        env={"QUINE_OUTPUT_TRUNCATE": str(size)},
+        env={"QUINE_OUTPUT_TRUNCATE": str(size), "QUINE_CONTEXT_WINDOW": "0"},
     )
     assert (done.returncode, done.stdout) == (0, b"kept\n")
     assert len(section(agents.results()[0], "STDOUT")) == size
