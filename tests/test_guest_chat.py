@@ -235,6 +235,13 @@ def test_ids_that_we_make_differ_from_turn_to_turn() -> None:
         for id in ("r1", "r2", 3, None)
     }
     assert len(made) == 4
+    for id in ("s1", "s2"):
+        stream = dialect().stream()
+        for delta in (fragment(0, name="sh", arguments="{"), fragment(0, arguments="}")):
+            stream.feed("", {"id": id, "choices": [{"delta": delta}]})
+        stream.feed("", "[DONE]")
+        made.add(dialect().reply(stream.whole()).message.tool_calls[0].id)
+    assert len(made) == 6
 
 
 @pytest.mark.parametrize(
