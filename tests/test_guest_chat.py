@@ -374,7 +374,7 @@ def test_reasoning_in_fragments() -> None:
     message = streamed(
         {"reasoning": "hm"}, {"reasoning": ", so"}, piece(0, type="reasoning.text", text="hm", signature=None),
         piece(0, type="reasoning.text", text=", so"), piece(0, type="reasoning.text", signature="s1"),
-        piece(1, type="reasoning.encrypted", data="x"), piece(None, type="t", text="a"),
+        piece(0, type="reasoning.text", text="", signature=None), piece(1, type="reasoning.encrypted", data="x"), piece(None, type="t", text="a"),
         piece(None, type="t", text="b"), {"content": "x"},
     ).message  # fmt: skip
     assert message.reasoning == "hm, so" and message.raw is not None
