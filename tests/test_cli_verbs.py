@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from quine import __version__
+from tests.agents import OK, Agents, says, sh
 from transport import address
 
 QUINE = str(Path(sys.prefix) / "bin" / "quine")
@@ -176,3 +177,35 @@ def test_typing_a_verb_does_not_load_what_it_does_not_use(home: Path) -> None:
     env = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(home)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert not {"asyncssh", "httpx", "fsspec", "rich", "pex"} & set(done.stdout.split())
+
+
+def test_the_verbs_of_tapes(home: Path) -> None:
+    agents = Agents(home)
+    agents.run(says(sh("echo hello")), says(OK))
+    env = {"QUINE_DATA_DIR": str(agents.data)}
+    (path,) = agents.data.glob("*.jsonl")
+    for words, shown in (
+        ("ls", path.stem[:18]), ("show", "-> sh"), ("tree", "local"), ("cost", "total"), ("replay", "1 life replayed"),
+        ("replay --dry", '"ordinal":1'), ("verify", f"{path}: ok: whole, 7 lines\n"), ("ls --json", f'"{path.stem}"'),
+        ("cost --json", '"usd":null'), ("verify --json", '"state":"ok"'), (f"verify {path} {path.stem}", "ok: whole"),
+        (f"cost --tree {path.stem}", "total"), (f"show {path.stem[:30]} --data-dir data", "hello"),
+    ):  # fmt: skip
+        done = quine("tape", *words.split(), home=home, **env)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert shown in done.stdout, words
+    path.write_bytes(path.read_bytes().replace(b"hello", b"hallo"))
+    done = quine("tape", "verify", home=home, **env)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(f"{path}: line 4: changed")
+
+
+def test_prices_of_the_user_are_checked(home: Path) -> None:
+    agents = Agents(home)
+    agents.run(says(OK))
+    (home / "prices.toml").write_text("[models]\nscript = { input = 1 }\n")
+    env = {"QUINE_DATA_DIR": str(agents.data), "QUINE_PRICES": "prices.toml"}
+    done = quine("tape", "cost", home=home, **env)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == 'quine: error: prices.toml: models."script": output: is missing\n'
+    (home / "prices.toml").write_text("[models]\nscript = { input = 0, output = 0 }\n")
+    assert "0.0000" in quine("tape", "cost", home=home, **env).stdout
