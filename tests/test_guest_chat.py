@@ -252,9 +252,13 @@ def test_ids_that_we_make_differ_from_turn_to_turn() -> None:
 def test_arguments(arguments: object, args: dict[str, object], bad: bool) -> None:
     whole = dialect().reply(answer(called(("c", "sh", arguments)))).message
     piecewise = streamed(fragment(0, id="c", name="sh", arguments=arguments)).message
-    for (one,) in (whole.tool_calls, piecewise.tool_calls):
+    for message in (whole, piecewise):
+        (one,) = message.tool_calls
         assert one.args == args
         assert bool(one.fault) is bad
+        assert message.raw is not None
+        sent = message.raw["chat"]["tool_calls"][0]["function"]["arguments"]
+        assert sent == (arguments if isinstance(arguments, str) and arguments else json.dumps(args))
 
 
 @pytest.mark.parametrize(
@@ -354,6 +358,12 @@ def test_calls_in_fragments(deltas: list[dict[str, Any]]) -> None:
     assert len({c.id for c in message.tool_calls}) == 2
 
 
+def test_the_first_id_of_a_call_is_its_id() -> None:
+    """As a server sent it that made up another one for each fragment."""
+    message = streamed(fragment(0, id="r1", name="sh"), fragment(0, id="r2", arguments="{}")).message
+    assert [c.id for c in message.tool_calls] == ["r1"]
+
+
 def test_what_nobody_knows_of_a_call_goes_back_with_it() -> None:
     signed = {"google": {"thought_signature": "s"}}
     message = streamed(fragment(0, id="a", name="sh", arguments="{}", extra_content=signed)).message
@@ -374,7 +384,8 @@ def test_reasoning_in_fragments() -> None:
     message = streamed(
         {"reasoning": "hm"}, {"reasoning": ", so"}, piece(0, type="reasoning.text", text="hm", signature=None),
         piece(0, type="reasoning.text", text=", so"), piece(0, type="reasoning.text", signature="s1"),
-        piece(0, type="reasoning.text", text="", signature=None), piece(1, type="reasoning.encrypted", data="x"), piece(None, type="t", text="a"),
+        piece(0, type="reasoning.text", text="", signature=None),
+        piece(1, type="reasoning.encrypted", data="x"), piece(None, type="t", text="a"),
         piece(None, type="t", text="b"), {"content": "x"},
     ).message  # fmt: skip
     assert message.reasoning == "hm, so" and message.raw is not None
