@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from quine import rebuild
+from quine import private, rebuild
 from quine.exits import FAILED, OK, Misconfigured
 from quine.life import new_session
 from quine.same import Same
@@ -43,6 +43,7 @@ LIMITS = {
 NOT_OURS = (*LIMITS.values(), "QUINE_WISDOM_", "QUINE_API_")  # of the environment: what the tape says instead
 ENDED_ITSELF = ("exit", "exec", "turn_exhaustion", "context_exhaustion", "budget")
 SAVED = "Material was saved to the file"  # what a life is told that had -b
+NONE = "There is no material: descriptor 3 is empty"
 LINES = 20  # of a difference that are shown
 
 
@@ -90,7 +91,7 @@ def replay(folder: Path, session: str) -> tuple[int, str]:
             f"quine tape replay {one.root}",
         )
     place = folder.absolute() / "replays" / new_session()
-    place.mkdir(mode=0o700, parents=True)
+    private.make(str(place))
     _run(one, place)
     try:
         (root,) = (s.path for s in sessions(place).values() if rebuild.beside(s.path, s.parent) is None)
@@ -115,7 +116,12 @@ def _run(one: Session, place: Path) -> None:
     with open(place / "stdout", "wb") as out, open(place / "stderr", "wb") as err:
         # Descriptors as well: an agent that replays is the parent, and its limits hold.
         process = subprocess.Popen(
-            [*own_command(), *words], env=_environment(one, place), stdout=out, stderr=err, close_fds=False
+            [*own_command(), *words],
+            env=_environment(one, place),
+            stdin=subprocess.DEVNULL if first.startswith(NONE) else None,
+            stdout=out,
+            stderr=err,
+            close_fds=False,
         )
         before = signal.signal(signal.SIGTERM, _leave)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from quine import rebuild
+from quine import rebuild, verify
 from quine.exits import Misconfigured
 from quine.guests.base import Message, Refused, Request
 from quine.guests.replay import ReplayGuest
 from quine.life import new_session
 from quine.tape import FileSink, Tape
-from tests.agents import OK, QUINE, UNTIL_ENDED, Agents, call, says, sh
+from tests.agents import OK, QUINE, UNTIL_ENDED, Agents, call, running, says, sh
 
 RECORDER = f"""#!{sys.executable} -I
 import json, os, re, sys
@@ -101,6 +102,7 @@ def test_what_was_sent_is_on_the_tapes(agents: Agents) -> None:
     sent = record(agents, *TREE)
     assert len(sent) == 5
     assert rebuilt(agents) == sent
+    assert {verify.verify(path).state for path in agents.data.glob("*.jsonl")} == {verify.OK}
     cloned = [messages for messages in sent.values() if "You are the child" in str(messages[0])]
     assert len(cloned) == 2 and max(len(messages[0]) for messages in cloned) > 5
 
@@ -233,6 +235,22 @@ def test_material_and_wisdom_are_as_they_were(agents: Agents) -> None:
         )
     assert done.stdout == b"1 life replayed, none departed\n"
     assert replay(agents).returncode == 1, "without its material it departs"
+
+
+def test_who_ends_the_replay_ends_all_of_it(agents: Agents) -> None:
+    """The agent and its commands are ended with it, and what was lived again until then stays."""
+    agents.run(says(sh("[ ! -p gate ] || { echo x > gate; exec sleep 1000.25; }")), says(OK))
+    os.mkfifo(agents.directory / "gate")
+    env = agents.env
+    with subprocess.Popen(
+        [*QUINE, "tape", "replay"], cwd=agents.directory, env=env, stdin=subprocess.DEVNULL
+    ) as process:
+        assert (agents.directory / "gate").read_text() == "x\n"
+        process.terminate()
+        assert process.wait(30) == 143
+    assert not running("sleep", "1000.25")
+    (tape,) = (agents.data / "replays").glob("*/*.jsonl")
+    assert '"termination_mode":"signal"' in tape.read_text()
 
 
 def test_only_a_root_is_lived_again(agents: Agents) -> None:
