@@ -9,60 +9,31 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quine.guests.base import (
-    GuestError,
-    Message,
-    Overflow,
-    Refused,
-    Reply,
-    Request,
-    ToolCall,
-    ToolResult,
-    Unavailable,
-)
+from quine.guests.base import GuestError, Message, Overflow, Refused, Reply, Request, Unavailable
 from quine.guests.http import HttpGuest
-from quine.tools import TOOLS
-from tests.agents import OK, Agents, call, sh
-from tests.provider import common
-from tests.provider.server import KEY, Cut, Fault, Inside, Provider, Raw, Said, Seen, Slow, Turn, Whole
-
-ASKED = Request([Message("system", "Be short."), Message("user", "Begin.")], TOOLS)
-HI = Said("hi, wörld 🂡", usage=(100, 10, 40))
-CALLS = (sh("ls -l 'ä'"), call("fork", intent="b", wait=True), call("exit", status=0))
-NO_TEXT = ("", " \n\t")
-
-
-class Step(NamedTuple):
-    """A reply and what came back: `made` is by the dialect itself, by another one, or by none."""
-
-    made: str
-    said: Said
-    results: list[tuple[str, bool]]
-    after: list[str]
-
-
-anything = st.text(st.characters(), max_size=9)  # with controls, lone surrogates and all
-values = st.recursive(st.none() | st.booleans() | st.integers() | anything, st.lists, max_leaves=4)
-args = st.dictionaries(anything, values, max_size=3)
-names = st.sampled_from(("sh", "fork", "exec", "exit"))
-calls = st.lists(st.fixed_dictionaries({"name": names, "arguments": args}), max_size=4).map(tuple)
-saids = st.builds(Said, text=anything, calls=calls, reasoning=anything)
-steps = st.lists(
-    st.builds(
-        Step,
-        st.sampled_from(("own", "other", "none", "faulty")),
-        saids,
-        st.lists(st.tuples(anything, st.booleans()), min_size=4, max_size=4),
-        st.lists(anything | st.just("[REMINDER] go on"), max_size=2),
-    ),
-    max_size=4,
+from tests.agents import Agents
+from tests.lived import (
+    ASKED,
+    CALLS,
+    Step,
+    answered,
+    conversation,
+    replaced,
+    saids,
+    sent,
+    steps,
+    through_a_tape,
+    tree,
 )
+from tests.provider.server import KEY, Cut, Fault, Inside, Provider, Raw, Said, Slow, Turn, Whole
+
+HI = Said("hi, wörld 🂡", usage=(100, 10, 40))
 
 
 def examples(count: int) -> settings:
@@ -76,21 +47,6 @@ def name(turns: Any) -> str:
     """The id of a test with these turns."""
     turns = turns if isinstance(turns, tuple) and not hasattr(turns, "_fields") else (turns,)
     return "+".join(type(turn).__name__ for turn in turns)
-
-
-def sent(body: Any) -> Any:
-    """A body as it arrives."""
-    return json.loads(json.dumps(body, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
-
-
-def through_a_tape(message: Message) -> Message:
-    return Message.from_json(json.loads(json.dumps(message.to_json())))
-
-
-def answered(message: Message, text: str = "done") -> list[Message]:
-    """The reply, and a result for each of its calls."""
-    results = [ToolResult(call.id, call.name, text) for call in message.tool_calls]
-    return [message, *(Message("tool", result=result) for result in results)]
 
 
 class Patient(Provider):
@@ -133,34 +89,6 @@ class Conformance:
         assert complete[-1] and not any(complete[:-1])
         return stream.whole()
 
-    def conversation(self, lived: list[Step]) -> list[Message]:
-        """As the host loop makes it: every call answered, a reminder where there was none."""
-        messages = list(ASKED.messages)
-        for number, (made, said, results, after) in enumerate(lived):
-            if made == "own":
-                reply = self.dialect(self.model).reply(sent(self.vendor.reply_json(said))).message
-            else:
-                again = f"call_{number // 2}"  # other guests give the same ids again, and odd ones
-                wanted = [
-                    ToolCall.parse(f"{again}.{i}", c["name"], common.arguments(c))
-                    for i, c in enumerate(said.calls)
-                ]
-                if made == "none":  # as guests whose arguments are objects
-                    wanted = [one._replace(raw="") for one in wanted]
-                if made == "faulty":
-                    wanted = [
-                        ToolCall.parse(again + "ä" * i, f"no such {i}", "{") for i in range(len(wanted))
-                    ]
-                raw = {"chat": {"content": "x"}} if made == "other" else None
-                reply = Message("assistant", said.text, tuple(wanted), raw=raw)
-            messages.append(through_a_tape(reply))
-            for one, (text, is_error) in zip(reply.tool_calls, results, strict=False):
-                messages.append(Message("tool", result=ToolResult(one.id, one.name, text, is_error)))
-            messages += [
-                Message("user", text) for text in (after if reply.tool_calls else ["[REMINDER]", *after])
-            ]
-        return messages
-
     def infer(self, *plan: Turn, request: Request = ASKED) -> tuple[Reply, Guest, Provider]:
         with Patient(self.vendor, *plan) as provider:
             guest = Guest(self.dialect(self.model), provider.base + self.path)
@@ -174,7 +102,7 @@ class Conformance:
     @examples(60)
     @given(steps)
     def test_the_vendor_takes_every_conversation(self, lived: list[Step]) -> None:
-        messages = self.conversation(lived)
+        messages = conversation(self.dialect(self.model), self.vendor, lived)
         self.check(self.dialect(self.model).body(ASKED._replace(messages=messages)))
 
     @examples(40)
@@ -183,7 +111,7 @@ class Conformance:
         self, lived: list[Step], data: st.DataObject
     ) -> None:
         """Messages that are missing are no reason to be refused: a tape may be torn, or edited."""
-        messages = self.conversation(lived)
+        messages = conversation(self.dialect(self.model), self.vendor, lived)
         kept = data.draw(st.lists(st.booleans(), min_size=len(messages), max_size=len(messages)))
         left = [message for message, keep in zip(messages, kept, strict=True) if keep]
         self.check(self.dialect(self.model).body(ASKED._replace(messages=left)))
@@ -193,7 +121,7 @@ class Conformance:
     def test_what_was_sent_once_is_sent_again(self, lived: list[Step], said: Said) -> None:
         """The prefix stays: the caches of all vendors live on that."""
         dialect = self.dialect(self.model)
-        messages = self.conversation(lived)
+        messages = conversation(self.dialect(self.model), self.vendor, lived)
         reply = dialect.reply(sent(self.vendor.reply_json(said)))
         before = self.said(dialect.body(ASKED._replace(messages=messages)))
         longer = [*messages, *answered(reply.message), Message("user", "go on")]
@@ -411,7 +339,7 @@ class Conformance:
     def test_an_agent_and_its_clones(self, tmp_path: Path) -> None:
         """Commands, two children at the same time, and the end; the vendor finds nothing wrong with any request."""
         agents = Agents(tmp_path)
-        with Patient(self.vendor, choose=_tree) as provider:
+        with Patient(self.vendor, choose=tree) as provider:
             agents.env |= {
                 "QUINE_API_TYPE": self.kind,
                 "QUINE_API_BASE": provider.base + self.path,
@@ -430,38 +358,3 @@ class Conformance:
         clones = [body for body in told if "You are the child" in json.dumps(body)]
         assert len(clones) == 4
         assert all(json.dumps(clone[: len(forked)]) == json.dumps(forked) for clone in clones)
-
-
-def _tree(seen: Seen) -> Turn:
-    """What the model says next to whom."""
-    (said,) = (seen.body[name] for name in ("messages", "input", "contents") if name in seen.body)
-    text = json.dumps(said)
-    mine = next((name for name in ("left", "right") if f"you exit:\\n\\n{name}" in text), "")
-    if mine:
-        return (
-            Said("", (sh(f"echo {mine} > {mine}"),), "a child thinks")
-            if text.count("EXIT CODE") < 2
-            else Said("", (OK,))
-        )
-    if "EXIT CODE" not in text:
-        return Said("I look.", (sh("echo parent >&4; echo parent"),), "first a look")
-    if "left" not in text:
-        return Said(
-            "", (call("fork", intent="left", wait=True), call("fork", intent="right", wait=True)), "then two"
-        )
-    return Said("done", (OK,))
-
-
-def replaced(value: Any, draw: Any, odd: st.SearchStrategy[Any], levels: int = 0) -> Any:
-    """`value` with one thing somewhere in it replaced; the first `levels` stay lists and pairs."""
-    if levels == 0 and draw(st.integers(0, 4)) == 0:
-        return draw(odd)
-    if isinstance(value, dict) and value:
-        key = draw(st.sampled_from(sorted(value)))
-        return {**value, key: replaced(value[key], draw, odd)}
-    if isinstance(value, list | tuple) and value:
-        at = 1 if levels == 1 else draw(st.integers(0, len(value) - 1))
-        return type(value)(
-            [*value[:at], replaced(value[at], draw, odd, max(levels - 1, 0)), *value[at + 1 :]]
-        )
-    return draw(odd)

@@ -10,7 +10,8 @@ import pytest
 from quine.guests.anthropic import AnthropicDialect
 from quine.guests.base import Message, Overflow, Refused, ToolResult, Unavailable
 from quine.guests.faults import Adapted
-from tests.dialects import ASKED, CALLS, Conformance, answered, sent
+from tests.dialects import Conformance
+from tests.lived import ASKED, CALLS, answered, sent
 from tests.provider import anthropic
 from tests.provider.common import example
 from tests.provider.server import Said

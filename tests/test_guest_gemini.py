@@ -10,7 +10,8 @@ import pytest
 from quine.guests.base import Message, Refused, ToolCall, ToolResult, Unavailable
 from quine.guests.faults import Adapted
 from quine.guests.gemini import GeminiDialect
-from tests.dialects import ASKED, CALLS, Conformance, answered
+from tests.dialects import Conformance
+from tests.lived import ASKED, CALLS, answered
 from tests.provider import gemini
 from tests.provider.common import example
 from tests.provider.server import Said

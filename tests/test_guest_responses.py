@@ -10,7 +10,8 @@ import pytest
 from quine.guests.base import Message, Overflow, Refused, ToolResult, Unavailable
 from quine.guests.faults import Adapted
 from quine.guests.responses import ResponsesDialect
-from tests.dialects import ASKED, CALLS, Conformance, answered
+from tests.dialects import Conformance
+from tests.lived import ASKED, CALLS, answered
 from tests.provider import responses
 from tests.provider.common import example
 from tests.provider.server import Said
