@@ -101,7 +101,7 @@ Place = tuple[
 
 
 def children(path: Path) -> dict[Place, Path]:
-    """The tapes of the sessions that came out of this one. They may not be there: begun, and not yet written."""
+    """The tapes of what a life forked and became. They may not be there: begun, and not yet written."""
     found: dict[Place, Path] = {}
     forks = lives = 0
     for _, entry in entries(str(path)):
@@ -111,25 +111,25 @@ def children(path: Path) -> dict[Place, Path]:
         elif entry["type"] == "outcome" and "to" in entry["data"]:
             _put(found, ("exec", "", lives), named(path, entry["data"]["to"]))
             lives += 1
-    for place, nested in _nested(path):
-        _put(found, place, nested)
     return found
 
 
-def _nested(path: Path) -> Iterator[tuple[Place, Path]]:
-    """Those that were started by a command: only their own tapes tell whose they are."""
+def nested(folder: Path) -> dict[str, dict[Place, Path]]:
+    """What commands of a session started, by that session: only the tapes of the started ones tell whose they are."""
     started = []
-    for other in path.parent.glob("*.jsonl"):
+    for path in folder.glob("*.jsonl"):
         try:
-            data = meta(other)
+            data = meta(path)
         except (OSError, ValueError):
             continue
-        if data.get("parent_session_id") == path.stem and data.get("born") == "start":
-            started.append((moment(data.get("created_at")), other, str(data.get("mission"))))
-    count: dict[str, int] = {}
-    for _, other, mission in sorted(started):
-        count[mission] = count.get(mission, -1) + 1
-        yield ("start", mission, count[mission]), other
+        parent = data.get("parent_session_id")
+        if isinstance(parent, str) and parent and data.get("born") == "start":
+            started.append((moment(data.get("created_at")), path, parent, str(data.get("mission"))))
+    found: dict[str, dict[Place, Path]] = {}
+    for _, path, parent, mission in sorted(started):
+        mine = found.setdefault(parent, {})
+        mine["start", mission, sum(place[1] == mission for place in mine)] = path
+    return found
 
 
 def _put(found: dict[Place, Path], place: Place, path: Path | None) -> None:

@@ -47,6 +47,9 @@ NONE = "There is no material: descriptor 3 is empty"
 LINES = 20  # of a difference that are shown
 
 
+Started = dict[str, dict[rebuild.Place, Path]]
+
+
 class Departure(NamedTuple):
     session: str
     line: int  # of the old tape; 0 = the life as a whole
@@ -164,13 +167,14 @@ def compare(then: Path, now: Path) -> tuple[int, list[Departure]]:
     departures: list[Departure] = []
     waiting = [(then, now)]
     lives = 0
+    started = rebuild.nested(then.parent), rebuild.nested(now.parent)
     while waiting:
         old, new = waiting.pop(0)
         lives += 1
         departure = _life(old, new)
         if departure is not None:
             departures.append(departure)
-        before, after = _lived(old), _lived(new)
+        before, after = _lived(old, started[0]), _lived(new, started[1])
         for place, path in before.items():
             if place in after:
                 waiting.append((path, after[place]))
@@ -182,8 +186,10 @@ def compare(then: Path, now: Path) -> tuple[int, list[Departure]]:
     return lives, departures
 
 
-def _lived(path: Path) -> dict[rebuild.Place, Path]:
-    return {place: child for place, child in rebuild.children(path).items() if child.is_file()}
+def _lived(path: Path, started: Started) -> dict[rebuild.Place, Path]:
+    """The children of a session that have tapes, however they were begun."""
+    forked = {place: child for place, child in rebuild.children(path).items() if child.is_file()}
+    return {**forked, **started.get(path.stem, {})}
 
 
 def _named(place: rebuild.Place) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from quine.exits import Misconfigured
 from quine.guests.base import Message, Overflow, Refused, Reply, Request, unheard
-from quine.rebuild import Place, beside, children, context, meta, steps, take
+from quine.rebuild import Place, beside, children, context, meta, nested, steps, take
 from quine.same import Same
 from transport import quickjson
 
@@ -126,18 +126,25 @@ class ReplayGuest:
         parent = beside(now, data.get("parent_session_id"))
         if parent is None:
             return self._path
-        place = self._place(parent, now, data.get("born") == "fork")
-        known = children(self._then(parent))
+        then = self._then(parent)
+        if data.get("born") == "start":
+            place = _place(nested(now.parent).get(parent.stem, {}), now)
+            known = nested(then.parent).get(then.stem, {})
+        else:
+            place, known = self._forked(parent, now), children(then)
         if place not in known:
-            raise ValueError(f"there was no {place[0]} number {place[2] + 1} {place[1]}".rstrip())
+            raise ValueError(f"there is nothing on it for {now.name}, which came out of {parent.name}")
         return known[place]
 
-    def _place(self, parent: Path, now: Path, forked: bool) -> Place:
+    def _forked(self, parent: Path, now: Path) -> Place | None:
+        """A parent notes its forks while they begin."""
         deadline = time.monotonic() + PATIENCE
         while True:
-            place = next((place for place, path in children(parent).items() if path == now), None)
-            if place is not None:
+            place = _place(children(parent), now)
+            if place is not None or time.monotonic() > deadline:
                 return place
-            if not forked or time.monotonic() > deadline:
-                raise ValueError(f"{parent.name} does not tell of {now.name}")
             time.sleep(PAUSE)
+
+
+def _place(known: dict[Place, Path], path: Path) -> Place | None:
+    return next((place for place, child in known.items() if child == path), None)
