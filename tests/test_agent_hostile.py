@@ -234,14 +234,11 @@ wires = pytest.mark.parametrize("kind", VENDORS)
 
 
 def can_be_sent(one: dict[str, Any]) -> bool:
-    """By a vendor: its names are well formed, and so is its UTF-8. Some make {} of what is no object: a good exec."""
-    text = json.dumps(one, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
+    """By a vendor, in pieces of a few bytes: short, and JSON. Some make {} of what is no object: a good exec."""
+    text = json.dumps(one)
+    odd = [word for word in ("\\\\ud800", "\\ud", "NaN", "Infinity") if word in text]
     good = (one["name"], type(one["arguments"])) == ("exec", str)
-    return not good and "\\\\ud800" not in text and one["name"].isidentifier() and one["name"].isascii()
+    return not odd and not good and one["name"] in tools.BY_NAME and len(text) < 2000
 
 
 def reach(kind: str, provider: Provider) -> dict[str, str]:
