@@ -385,6 +385,33 @@ def test_a_proxy_is_not_for_servers_on_this_machine(monkeypatch: pytest.MonkeyPa
         assert guest.infer(ASKED).message.text == HI.text
 
 
+@pytest.mark.parametrize(
+    "turn",
+    [
+        Fault(401, "auth", message=f"Incorrect API key provided: {KEY}."),
+        Fault(400, "bad", message=f"{'x' * 485} {KEY}"),
+        Raw(403, f"<html>{KEY}</html>".encode(), "text/html"),
+        Inside("quota", HI, 2, message=f"No quota for {KEY}"),
+        Raw(308, headers={"Location": f"http://me:{KEY}@other.example"}),
+    ],
+    ids=["401", "at the cut", "a page", "inside", "moved"],
+)
+def test_a_key_that_the_server_quotes_is_not_shown(turn: Turn) -> None:
+    error, _, _ = fails(Refused, turn)
+    assert not any(KEY[:size] in str(error) for size in range(7, len(KEY)))
+    _, guest, _ = infer(Fault(500, "server", message=f"No answer for {KEY}"), HI)
+    assert KEY not in guest.notes[0] and "<secret>" in guest.notes[0]
+
+
+def test_a_password_in_the_base_is_not_shown() -> None:
+    with Guest("http://me:pass@word@127.0.0.1:1/v1") as guest, pytest.raises(Unavailable) as caught:
+        guest.infer(ASKED)
+    assert "word" not in f"{caught.value} {guest.notes}" and "//127.0.0.1:1/v1" in str(caught.value)
+    with pytest.raises(Misconfigured) as wrong:
+        Guest("ftp://me:password@host/")
+    assert "password" not in str(wrong.value)
+
+
 def test_no_key_no_header() -> None:
     with Provider(Lenient, HI) as provider, Guest(f"{provider.base}/v1", key="") as guest:
         guest.infer(ASKED)

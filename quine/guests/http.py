@@ -15,6 +15,7 @@ import json
 import math
 import os
 import random
+import re
 import socket
 import threading
 import time
@@ -29,6 +30,7 @@ from quine.exits import FAILED, USAGE, Misconfigured
 from quine.guests import sse
 from quine.guests.base import DEEPEST, GuestError, Refused, Reply, Request, Unavailable, too_deep
 from quine.guests.faults import Adapted, printable
+from quine.tape import Mask
 
 # Tries after the first one, by HTTP status: who is throttled comes back more often than who is answered by a defect.
 RETRIES = {429: 5, 529: 5}
@@ -98,9 +100,13 @@ class HttpGuest:
         except httpx.InvalidURL as error:
             raise Misconfigured(f"QUINE_API_BASE is no URL: {error}") from None
         if not base.startswith(("http://", "https://")):
-            raise Misconfigured(f"QUINE_API_BASE must begin with http:// or https://, not {base!r}")
+            raise Misconfigured(
+                f"QUINE_API_BASE must begin with http:// or https://, not {_without_password(base)!r}"
+            )
         self._dialect = dialect
         self._url = dialect.url(base.rstrip("/"))
+        self._shown = _without_password(self._url)
+        self._mask = Mask([key])  # some servers quote the key that they refuse
         self._headers = {
             "Content-Type": "application/json",
             "User-Agent": f"quine/{__version__}",
@@ -123,14 +129,14 @@ class HttpGuest:
                     forbidden = response.headers.get("x-should-retry") == "false"
                     return self._read(response)
             except GuestError as error:
-                fault = error
+                fault = self._masked(error)
             if isinstance(fault, Adapted):
                 changed = self._body(request)
                 if changed != body:
                     self.note(f"asked again without what the server refused: {fault}")
                     body = changed
                     continue
-                fault = fault.fault
+                fault = self._masked(fault.fault)
             if not isinstance(fault, Unavailable):
                 raise fault
             failed += 1
@@ -145,6 +151,10 @@ class HttpGuest:
         seconds = _pause(failed, fault.after)
         self.note(f"try {failed + 1} of {limit + 1} in {seconds:.1f} s: {fault}")
         self._pause(seconds)
+
+    def _masked(self, fault: GuestError) -> GuestError:
+        fault.args = tuple(map(self._mask.of, fault.args))
+        return fault
 
     def close(self) -> None:
         if self._client is not None and self._owner == os.getpid():
@@ -179,7 +189,7 @@ class HttpGuest:
     def _why(self, error: httpx.HTTPError) -> str:
         silent = isinstance(error, httpx.ReadTimeout)
         text = f"nothing came for {self._timeout.read:.0f} s" if silent else printable(str(error))
-        return f"{self._url}: {text or type(error).__name__}"
+        return f"{self._shown}: {text or type(error).__name__}"
 
     def _read(self, response: httpx.Response) -> Reply:
         if response.is_success and _is_stream(response.headers):
@@ -190,15 +200,15 @@ class HttpGuest:
             raise Unavailable(self._why(error)) from None
         if response.has_redirect_location:
             # Not followed: the key would go along, to wherever it points.
-            to = printable(response.headers["location"])
-            raise Refused(f"{self._url} has moved to {to}", "see QUINE_API_BASE", USAGE)
+            to = printable(_without_password(response.headers["location"]))
+            raise Refused(f"{self._shown} has moved to {to}", "see QUINE_API_BASE", USAGE)
         try:
             data = _parse(raw)
         except ValueError:
             data = raw.decode("utf-8", "replace")
         if response.is_success:
             return self._dialect.reply(data)
-        fault = self._dialect.fault(response.status_code, data)
+        fault = self._dialect.fault(response.status_code, self._mask.of(data))
         after = _retry_after(response.headers)
         if _is_plain(fault) and response.headers.get("x-should-retry") == "true":
             fault = Unavailable(str(fault))
@@ -251,6 +261,11 @@ def _json(value: Any) -> bytes:
 
 def _is_stream(headers: Mapping[str, str]) -> bool:
     return headers.get("content-type", "").partition(";")[0].strip().lower() == "text/event-stream"
+
+
+def _without_password(url: str) -> str:
+    """As it may be shown: http://user:password@host is how a proxy is told who asks."""
+    return re.sub(r"//[^/?#]*@", "//", url)
 
 
 def _is_plain(fault: GuestError) -> bool:
