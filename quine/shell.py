@@ -302,7 +302,9 @@ class _Watch:
             self._end(f"[TIMEOUT] the command was ended after {self._timeout:g} s")
         elif self._stage == 1:
             self._stage, self._deadline = 2, time.monotonic() + 0.3
-            self._tell(signal.SIGKILL)
+            rounds = 10  # a loop starts another one while we look
+            while self._tell(signal.SIGKILL) and rounds:
+                rounds -= 1
         else:
             self._stage, self._deadline = 3, float("inf")
             os.kill(self._shell._pid, signal.SIGKILL)

@@ -38,7 +38,8 @@ def end(process: subprocess.Popen[bytes], number: int) -> tuple[bytes, bytes]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_during_a_command(agents: Agents, number: int) -> None:
-    agents.script(says(sh(f"sleep {NAP}1 & touch up; sleep {NAP}1")))
+    nap = f"{NAP}1.{number}"  # of this test alone: another one may run at the same time
+    agents.script(says(sh(f"sleep {nap} & touch up; sleep {nap}")))
     with agents.start("work") as process:
         wait_for(agents.directory / "up")
         out, err = end(process, number)
@@ -46,7 +47,7 @@ def test_during_a_command(agents: Agents, number: int) -> None:
     assert (out, err) == (b"", b"")
     assert agents.outcome()["termination_mode"] == "signal"
     assert agents.outcome()["exit_code"] == 128 + number
-    assert not running("sleep", f"{NAP}1")
+    assert not running("sleep", nap)
 
 
 def test_pipe_during_a_command(agents: Agents) -> None:
