@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 from pathlib import Path
@@ -25,6 +26,7 @@ def rows(prefix: str) -> list[list[str]]:
     ]
 
 
+@functools.cache
 def found_in(path: str, owner: str = "") -> set[str]:
     """The names of the tests in a file, or in a class of it with what that inherits from the other files here."""
     if not (ROOT / path).exists():
