@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from pathlib import Path
@@ -23,6 +24,9 @@ from tests.provider import anthropic, chat, gemini, responses
 from tests.provider.server import KEY, Provider, Said
 
 SEED = 20260
+CALLS = int(
+    os.environ.get("QUINE_TEST_CALLS", 2000)
+)  # in one reply; 10000 is a minute where each is waited for
 MEGABYTE = 1 << 20
 
 # One thing of every kind that JSON has, and of every kind that a length, a range or an encoder may stumble over.
@@ -167,15 +171,15 @@ def test_a_thousand_bad_calls(agents: Agents) -> None:
 
 
 @pytest.mark.xfail(strict=True, reason="each refused call is waited for on the disk")
-def test_ten_thousand_calls_in_one_reply(agents: Agents) -> None:
+def test_thousands_of_calls_in_one_reply(agents: Agents) -> None:
     """A refused call did nothing: its answer need not be on the disk before the next one is looked at."""
-    done = agents.run(says(*(call("nope", n=n) for n in range(10_000)), sh(MEASURE)), says(OK))
+    done = agents.run(says(*(call("nope", n=n) for n in range(CALLS)), sh(MEASURE)), says(OK))
     assert (done.returncode, done.stderr) == (0, b"")
     pairs = answered(agents.tape())
-    assert [asked["arguments"].get("n") for asked, _ in pairs[:-1]] == list(range(10_000))
+    assert [asked["arguments"].get("n") for asked, _ in pairs[:-1]] == list(range(CALLS))
     memory, writes = measured(done.stdout)
     assert memory < 100 * MEGABYTE
-    assert writes < 1000
+    assert writes < CALLS / 10
 
 
 def test_what_was_wrong_is_quoted_in_short(agents: Agents) -> None:
