@@ -22,11 +22,12 @@ DEEPEST = 100  # clones of clones; tapes of ours have as many as the tree has le
 
 
 class Step(NamedTuple):
-    """One message of a tape. `again`: it takes the place of an earlier result, that of the same call."""
+    """One message of a tape. `again`: it takes the place of an earlier result, that of the same call, or the one of
+    this number in the conversation, where the tape tells it."""
 
     line: int
     message: Message
-    again: bool
+    again: object
     entry: dict[str, Any]
 
     @property
@@ -51,7 +52,7 @@ def steps(path: Path, lines: int = 0) -> Iterator[Step]:
             return
         message = message_of(entry)
         if message is not None:
-            yield Step(number, message, bool(entry["data"].get("again")), entry)
+            yield Step(number, message, entry["data"].get("again"), entry)
 
 
 def requests(path: Path) -> Iterator[Sent]:
@@ -83,14 +84,18 @@ def context(path: Path, depth: int = 0) -> list[Message]:
 
 def take(messages: list[Message], step: Step) -> None:
     """Go one step on."""
-    result = step.message.result
-    if step.again and result is not None:
+    result, place = step.message.result, step.again
+    if result is None or not place:
+        messages.append(step.message)
+        return
+    if isinstance(place, int) and place is not True and place < len(messages):
+        messages[place] = step.message
+    else:
         for at in range(len(messages) - 1, -1, -1):
             earlier = messages[at].result
             if earlier is not None and earlier.call_id == result.call_id and earlier.text != result.text:
                 messages[at] = step.message
                 return
-    messages.append(step.message)
 
 
 # -- lineage -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 from quine import rebuild, verify
 from quine.exits import Misconfigured
-from quine.guests.base import Message, Refused, Request
+from quine.guests.base import Message, Refused, Request, ToolResult
 from quine.guests.replay import ReplayGuest
 from quine.life import new_session
 from quine.tape import FileSink, Tape
@@ -130,6 +130,24 @@ def test_what_was_taken_out_of_a_full_context(agents: Agents) -> None:
     assert [entry for entry in tape if entry["data"].get("again")], (
         "nothing was dropped: this test shows nothing"
     )
+
+
+def test_a_result_that_is_sent_again_has_its_place(tmp_path: Path) -> None:
+    """Some servers give every reply's first call the same id: then the tape must tell which result is meant."""
+    tape = Tape(FileSink(str(tmp_path / "a.jsonl")))
+    tape.add("meta", {"session_id": "a"})
+    results = [Message("tool", result=ToolResult("same", "sh", text)) for text in ("one", "two", "cut")]
+    for message in (Message("user", "u"), results[0], results[1]):
+        tape.message(message)
+    tape.message(results[2], again=1)
+    tape.message(results[2], again=True)
+    tape.sync()
+    tape.close()
+    (sent,) = rebuild.requests(tmp_path / "a.jsonl")
+    assert [m.result.text for m in sent.messages if m.result] == ["cut", "cut"]
+    messages = [sent.messages[0], *results[:2]]
+    rebuild.take(messages, list(rebuild.steps(tmp_path / "a.jsonl"))[3])
+    assert messages[1:] == [results[2], results[1]]
 
 
 def test_a_tree_is_lived_again(agents: Agents) -> None:
