@@ -114,7 +114,7 @@ def test_a_life_elsewhere(lab: Lab, tmp_path: Path) -> None:
     with Provider(chat, WORK, BYE) as provider:
         env = {**settings(provider), "QUINE_DATA_DIR": str(tmp_path / "data")}
         done = lab.run(["--on", "h1", "work"], env=env)
-    assert (done.returncode, done.stderr) == (0, b"")
+        assert (done.returncode, done.stderr) == (0, b"")
     assert len(provider.requests) == 2
 
 
