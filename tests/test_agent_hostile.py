@@ -19,9 +19,7 @@ from tests.agents import OK, Agents, call, says, sh
 from tests.hostile import MEASURE, MEGABYTE, answered, bad_call, batches, measured
 
 SEED = 20260
-CALLS = int(
-    os.environ.get("QUINE_TEST_CALLS", 2000)
-)  # in one reply; 10000 is a minute where each is waited for
+CALLS = int(os.environ.get("QUINE_TEST_CALLS", 2000))  # in one reply
 
 
 @pytest.fixture

@@ -320,3 +320,30 @@ def test_long_missions(place: Shell) -> None:
     done = place.sh('quine "$(cat mission)"', shell="sh")
     assert done.returncode in (126, 127, 2)  # the kernel's limit, told by the shell
     assert not place.data.exists()
+
+
+@needs_mounts
+def test_a_disk_that_becomes_full(place: Shell) -> None:
+    """The tape can no longer say what happens: nothing more may happen, and nothing stays."""
+    place.script(
+        says(call("fork", intent="child"), match="^work"),
+        says(sh(f"sleep {NAP}3 & echo begun >&4"), match="^work"),
+        says(sh("cat </dev/zero >data/fill; echo full >&4; seq 9999"), match="^work"),
+        says(sh("echo never >&4"), match="^work"),
+        says(sh(f"sleep {NAP}4"), match="^child"),
+    )
+    place.data.mkdir()
+    mount = (
+        "mount -t tmpfs -o size=512k none data && quine work; echo $?; tail -n 1 data/*.jsonl | cut -c 1-30"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount],
+        cwd=place.directory,
+        env=place.env,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith(b"begun\nfull\n74\n"), done
+    assert b"never" not in done.stdout
+    assert b"cannot be written: No space left on device" in done.stderr
+    assert not running("sleep", f"{NAP}3") and not running("sleep", f"{NAP}4")
