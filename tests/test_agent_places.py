@@ -189,7 +189,9 @@ def test_pid_1(place: Shell) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_pid_1_is_ended(place: Shell, number: int) -> None:
     """For PID 1 a signal without a handler does not exist, and it cannot die of one: 128+n is its status."""
-    place.script(says(sh(f"readlink /proc/self/ns/pid >ns; touch up; while :; do sleep {NAP}2; done")))
+    place.script(
+        says(sh(f"readlink /proc/self/ns/pid >ns; touch up; while :; do sleep {NAP}2{int(number)}; done"))
+    )
     with Started([*CONTAINER, *QUINE, "work"], env=place.env, cwd=place.directory) as process:
         wait_for(place.directory / "up")
         (pid,) = [
@@ -200,7 +202,7 @@ def test_pid_1_is_ended(place: Shell, number: int) -> None:
         os.kill(pid, number)
         assert process.wait(30) in (128 + number, -number)
     assert place.outcome()["exit_code"] == 128 + number
-    assert not running("sleep", f"{NAP}2")
+    assert not running("sleep", f"{NAP}2{int(number)}")
 
 
 def init_of(pid: int, namespace: str) -> bool:
