@@ -181,7 +181,6 @@ def echoes(status: int, kind: str) -> Fault:
     return Fault(status, kind, {"retry-after-ms": "1"}, f"Incorrect API key provided: {KEY}. You can find it")
 
 
-@pytest.mark.xfail(strict=True, reason="messages of a server are shown as they came")
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
@@ -199,7 +198,6 @@ def test_a_server_that_quotes_the_key(tree: Tree, answer: Fault, code: int) -> N
     leaves_nothing(tree, done.stdout, done.stderr)
 
 
-@pytest.mark.xfail(strict=True, reason="the base is quoted in messages as it was given")
 def test_a_password_in_the_base(tree: Tree) -> None:
     """A proxy's, as in http://user:password@host: it is no more for commands and logs than any other."""
     password = "canary-of-a-proxy-5d1f"
