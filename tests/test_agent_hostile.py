@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.agents import OK, Agents, call, says, sh
 from tests.hostile import MEASURE, MEGABYTE, answered, bad_call, batches, measured
 
 SEED = 20260
-CALLS = int(os.environ.get("QUINE_TEST_CALLS", 2000))  # in one reply
+CALLS = 10_000  # in one reply
 
 
 @pytest.fixture
@@ -49,8 +48,7 @@ def test_a_thousand_bad_calls(agents: Agents) -> None:
     assert time.monotonic() - begun < 60
 
 
-@pytest.mark.xfail(strict=True, reason="each refused call is waited for on the disk")
-def test_thousands_of_calls_in_one_reply(agents: Agents) -> None:
+def test_ten_thousand_calls_in_one_reply(agents: Agents) -> None:
     """A refused call did nothing: its answer need not be on the disk before the next one is looked at."""
     done = agents.run(says(*(call("nope", n=n) for n in range(CALLS)), sh(MEASURE)), says(OK))
     assert (done.returncode, done.stderr) == (0, b"")
