@@ -29,7 +29,7 @@ from transport import address
 from transport.errors import Refused
 
 FORMAT = "1"  # of what stands below: another recipe, another key
-SUFFIXES = (".py", ".md", ".typed")
+SUFFIXES = (".py", ".md", ".toml", ".typed")
 LEFT_OUT = ("pex",)  # only builds need it, and what runs as the file does not build
 KEPT = 4  # builds that stay in the cache: switching between branches stays quick
 BUILD_SECONDS = 300

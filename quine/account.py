@@ -45,19 +45,23 @@ class Account:
     def out_of_turns(self) -> bool:
         return 0 < self._limits.turns <= self.turns
 
+    def used(self, messages: Sequence[Message]) -> int:
+        """Tokens of the conversation: as the guest has told, and about so many since."""
+        return self._context + inference.tokens(messages[self._told :])
+
     def notes(self, messages: Sequence[Message], result: str) -> list[str]:
         """What the last `result` of a batch is followed by."""
         lines = []
         if limit := self._limits.turns:
             lines.append(f"[TURNS LEFT] {max(0, limit - self.turns)}")
         # What has come since the guest counted is in its next prompt: without it the warning comes a batch too late.
-        used = self._context + inference.tokens(messages[self._told :]) + len(result) // inference.LETTERS
+        used = self.used(messages) + inference.tokens([Message("user", result)])
         window = self._limits.window
         lines.append(f"[CONTEXT USED] {round(used / 1000)}K of {round(window / 1000)}K")
         lines += self._of_tree()
         last = "turn_exhaustion" if self.out_of_turns else ""
         last = last or ("context_exhaustion" if 0 < window <= used else "")
-        last = last or ("budget" if self._nearly_spent(used) else "")
+        last = last or ("" if self.affords(2, used) else "budget")
         if last and not self.last:
             self.last = last
             lines.append(prompt.last_note(last))
@@ -81,14 +85,10 @@ class Account:
         told: tuple[int | None, float | None] | None = getattr(self._guest, "left", None)
         return self._ledger.left() if told is None else told
 
-    def affords_a_child(self) -> bool:
-        return not self._nearly_spent(0)
-
-    def _nearly_spent(self, used: int) -> bool:
-        """Would the inference after the next one be refused?"""
+    def affords(self, count: int, prompt: int) -> bool:
+        """Can so many inferences with prompts of so many tokens be paid?"""
         tokens, dollars = self.left()
-        about = used + inference.TOOLS + LEAST_REPLY
-        short = tokens is not None and tokens < 2 * about
-        if dollars is not None and self._price:
-            short = short or dollars < 2 * self._price.about(about, LEAST_REPLY)
-        return short
+        prompt += inference.TOOLS
+        if tokens is not None and tokens < count * (prompt + LEAST_REPLY):
+            return False
+        return dollars is None or not self._price or dollars >= count * self._price.about(prompt, LEAST_REPLY)

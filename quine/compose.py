@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from functools import partial
 
 TYPE_CHECKING = False
@@ -171,7 +172,20 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
             limit_self(limited)
         except ProtocolError as error:
             raise Misconfigured(str(error)) from None
-    return host.start(mission, values, face)
+    from quine.exits import DENIED, NOT_STARTED, Failure
+
+    begun = time.time()
+    try:
+        return host.start(mission, values, face)
+    except Failure as failure:
+        if target := values.get("report"):
+            from quine.run import report
+            from transport.status import Status
+
+            state = {DENIED: "denied", NOT_STARTED: "unreachable"}.get(failure.status, "exited")
+            status = Status(state, failure.status, detail=failure.detail)
+            report(str(target), status, started=begun, seconds=time.time() - begun)
+        raise
 
 
 def agent_elsewhere(mission: str, values: dict[str, object]) -> int:

@@ -12,6 +12,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from quine import private, shown
 from quine.exits import Misconfigured, NotBuilt
 from quine.guests import FILES, Config
+from quine.guests.base import Usage
 from quine.guests.vendors import KEYS, choose
 from quine.ledger import Ledger
 from quine.life import Life, Limits, is_session
@@ -39,6 +41,9 @@ OPTIONS = {
     "fs": "QUINE_FS",
 }
 WISDOM = "QUINE_WISDOM_"
+MOST = (
+    10**9
+)  # of anything that is limited: what is more is a slip of the hand, and no clock or counter takes it
 
 
 class Settings(NamedTuple):
@@ -54,6 +59,7 @@ class Settings(NamedTuple):
     memo: dict[str, Any]
     report: str = ""  # --report
     verbose: bool = False  # -v
+    spent: Usage = Usage()  # in the former lives of this process
     began: float = 0.0  # seconds since the epoch; over all lives of this process
     masked: tuple[str, ...] = ()  # values that no tape may hold
     top: bool = False  # of its tree, on this machine
@@ -63,6 +69,8 @@ class Settings(NamedTuple):
 def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> Settings:
     """Read the environment, take the secrets out of it, complete it; Misconfigured names what is wrong."""
     memo = inherit.read(environ) or _recovered(environ)
+    if environ is os.environ and environ.get("LC_CTYPE") == "C.UTF-8" and not shown.given("LC_CTYPE"):
+        del environ["LC_CTYPE"]  # Python has put it there for itself (PEP 538); no command asked for it
     secrets = _texts(memo.get("environ"))
     for option, variable in OPTIONS.items():
         if options.get(option) is not None:
@@ -78,8 +86,9 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         raise NotBuilt("QUINE_FS")
     data_dir = _absolute(environ.get("QUINE_DATA_DIR") or ".quine")
     environ["QUINE_DATA_DIR"] = data_dir
-    if environ.get("QUINE_INVENTORY"):
-        environ["QUINE_INVENTORY"] = _absolute(environ["QUINE_INVENTORY"])
+    for name in ("QUINE_INVENTORY", "QUINE_PRICES"):
+        if environ.get(name):
+            environ[name] = _absolute(environ[name])
     base, kind = environ.get("QUINE_API_BASE", ""), environ.get("QUINE_API_TYPE")
     if base and kind in FILES and (kind != "program" or "/" in base):  # a bare name is looked up on PATH
         environ["QUINE_API_BASE"] = _absolute(base)
@@ -101,6 +110,7 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         memo=memo,
         report=_report(options, former),
         verbose=bool(options.get("verbose") or former.get("verbose")),
+        spent=Usage(*former["usage"]) if isinstance(former.get("usage"), list) else Usage(),
         began=float(former.get("began") or time.time()),
         top="lineage" not in memo or former.get("top") is True,
         masked=tuple(
@@ -113,11 +123,12 @@ def _recovered(environ: MutableMapping[str, str]) -> dict[str, Any]:
     """The memo that somebody between us and the agent above has lost: `env -i`, or closed descriptors."""
     if environ is not os.environ:
         return {}
-    fd = inherit.find(inherit.NAME, lambda fd: bool(inherit.read({inherit.VARIABLE: str(fd)})))
-    if fd < 0:
-        return {}
-    environ[inherit.VARIABLE] = str(fd)
-    return inherit.read(environ)
+    for _, _, path in inherit.held_above(inherit.NAME):
+        fd = inherit.reopened(path, os.O_RDONLY)
+        os.set_inheritable(fd, True)
+        environ[inherit.VARIABLE] = str(fd)
+        return inherit.read(environ)
+    return {}
 
 
 def _former(memo: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +139,13 @@ def _former(memo: Mapping[str, Any]) -> dict[str, Any]:
 
 def _report(options: Mapping[str, Any], former: Mapping[str, Any]) -> str:
     if target := options.get("report"):
-        return str(target) if str(target).isdigit() else _absolute(str(target))
+        if not str(target).isdigit():
+            return _absolute(str(target))
+        try:
+            os.fstat(int(target))
+        except (OSError, OverflowError):
+            raise Misconfigured(f"--report {target}: no such descriptor is open") from None
+        return str(target)
     return str(former.get("report", ""))
 
 
@@ -193,16 +210,32 @@ def lineage(settings: Settings, environ: Mapping[str, str] = os.environ) -> tupl
             "depth": _integer(environ, "QUINE_DEPTH", 0),
         }
     parent, root = told.get("session"), told.get("root")
+    # Each agent above us holds a memo of its own, so there are at least as many levels, whatever we were told.
+    above = sum("lineage" in memo for memo in _memos_above())
     if not is_session(parent) or not is_session(root):
-        return "", "", 0
-    return str(parent), str(root), int(told["depth"]) + 1
+        return "", "", above
+    return str(parent), str(root), max(int(told["depth"]) + 1, above)
+
+
+def _memos_above() -> list[dict[str, object]]:
+    """The memos of the processes above us, each once."""
+    memos = []
+    for path in {inode: path for _, inode, path in inherit.held_above(inherit.NAME)}.values():
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                memos.append(inherit.read({inherit.VARIABLE: str(fd)}))
+            finally:
+                os.close(fd)
+    return memos
 
 
 def join_ledger(settings: Settings, limits: Limits) -> Settings:
     """With the ledger of the tree that we belong to; with a new one at its root, or where none can be found."""
     told = settings.memo.get("lineage")
-    ledger = Ledger.join(told.get("ledger"), limits) if isinstance(told, dict) else None
-    return settings._replace(ledger=ledger or Ledger.create(limits))
+    ledger = Ledger.join(told.get("ledger") if isinstance(told, dict) else None, limits)
+    ledger = ledger or Ledger.create(limits)
+    return settings._replace(ledger=ledger, limits=ledger.bound(settings.limits))
 
 
 def ensure_quine(data_dir: str, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -268,13 +301,14 @@ def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "")
     if not text:
         return default
-    try:
-        value = int(text)
-    except ValueError:
-        raise Misconfigured(f"{name} must be an integer, not {text!r}") from None
-    if value < 0:
-        raise Misconfigured(f"{name} must not be negative, and is {value}")
-    return value
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise Misconfigured(f"{name} must be an integer, not {text[:80]!r}")
+    if digits != text:
+        raise Misconfigured(f"{name} must not be negative, and is {text[:80]}")
+    if len(text) > 20 or int(text) > MOST:
+        raise Misconfigured(f"{name} must not be more than {MOST}")
+    return int(text)
 
 
 def _number(environ: Mapping[str, str], name: str, default: float) -> float:
@@ -284,9 +318,9 @@ def _number(environ: Mapping[str, str], name: str, default: float) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise Misconfigured(f"{name} must be a number, not {text!r}") from None
-    if not 0 <= value < 1e12:
-        raise Misconfigured(f"{name} must be 0 or more, and finite, and is {text}")
+        raise Misconfigured(f"{name} must be a number, not {text[:80]!r}") from None
+    if not 0 <= value <= MOST:
+        raise Misconfigured(f"{name} must be 0 or more, and not more than {MOST}, and is {text[:80]}")
     return value
 
 

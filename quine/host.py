@@ -63,8 +63,10 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
     if life is None:
         if ask is not None and "lineage" not in settings.memo:
             ask, settings = None, _on_its_own(settings)
+        settings = env.join_ledger(settings, settings.limits)
         life = _own(settings, mission, options)
-    settings = env.join_ledger(settings, life.limits)
+    else:
+        settings = env.join_ledger(settings, life.limits)
     guest, life, price = _guest(settings, life, ask)
     _make_data_dir(settings.data_dir)
     held = _admitted(settings, life)
@@ -101,8 +103,8 @@ def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[L
     guests.build(config)
     if options.get("binary"):
         raise NotBuilt("-b together with --on")
+    settings = env.join_ledger(settings, settings.limits)
     life = _own(settings, mission, options)
-    settings = env.join_ledger(settings, life.limits)
     assert settings.ledger is not None
     inference.price(config, bool(settings.ledger.mark.cost))
     _admitted(settings, life)  # the place is this process's, for it ends when the agent over there has ended
@@ -120,7 +122,9 @@ def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int
     signals.install({int(number) for number in former["mask"]})
     ask = _relay()
     guest, life, price = _guest(settings, life, ask)
-    return leaving.leave(_lives(life, settings, guest, price, ask, signals, held, face, former["jobs"]))
+    return leaving.leave(
+        _lives(life, settings, guest, price, ask, signals, held, face, former["jobs"], former["record"])
+    )
 
 
 def _lives(
@@ -133,9 +137,10 @@ def _lives(
     held: list[int],
     face: Face | None,
     jobs: list[dict[str, Any]] | None = None,
+    record: str = "",
 ) -> End:
     """This process's lives: one, and after each fork(), in the child, the child's."""
-    ours, record = os.getpid(), ""
+    ours = os.getpid()
     assert settings.ledger is not None
     with contextlib.suppress(OSError):
         env.ensure_quine(settings.data_dir)
@@ -145,12 +150,14 @@ def _lives(
         tape = _tape(life, settings, ask, signals)
         log = Log("" if ask else os.path.join(settings.data_dir, f"{life.session}.log"), settings.verbose)
         guest.note = log.note
-        loop = Loop(life, settings, guest, price, tape, signals, log, held, ask is not None, face)
+        loop = Loop(life, settings, guest, price, tape, signals, log, record, held, ask is not None, face)
         loop.jobs.adopt(jobs or [])
         try:
             end = loop.live()
         except Reborn as child:
             life, held, record, jobs = child.life, child.slots, child.record, None
+            # What it says on stderr is a result of its parent's, and the report is its parent's.
+            settings = settings._replace(report="", top=False, verbose=False)
             shown.mission("(a mission from a file)" if life.hidden else life.mission)
             continue
         except Exception as error:
@@ -160,8 +167,10 @@ def _lives(
                 os.close(fd)
             if ask is not None:
                 _tidy(settings.data_dir)
+        if record:
+            leaving.note(end, record)
         if os.getpid() != ours:
-            leaving.vanish(end, record)
+            leaving.vanish(end)
         if settings.report:
             leaving.report(settings, life, end)
         return end

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from quine.exits import Misconfigured
 from quine.guests import FILES, Config
-from quine.guests.base import Guest, Message, Reply, Request, Usage
-from quine.ledger import Hold, Ledger
+from quine.guests.base import Guest, GuestError, Message, Reply, Request, Usage
+from quine.ledger import Ledger
 
 LETTERS = 4  # of a token, about
 TOOLS = 1500  # tokens of the tools, which stand before every conversation
@@ -30,46 +30,55 @@ class Price(NamedTuple):
         return prices.cost(self.model, usage) or 0.0
 
     def about(self, prompt: int, reply: int) -> float:
-        return self.of(Usage(prompt, reply))
+        """At the most: as if all of the prompt were new to the provider's cache."""
+        return max(self.of(Usage(prompt, reply)), self.of(Usage(prompt, reply, cache_write=prompt)))
 
 
 def price(config: Config, limited: bool) -> Price | None:
     """None where nothing is to be counted; Misconfigured where money is limited and the price is unknown."""
-    if limited:
-        from quine import prices
+    if not limited and config.kind in FILES:
+        return None
+    from quine import prices
 
-        if not prices.known(config.model):
-            raise Misconfigured(
-                f"QUINE_MAX_COST is set, and the price of {config.model} is not known",
-                "put it into a file and name that with QUINE_PRICES, or use QUINE_MAX_TOKENS",
-            )
-    return Price(config.model) if limited or config.kind not in FILES else None
+    # Here, and not when the first reply is there and has to be paid: a file of prices can be wrong.
+    if not prices.known(config.model) and limited:
+        raise Misconfigured(
+            f"QUINE_MAX_COST is set, and the price of {config.model} is not known",
+            "put it into a file and name that with QUINE_PRICES, or use QUINE_MAX_TOKENS",
+        )
+    return Price(config.model)
 
 
-def infer(guest: Guest, request: Request, ledger: Ledger, concurrent: int, price: Price | None) -> Reply:
-    """Blocks until there is a reply. Raises a GuestError, ledger.Spent, or what a handler raises."""
-    prompt = tokens(request.messages) + TOOLS
+def infer(
+    guest: Guest, request: Request, ledger: Ledger, concurrent: int, price: Price | None, known: int = 0
+) -> Reply:
+    """Blocks until there is a reply. `known` is how long the prompt is at least, in tokens.
+
+    Raises a GuestError, ledger.Spent, or what a handler raises.
+    """
+    prompt = max(tokens(request.messages), known) + TOOLS
     hold = ledger.reserve(concurrent, prompt, price.about if price and ledger.mark.cost else None)
-    used = Usage()
+    used = Usage(prompt)  # of one that a signal cuts short, too: the provider has read it
     try:
         reply = guest.infer(request._replace(output=hold.output))
         used = reply.usage
-        if not used.input and not used.output and ledger.mark.tokens:
+        if not used.input and not used.output and (ledger.mark.tokens or ledger.mark.cost):
             used = Usage(prompt, tokens([reply.message]))
         return reply
+    except GuestError:
+        used = Usage()
+        raise
     finally:
-        _settle(ledger, hold, used, price)
-
-
-def _settle(ledger: Ledger, hold: Hold, used: Usage, price: Price | None) -> None:
-    cost = used.cost or (price.of(used) if price and (used.input or used.output) else 0.0)
-    ledger.settle(hold, used.input + used.output, cost)
+        cost = used.cost or (price.of(used) if price and (used.input or used.output) else 0.0)
+        ledger.settle(hold, used.input + used.output, cost)
 
 
 def tokens(messages: Sequence[Message]) -> int:
     """About so many, where nobody has counted them."""
     size = 0
     for message in messages:
-        size += len(message.result.text) if message.result else len(message.text) + len(message.reasoning)
-        size += sum(len(call.raw) or len(str(call.args)) for call in message.tool_calls)
+        texts = [message.result.text] if message.result else [message.text, message.reasoning]
+        texts += [call.raw or str(call.args) for call in message.tool_calls]
+        # Bytes, not characters: three of a Chinese character are about the token that it is.
+        size += sum(len(t) if t.isascii() else len(t.encode("utf-8", "replace")) for t in texts)
     return size // LETTERS

@@ -44,24 +44,25 @@ def report(settings: Settings, life: Life, end: End) -> None:
         session=life.session,
         started=settings.began,
         seconds=time.time() - settings.began,
-        tokens_in=end.usage.input,
-        tokens_out=end.usage.output,
+        tokens_in=settings.spent.input + end.usage.input,
+        tokens_out=settings.spent.output + end.usage.output,
         cost=cost or None,
         agents=agents,
     )
 
 
-def vanish(end: End, record: str) -> NoReturn:
-    """Leave a forked child: its status where nobody waits for it, then the exit itself."""
-    try:
-        if record:
-            from transport.status import signal_name
+def note(end: End, record: str) -> None:
+    """The end of a child that nobody waits for."""
+    from transport.status import signal_name
 
-            told = (
-                Status(end.status, "signaled", signal_name(end.signal)) if end.signal else Status(end.status)
-            )
-            with contextlib.suppress(OSError):
-                write_aside(os.path.join(record, "status"), told._asdict())
+    told = Status(end.status, "signaled", signal_name(end.signal)) if end.signal else Status(end.status)
+    with contextlib.suppress(OSError):
+        write_aside(os.path.join(record, "status"), told._asdict())
+
+
+def vanish(end: End) -> NoReturn:
+    """Leave a forked child: its callers are its parent's, not its own."""
+    try:
         os._exit(leave(end))
     finally:
         os._exit(DEFECT)
@@ -84,8 +85,8 @@ def defect(error: Exception, loop: Loop) -> End:
     else:
         _tell(error, loop)
         end = End(DEFECT)
-        with contextlib.suppress(Exception):
-            loop.record_end(DEFECT, "error", f"{type(error).__name__}: {error}")
+    with contextlib.suppress(Exception):
+        loop.record_end(end.status, "error", f"{type(error).__name__}: {error}")
     with contextlib.suppress(Exception):
         loop.shell.close()
         loop.jobs.end(list(loop.jobs.running))

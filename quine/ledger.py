@@ -7,7 +7,8 @@ lost, nothing lies in a directory, and there is nothing to sweep.
 Laws
 1. What a slot reserves counts exactly as long as its lock is held; what was settled counts for ever.
 2. All slots that a step needs are taken before the step begins, or none.
-3. Limits are written once, by the root of the tree. A descendant can set itself a narrower mark, never a wider one.
+3. Limits are written once, by the root of the tree. A descendant can set itself a narrower mark, never a wider one,
+   and which ledger is its own is decided by what the processes above it hold, not by what it is told.
 4. Numbers are changed under one lock, with signals held back: who is stopped in the middle would stop the tree.
 """
 
@@ -22,9 +23,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from quine.exits import DEFECT, Failure
+from quine.exits import DEFECT, Failure, Misconfigured
 from quine.life import Limits
-from transport.inherit import FIRST_FD, find
+from transport.inherit import held_above, reopened
 
 NAME = "quine-ledger"
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two looks for something free
@@ -32,12 +33,13 @@ PATIENCE = 60.0  # seconds for the lock of the numbers, which is held for micros
 LEAST_REPLY = 256  # tokens: with less than that no reply is worth its prompt
 MOST_REPLY = 16384  # tokens of a reply that are reserved where the tree has that many
 
-# limits: agents, concurrent, tokens, cost, deadline (seconds since boot), begun; then agents so far, tokens, cost
-_HEADER = struct.Struct("<IIQdddIQd")
+# the limits of the root: levels, agents, inferences, tokens, cost, deadline (since boot); agents so far, tokens, cost
+_HEADER = struct.Struct("<QQQQddQQd")
 _RECORD = struct.Struct("<Qd")  # tokens, cost that an inference slot has reserved
-_RECORDS = 4096  # where the records begin
+_RECORDS = 256  # where the records begin
 _MUTEX, _AGENT, _INFER = 1 << 20, 1 << 21, 1 << 22  # bytes to lock; nothing is ever written there
-_MOST = 1 << 12  # slots of a kind where there is no limit
+_MOST = 1 << 10  # inferences at one time where there is no limit: each has a record
+_MOST_AGENTS = 1 << 20
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 
 
@@ -67,12 +69,12 @@ class Hold:
 
 
 class _Numbers(NamedTuple):
+    depth: int
     agents: int
     concurrent: int
     limit_tokens: int
     limit_cost: float
     deadline: float
-    begun: float
     born: int
     tokens: int
     cost: float
@@ -80,70 +82,82 @@ class _Numbers(NamedTuple):
 
 class Ledger:
     def __init__(self, fd: int, mark: Mark | None = None) -> None:
+        """`fd` is for reading only, and inherited: a command that writes to all its descriptors changes nothing."""
         self.fd = fd
-        facts = self._numbers()
-        self.mark = mark or Mark(facts.limit_tokens, facts.limit_cost, facts.deadline)
+        facts, mark = self._numbers(), mark or Mark()
+        self.mark = Mark(
+            int(_least(facts.limit_tokens, mark.tokens)),
+            _least(facts.limit_cost, mark.cost),
+            _least(facts.deadline, mark.deadline),
+        )
 
     @classmethod
     def create(cls, limits: Limits) -> Ledger:
         """The ledger of a new tree."""
-        low = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = -1
         try:
-            fd = fcntl.fcntl(
-                low, fcntl.F_DUPFD, FIRST_FD
-            )  # inheritable: all that descends from us counts here
+            fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, _RECORDS + _MOST * _RECORD.size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            deadline = _now() + limits.deadline if limits.deadline else 0.0
+            wide = (limits.depth, limits.agents, limits.concurrent, limits.tokens)
+            os.pwrite(fd, _HEADER.pack(*_Numbers(*wide, limits.cost, deadline, 0, 0, 0.0)), 0)
+            return cls(_inherited(f"/proc/self/fd/{fd}"))
+        except OSError as error:
+            why = (error.strerror or "").lower()
+            raise Misconfigured(
+                f"the ledger of the tree cannot be made: {why}", "see ulimit -n and -f"
+            ) from None
         finally:
-            os.close(low)
-        os.ftruncate(fd, _RECORDS + _MOST * _RECORD.size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        begun = _now()
-        deadline = begun + limits.deadline if limits.deadline else 0.0
-        first = _Numbers(
-            limits.agents, limits.concurrent, limits.tokens, limits.cost, deadline, begun, 0, 0, 0.0
-        )
-        os.pwrite(fd, _HEADER.pack(*first), 0)
-        return cls(fd)
+            if fd >= 0:
+                os.close(fd)
 
     @classmethod
     def join(cls, told: object, limits: Limits) -> Ledger | None:
-        """The tree's ledger as `told` by a memo, narrowed by our own `limits`; None where it cannot be found."""
+        """The ledger of the tree that we descend from, narrowed by our own `limits`; None at the top of a tree.
+
+        It is the one that the topmost process above us holds; what a memo has `told` can make it narrower only.
+        """
+        above = held_above(NAME)
+        if not above:
+            return None
+        _, inode, path = above[-1]
+        ours = [
+            int(path.rpartition("/")[2]) for pid, each, path in above if (pid, each) == (os.getpid(), inode)
+        ]
+        # The places of agents are descriptors of the same file, but for writing.
+        reading = [fd for fd in ours if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY]
+        fd = reading[0] if reading else _inherited(path)
         if not isinstance(told, dict):
-            return None
-        inode, fd, mark = told.get("inode"), told.get("fd"), told.get("mark")
-
-        def is_it(fd: int) -> bool:
-            try:
-                return os.fstat(fd).st_ino == inode
-            except OSError:
-                return False
-
-        # By its number first: the places of agents are descriptors of the same file.
-        if not isinstance(fd, int) or not is_it(fd):
-            fd = find(NAME, is_it)
-        if fd < 0 or not isinstance(mark, list):
-            return None
-        above = Mark(int(mark[0]), float(mark[1]), float(mark[2]))
-        ledger = cls(fd, above)
-        given = told.get("given")
-        return ledger if given == _given(limits) else ledger._narrowed(limits)
+            return cls(fd)._narrowed(limits)
+        mark = told.get("mark")
+        ledger = cls(
+            fd, Mark(int(mark[0]), float(mark[1]), float(mark[2])) if isinstance(mark, list) else None
+        )
+        return ledger if told.get("given") == _given(limits) else ledger._narrowed(limits)
 
     def _narrowed(self, limits: Limits) -> Ledger:
         """A budget of our own inside the tree's: so much from now on, and never more than is left above."""
         facts, mark = self._numbers(), self.mark
-
-        def least(*values: float) -> float:
-            return min((value for value in values if value), default=0)
-
         self.mark = Mark(
-            int(least(mark.tokens, limits.tokens and facts.tokens + limits.tokens)),
-            least(mark.cost, limits.cost and facts.cost + limits.cost),
-            least(mark.deadline, limits.deadline and _now() + limits.deadline),
+            int(_least(mark.tokens, limits.tokens and facts.tokens + limits.tokens)),
+            _least(mark.cost, limits.cost and facts.cost + limits.cost),
+            _least(mark.deadline, limits.deadline and _now() + limits.deadline),
         )
         return self
 
+    def bound(self, limits: Limits) -> Limits:
+        """These, as far as the root of the tree allows them."""
+        facts = self._numbers()
+        return limits._replace(
+            depth=min(limits.depth, facts.depth),
+            agents=int(_least(limits.agents, facts.agents)),
+            concurrent=int(_least(limits.concurrent, facts.concurrent)),
+        )
+
     def to_json(self, limits: Limits) -> dict[str, object]:
-        """For the memo: `join` finds it again."""
-        return {"fd": self.fd, "inode": os.fstat(self.fd).st_ino, "mark": list(self.mark), "given": _given(limits)}
+        """For the memo: how far this process and those below it may go, and what they were told of that."""
+        return {"mark": list(self.mark), "given": _given(limits)}
 
     # -- agents ------------------------------------------------------------------------------------
 
@@ -151,14 +165,15 @@ class Ledger:
         """`count` places for agents as descriptors, or None where fewer are free. limit 0: none is needed, so []."""
         held: list[int] = []
         try:
-            if limit:
-                for _ in range(count):
-                    fd, _index = self._slot(_AGENT, min(limit, _MOST))
+            with (
+                self._changing() as facts
+            ):  # one at a time: two that want two would each take one, and be refused
+                for _ in range(count if limit else 0):
+                    fd, _index = self._slot(_AGENT, min(limit, _MOST_AGENTS))
                     if fd < 0:
                         _release(held)
                         return None
                     held.append(fd)
-            with self._changing() as facts:
                 self._put(facts._replace(born=facts.born + count))
         except BaseException:
             _release(held)
@@ -194,6 +209,10 @@ class Ledger:
         """None: not now, but it may fit when others have settled."""
         mark = self.mark
         if not mark.tokens and not mark.cost:
+            # Whoever held this slot may have died with something reserved.
+            os.pwrite(
+                fd, _RECORD.pack(prompt, price(prompt, 0) if price else 0.0), _RECORDS + index * _RECORD.size
+            )
             return Hold(fd, index, 0)
         with self._changing() as facts:
             tokens, cost = self._reserved(index)
@@ -201,12 +220,13 @@ class Ledger:
             if mark.tokens:
                 output = min(output, mark.tokens - facts.tokens - tokens - prompt)
             if mark.cost and price:
-                each = price(0, 1_000_000) / 1e6
-                room = mark.cost - facts.cost - cost - price(prompt, 0)
+                first = price(prompt, 0)
+                each = (price(prompt, MOST_REPLY) - first) / MOST_REPLY
+                room = mark.cost - facts.cost - cost - first
                 output = min(output, int(room / each) if each else output if room >= 0 else 0)
             if output >= LEAST_REPLY:
                 wanted = _RECORD.pack(prompt + output, price(prompt, output) if price else 0.0)
-                os.pwrite(self.fd, wanted, _RECORDS + index * _RECORD.size)
+                os.pwrite(fd, wanted, _RECORDS + index * _RECORD.size)
                 return Hold(fd, index, output)
             if tokens or cost:
                 return None
@@ -223,7 +243,7 @@ class Ledger:
         try:
             with self._changing() as facts:
                 self._put(facts._replace(tokens=facts.tokens + tokens, cost=facts.cost + cost))
-                os.pwrite(self.fd, _RECORD.pack(0, 0.0), _RECORDS + hold.index * _RECORD.size)
+                os.pwrite(hold.fd, _RECORD.pack(0, 0.0), _RECORDS + hold.index * _RECORD.size)
         finally:
             os.close(hold.fd)
 
@@ -276,21 +296,18 @@ class Ledger:
 
     def _again(self) -> int:
         """An open file description of its own: the lock on it belongs to whoever has its descriptor."""
-        low = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
-        finally:
-            os.close(low)
+        return reopened(f"/proc/self/fd/{self.fd}", os.O_RDWR)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[_Numbers]:
         """The numbers, with the right to change them."""
         fd = self._again()
         deadline = time.monotonic() + PATIENCE
-        before: set[int] = set()
+        # Asked for first: a handler that raises may run inside the call that blocks, and then its answer is lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             while True:
-                before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
                 if _lock(fd, _MUTEX):
                     break
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -301,19 +318,17 @@ class Ledger:
                         "a process of the tree was stopped in the middle of a change: kill -CONT it",
                     )
                 time.sleep(SHORTEST / 4)
-            try:
-                yield self._numbers()
-            finally:
-                _unlock(fd, _MUTEX)
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._writer = fd
+            yield self._numbers()
         finally:
-            os.close(fd)
+            os.close(fd)  # and the lock with it
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _numbers(self) -> _Numbers:
         return _Numbers(*_HEADER.unpack(os.pread(self.fd, _HEADER.size, 0)))
 
     def _put(self, facts: _Numbers) -> None:
-        os.pwrite(self.fd, _HEADER.pack(*facts), 0)
+        os.pwrite(self._writer, _HEADER.pack(*facts), 0)
 
 
 def _given(limits: Limits) -> list[float]:
@@ -334,8 +349,16 @@ def _lock(fd: int, at: int) -> bool:
     return True
 
 
-def _unlock(fd: int, at: int) -> None:
-    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, at, 1, 0))
+def _least(*values: float) -> float:
+    """Of limits, where 0 is none."""
+    return min((value for value in values if value), default=0)
+
+
+def _inherited(path: str) -> int:
+    """A descriptor for reading that all that descends from us gets: it counts here."""
+    fd = reopened(path, os.O_RDONLY)
+    os.set_inheritable(fd, True)
+    return fd
 
 
 def _release(held: list[int]) -> None:

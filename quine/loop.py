@@ -55,6 +55,12 @@ REFUSALS = (
 )
 
 
+DROPS = (
+    "last",
+    "all",
+)  # whose results are left out when a conversation does not fit: the last reply's, then all
+
+
 class End(NamedTuple):
     """How this process must leave."""
 
@@ -87,6 +93,7 @@ class Loop:
         tape: Tape,
         signals: Signals,
         log: Log,
+        record: str,
         slots: list[int],
         relayed: bool = False,
         face: Face | None = None,
@@ -96,6 +103,7 @@ class Loop:
         self.tape = tape
         self.signals = signals
         self.log = log
+        self.record = record  # where the end of this process is noted, "" for nowhere
         self.slots = slots
         self.relayed = relayed
         self.face = face or _no_face
@@ -112,7 +120,7 @@ class Loop:
         self._silent = 0
         self._refused = 0
         self._alarmed = False
-        self._dropped = 0  # messages before this one that have lost what they can lose
+        self._drops = 0  # stages of DROPS that are done
         self._begun = time.monotonic()
         signals.others = self._others
 
@@ -220,25 +228,25 @@ class Loop:
 
         The tape has them all; the same results again, shortened, say on it what was sent from here on.
         """
-        last = max((n for n, m in enumerate(self.messages) if m.role == "assistant"), default=0)
-        if self._dropped == 1 or not last:
+        replies = [n for n, message in enumerate(self.messages) if message.role == "assistant"]
+        if not replies or self._drops == len(DROPS):
             return False
-        since, self._dropped = (last, last) if not self._dropped else (0, 1)
-        self.account.last = self.account.last or "context_exhaustion"
+        since = replies[-1] if DROPS[self._drops] == "last" else 0
+        self._drops += 1
+        first, self.account.last = not self.account.last, self.account.last or "context_exhaustion"
         long = [
             n
-            for n, m in enumerate(self.messages)
-            if n > since
-            and m.result
-            and len(m.result.text) > len(prompt.DROPPED) + len(prompt.last_note(self.account.last))
+            for n, message in enumerate(self.messages)
+            if n > since and message.result and len(message.result.text) > len(prompt.DROPPED)
         ]
         for n in long:
             result = self.messages[n].result
             assert result is not None
-            note = f"\n{prompt.last_note(self.account.last)}" if n == len(self.messages) - 1 else ""
-            self.messages[n] = Message("tool", result=result._replace(text=prompt.DROPPED + note))
-            self.tape.message(self.messages[n], again=True)
-        return bool(long) or since > 0
+            self.messages[n] = Message("tool", result=result._replace(text=prompt.DROPPED))
+            self.tape.message(self.messages[n], again=n)
+        if first or (long and long[-1] == len(self.messages) - 1):
+            self._say(Message("user", prompt.last_note(self.account.last)))
+        return True
 
     def _infer(self) -> Reply:
         self.tape.sync()
@@ -252,7 +260,14 @@ class Loop:
             reply = (
                 self._guest.infer(request)
                 if self.relayed
-                else inference.infer(self._guest, request, self.ledger, life.limits.concurrent, self._price)
+                else inference.infer(
+                    self._guest,
+                    request,
+                    self.ledger,
+                    life.limits.concurrent,
+                    self._price,
+                    self.account.used(self.messages),
+                )
             )
         self.account.count(reply, len(self.messages))
         calls = ", ".join(call.name for call in reply.message.tool_calls)
@@ -274,15 +289,13 @@ class Loop:
         self.answered = 0
         for index, call in enumerate(calls):
             if index not in ready:
-                # What a call did is on the disk before the next one begins, which may be the end of us.
-                self.tape.sync()
-                if objection := self._objection(call):
+                objection = self._objection(call)
+                if objection:
                     ready[index] = Result(objection, True)
-                elif call.name == "fork":
-                    forks = [(i, c) for i, c in enumerate(calls) if i >= index and self._may_fork(c)]
-                    ready.update(fork_tool.run(self, forks, calls))
                 else:
-                    ready[index] = self._one(call)
+                    # What a call did is on the disk before the next one begins, which may be the end of us.
+                    self.tape.sync()
+                    ready.update(self._carry_out(index, call, calls))
             result = ready[index]
             carried = carried or not _refused(call, result)
             text = result.text if index < len(calls) - 1 else result.text + self._left(result.text)
@@ -290,13 +303,18 @@ class Loop:
             self.answered += 1
         return carried
 
-    def _one(self, call: ToolCall) -> Result:
-        if call.name == "sh":
-            self.account.turns += 1
-            return sh_tool.run(self, call.args)
-        if call.name == "exec":
-            return exec_tool.run(self, call.args)
-        return exit_tool.run(call.args)
+    def _carry_out(self, index: int, call: ToolCall, calls: tuple[ToolCall, ...]) -> dict[int, Result]:
+        """Its result by its place; of a fork, those of all fork calls of the reply."""
+        match call.name:
+            case "fork":
+                forks = [(i, c) for i, c in enumerate(calls) if i >= index and self._may_fork(c)]
+                return fork_tool.run(self, forks, calls)
+            case "sh":
+                self.account.turns += 1
+                return {index: sh_tool.run(self, call.args)}
+            case "exec":
+                return {index: exec_tool.run(self, call.args)}
+        return {index: exit_tool.run(call.args)}
 
     def _may_fork(self, call: ToolCall) -> bool:
         return call.name == "fork" and not self._objection(call)

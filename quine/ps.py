@@ -105,7 +105,7 @@ def _ps(folder: str, values: dict[str, object]) -> int:
     if values.get("json"):
         print("".join(quickjson.dumps(fact) + "\n" for fact in facts), end="")
         return OK
-    from quine.tapes import plain
+    from quine.text import plain
 
     short = {fact["id"][:SHORT] for fact in facts}
     width = SHORT if len(short) == len(facts) else None

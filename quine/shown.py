@@ -18,6 +18,13 @@ def mission(text: str) -> None:
         _write(start, shown[: end - start - 1].ljust(end - start, b"\0"))
 
 
+def given(name: str) -> bool:
+    """Was this process started with the variable? What Python has added since does not count."""
+    with contextlib.suppress(OSError), open("/proc/self/environ", "rb") as file:
+        return any(entry.startswith(name.encode() + b"=") for entry in file.read().split(b"\0"))
+    return True
+
+
 def forget(names: Collection[str]) -> None:
     """Overwrite these variables in the initial environment; they must be gone from os.environ already."""
     with contextlib.suppress(OSError, ValueError):

@@ -154,8 +154,11 @@ class Signals:
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
         """While we write to a peer: a SIGPIPE of our own making is dropped, one that was sent counts afterwards."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [S.SIGPIPE])
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, ()
+        )  # first: a handler that raises in a call loses its answer
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [S.SIGPIPE])
             yield
         finally:
             self._sift(before)
@@ -172,8 +175,9 @@ class Signals:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Nothing is delivered while this is open: around fork() and execve()."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

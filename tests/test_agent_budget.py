@@ -76,10 +76,22 @@ BUY = {
     "no environment": "env -i QUINE_API_TYPE=script QUINE_API_BASE=$QUINE_API_BASE QUINE_DATA_DIR=$QUINE_DATA_DIR "
     f"QUINE_MAX_DEPTH=99 {QUINE} nested",
     "no descriptors": f"{sys.executable} ./closing {QUINE} nested",
+    "a memo of its own": f"{sys.executable} ./forging {QUINE} nested",
     "another data directory": f"QUINE_DATA_DIR=$PWD/other QUINE_MAX_DEPTH=99 {QUINE} nested",
 }
 
 
+FORGING = """
+import os, sys
+from transport import inherit
+fd = inherit.write({"environ": {}})
+os.set_inheritable(fd, True)
+OURS = ("QUINE_MAX", "QUINE_DEPTH", "QUINE_ROOT", "QUINE_SESSION")
+for name in [name for name in os.environ if name.startswith(OURS)]:
+    del os.environ[name]
+os.environ[inherit.VARIABLE] = str(fd)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 CLOSING = """
 import os, subprocess, sys
 environ = dict(os.environ, QUINE_MAX_DEPTH="99", QUINE_MAX_AGENTS="99")
@@ -94,6 +106,7 @@ raise SystemExit(subprocess.run(sys.argv[1:], env=environ).returncode)
 )
 def test_nothing_is_bought_in_sh(agents: Agents, way: str, options: tuple[str, str], words: str) -> None:
     (agents.directory / "closing").write_text(CLOSING)
+    (agents.directory / "forging").write_text(FORGING)
     agents.script(says(sh(BUY[way]), match="^work"), says(OK, match="^work"), says(OK, match="^nested"))
     agents.run(options=options)
     assert "[EXIT CODE] 77" in agents.results()[0]

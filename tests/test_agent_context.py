@@ -80,8 +80,9 @@ def test_a_conversation_that_does_not_fit_gets_one_last_chance_to_exec(agents: A
     assert first[-1]["data"]["termination_mode"] == "exec"
     assert second[0]["data"]["wisdom"] == {"n": "1"}
     again = [e["data"] for e in first if e["type"] == "tool_result" and e["data"].get("again")]
-    assert [data["content"].startswith(prompt.DROPPED) for data in again] == [True, True]
-    assert "[LAST REPLY] The context is full" in again[-1]["content"]
+    assert [data["content"] for data in again] == [prompt.DROPPED] * 2
+    notes = [e["data"]["content"] for e in first if e["type"] == "message" and e["data"]["role"] == "user"]
+    assert "[LAST REPLY] The context is full" in notes[-1]
     whole = [e["data"] for e in first if e["type"] == "tool_result" and not e["data"].get("again")]
     assert all("2500" in data["content"] for data in whole)  # the tape has what was dropped
 

@@ -174,9 +174,6 @@ def test_an_interrupt_ends_the_whole_command(agents: Agents, shell: str) -> None
     assert agents.results()[0].startswith("[EXIT CODE] 130\n")
 
 
-@pytest.mark.xfail(
-    reason="the ledger is a file of 70 KB for this limit, and its error is a defect", strict=True
-)
 def test_a_small_limit_of_file_sizes_is_no_defect(agents: Agents) -> None:
     agents.script(says(OK))
     agents.env["TMPDIR"] = str(agents.directory)

@@ -28,7 +28,7 @@ IMPORTERS = {
     "httpx": {"quine/guests/http.py"},
     "typer": {"quine/cli.py"},
     "fsspec": set(),
-    "pydantic": {"deploy/inventory.py", "quine/guests/chat.py", "quine/guests/http.py", "quine/origin.py"},
+    "pydantic": {"deploy/inventory.py", "quine/guests/chat.py", "quine/guests/reading.py", "quine/origin.py"},
 }
 NEVER = {"pickle", "marshal", "shelve", "dill"}  # data from elsewhere is parsed, not revived
 
@@ -182,7 +182,9 @@ def loaded(*statements: str) -> set[str]:
     return {top(name) for name in json.loads(done.stdout)}
 
 
-@pytest.mark.parametrize("module", ["transport.client", "quine.run", "quine.options", "quine.host"])
+@pytest.mark.parametrize(
+    "module", ["transport.client", "quine.run", "quine.options", "quine.host", "quine.ps"]
+)
 def test_a_client_and_an_agent_import_the_standard_library_only(module: str) -> None:
     assert not loaded(f"import {module}") & BLOCKING
 

@@ -158,6 +158,10 @@ def test_a_descendant_gets_a_narrower_budget_and_never_a_wider_one(make: Make) -
     assert same and narrow and wide and none
     assert [one.left()[0] for one in (same, narrow, wide, none)] == [6000, 1000, 6000, 6000]
     assert {one.fd for one in (same, narrow, wide, none)} == {ledger.fd}
+    lie = {"mark": [10**9, 0.0, 0.0], "given": told["given"]}
+    lied_to = Ledger.join(lie, limits)
+    assert lied_to
+    assert lied_to.left()[0] == 6000
 
 
 def test_time(make: Make) -> None:
@@ -168,25 +172,30 @@ def test_time(make: Make) -> None:
 
 
 FIND = """
-import os, sys
 from quine.ledger import Ledger
 from quine.life import Limits
-told = {"fd": int(sys.argv[1]), "inode": int(sys.argv[2]), "mark": [0, 0, 0], "given": [0, 0, 0]}
-ledger = Ledger.join(told, Limits())
+ledger = Ledger.join(None, Limits())
 print(None if ledger is None else ledger.agents(1) is not None)
-"""  # fmt: skip
+"""
 
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_who_has_closed_its_descriptors_still_belongs_to_the_tree(make: Make, closed: bool) -> None:
     """It is found with the processes above: here with this one."""
     ledger = make(agents=1)
-    words = [sys.executable, "-c", FIND, str(ledger.fd), str(os.fstat(ledger.fd).st_ino)]
     for taken in (False, True):
         held = ledger.agents(1) if taken else []
+        words = [sys.executable, "-c", FIND]
         done = subprocess.run(words, close_fds=closed, capture_output=True, check=True, timeout=30)
         assert done.stdout.decode().strip() == str(not taken)
         close(held)
+
+
+def test_what_a_command_inherits_it_cannot_write_to(make: Make) -> None:
+    ledger = make(tokens=100)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.pwrite(ledger.fd, b"\0" * 8, 0)
+    assert os.get_inheritable(ledger.fd)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 3000)), min_size=1, max_size=30))

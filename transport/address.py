@@ -44,7 +44,7 @@ def _add(digest: object, folder: str, name: str) -> None:
     for child, is_folder in found:
         if is_folder and child != "__pycache__":
             _add(digest, f"{folder}/{child}", f"{name}/{child}")
-        elif child.endswith((".py", ".md")):
+        elif child.endswith((".py", ".md", ".toml")):
             with open(f"{folder}/{child}", "rb") as file:
                 source = file.read()
             digest.update(f"{name}/{child}\0{len(source)}\0".encode() + source)  # type: ignore[attr-defined]

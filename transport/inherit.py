@@ -17,12 +17,12 @@ from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 VARIABLE = "QUINE_CREDENTIALS_FD"
 NAME = "quine-credentials"
 FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
-LIMIT = 1 << 20  # a memo is a few keys; more is not ours
+LIMIT = 64 << 20  # a memo is a few keys, and over exec a life with its mission; more is not ours
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -68,7 +68,7 @@ def read(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
         fd = int(environ.get(VARIABLE, ""))
         if fd < 0 or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             return {}
-        memo = quickjson.loads(os.pread(fd, LIMIT, 0))
+        memo = quickjson.loads(os.pread(fd, min(os.fstat(fd).st_size, LIMIT), 0))
     except (ValueError, OSError):
         return {}
     return memo if isinstance(memo, dict) else {}
@@ -89,32 +89,27 @@ def hold_standard_streams() -> None:
                 os.close(null)
 
 
-def find(name: str, accept: Callable[[int], bool]) -> int:
-    """A memfd of this name that we inherited, or that a process above us still holds; -1 where there is none.
+def held_above(name: str) -> list[tuple[int, int, str]]:
+    """(pid, inode, path that opens it anew) of the memfds of this name that we and the processes above us hold.
 
-    Whoever cleared its environment or closed its descriptors (`env -i`, Python's subprocess) still belongs to those
-    it descends from. The descriptor is inheritable.
+    From here to the top. Whoever cleared its environment or closed its descriptors (`env -i`, Python's subprocess), or
+    holds out something else, still descends from those that hold the true ones.
     """
-    wanted, pid, ours = f"/memfd:{name} (deleted)", os.getpid(), os.getpid()
+    wanted, pid, found = f"/memfd:{name} (deleted)", os.getpid(), []
     while pid > 0:
         with contextlib.suppress(OSError):  # another user's process: we look further up
             for number in os.listdir(f"/proc/{pid}/fd"):
                 path = f"/proc/{pid}/fd/{number}"
                 with contextlib.suppress(OSError):  # closed since
-                    if os.readlink(path) != wanted:
-                        continue
-                    fd = int(number) if pid == ours else _opened(path)
-                    if accept(fd):
-                        os.set_inheritable(fd, True)
-                        return fd
-                    if pid != ours:
-                        os.close(fd)
+                    if os.readlink(path) == wanted:
+                        found.append((pid, os.stat(path).st_ino, path))
         pid = _parent(pid)
-    return -1
+    return found
 
 
-def _opened(path: str) -> int:
-    low = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+def reopened(path: str, flags: int) -> int:
+    """A descriptor of its own, out of the way of what shells redirect. OSError where it cannot be."""
+    low = os.open(path, flags | os.O_CLOEXEC)
     try:
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
     finally:

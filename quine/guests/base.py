@@ -54,6 +54,10 @@ class ToolCall(NamedTuple):
             return cls(id, name, {}, raw, f"the arguments are not JSON: {_why(raw)}")
         if not isinstance(args, dict):
             return cls(id, name, {}, raw, "the arguments are not a JSON object")
+        try:
+            quickjson.dumps(args)
+        except (ValueError, RecursionError):
+            return cls(id, name, {}, raw, "the arguments hold a number that is too large")
         if raw.count("[") + raw.count("{") > DEEPEST and too_deep(args, DEEPEST):
             return cls(id, name, {}, raw, f"the arguments nest more than {DEEPEST} levels deep")
         return cls(id, name, args, raw)

@@ -26,6 +26,7 @@ from typing import Any
 
 from quine.exits import TRY_AGAIN, USAGE, Misconfigured
 from quine.guests.base import (
+    DEEPEST,
     GuestError,
     Message,
     Overflow,
@@ -35,6 +36,7 @@ from quine.guests.base import (
     ToolCall,
     Unavailable,
     Usage,
+    too_deep,
     unheard,
 )
 from transport import quickjson
@@ -42,6 +44,8 @@ from transport.inherit import VARIABLE
 
 TIMEOUT = 600.0  # seconds for one reply, as for a server's
 LONGEST = 64 << 20  # bytes of a reply
+MOST = 10**12  # tokens of one inference
+PATIENCE = 120.0  # seconds that it may ask to wait
 ATTEMPTS = 4
 FIRST_PAUSE = 0.5  # seconds, doubled with each attempt
 STOPS = ("end", "tool", "length", "context", "refusal", "pause")
@@ -98,6 +102,7 @@ class ProgramGuest:
                 stderr=subprocess.PIPE,
                 env=environ,
                 process_group=0,
+                preexec_fn=_unblock,
             )
         except OSError as error:
             raise Refused(f"{self._path}: {(error.strerror or '').lower()}", "", USAGE) from None
@@ -121,6 +126,11 @@ class ProgramGuest:
             what = f"{self._path} {how}{': ' + words if words else ''}"
             raise Unavailable(what) if status == TRY_AGAIN else Refused(what)
         return _reply(self._path, out, body)
+
+
+def _unblock() -> None:
+    """A call to a guest holds SIGPIPE back; a program has to die of its own."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _converse(process: subprocess.Popen[bytes], body: bytes) -> tuple[bytes, bytes]:
@@ -212,6 +222,8 @@ def _call(call: dict[str, Any], otherwise: str) -> ToolCall:
         return ToolCall.parse(call_id, name, arguments)
     if not isinstance(arguments, dict):
         raise ValueError("arguments are neither an object nor text")
+    if too_deep(arguments, DEEPEST):
+        raise ValueError(f"arguments nest more than {DEEPEST} levels deep")
     return ToolCall(call_id, name, arguments)
 
 
@@ -219,7 +231,9 @@ def _usage(usage: dict[str, Any]) -> Usage:
     unknown = usage.keys() - set(Usage._fields)
     if unknown:
         raise ValueError(f"unknown key {min(unknown)!r} in usage")
-    if any(isinstance(n, bool) or not isinstance(n, int | float) or n < 0 for n in usage.values()):
+    if any(
+        isinstance(n, bool) or not isinstance(n, int | float) or not 0 <= n <= MOST for n in usage.values()
+    ):
         raise ValueError("usage holds what is no count")
     told = {name: float(n) if name == "cost" else int(n) for name, n in usage.items()}
     return Usage(**told)  # type: ignore[arg-type]
@@ -229,5 +243,6 @@ def _error(data: dict[str, Any]) -> GuestError:
     detail = str(data.get("detail", "it gave no reason"))
     if data["error"] == "unavailable":
         after = data.get("after")
-        return Unavailable(detail, float(after) if isinstance(after, int | float) else None)
+        pause = after if isinstance(after, int | float) and 0 <= after <= PATIENCE else None
+        return Unavailable(detail, pause)
     return Overflow(detail) if data["error"] == "overflow" else Refused(detail)

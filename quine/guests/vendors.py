@@ -119,11 +119,13 @@ def _first(known: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def _ollama(host: str) -> str:
-    """OLLAMA_HOST may lack a scheme, or be the address that a server listens on."""
+    """OLLAMA_HOST may lack a scheme, a port, or be the address that a server listens on."""
     if "://" not in host:
         host = f"http://{host}"
     scheme, _, rest = host.partition("://")
-    rest = rest.rstrip("/").replace("0.0.0.0", "127.0.0.1")
-    if ":" not in rest:
-        rest += ":11434"
-    return f"{scheme}://{rest}/v1"
+    server, _, path = rest.rstrip("/").partition("/")
+    server = server.replace("0.0.0.0", "127.0.0.1")
+    if scheme == "http" and ":" not in server.rpartition("]")[2]:
+        server += ":11434"
+    path = path.removesuffix("v1").rstrip("/")
+    return f"{scheme}://{server}{'/' if path else ''}{path}/v1"

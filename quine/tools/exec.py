@@ -155,6 +155,8 @@ def _renew(loop: Loop, wisdom: dict[str, str], persona: str) -> Result:
         "mask": [int(number) for number in loop.signals.mask],
         "slots": loop.slots,
         "jobs": loop.jobs.to_json(),
+        "record": loop.record,
+        "usage": list(loop.settings.spent + loop.account.usage),
         "report": loop.settings.report,
         "verbose": loop.settings.verbose,
         "began": loop.settings.began,

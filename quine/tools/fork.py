@@ -147,8 +147,9 @@ def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
     hosts = [child.get("host", args.get("host", "local")) for child in children]
     if loop.relayed and any(host != "local" for host in hosts):
         return _error("not built yet: fork to another host from a host that is not the origin")
-    if not loop.account.affords_a_child():
-        return _error("what the tree may spend is used up, nothing was started")
+    clone = args.get("context", "clone") == "clone"
+    if not loop.account.affords(len(children), loop.account.used(loop.messages) if clone else 0):
+        return _error("the tree cannot pay for that any more, nothing was started")
     specs: list[Spec] = []
     try:
         taken = loop.ledger.agents(limits.agents, len(children))
@@ -167,7 +168,6 @@ def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
         return _error(f"stdin {schema.short(wanted)}: {(error.strerror or '').lower()}, nothing was started")
     race = args.get("mode") == "race"
     each = [[fd] for fd in taken] if taken else [[] for _ in children]
-    clone = args.get("context", "clone") == "clone"
     return Call(index, call, specs, each, race or bool(args.get("wait")), race, clone)
 
 
@@ -194,6 +194,7 @@ def _start(
     job = Job(session, spec.intent, spec.host, directory)
     facts = {"session": session, "intent": spec.intent, "host": spec.host, "tool_id": one.call.id}
     loop.tape.add("fork", facts)
+    loop.tape.sync()  # the child may run, and end, before we do anything else
     held = {fd for each in prepared for fd in _held(each)}
     birth.give(loop, life, job, spec.stdin, slot, held - {spec.stdin, *slot})
     return job
