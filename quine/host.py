@@ -204,14 +204,15 @@ def _make_data_dir(path: str) -> None:
     try:
         private.make(path)
         if not os.access(path, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code))
     except OSError as error:
         raise _unwritable(path, error) from None
 
 
 def _unwritable(path: str, error: OSError) -> Misconfigured:
     why = (error.strerror or str(error)).lower()
-    return Misconfigured(f"QUINE_DATA_DIR {path} cannot be written: {why}", "see --data-dir")
+    return Misconfigured(f"QUINE_DATA_DIR {path} cannot be written: {why}", "name another directory with QUINE_DATA_DIR")
 
 
 def _tidy(path: str) -> None:

@@ -316,6 +316,11 @@ def test_children_of_one_call_may_wait_for_those_of_another(agents: Agents) -> N
     assert [result[:11] for result in agents.results()] == ["[EXIT CODE]"] * 2
 
 
+def test_a_directory_as_stdin_is_refused(agents: Agents) -> None:
+    agents.run(says(fork("child", wait=True, stdin="/"), match="^work"), says(OK, match="^work"))
+    assert agents.results()[0].startswith("[FORK ERROR] stdin /: a directory, nothing was started")
+
+
 def test_a_named_pipe_as_stdin_is_refused(agents: Agents) -> None:
     os.mkfifo(agents.directory / "p")
     agents.run(says(fork("child", wait=True, stdin="p"), match="^work"), says(OK, match="^work"))

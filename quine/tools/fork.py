@@ -175,7 +175,10 @@ def _open_stdin(loop: Loop, wanted: str) -> int:
     if wanted == "inherit":
         return os.dup(0)
     path = os.devnull if wanted == "null" else os.path.join(loop.shell.cwd, os.path.expanduser(wanted))
-    if stat.S_ISFIFO(os.stat(path).st_mode):
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(0, "a directory")
+    if stat.S_ISFIFO(mode):
         raise OSError(0, "a named pipe, which would be waited for; let the child open it")
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
