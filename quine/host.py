@@ -212,7 +212,9 @@ def _make_data_dir(path: str) -> None:
 
 def _unwritable(path: str, error: OSError) -> Misconfigured:
     why = (error.strerror or str(error)).lower()
-    return Misconfigured(f"QUINE_DATA_DIR {path} cannot be written: {why}", "name another directory with QUINE_DATA_DIR")
+    return Misconfigured(
+        f"QUINE_DATA_DIR {path} cannot be written: {why}", "name another directory with QUINE_DATA_DIR"
+    )
 
 
 def _tidy(path: str) -> None:

@@ -69,9 +69,6 @@ def test_bad_calls_from_a_server(agents: Agents, kind: str) -> None:
 
 
 @wires
-@pytest.mark.xfail(
-    strict=True, reason="the history holds the name as it was made up, and the vendor refuses it for ever"
-)
 def test_names_that_their_vendor_would_not_take_back(agents: Agents, kind: str) -> None:
     """Models make them up, and each further request holds what they said."""
     names = ("functions.sh", "", "sh ", "x" * 200)
@@ -79,7 +76,8 @@ def test_names_that_their_vendor_would_not_take_back(agents: Agents, kind: str) 
     with Provider(VENDORS[kind][0], *plan, Said(calls=(OK,))) as provider:
         done = agents.run(mission="work", env=reach(kind, provider))
     assert (done.returncode, done.stderr) == (0, b"")
-    assert [text.startswith("Bad call: unknown tool") for text in agents.results()] == [True] * len(names)
+    answered = len(names) - (kind == "openai")  # a chat call without a name is none, and is reminded
+    assert [text.startswith("Bad call: unknown tool") for text in agents.results()] == [True] * answered
 
 
 def mutated(drawn: random.Random, value: Any) -> Any:

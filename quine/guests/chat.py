@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from quine.guests import turns
 from quine.guests.base import (
     GuestError,
     Message,
@@ -201,7 +202,7 @@ def _message(message: Message, ways: frozenset[str]) -> dict[str, Any]:
     if message.role != "assistant":
         system = "developer" if "developer" in ways else "system"
         return {"role": system if message.role == "system" else message.role, "content": message.text}
-    if message.raw is not None and "chat" in message.raw:
+    if message.raw is not None and "chat" in message.raw and turns.named(message, "chat"):
         raw = message.raw["chat"]
         if "no reasoning" in ways:
             raw = {name: value for name, value in raw.items() if name not in REASONING}
@@ -215,7 +216,11 @@ def _message(message: Message, ways: frozenset[str]) -> dict[str, Any]:
 
 def _sent_call(call: ToolCall) -> dict[str, Any]:
     arguments = call.raw or json.dumps(call.args, ensure_ascii=False)
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": turns.fit(call.name), "arguments": arguments},
+    }
 
 
 def _calls(answer: _Answer, raw: dict[str, Any], salt: str) -> tuple[ToolCall, ...]:

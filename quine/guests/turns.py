@@ -18,6 +18,11 @@ from typing import Any, NamedTuple
 from quine.guests.base import Message, Request, ToolCall, ToolResult
 
 FIT = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")  # ids and names: what the strictest of the providers takes
+NAMES = {  # what a provider takes for the name of a call, in what it has said itself too
+    "anthropic": re.compile(r"[a-zA-Z0-9_-]{1,128}"),
+    "gemini": re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}"),
+}
+USUAL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 OUTPUT, SMALL = (
     16384,
     4096,
@@ -62,7 +67,7 @@ def split(messages: Iterable[Message], dialect: str) -> Conversation:
             continue
         if not own(reply, dialect):
             pairs = [_adapted(call, result, kept, given) for call, result in pairs]
-            reply = reply._replace(tool_calls=tuple(call for call, _ in pairs))
+            reply = reply._replace(tool_calls=tuple(call for call, _ in pairs), raw=None)
         rest.append((reply, User(tuple(result for _, result in pairs), tuple(said))))
     if rest and rest[-1][1] == User():
         rest[-1] = (rest[-1][0], User((), (GO_ON,)))
@@ -78,7 +83,18 @@ def output(request: Request, small: bool) -> int:
 def own(reply: Message, dialect: str) -> list[dict[str, Any]] | None:
     """What this dialect kept of a reply that it made: a list of blocks, items or parts."""
     kept = (reply.raw or {}).get(dialect)
-    return kept if isinstance(kept, list) and all(isinstance(part, dict) for part in kept) else None
+    whole = isinstance(kept, list) and all(isinstance(part, dict) for part in kept)
+    return kept if whole and named(reply, dialect) else None
+
+
+def named(reply: Message, dialect: str) -> bool:
+    """Can its calls be sent back by their names? A model makes names up, and then each further request holds them."""
+    return all(NAMES.get(dialect, USUAL).fullmatch(call.name) for call in reply.tool_calls)
+
+
+def fit(name: str) -> str:
+    """The name, or one like it that any provider takes."""
+    return name if FIT.fullmatch(name) else "_" + re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:63]
 
 
 def arguments(call: ToolCall) -> dict[str, Any]:
@@ -114,5 +130,5 @@ def _adapted(
     while not FIT.fullmatch(fresh) or fresh in kept or fresh in given:
         fresh = f"call_{next(numbers)}"
     given.add(fresh)
-    name = call.name if FIT.fullmatch(call.name) else "_" + re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:63]
+    name = fit(call.name)
     return call._replace(id=fresh, name=name), result._replace(call_id=fresh, name=name)
