@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -113,7 +114,11 @@ def test_a_reply_that_does_not_come(make: Make, monkeypatch: pytest.MonkeyPatch)
 
 def test_what_it_started_ends_with_it(make: Make) -> None:
     make("import subprocess; subprocess.Popen(['sleep', '86398'], stdout=2)\nprint('{}')").infer(ASKED)
-    assert not running("sleep", "86398")
+    for pid in running("sleep", "86398"):  # killed, and perhaps not dead yet
+        pidfd = os.pidfd_open(pid)
+        ended, _, _ = select.select([pidfd], [], [], 20)
+        os.close(pidfd)
+        assert ended
 
 
 def test_its_environment(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
