@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any
@@ -490,3 +491,18 @@ def test_an_event_comes_with_its_empty_line_and_not_later() -> None:
     assert decoder.feed(b"") == []
     assert decoder.feed(b"\ndata: b\n") == []
     assert decoder.feed(b"\n") == [("", "b")]
+
+
+def test_a_request_is_in_memory_once() -> None:
+    """As one text it was there many times over: the agent of a conversation of 50 MB took 600."""
+    size = 20_000_000
+    messages = [Message("user", "u"), *(Message("user", "x" * 1_000_000) for _ in range(size // 1_000_000))]
+    guest = HttpGuest(ChatDialect("m"), "http://127.0.0.1:9/v1", "")
+    tracemalloc.start()
+    try:
+        body = guest._body(Request(messages, TOOLS))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size < sum(map(len, body)) < 1.1 * size
+    assert peak < 1.4 * size
