@@ -135,7 +135,9 @@ def test_killed_while_they_infer(crowd: Crowd) -> None:
     crowd.env |= {"QUINE_MAX_CONCURRENT": str(INFERENCES)}
     with crowd.start("root") as root:
         first = crowd.arrive(INFERENCES)
-        begun = [tape[0]["data"] for tape in crowd.tapes() if tape]  # one that waits for its turn may be empty yet
+        begun = [
+            tape[0]["data"] for tape in crowd.tapes() if tape
+        ]  # one that waits for its turn may be empty yet
         pids = {meta["mission"]: meta["pid"] for meta in begun}
         assert crowd.nobody_else()
         for mission in first[:3]:
