@@ -29,13 +29,17 @@ ordinal=${request#*\\"ordinal\\":}; ordinal=${ordinal%%,*}
 echo "+ $QUINE_SESSION_ID $ordinal $mission" >>"$CROWD/log"
 reply=$CROWD/replies/${mission%% *}.$ordinal
 if [ -e "$reply.meet" ]; then
-    exec 9<"$CROWD/gate"; echo "$mission" >"$CROWD/roll"; read -r go <&9
+    exec 9<"$CROWD/desk"; echo "$mission" >"$CROWD/roll"; read -r go <&9
 fi
 cat "$reply"
 echo "- $QUINE_SESSION_ID $ordinal $mission" >>"$CROWD/log"
 """
 
-GATES = ("gate", "door")
+GATES = (
+    "gate",
+    "door",
+    "desk",
+)  # inferences wait at the desk: what lets a command go must not let one of them go
 
 
 def meet(gate: str = "gate") -> str:

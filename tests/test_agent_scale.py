@@ -80,7 +80,7 @@ def test_a_full_tree(crowd: Crowd) -> None:
         # As many inferences as may be under way: each waits for us, so that one too many would have come.
         crowd.arrive(INFERENCES)
         assert crowd.nobody_else()
-        crowd.let_go(count - 1)
+        crowd.let_go(count - 1, "desk")
         crowd.arrive(count - 1 - INFERENCES)
         out, err = root.communicate(timeout=60)
     assert (root.returncode, out, err) == (0, b"", b"")
@@ -144,7 +144,7 @@ def test_killed_while_they_infer(crowd: Crowd) -> None:
             os.kill(pids[mission], signal.SIGKILL)
         crowd.arrive(3)
         assert crowd.nobody_else()
-        crowd.let_go()
+        crowd.let_go(gate="desk")
         out, err = root.communicate(timeout=60)
     assert (root.returncode, out, err) == (0, b"", b"")
     assert crowd.results("root")[0].count("[SIGNAL] KILL") == 3
