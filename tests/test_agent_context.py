@@ -18,6 +18,14 @@ def agents(tmp_path: Path) -> Agents:
     return Agents(tmp_path)
 
 
+def guest(agents: Agents, code: str) -> dict[str, str]:
+    """The environment of an agent whose guest is this Python program."""
+    path = agents.directory / "guest"
+    path.write_text(f"#!{sys.executable}\n{code}")
+    path.chmod(0o755)
+    return {"QUINE_API_TYPE": "program", "QUINE_API_BASE": str(path)}
+
+
 def used(line: dict[str, Any], prompt: int) -> dict[str, Any]:
     return {**line, "usage": {"input": prompt, "output": 0}}
 
@@ -48,29 +56,26 @@ def test_what_has_come_since_the_guest_counted_is_counted(agents: Agents) -> Non
 
 
 # A guest whose window is full at so many characters; it tells, as a provider does, by an error.
-FULL = f"""#!{sys.executable}
+FULL = """
 import json, os, sys
 asked = json.load(sys.stdin)
 size = sum(len(m.get("content") or "") + len((m.get("result") or ["", "", ""])[2]) for m in asked["messages"])
 with open("sizes", "a") as file:
     print(size, asked["wisdom"], file=file)
 if size > 20000:
-    print(json.dumps({{"error": "overflow", "detail": "too long"}}))
+    print(json.dumps({"error": "overflow", "detail": "too long"}))
 elif asked["wisdom"]:
-    print(json.dumps({{"tool_calls": [{{"name": "exit", "arguments": {{"status": 0}}}}]}}))
+    print(json.dumps({"tool_calls": [{"name": "exit", "arguments": {"status": 0}}]}))
 elif "LAST REPLY" in json.dumps(asked["messages"]):
-    print(json.dumps({{"tool_calls": [{{"name": "exec", "arguments": {{"wisdom": {{"n": "1"}}}}}}]}}))
+    print(json.dumps({"tool_calls": [{"name": "exec", "arguments": {"wisdom": {"n": "1"}}}]}))
 else:
     command = os.environ["COMMAND"]
-    print(json.dumps({{"tool_calls": [{{"name": "sh", "arguments": {{"command": command}}}}] * 2}}))
+    print(json.dumps({"tool_calls": [{"name": "sh", "arguments": {"command": command}}] * 2}))
 """
 
 
 def full(agents: Agents, command: str) -> dict[str, str]:
-    path = agents.directory / "full"
-    path.write_text(FULL)
-    path.chmod(0o755)
-    return {"QUINE_API_TYPE": "program", "QUINE_API_BASE": str(path), "COMMAND": command}
+    return {**guest(agents, FULL), "COMMAND": command}
 
 
 def test_a_conversation_that_does_not_fit_gets_one_last_chance_to_exec(agents: Agents) -> None:
@@ -104,28 +109,26 @@ def test_what_never_fits_ends_the_life(agents: Agents) -> None:
 
 
 def test_a_window_that_fills_during_the_reply(agents: Agents) -> None:
-    path = agents.directory / "guest"
-    path.write_text(
-        f"#!{sys.executable}\nimport json, sys\nn = json.load(sys.stdin)['ordinal']\n"
+    env = guest(
+        agents,
+        "import json, sys\nn = json.load(sys.stdin)['ordinal']\n"
         "call = {'name': 'sh', 'arguments': {'command': 'echo hi'}} if n == 0 else "
         "{'name': 'exit', 'arguments': {'status': 9, 'stderr': 'full'}}\n"
-        "print(json.dumps({'tool_calls': [call], 'stop': 'context' if n == 0 else 'tool'}))\n"
+        "print(json.dumps({'tool_calls': [call], 'stop': 'context' if n == 0 else 'tool'}))\n",
     )
-    path.chmod(0o755)
-    done = agents.run(env={"QUINE_API_TYPE": "program", "QUINE_API_BASE": str(path)})
+    done = agents.run(env=env)
     assert (done.returncode, done.stderr) == (9, b"full")
     assert "[LAST REPLY] The context is full" in agents.results()[0]
 
 
 def test_a_reply_that_was_cut_is_told_so(agents: Agents) -> None:
-    path = agents.directory / "guest"
-    path.write_text(
-        f"#!{sys.executable}\nimport json, sys\nasked = json.load(sys.stdin)\n"
+    env = guest(
+        agents,
+        "import json, sys\nasked = json.load(sys.stdin)\n"
         "if asked['ordinal'] == 0: print(json.dumps({'text': 'so long', 'stop': 'length'}))\n"
-        "else: print(json.dumps({'tool_calls': [{'name': 'exit', 'arguments': {'status': 'success'}}]}))\n"
+        "else: print(json.dumps({'tool_calls': [{'name': 'exit', 'arguments': {'status': 'success'}}]}))\n",
     )
-    path.chmod(0o755)
-    assert agents.run(env={"QUINE_API_TYPE": "program", "QUINE_API_BASE": str(path)}).returncode == 0
+    assert agents.run(env=env).returncode == 0
     said = [e["data"]["content"] for e in agents.tape() if e["type"] == "message"]
     assert prompt.CUT in said
 
@@ -145,14 +148,13 @@ def test_verbose_tells_on_stderr_and_keeps_nothing(agents: Agents) -> None:
 
 
 def test_what_had_to_be_tried_again_is_in_the_log(agents: Agents) -> None:
-    path = agents.directory / "guest"
-    path.write_text(
-        f"#!{sys.executable}\nimport os, sys\n"
+    env = guest(
+        agents,
+        "import os, sys\n"
         "if not os.path.exists('tried'): open('tried', 'w'); print('{\"error\": \"unavailable\", \"after\": 0.01}')\n"
-        'else: print(\'{"tool_calls": [{"name": "exit", "arguments": {"status": 0}}]}\')\n'
+        'else: print(\'{"tool_calls": [{"name": "exit", "arguments": {"status": 0}}]}\')\n',
     )
-    path.chmod(0o755)
-    done = agents.run(env={"QUINE_API_TYPE": "program", "QUINE_API_BASE": str(path)})
+    done = agents.run(env=env)
     assert (done.returncode, done.stderr) == (0, b"")
     (log,) = agents.data.glob("*.log")
     assert "tried again in 0.01 s: it gave no reason" in log.read_text()
