@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 NODE_VARIABLES = ("QUINE_NODE_IDLE", "QUINE_TRACE")
 SERVICES = ("life", "infer", "tape")
-SHOWN = 4096  # characters of a mission in the argv of its process; it gets the whole from its origin
 
 
 # -- the node --------------------------------------------------------------------------------------
@@ -220,10 +219,7 @@ def _agent(where: str, life: Life) -> Spawn:
     """The spawn of an agent. Its life it asks of us; argv shows its mission, as far as it may be shown."""
     from transport.spawn import Spawn
 
-    # What a model wrote may hold half of a surrogate pair, which no argv can.
-    mission = life.mission[:SHOWN].replace("\0", " ").encode("utf-8", "replace").decode()
-    shown = "(a mission from a file)" if life.hidden else mission
-    return Spawn(["--", shown], own=True, where=where, tree=life.root)
+    return Spawn(["--", life.shown], own=True, where=where, tree=life.root)
 
 
 def _services(

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
-from quine import private, shown
+from quine import ledger, private, shown
 from quine.exits import Misconfigured, NotBuilt
 from quine.guests import FILES, Config
 from quine.guests.base import Usage
@@ -41,9 +41,8 @@ OPTIONS = {
     "fs": "QUINE_FS",
 }
 WISDOM = "QUINE_WISDOM_"
-MOST = (
-    10**9
-)  # of anything that is limited: what is more is a slip of the hand, and no clock or counter takes it
+# of anything that is limited: what is more is a slip of the hand, and no clock or counter takes it
+MOST = 10**9
 
 
 class Settings(NamedTuple):
@@ -64,6 +63,7 @@ class Settings(NamedTuple):
     masked: tuple[str, ...] = ()  # values that no tape may hold
     top: bool = False  # of its tree, on this machine
     ledger: Ledger | None = None  # what the tree may spend; there from the moment that a life is begun
+    above: int = 0  # agents above us: there are at least as many levels, whatever we were told
 
 
 def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> Settings:
@@ -123,7 +123,7 @@ def _recovered(environ: MutableMapping[str, str]) -> dict[str, Any]:
     """The memo that somebody between us and the agent above has lost: `env -i`, or closed descriptors."""
     if environ is not os.environ:
         return {}
-    for _, _, path in inherit.held_above(inherit.NAME):
+    for _, _, path in inherit.held_above(inherit.NAME)[inherit.NAME]:
         fd = inherit.reopened(path, os.O_RDONLY)
         os.set_inheritable(fd, True)
         environ[inherit.VARIABLE] = str(fd)
@@ -210,17 +210,26 @@ def lineage(settings: Settings, environ: Mapping[str, str] = os.environ) -> tupl
             "depth": _integer(environ, "QUINE_DEPTH", 0),
         }
     parent, root = told.get("session"), told.get("root")
-    # Each agent above us holds a memo of its own, so there are at least as many levels, whatever we were told.
-    above = sum("lineage" in memo for memo in _memos_above())
     if not is_session(parent) or not is_session(root):
-        return "", "", above
-    return str(parent), str(root), max(int(told["depth"]) + 1, above)
+        return "", "", settings.above
+    return str(parent), str(root), max(int(told["depth"]) + 1, settings.above)
 
 
-def _memos_above() -> list[dict[str, object]]:
-    """The memos of the processes above us, each once."""
+def join_ledger(settings: Settings, limits: Limits) -> Settings:
+    """With the ledger of the tree that we belong to; with a new one at its root, or where none can be found."""
+    told = settings.memo.get("lineage")
+    held = inherit.held_above(ledger.NAME, inherit.NAME)
+    joined = Ledger.join(
+        told.get("ledger") if isinstance(told, dict) else None, limits, held[ledger.NAME]
+    ) or Ledger.create(limits)
+    above = sum("lineage" in memo for memo in _memos(held[inherit.NAME]))
+    return settings._replace(ledger=joined, limits=joined.bound(settings.limits), above=above)
+
+
+def _memos(held: list[tuple[int, int, str]]) -> list[dict[str, object]]:
+    """Each once: every agent holds one of its own, and its commands hold that too."""
     memos = []
-    for path in {inode: path for _, inode, path in inherit.held_above(inherit.NAME)}.values():
+    for path in {inode: path for _, inode, path in held}.values():
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -228,14 +237,6 @@ def _memos_above() -> list[dict[str, object]]:
             finally:
                 os.close(fd)
     return memos
-
-
-def join_ledger(settings: Settings, limits: Limits) -> Settings:
-    """With the ledger of the tree that we belong to; with a new one at its root, or where none can be found."""
-    told = settings.memo.get("lineage")
-    ledger = Ledger.join(told.get("ledger") if isinstance(told, dict) else None, limits)
-    ledger = ledger or Ledger.create(limits)
-    return settings._replace(ledger=ledger, limits=ledger.bound(settings.limits))
 
 
 def ensure_quine(data_dir: str, environ: MutableMapping[str, str] = os.environ) -> None:

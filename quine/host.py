@@ -158,7 +158,7 @@ def _lives(
             life, held, record, jobs = child.life, child.slots, child.record, None
             # What it says on stderr is a result of its parent's, and the report is its parent's.
             settings = settings._replace(report="", top=False, verbose=False)
-            shown.mission("(a mission from a file)" if life.hidden else life.mission)
+            shown.mission(life.shown)
             continue
         except Exception as error:
             end = leaving.defect(error, loop)

@@ -20,7 +20,7 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from quine.exits import DEFECT, Failure, Misconfigured
@@ -113,12 +113,16 @@ class Ledger:
                 os.close(fd)
 
     @classmethod
-    def join(cls, told: object, limits: Limits) -> Ledger | None:
+    def join(
+        cls, told: object, limits: Limits, above: Sequence[tuple[int, int, str]] | None = None
+    ) -> Ledger | None:
         """The ledger of the tree that we descend from, narrowed by our own `limits`; None at the top of a tree.
 
         It is the one that the topmost process above us holds; what a memo has `told` can make it narrower only.
+        `above` is what inherit.held_above has found, where somebody has looked already.
         """
-        above = held_above(NAME)
+        if above is None:
+            above = held_above(NAME)[NAME]
         if not above:
             return None
         _, inode, path = above[-1]

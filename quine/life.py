@@ -20,6 +20,9 @@ from quine.guests.base import Message
 MATERIALS = ("", "none", "terminal", "pipe", "file", "socket")  # "" = look at descriptor 0 where it is lived
 
 
+SHOWN = 4096  # characters of a mission in an argv
+
+
 class Limits(NamedTuple):
     """What bounds a life; 0 = no limit, except for depth."""
 
@@ -53,6 +56,14 @@ class Life(NamedTuple):
     opening: tuple[Message, ...] = ()
     cloned: tuple[str, int] = ("", 0)  # the parent's session, and how many lines of its tape
     born: str = "start"  # start, fork, exec
+
+    @property
+    def shown(self) -> str:
+        """The mission for an argv, where it is for people: cut, without what no argv holds, and not out of a file."""
+        if self.hidden:
+            return "(a mission from a file)"
+        # What a model wrote may hold half of a surrogate pair.
+        return self.mission[:SHOWN].replace("\0", " ").encode("utf-8", "replace").decode()
 
     def to_json(self) -> dict[str, Any]:
         data = self._asdict()

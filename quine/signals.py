@@ -28,10 +28,8 @@ FATAL = (S.SIGTERM, S.SIGHUP, S.SIGPIPE, S.SIGQUIT, S.SIGUSR1, S.SIGUSR2, S.SIGX
 HANDLED = (*FATAL, S.SIGINT, S.SIGALRM, S.SIGTSTP, S.SIGCONT)
 PYTHON_IGNORES = (S.SIGPIPE, S.SIGXFSZ)
 TWICE = 1.0  # seconds between two SIGINT that mean the agent
-ANSWER = (
-    10.0,
-    60.0,
-)  # seconds that a guest has at least and at most to answer when the time of the tree is over
+# seconds that a guest has at least and at most to answer when the time of the tree is over
+ANSWER = (10.0, 60.0)
 
 
 class Terminated(Exception):

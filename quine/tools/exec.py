@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 LOST = (
     "; this life goes on, its shell was ended for it: variables, functions and background commands are lost"
 )
-SHOWN = 4096  # characters of a mission in argv, where it is for people
 LONGEST_PERSONA = 1 << 16  # bytes
 LONGEST = 131072  # bytes of one string that Linux accepts in execve: NAME=value and its NUL
 WHOLE = 1 << 19  # bytes of all wisdom as JSON: it has to fit into the memo and into an environment
@@ -144,9 +143,7 @@ def _renew(loop: Loop, wisdom: dict[str, str], persona: str) -> Result:
         cloned=("", 0),
         born="exec",
     )
-    mission = life.mission[:SHOWN].replace("\0", " ").encode("utf-8", "replace").decode()
-    shown = "(a mission from a file)" if life.hidden else mission
-    argv = [*own_command(), "--", shown]
+    argv = [*own_command(), "--", life.shown]
     loop.record_end(0, "exec", "exec: a new life with an empty memory", to=life.session)
     loop.shell.close()
     state = {
