@@ -194,8 +194,11 @@ def _grown(pids: set[int], table: dict[int, Process]) -> set[int]:
     return pids
 
 
-def end_all(found: dict[int, Process], root: int, grace: float) -> None:
-    """TERM, a pause, KILL to these, to the group of `root`, and to what they have started since."""
+def end_all(found: dict[int, Process], root: int | None, grace: float) -> None:
+    """TERM, a pause, KILL to these, to the group of `root`, and to what they have started since.
+
+    None for no group. 0 is one: that of whoever was put into this PID namespace from outside, maybe our own.
+    """
     session, ours = os.getsid(0), os.getpid()
 
     def left() -> dict[int, Process]:

@@ -111,7 +111,7 @@ class Shell:
         if self._pid:
             self._end()
         if self._left:
-            procs.end_all(self._left, 0, GRACE)
+            procs.end_all(self._left, None, GRACE)
         self.disown()
 
     def _end(self) -> None:

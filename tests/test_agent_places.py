@@ -205,6 +205,18 @@ def test_pid_1_is_ended(place: Shell, number: int) -> None:
     assert not running("sleep", f"{NAP}2{int(number)}")
 
 
+@needs_mounts
+def test_process_group_0(place: Shell) -> None:
+    """As after `docker exec`: our group and session have no number in here; they are not ours to end."""
+    place.script(says(sh(f"(sleep {NAP}7 & :); exit 3")), says(OK))
+    script = "ps -o pgid= $$; sleep 86400 & quine work; echo $?; kill $! && echo alive"
+    done = subprocess.run(
+        [*CONTAINER, "sh", "-c", script], env=place.env, cwd=place.directory, capture_output=True, timeout=60
+    )
+    assert done.stdout.split() == [b"0", b"0", b"alive"], done
+    assert not running("sleep", f"{NAP}7")
+
+
 def init_of(pid: int, namespace: str) -> bool:
     try:
         inside = Path(f"/proc/{pid}/status").read_text().split("NSpid:", 1)[1].split("\n", 1)[0].split()
