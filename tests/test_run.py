@@ -498,7 +498,23 @@ def test_kill_9_of_the_node_here(own_lab: Callable[..., Lab]) -> None:
     assert lab.run(["run", "--on", "h1", "--", "echo", "again"]).stdout == b"again\n"
 
 
-def test_kill_9_of_the_sshd_session(own_lab: Callable[..., Lab]) -> None:
+def test_kill_9_of_the_sshd_session_is_survived(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"], lease=30)
+    process = lab.popen(
+        ["run", "--on", "h1", "--", "sh", "-c", "echo up; read line; echo $line; exit 5"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout and process.stdin
+    read_until(process.stdout.fileno(), b"up\n")
+    lab["h1"].kill_sessions()
+    out, err = process.communicate(b"after\n", timeout=20)
+    assert (process.returncode, out, err) == (5, b"after\n", b"")
+    assert lab.wait_idle(15) == []
+
+
+def test_a_link_that_stays_down_longer_than_the_lease(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"], lease=1)
     process = lab.popen(
         ["run", "--on", "h1", "--", "sh", "-c", "echo up; exec sleep 60"],
@@ -507,11 +523,13 @@ def test_kill_9_of_the_sshd_session(own_lab: Callable[..., Lab]) -> None:
     )
     assert process.stdout
     read_until(process.stdout.fileno(), b"up\n")
-    lab["h1"].kill_sessions()
+    lab["h1"].stop()
     _, err = process.communicate(timeout=20)
     assert process.returncode == 74
     assert err.startswith(b"quine: h1: error: connection lost: ") and b"was started (pid " in err
+    assert b"for longer than the lease of 1 s" in err
     assert lab.wait_idle(15) == []
+    lab["h1"].start()
     assert lab.run(["run", "--on", "h1", "--", "echo", "again"]).stdout == b"again\n"
 
 
@@ -532,7 +550,7 @@ def test_a_lost_origin_is_no_end_of_file(own_lab: Callable[..., Lab], death: str
     if death == "client":
         process.kill()
     else:
-        lab["h1"].kill_sessions()
+        lab["h1"].stop()
     process.communicate()
     assert lab.wait_idle(15) == []
     assert not done.exists()

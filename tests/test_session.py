@@ -188,9 +188,10 @@ def test_a_long_argv_travels_in_parts_and_too_long_a_one_is_refused(wire: Wire) 
             list(wire.server.receive(part))
 
 
-def test_a_peer_that_asks_but_does_not_read_is_cut_off(wire: Wire) -> None:
-    with pytest.raises(ProtocolError, match="does not read"):
-        list(wire.server.receive(encode(Frame(Kind.PING)) * 100_005))
+@pytest.mark.parametrize("kind", [Kind.HELLO, Kind.PING, Kind.SEEN, Kind.BYE])
+def test_words_about_a_connection_are_not_for_a_session_that_has_one(wire: Wire, kind: int) -> None:
+    with pytest.raises(ProtocolError, match="none is due"):
+        list(wire.server.receive(encode(Frame(kind))))
 
 
 def test_control_goes_first_and_streams_take_turns(wire: Wire) -> None:
@@ -228,11 +229,6 @@ def test_a_windows_growth_is_given_back_with_its_channel(wire: Wire) -> None:
     wire.opener.abandon(number)
     wire.exchange()
     assert wire.server.spare == before
-
-
-def test_pings_are_answered_below_the_caller(wire: Wire) -> None:
-    wire.opener.ping(5)
-    assert wire.exchange() == []
 
 
 @settings(deadline=None, max_examples=60)

@@ -2,7 +2,7 @@
 
 Laws
 1. A duplex is used in two phases: first by awaiting `read` (the bootstrap talks in lines), then, from
-   `attach` on, by callbacks alone (the link). What was buffered is delivered first.
+   `attach` on, by callbacks alone (who greets, and the link after it). What was buffered is delivered first.
 2. `write` never blocks and never drops; whoever writes watches `pause_writing` / `resume_writing`.
 3. `connection_lost` is called exactly once, and nothing is called after it.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import socket
 from collections import deque
 from typing import Protocol
 
@@ -92,6 +93,8 @@ class FdDuplex:
     def attach(self, protocol: DuplexProtocol) -> None:
         self._protocol = protocol
         self._loop.add_reader(self._read_fd, self._readable)
+        if self._paused:
+            protocol.pause_writing()
 
     def _readable(self) -> None:
         try:
@@ -166,3 +169,21 @@ class FdDuplex:
         self._loop.remove_writer(self._write_fd)
         for fd in {self._read_fd, self._write_fd}:
             os.close(fd)
+
+
+class DialDuplex(FdDuplex):
+    """The streams of a dial, which waits with us: its end is theirs, and their end is its end.
+
+    `dial` is its connection to us; taken ownership of like the descriptors.
+    """
+
+    def __init__(self, read_fd: int, write_fd: int, dial: socket.socket) -> None:
+        super().__init__(read_fd, write_fd)
+        self._dial = dial
+        self._loop.add_reader(dial.fileno(), self._lost, "the dial process ended")
+
+    def close(self) -> None:
+        if not self._closed:
+            self._loop.remove_reader(self._dial.fileno())
+            self._dial.close()
+        super().close()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-VERSION = 1
+VERSION = 2
 GREETING = b"\0quine\x01\n"  # a NUL first: no login banner holds one
 MAX_NOISE = 64 * 1024  # banners longer than this are not banners
 MAX_PAYLOAD = 64 * 1024  # one pipe's worth: a read of a full pipe is one frame
@@ -54,9 +54,14 @@ class Kind:
     REQUEST = 11  # ask the origin: JSON {"name", ...}
     REPLY = 12  # how the request ended: JSON {"error": text or null}
     PING = 13  # stream 0 asks, stream 1 answers with the same offset
+    SEEN = 14  # so many bytes of the other end's frames have arrived, over all connections of the link
+    NOTE = 15  # how the link behind a channel fares: JSON {"up": bool, "seconds": since when, "why"}
+    BYE = 16  # this end ends the link by intent: it will not come back
 
 
 NAMES = {value: name for name, value in vars(Kind).items() if name.isupper()}
+# About one connection, not about the link: neither counted nor sent again.
+BESIDE = frozenset((Kind.HELLO, Kind.PING, Kind.SEEN, Kind.BYE))
 
 
 class Frame:
@@ -117,6 +122,18 @@ def encode(frame: Frame) -> bytes:
     )
 
 
+def described(chunks: list[bytes]) -> Iterator[str]:
+    """Encoded frames for people, a line each; a header and its payload may be two chunks."""
+    skip = False
+    for chunk in chunks:
+        if not skip:
+            length, kind, stream, channel, offset = HEADER.unpack_from(chunk)
+            yield f"{NAMES[kind]} channel={channel} stream={stream} offset={offset} length={length}"
+            skip = length > 0 and len(chunk) == HEADER_SIZE
+        else:
+            skip = False
+
+
 def pack(body: dict[str, Any], limit: int = MAX_PAYLOAD) -> bytes:
     """A JSON payload. Above `limit` bytes: ValueError, because only the caller can say what to shorten.
 
@@ -147,6 +164,10 @@ class Decoder:
             self._dead = True
             self._buffer.clear()
             raise
+
+    def hold(self, data: bytes) -> None:
+        """Keep bytes for the next `feed`."""
+        self._buffer += data
 
     def _feed(self, data: bytes) -> Iterator[Frame]:
         buffer = self._buffer

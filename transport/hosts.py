@@ -6,12 +6,16 @@ Laws
    waited for it, with its reason, and nothing else.
 3. A job takes a slot when it begins and gives it back when its relay ends, however it ends; who waits
    for one is served in order.
+4. A link that is down is dialled again, at once and then with growing pauses, as long as somebody has a channel on it.
+   A job that has not begun does not wait for that: what prevents the next connection is why it was not started.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -20,7 +24,8 @@ from transport import address
 from transport.duplex import Duplex
 from transport.errors import LinkLost, ProtocolError, Refused
 from transport.frames import Kind
-from transport.link import Link
+from transport.line import Line, hello
+from transport.link import Greeter, Link
 from transport.router import Relay
 from transport.spawn import Spawn
 from transport.status import Status
@@ -28,6 +33,10 @@ from transport.status import Status
 log = logging.getLogger("quine.hosts")
 
 HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
+FIRST_PAUSE, LAST_PAUSE = (
+    0.1,
+    5.0,
+)  # seconds between two dials of a link that is down; about so, lest hosts meet
 
 
 class Target:
@@ -58,16 +67,18 @@ class Target:
 
 # (spawn, running jobs per host name) -> target; raises Refused.
 Place = Callable[[Spawn, Mapping[str, int]], Target]
-# (duplex, name) -> the link that this node now drives over it.
-Join = Callable[[Duplex, str], Link]
+# (line, name, what to do when it is down) -> the link that this node now drives.
+Join = Callable[[Line, str, Callable[[Link, str], None]], Link]
 
 
 class Hosts:
     """All of them: their slots by group, their links by key."""
 
-    def __init__(self, place: Place | None, join: Join) -> None:
+    def __init__(self, place: Place | None, join: Join, facts: Mapping[str, object]) -> None:
+        """`facts` are what a hello says of this node."""
         self._place = place
         self._join = join
+        self._facts = dict(facts)
         self._slots: dict[str, Slots] = {}
         self._hosts: dict[str, Host] = {}
 
@@ -85,7 +96,7 @@ class Hosts:
         target.settings(spawn)
         host = self._hosts.get(target.key)
         if host is None:
-            host = self._hosts[target.key] = Host(target, self._join)
+            host = self._hosts[target.key] = Host(target, self._join, self._facts)
         slots = self._slots.setdefault(target.group, Slots(target.name))
         slots.limit = target.slots
         slots.submit(relay, host, spawn)
@@ -100,7 +111,7 @@ class Hosts:
         for key, host in list(self._hosts.items()):
             link = host.live()
             if link and not link.handlers and not host.wanted and now - link.idle_since > seconds:
-                link.fail("idle")
+                link.close("idle")
             if not host.live() and not host.wanted:
                 del self._hosts[key]
 
@@ -109,7 +120,7 @@ class Hosts:
             host.close()
 
     def status(self) -> dict[str, Any]:
-        up = {host.target.name for host in self._hosts.values() if host.live()}
+        up = {host.target.name for host in self._hosts.values() if (link := host.live()) and not link.down}
         return {
             slots.name: {
                 "up": slots.name in up,
@@ -161,11 +172,14 @@ class Slots:
 class Host:
     """One of them: its link, being dialled or live."""
 
-    def __init__(self, target: Target, join: Join) -> None:
+    def __init__(self, target: Target, join: Join, facts: dict[str, object]) -> None:
         self.target = target
         self._join = join
+        self._facts = facts
         self._link: asyncio.Task[Link] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._mending: asyncio.Task[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []  # jobs that want a link which is down
 
     @property
     def wanted(self) -> bool:
@@ -174,7 +188,7 @@ class Host:
 
     def begin(self, relay: Relay, spawn: Spawn, unreachable: Callable[[Refused], None]) -> None:
         """Start a job: with a live link at once, in this turn of the loop."""
-        if link := self.live():
+        if (link := self.live()) and not link.down:
             self._connect(relay, link, spawn)
             return
         task = asyncio.create_task(self._begin_later(relay, spawn, unreachable))
@@ -198,6 +212,7 @@ class Host:
         if relay.ended:
             return  # whoever asked has gone meanwhile
         spawn.where, spawn.context = "", {}
+        relay.lease = spawn.lease
         try:
             relay.connect(link, Kind.SPAWN, spawn.to_json())
         except ValueError as error:
@@ -207,6 +222,7 @@ class Host:
             refuse(relay, Refused(detail, "try again", host=relay.host))
 
     def live(self) -> Link | None:
+        """The link, which may be down and be dialled again."""
         task = self._link
         if task is None or not task.done() or task.cancelled() or task.exception():
             return None
@@ -215,33 +231,93 @@ class Host:
 
     async def _reach(self) -> Link:
         """The link: live, or the dial under way, or a new one. Raises Refused."""
+        while (link := self.live()) and link.down:
+            tried = asyncio.get_running_loop().create_future()
+            self._waiting.append(tried)
+            await tried
         task = self._link
         if task is None or (task.done() and self.live() is None):
             task = self._link = asyncio.create_task(self._dial())
         return await asyncio.shield(task)
 
     async def _dial(self) -> Link:
+        name = os.urandom(16).hex()
+        greeter = await self._greeted(name, 0, resume=False)
+        link = self._join(Line(True, name), self.target.name, self._down)
+        link.connect(greeter)
+        return link
+
+    async def _greeted(self, name: str, seen: int, resume: bool) -> Greeter:
+        """A new connection, after the greetings. Raises Refused."""
         target = self.target
-        link = self._join(await target.dial(), target.name)
+        greeter = Greeter(await target.dial(), hello(self._facts, name, seen, resume))
         try:
-            async with asyncio.timeout(HELLO_DEADLINE):
-                peer = await asyncio.shield(link.ready)
-        except (ProtocolError, TimeoutError) as error:
-            noise = link.session.noise.decode(errors="replace").strip()
-            said = f"{error or 'no greeting'}{': ' if noise else ''}{noise}"
-            link.fail(said)
+            peer = await greeter.hello(HELLO_DEADLINE)
+        except ProtocolError as error:
+            said = f"{error}{': ' if greeter.noise else ''}{greeter.noise}"
             hint = f"remove ~/.cache/quine on {target.name} to start afresh"
             raise Refused(f"the node over there does not answer: {said}", hint, target.name) from None
         if peer.get("build") != address.build_hash():
-            link.fail("another build")
+            greeter.duplex.close()
             raise Refused("the node over there is another build", f"quine deploy {target.name}", target.name)
-        return link
+        return greeter
+
+    # -- a link that is down -----------------------------------------------------------------------
+
+    def _down(self, link: Link, why: str) -> None:
+        if not link.handlers and not self.wanted:
+            link.fail(why)
+        elif self._mending is None or self._mending.done():
+            self._mending = asyncio.create_task(self._mend(link))
+
+    async def _mend(self, link: Link) -> None:
+        """Dial until the link is up, or nobody is left who needs it."""
+        pause = FIRST_PAUSE
+        while link.down and not link.dead:
+            try:
+                await self._again(link)
+            except Refused as refused:
+                log.info("%s: not back yet: %s", self.target.name, refused.detail)
+                self._tell_waiting(refused)
+            except Exception:
+                log.exception("%s: defect while dialling again", self.target.name)
+                self._tell_waiting(Refused("a defect in quine while dialling; see the node's log"))
+            if link.down and not link.handlers and not self._waiting:
+                link.fail(link.down)
+            if link.down and not link.dead:
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(2 * pause, LAST_PAUSE)
+        self._tell_waiting(None)
+
+    async def _again(self, link: Link) -> None:
+        """One try. Raises Refused."""
+        assert link.line
+        greeter = await self._greeted(link.line.name, link.line.received, resume=True)
+        if link.dead:
+            greeter.duplex.close()
+        elif greeter.handshake.peer.get("resume") is not True:
+            greeter.duplex.close()
+            link.fail("the node over there was started anew meanwhile")
+        else:
+            link.connect(greeter)
+
+    def _tell_waiting(self, refused: Refused | None) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if each.done():
+                continue
+            if refused is None:
+                each.set_result(None)
+            else:
+                each.set_exception(refused)
 
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         if self._link:
             self._link.cancel()
+        if self._mending:
+            self._mending.cancel()
 
 
 def refuse(relay: Relay, refused: Refused) -> None:

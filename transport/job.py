@@ -3,7 +3,7 @@
 Laws
 1. The exit record follows the status of the process; the streams end when their pipes do. Neither waits for the
    other, and whoever waits for the job waits for both.
-2. A job without a link lives for its lease; without anybody who waits for it, it ends at once: TERM, a
+2. A job whose link is down lives for its lease; without anybody who waits for it, it ends at once: TERM, a
    pause, KILL, to everything it started.
 3. A job is started from what the spawn says and, when it comes from another machine, this node's login environment.
 """
@@ -73,6 +73,8 @@ class Job:
         self._socket_path = socket_path
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._lease: asyncio.TimerHandle | None = None  # runs while the link is down
+        self._expired = False
         self._child: process.Child | None = None
         self._sources: list[Source] = []
         self._sink: Sink | None = None
@@ -188,18 +190,29 @@ class Job:
         if self._child:
             process.signal_group(self._child.pid, number)
 
-    def on_lost(self, why: str) -> None:
-        """The link broke: the job may go on for its lease, held back by its full pipes.
+    def on_down(self, why: str) -> None:
+        """The link lost its connection: the job may go on for its lease, held back by its full pipes."""
+        if self._lease is None:
+            self._lease = self._loop.call_later(self.spawn.lease, self._lease_over)
 
-        A client of this machine has no link that breaks: when its socket ends, it has ended.
-        """
-        remote = self.link is not None and self.link.remote
+    def on_up(self) -> None:
+        if self._lease:
+            self._lease.cancel()
+            self._lease = None
+
+    def _lease_over(self) -> None:
+        """Nobody came back: end it. Its record waits for as long as the link is kept."""
+        self._expired = True
+        if not self.ended:
+            self.end("its link was down for longer than the lease")
+        else:
+            self._let_streams_go()
+
+    def on_lost(self, why: str) -> None:
+        """The link is gone for good: its client has ended, or nobody can come back to it."""
         self._detach()
-        if self._child and not remote:
-            self.end(f"its client has gone: {why}")
-        elif self._child:
-            log.info("job %d: link lost (%s), ends in %.0f s", self._child.pid, why, self.spawn.lease)
-            self._arm(self.spawn.lease, lambda: self.end("the lease is over"))
+        if self._child:
+            self.end(f"its origin has gone: {why}")
         else:
             self._finish()
 
@@ -239,10 +252,15 @@ class Job:
         assert child
         self._loop.remove_reader(child.pidfd)
         os.close(child.pidfd)
-        self._tell_exit(child.reap())
+        status = child.reap()
+        if self._expired:
+            status.detail = f"the link was down for longer than the lease of {self.spawn.lease:g} s"
+        self._tell_exit(status)
         if self._sink:
             self._sink.close()
-        if self.link is None:
+        if self._expired:
+            self._let_streams_go()
+        if self.link is None or self._expired:
             if process.members(child.pid):
                 self._arm(PAUSE, self._kill)  # what it left behind has nobody either, but gets its pause
             else:
@@ -264,6 +282,11 @@ class Job:
             session.eof(self.number, STDERR)
         self.link.wake()
 
+    def _let_streams_go(self) -> None:
+        """Nobody takes what is still in the pipes: end the streams here."""
+        for source in self._sources:
+            source.close()
+
     def _drain(self) -> None:
         for source in self._sources:
             source.drain()
@@ -272,13 +295,14 @@ class Job:
         self._finish_if_done()
 
     def _finish_if_done(self) -> None:
-        if self.ended and all(source.closed for source in self._sources):
+        if self.ended and self._child is None and all(source.closed for source in self._sources):
             self._finish()
 
     def _finish(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._lease):
+            if timer:
+                timer.cancel()
+        self._timer = self._lease = None
         for source in self._sources:
             source.discard()
         if self._sink:

@@ -1,10 +1,12 @@
-"""A link: one session driven over one duplex, with heartbeats.
+"""A link: one session driven over one connection, or over one after another where it is a line to another node.
 
 Laws
-1. A link dies once, with one reason, and tells every channel that was open on it.
+1. A link dies once, with one reason, and tells every channel that was open on it. A line whose connection ends is only
+   down: it keeps its channels, and tells them of that, until somebody brings the next connection.
 2. A peer's bytes can at worst end its own link: a ProtocolError closes it, a defect of ours closes it and is
    logged with its traceback; the node goes on.
 3. Not more than one scheduling round waits outside the session, so control never queues behind bulk.
+4. What an earlier connection still has to say is not heard.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from typing import Any, Protocol
 
 from transport.duplex import Duplex
 from transport.errors import LinkLost, ProtocolError
-from transport.frames import Frame, Kind
+from transport.frames import GREETING, Frame, Kind, described
+from transport.line import GOODBYE, Handshake, Line
 from transport.session import Session
 
 log = logging.getLogger("quine.link")
 
-HEARTBEAT = 5.0  # seconds between pings; keeps idle timeouts of sshd and of middle boxes away, too
-SILENCE = 20.0  # seconds without a byte after which a link is dead
+HEARTBEAT = 3.0  # seconds between pings; keeps idle timeouts of sshd and of middle boxes away, too
+SILENCE = 12.0  # seconds without a byte after which a connection is dead
 ROUND = 128 * 1024  # bytes handed to the duplex at a time: two frames, four packets of ssh
 
 
@@ -32,56 +35,200 @@ class Handler(Protocol):
 
     def on_frame(self, frame: Frame) -> None: ...
 
+    def on_down(self, why: str) -> None:
+        """The link has lost its connection. What is sent now waits for the next one."""
+
+    def on_up(self) -> None:
+        """It is back, and nothing was lost."""
+
     def on_lost(self, why: str) -> None:
         """The link is gone. Nothing more can be sent on this channel."""
 
 
+class Greeter:
+    """The first words with another node over a connection, until its hello is here. Implements DuplexProtocol."""
+
+    def __init__(self, duplex: Duplex, first: bytes = b"") -> None:
+        """`first` is our own hello, where it is for us to speak first."""
+        self.duplex = duplex
+        self.handshake = Handshake()
+        self.lost: str | None = (
+            None  # the connection has ended meanwhile; a link that it is given to must know
+        )
+        self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        duplex.attach(self)
+        duplex.write(GREETING + first)
+
+    async def hello(self, seconds: float) -> dict[str, Any]:
+        """The other end's. Raises ProtocolError, and closes the connection then."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._heard
+        except TimeoutError:
+            self.duplex.close()
+            raise ProtocolError("no greeting") from None
+        except BaseException:
+            self.duplex.close()
+            raise
+        return self.handshake.peer
+
+    @property
+    def noise(self) -> str:
+        return self.handshake.decoder.noise.decode(errors="replace").strip()
+
+    def data_received(self, data: bytes) -> None:
+        if self._heard.done():
+            self.handshake.decoder.hold(data)  # for the link, which is just being told
+            return
+        try:
+            if self.handshake.feed(data):
+                self._heard.set_result(None)
+        except ProtocolError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: ProtocolError) -> None:
+        self._heard.set_exception(error)
+        self._heard.exception()  # whoever waits sees it; nobody waiting is no warning
+
+    def pause_writing(self) -> None:
+        pass
+
+    def resume_writing(self) -> None:
+        pass
+
+    def connection_lost(self, why: str) -> None:
+        self.lost = why
+        if not self._heard.done():
+            self._refuse(ProtocolError(why or "the connection was closed"))
+
+
+class Counters:
+    """What a link has carried, for people: bytes and frames in and out, over all its connections."""
+
+    __slots__ = ("bytes_in", "bytes_out", "frames_in", "reconnects", "rtt")
+
+    def __init__(self) -> None:
+        self.bytes_in = self.bytes_out = self.frames_in = self.reconnects = 0
+        self.rtt = 0.0  # seconds of the latest ping
+
+
 class Link:
-    """One end of a live link. Implements DuplexProtocol."""
+    """One end of a live link. `connect` (for a line: again and again) gives it what carries its bytes."""
 
     def __init__(
         self,
-        duplex: Duplex,
         session: Session,
         name: str,
         on_open: Callable[[Link, Frame], Handler],
         on_lost: Callable[[Link, str], None],
-        remote: bool,
+        on_down: Callable[[Link, str], None] | None = None,
     ) -> None:
         self.session = session
+        self.line = session if isinstance(session, Line) else None
         self.name = name
-        self.remote = remote  # to another machine: it has heartbeats, and its end is not its peer's
         self.handlers: dict[int, Handler] = {}
         self.dead = ""
-        self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self.idle_since = time.monotonic()
-        self._duplex = duplex
+        self.down = ""  # why a line has no connection at the moment
+        self.counters = Counters()
+        self.idle_since = self.down_since = time.monotonic()
+        self._carrier: _Carrier | None = None
         self._on_open = on_open
         self._on_lost = on_lost
+        self._on_down = on_down
         self._paused = False
         self._flush_due = False
-        self._heard = time.monotonic()
+        self._quiet = 0  # heartbeats since the last byte: a process that was stopped has not been listening
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(HEARTBEAT, self._beat) if remote else None
+        self._timer: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
-        """Begin. What came meanwhile is delivered from here, and that may be the link's end already."""
-        self._duplex.attach(self)
+    @property
+    def remote(self) -> bool:
+        """To another machine: it has heartbeats, and the end of its connection is not its peer's."""
+        return self.line is not None
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def start(self, duplex: Duplex) -> None:
+        """Begin, with somebody of this machine. What came meanwhile is delivered from here."""
+        self._carry(duplex)
         self.wake()
 
-    # -- from the duplex ---------------------------------------------------------------------------
+    def connect(self, greeter: Greeter) -> None:
+        """Go on over a new connection on which the greetings have been exchanged."""
+        assert self.line and not self.dead
+        try:
+            again = self.line.join(greeter.handshake)
+        except ProtocolError as error:
+            greeter.duplex.close()
+            self.fail(f"protocol error: {error}")
+            return
+        was_down, self.down = self.down, ""
+        if greeter.lost is None:
+            self._carry(greeter.duplex)
+        if self._carrier and again:
+            self._write(self._carrier, again)
+        self._timer = self._loop.call_later(HEARTBEAT, self._beat)
+        if was_down:
+            self.counters.reconnects += 1
+            seconds = time.monotonic() - self.down_since
+            log.info(
+                "%s: link is back after %.1f s, %d bytes again", self.name, seconds, sum(map(len, again))
+            )
+            self._tell_handlers(lambda handler: handler.on_up())
+        self._received(b"")  # what came with the greeting
+        self.wake()
+        if greeter.lost is not None:
+            self.cut(greeter.lost)
 
-    def data_received(self, data: bytes) -> None:
+    def _carry(self, duplex: Duplex) -> None:
+        self._paused = False
+        self._carrier = _Carrier(self, duplex)
+        duplex.attach(self._carrier)
+
+    def cut(self, why: str) -> None:
+        """The connection has ended, or is to be taken for ended."""
+        if self.dead or self.down:
+            return
+        if self.line is None or self._on_down is None or self.line.over:
+            self.fail(why or "the connection was closed")
+            return
+        self.down = why or "the connection was closed"
+        self.down_since = time.monotonic()
+        log.info("%s: link is down: %s", self.name, self.down)
+        self._let_go()
+        self._tell_handlers(lambda handler: handler.on_down(self.down))
+        self._on_down(self, self.down)
+
+    def _let_go(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        carrier, self._carrier = self._carrier, None
+        if carrier:
+            carrier.duplex.close()
+
+    def _tell_handlers(self, tell: Callable[[Handler], None]) -> None:
+        for handler in list(self.handlers.values()):
+            try:
+                tell(handler)
+            except Exception:
+                log.exception("%s: defect while a link changed", self.name)
+
+    # -- bytes -------------------------------------------------------------------------------------
+
+    def _received(self, data: bytes) -> None:
         if self.dead:
             return
-        self._heard = time.monotonic()
+        self._quiet = 0
+        self.counters.bytes_in += len(data)
         try:
             for frame in self.session.receive(data):
+                self.counters.frames_in += 1
                 self._dispatch(frame)
                 if self.dead:
                     return
-            if self.session.peer and not self.ready.done():
-                self.ready.set_result(self.session.peer)
+            if self.line and self.line.pong >= 0:
+                self.counters.rtt = max(0.0, time.monotonic() - self.line.pong / 1e6)
+                self.line.pong = -1
         except ProtocolError as error:
             self.fail(f"protocol error: {error}")
         except Exception:
@@ -102,15 +249,25 @@ class Link:
         if handler:
             handler.on_frame(frame)
 
-    def pause_writing(self) -> None:
-        self._paused = True
+    def flush(self) -> None:
+        self._flush_due = False
+        carrier = self._carrier
+        if carrier is None:
+            return
+        if self.line and (words := self.line.beside()):
+            self._write(carrier, words)
+        while not self._paused and self._carrier is carrier:
+            chunks = self.session.pull(ROUND)
+            if not chunks:
+                return
+            self._write(carrier, chunks)
 
-    def resume_writing(self) -> None:
-        self._paused = False
-        self.flush()
-
-    def connection_lost(self, why: str) -> None:
-        self.fail(why or "the connection was closed")
+    def _write(self, carrier: _Carrier, chunks: list[bytes]) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            for frame in described(chunks):
+                log.debug("> %s %s", self.name, frame)
+        self.counters.bytes_out += sum(map(len, chunks))
+        carrier.duplex.writelines(chunks)
 
     # -- for the node ------------------------------------------------------------------------------
 
@@ -120,6 +277,8 @@ class Link:
             raise LinkLost(self.dead)
         number = self.session.open(kind, body)
         self.handlers[number] = handler
+        if self.down:
+            handler.on_down(self.down)
         self.wake()
         return number
 
@@ -135,13 +294,11 @@ class Link:
             self._flush_due = True
             self._loop.call_soon(self.flush)
 
-    def flush(self) -> None:
-        self._flush_due = False
-        while not self._paused and not self.dead:
-            chunks = self.session.pull(ROUND)
-            if not chunks:
-                return
-            self._duplex.writelines(chunks)
+    def close(self, why: str) -> None:
+        """End the link by intent, and say so: the other end need not wait for the next connection."""
+        if self.line and self._carrier:
+            self._carrier.duplex.write(GOODBYE)
+        self.fail(why)
 
     def fail(self, why: str) -> None:
         """End the link. Every handler hears of it."""
@@ -149,25 +306,49 @@ class Link:
             return
         self.dead = why
         log.log(logging.INFO if self.remote else logging.DEBUG, "%s: link ended: %s", self.name, why)
-        if self._timer:
-            self._timer.cancel()
-        self._duplex.close()
-        if not self.ready.done():
-            self.ready.set_exception(ProtocolError(why))
-            self.ready.exception()  # whoever waits sees it; nobody waiting is no warning
-        handlers, self.handlers = self.handlers, {}
-        for handler in handlers.values():
-            try:
-                handler.on_lost(why)
-            except Exception:
-                log.exception("%s: defect while a link ended", self.name)
+        self._let_go()
+        self._tell_handlers(lambda handler: handler.on_lost(why))
+        self.handlers.clear()
         self._on_lost(self, why)
 
     def _beat(self) -> None:
-        silent = time.monotonic() - self._heard
-        if silent > SILENCE:
-            self.fail(f"nothing heard for {silent:.0f} seconds")
+        if self._quiet * HEARTBEAT >= SILENCE:
+            self.cut(f"nothing heard for {SILENCE:.0f} seconds")
             return
+        self._quiet += 1
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
-        self.session.ping(0)
+        if self.line and self._carrier:
+            words = [self.line.tell_seen(), self.line.ping(int(time.monotonic() * 1e6))]
+            self._write(self._carrier, words)
         self.flush()
+
+
+class _Carrier:
+    """A connection's calls, as long as it is the link's. Implements DuplexProtocol."""
+
+    __slots__ = ("_link", "duplex")
+
+    def __init__(self, link: Link, duplex: Duplex) -> None:
+        self._link = link
+        self.duplex = duplex
+
+    @property
+    def _current(self) -> bool:
+        return self._link._carrier is self
+
+    def data_received(self, data: bytes) -> None:
+        if self._current:
+            self._link._received(data)
+
+    def pause_writing(self) -> None:
+        if self._current:
+            self._link._paused = True
+
+    def resume_writing(self) -> None:
+        if self._current:
+            self._link._paused = False
+            self._link.flush()
+
+    def connection_lost(self, why: str) -> None:
+        if self._current:
+            self._link.cut(why)

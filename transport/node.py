@@ -3,7 +3,9 @@
 Laws
 1. It knows nothing of agents: it starts processes, moves bytes, and carries requests to whoever opened the job.
 2. No peer can stop it: a bad frame ends the link it came on and nothing else.
-3. It goes when nobody needs it: no client, no job, no link that was used lately.
+3. A link that another node dialled is kept while it is down, for as long as a job of it may go on and a while more:
+   only this node can tell the other one that nothing was lost.
+4. It goes when nobody needs it: no client, no job, no link that was used lately.
 """
 
 from __future__ import annotations
@@ -18,15 +20,17 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 from transport import address, inherit, process
-from transport.duplex import Duplex, FdDuplex
+from transport.duplex import DialDuplex, FdDuplex
 from transport.errors import ProtocolError
 from transport.frames import Frame, Kind
-from transport.hosts import Hosts, Place
+from transport.hosts import HELLO_DEADLINE, Hosts, Place
 from transport.job import PAUSE, Job
-from transport.link import Handler, Link
+from transport.line import Line, hello
+from transport.link import Greeter, Handler, Link
 from transport.router import Relay, Side
 from transport.session import Session
 from transport.spawn import Spawn
@@ -37,17 +41,25 @@ log = logging.getLogger("quine.node")
 
 IDLE = 300.0  # seconds without any use after which a link is closed, and then the node ends
 ACCEPT_PAUSE = 0.1  # seconds
+KEPT = 60.0  # seconds that a link is kept beyond the longest lease on it, so that its other end learns how all ended
 
 
 class Node:
     """See the module. `run` serves until idle or stopped."""
 
     def __init__(self, place: Place | None = None, idle: float = IDLE) -> None:
-        self._hosts = Hosts(place, lambda duplex, name: self._link(duplex, True, name, True))
+        self._facts = {
+            "build": address.build_hash(),
+            "node": os.uname().nodename,
+            "boot": address.boot_id(),
+            "pid": os.getpid(),
+        }
+        self._hosts = Hosts(place, self._link, self._facts)
         self._idle = idle
         self._links: set[Link] = set()
+        self._served: dict[str, Link] = {}  # those that other nodes have dialled, by their names
         self._jobs: dict[str, Job] = {}  # by token
-        self._dials: dict[Link, socket.socket] = {}  # kept open: its end is the end of the dial over there
+        self._greetings: set[asyncio.Task[None]] = set()
         self._stopped = asyncio.Event()
         self._job_gone = asyncio.Event()
         self._last_use = time.monotonic()
@@ -75,7 +87,9 @@ class Node:
     async def _close(self) -> None:
         """End every link and every job; the jobs get their pause."""
         for link in list(self._links):
-            link.fail("the node was stopped")
+            link.close("the node was stopped")
+        for task in self._greetings:
+            task.cancel()
         for job in list(self._jobs.values()):
             job.end("the node was stopped")
         with contextlib.suppress(TimeoutError):
@@ -142,16 +156,15 @@ class Node:
                 fds += array.array("i", data[: len(data) - len(data) % 4])
         if first == CLIENT and not fds:
             fd = connection.detach()
-            self._link(FdDuplex(fd, fd), opener=False, name="client", remote=False)
+            link = self._link(Session(False, self._facts), "client")
+            link.start(FdDuplex(fd, fd))
         elif first == DIAL and len(fds) == 2:
-            link = self._link(FdDuplex(*fds), opener=False, name="origin", remote=True)
-            if link.dead:
-                connection.close()
-                return
-            asyncio.get_running_loop().add_reader(connection.fileno(), self._dial_gone, connection, link)
-            self._dials[link] = connection
             with contextlib.suppress(OSError):
                 connection.send(TAKEN)
+            greeter = Greeter(DialDuplex(fds[0], fds[1], connection))
+            task = asyncio.create_task(self._serve(greeter))
+            self._greetings.add(task)
+            task.add_done_callback(self._greetings.discard)
         else:
             if first == STATUS:
                 with contextlib.suppress(OSError):  # it asked and left
@@ -160,27 +173,48 @@ class Node:
                 os.close(fd)
             connection.close()
 
-    def _dial_gone(self, connection: socket.socket, link: Link) -> None:
-        link.fail("the dial process ended")
+    async def _serve(self, greeter: Greeter) -> None:
+        """A connection that another node has dialled: the first one of a link, or the next one."""
+        try:
+            peer = await greeter.hello(HELLO_DEADLINE)
+        except ProtocolError as error:
+            log.info("origin: %s", error)
+            return
+        name, again = peer["link"], peer.get("resume") is True
+        link = self._served.get(name)
+        if (link is not None) != again:
+            log.info("origin: %s", "a link that is not known here" if again else "a second link of one name")
+            greeter.duplex.write(hello(self._facts, name, 0, resume=False))
+            greeter.duplex.close()
+            return
+        if link:
+            link.cut("the other end has dialled again")  # what it has noticed, we may not have
+        else:
+            link = self._served[name] = self._link(Line(False, name), "origin", self._wait_for)
+        assert link.line
+        greeter.duplex.write(hello(self._facts, name, link.line.received, resume=again))
+        link.connect(greeter)
 
-    def _link(self, duplex: Duplex, opener: bool, name: str, remote: bool) -> Link:
-        hello = {
-            "build": address.build_hash(),
-            "node": os.uname().nodename,
-            "boot": address.boot_id(),
-            "pid": os.getpid(),
-        }
-        session = Session(opener, hello)
-        link = Link(duplex, session, name, self._on_open, self._on_link_lost, remote)
+    def _wait_for(self, link: Link, why: str) -> None:
+        """A link that we did not dial is down."""
+        leases = [job.spawn.lease for job in self._jobs.values() if job.link is link]
+        asyncio.get_running_loop().call_later(
+            max(leases, default=0.0) + KEPT, self._give_up, link, link.counters.reconnects
+        )
+
+    def _give_up(self, link: Link, reconnects: int) -> None:
+        if link.down and link.counters.reconnects == reconnects:
+            link.fail(f"{link.down}, and nobody came back")
+
+    def _link(self, session: Session, name: str, on_down: Callable[[Link, str], None] | None = None) -> Link:
+        link = Link(session, name, self._on_open, self._on_link_lost, on_down)
         self._links.add(link)
-        link.start()
         return link
 
     def _on_link_lost(self, link: Link, why: str) -> None:
         self._links.discard(link)
-        if connection := self._dials.pop(link, None):
-            asyncio.get_running_loop().remove_reader(connection.fileno())
-            connection.close()  # the dial over there ends with it
+        if link.line:
+            self._served.pop(link.line.name, None)
 
     # -- what peers ask for ------------------------------------------------------------------------
 
@@ -228,8 +262,12 @@ class Node:
     # -- for people --------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        links = len(self._links)
-        return {"pid": os.getpid(), "jobs": len(self._jobs), "links": links, "hosts": self._hosts.status()}
+        return {
+            "pid": os.getpid(),
+            "jobs": len(self._jobs),
+            "links": len(self._links),
+            "hosts": self._hosts.status(),
+        }
 
 
 def serve(place: Place | None, listener: socket.socket, idle: float = IDLE) -> None:

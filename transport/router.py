@@ -6,10 +6,14 @@ Laws
 2. A relay adds one thing: the name under which this node knows the host, in the exit record.
 3. When one side's link ends, the other side is told the truth: a job whose opener is gone is abandoned; a
    job whose node is gone is lost, and lost is said as lost.
+4. A link that is down has not ended: its opener is told, and waits. A job is given up when its lease is over, as it
+   is over there, where it is ended then.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,10 +21,14 @@ from transport import quickjson
 from transport.errors import ProtocolError
 from transport.frames import LIFE, Frame, Kind
 from transport.session import ENDED, STDERR, STDOUT
+from transport.spawn import LEASE
 from transport.status import LOST, Status
 
 if TYPE_CHECKING:
     from transport.link import Link
+
+
+LONG = 10.0  # seconds that a link is down before people are told without having asked
 
 
 class Relay:
@@ -35,6 +43,9 @@ class Relay:
         self.request = False
         self.ended = False
         self.on_end = on_end
+        self.lease = LEASE  # seconds that its job outlives a link that is down
+        self._down_since = 0.0
+        self._timers: list[asyncio.TimerHandle] = []
         self._early: list[Frame] = []
         self._exit: Frame | None = None  # held until the output before it was passed on
 
@@ -85,6 +96,38 @@ class Relay:
         status.host = self.host
         return quickjson.dumps(status.to_json()).encode()
 
+    def down(self, side: Side, why: str) -> None:
+        """A link has lost its connection, and is dialled again by whoever dialled it."""
+        if side is self.near or self.request or self.ended:
+            return  # who asks waits; whoever serves it has a lease of its own
+        self._down_since = time.monotonic()
+        self._note(False, why)
+        loop = asyncio.get_running_loop()
+        self._timers = [
+            loop.call_later(LONG, self._note, False, why),
+            loop.call_later(self.lease, self._give_up, why),
+        ]
+
+    def up(self, side: Side) -> None:
+        if self._timers and side is self.far:
+            self._stop_timers()
+            self._note(True, "")
+
+    def _note(self, up: bool, why: str) -> None:
+        seconds = time.monotonic() - self._down_since
+        self.near.note({"up": up, "seconds": round(seconds, 3), "why": why[:200], "host": self.host})
+
+    def _give_up(self, why: str) -> None:
+        """The lease is over. When the link comes back, the node over there hears that nobody waits any more."""
+        if self.far and not self.ended:
+            self.far.abandon()
+            self.lost(self.far, f"{why}, for longer than the lease of {self.lease:g} s")
+
+    def _stop_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+
     def lost(self, side: Side, why: str) -> None:
         if side is self.near:
             if self.far:
@@ -108,6 +151,7 @@ class Relay:
 
     def end(self) -> None:
         """No more to route; said once."""
+        self._stop_timers()
         if not self.ended:
             self.ended = True
             self.on_end(self)
@@ -123,6 +167,12 @@ class Side:
 
     def on_frame(self, frame: Frame) -> None:
         self.relay.from_side(self, frame)
+
+    def on_down(self, why: str) -> None:
+        self.relay.down(self, why)
+
+    def on_up(self) -> None:
+        self.relay.up(self)
 
     def on_lost(self, why: str) -> None:
         self.relay.lost(self, why)
@@ -155,6 +205,13 @@ class Side:
         if not self.link.dead and self.number in self.link.session.channels:
             self.link.session.abandon(self.number)
             self.link.forget(self.number)
+            self.link.wake()
+
+    def note(self, facts: dict[str, object]) -> None:
+        """Tell this side how the link behind its channel fares, if it has not ended."""
+        channel = self.link.session.channels.get(self.number)
+        if not self.link.dead and channel and not channel.request:
+            self.link.session.tell(self.number, Kind.NOTE, facts)
             self.link.wake()
 
     def finish(self, status: Status) -> None:

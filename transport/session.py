@@ -19,7 +19,19 @@ from __future__ import annotations
 from collections import deque
 
 from transport.errors import ProtocolError
-from transport.frames import GREETING, LIFE, MAX_PAYLOAD, NAMES, VERSION, Decoder, Frame, Kind, header, pack
+from transport.frames import (
+    BESIDE,
+    GREETING,
+    LIFE,
+    MAX_PAYLOAD,
+    NAMES,
+    VERSION,
+    Decoder,
+    Frame,
+    Kind,
+    header,
+    pack,
+)
 from transport.window import ACK_QUANTUM, INITIAL_WINDOW, Flow
 
 TYPE_CHECKING = False
@@ -28,7 +40,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_OPENING = 4 * 1024 * 1024  # argv and environment of one job; the kernel takes less than that
-MAX_CONTROL = 100_000  # frames queued for a peer that sends but does not read
 MAX_CHANNELS = 20_000  # a peer cannot make us keep more accounts than this on one link
 GROWTH_BUDGET = 32 * 1024 * 1024  # what all windows of a link may grow by together
 
@@ -51,6 +62,8 @@ TABLE[OPENING, "server", Kind.ATTACH, "life"] = RUNNING
 TABLE[OPENING, "server", Kind.EXIT, "life"] = ENDED  # never started
 TABLE[OPENING, "server", Kind.EOF, "out"] = OPENING  # a relay holds back that exit until the streams ended
 TABLE[RUNNING, "server", Kind.EXIT, "life"] = ENDED
+for _state in (OPENING, RUNNING, ENDED):
+    TABLE[_state, "server", Kind.NOTE, "life"] = _state
 TABLE[OPENING, "server", Kind.REPLY, "life"] = ENDED
 TABLE[RUNNING, "server", Kind.REPLY, "life"] = ENDED
 TABLE[ENDED, "opener", Kind.ACK, "life"] = GONE
@@ -92,7 +105,8 @@ class Channel:
 class Session:
     """One end of a link. `opener` ends number their channels oddly, the others evenly."""
 
-    def __init__(self, opener: bool, hello: dict[str, Any]) -> None:
+    def __init__(self, opener: bool, hello: dict[str, Any] | None) -> None:
+        """`hello` is what we say of ourselves; None where the greeting is somebody else's business (`line`)."""
         self.channels: dict[int, Channel] = {}
         self.peer: dict[str, Any] = {}  # the other end's hello, {} until it came
         self.spare = GROWTH_BUDGET
@@ -105,8 +119,9 @@ class Session:
         self._acks: dict[tuple[int, int], int] = {}
         self._lanes: dict[tuple[int, int], deque[tuple[bytes, bytes]]] = {}
         self._turns: deque[tuple[int, int]] = deque()
-        self._control.append(GREETING)
-        self._put(Kind.HELLO, 0, 0, 0, pack({"version": VERSION, **hello}))
+        if hello is not None:
+            self._control.append(GREETING)
+            self._put(Kind.HELLO, 0, 0, 0, pack({"version": VERSION, **hello}))
 
     # -- receiving ---------------------------------------------------------------------------------
 
@@ -125,14 +140,8 @@ class Session:
         if not self.peer:
             self._greet(frame)
             return False
-        if kind == Kind.PING:
-            if frame.stream == 0:
-                self._put(Kind.PING, 0, 1, frame.offset)
-                if len(self._control) > MAX_CONTROL:
-                    raise ProtocolError("peer asks but does not read")
-            return False
-        if kind == Kind.HELLO:
-            raise ProtocolError("second hello")
+        if kind in BESIDE:
+            raise ProtocolError(f"{NAMES[kind].lower()} where none is due")
         if kind in (Kind.SPAWN, Kind.REQUEST):
             return self._opened(frame)
         channel = self.channels.get(frame.channel)
@@ -148,12 +157,7 @@ class Session:
         return True
 
     def _greet(self, frame: Frame) -> None:
-        if frame.kind != Kind.HELLO:
-            raise ProtocolError("first frame is not a hello")
-        hello = frame.body()
-        if hello.get("version") != VERSION:
-            raise ProtocolError(f"protocol version {hello.get('version')}, this is {VERSION}")
-        self.peer = hello
+        self.peer = greeted(frame)
 
     def _opened(self, frame: Frame) -> bool:
         """Gather the parts of a spawn or request (stream 1: more follow); True when it is whole."""
@@ -267,9 +271,6 @@ class Session:
         self._put(Kind.STOP, number, LIFE, 0)
         self._forget(channel)
 
-    def ping(self, nonce: int) -> None:
-        self._put(Kind.PING, 0, 0, nonce)
-
     def flow(self, number: int, stream: int) -> Flow:
         return self.channels[number].flows[stream]
 
@@ -327,6 +328,16 @@ class Session:
     @property
     def has_output(self) -> bool:
         return bool(self._control or self._acks or self._turns)
+
+
+def greeted(frame: Frame) -> dict[str, Any]:
+    """The other end's hello, which has to be its first frame."""
+    if frame.kind != Kind.HELLO:
+        raise ProtocolError("first frame is not a hello")
+    hello = frame.body()
+    if hello.get("version") != VERSION:
+        raise ProtocolError(f"protocol version {str(hello.get('version'))[:40]}, this is {VERSION}")
+    return hello
 
 
 def diagram() -> str:
