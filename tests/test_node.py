@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab, Process, peak_rss
+from tests.test_run import read_until
 from transport.frames import GREETING, HEADER, LIFE, MAX_PAYLOAD, NAMES, VERSION, Frame, Kind, encode, pack
 
 MiB = 1 << 20
@@ -244,7 +246,26 @@ def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
     assert lab.run(["node", "--status"]).returncode != 0
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
     done = lab.run(["node", "--status"], check=True)
-    assert b"h1" in done.stdout
+    facts = json.loads(done.stdout)
+    (line,) = facts["lines"]
+    assert facts["hosts"]["h1"] == {"up": True, "running": 0, "queued": 0}
+    assert line["name"] == "h1" and line["up"] and line["reconnects"] == 0 and len(line["link"]) == 32
+    assert line["bytes_in"] > 0 < line["bytes_out"] and line["frames_in"] > 0
+    job = lab.popen(
+        ["run", "--on", "h1", "--", "sh", "-c", "echo up; read line"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert job.stdout
+    read_until(job.stdout.fileno(), b"up\n")
+    lab["h1"].kill_sessions()
+    over_there = json.loads(lab.run(["run", "--on", "h1", "--", "quine", "node", "--status"]).stdout)
+    (line,) = over_there["lines"]
+    assert over_there["jobs"] == 2 and line["name"] == "origin" and line["reconnects"] == 1
+    assert "sh -c echo up; read line" in [each["command"] for each in over_there["running"]]
+    (line,) = json.loads(lab.run(["node", "--status"], check=True).stdout)["lines"]
+    assert line["up"] and line["reconnects"] == 1
+    job.communicate(b"\n", timeout=20)
     lab.run(["node", "--stop"], check=True)
     assert not [process for process in lab.processes() if process.daemon]
     assert alive(lab)  # and the next command starts another

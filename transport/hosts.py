@@ -93,6 +93,7 @@ class Hosts:
             refuse(relay, refused)
             return relay
         relay.host = target.name
+        log.info("job %s: to %s", spawn.id, target.name)
         target.settings(spawn)
         host = self._hosts.get(target.key)
         if host is None:

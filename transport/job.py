@@ -25,7 +25,7 @@ from transport.frames import LIFE, Frame, Kind
 from transport.pump import Sink, Source
 from transport.session import STDERR, STDOUT
 from transport.spawn import Spawn
-from transport.status import DENIED, NOT_STARTED, Status, signal_number
+from transport.status import DENIED, NOT_STARTED, Status, clip, signal_number
 
 if TYPE_CHECKING:
     from transport.link import Link
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("quine.job")
 
 PAUSE = 5.0  # seconds between TERM and KILL
+SHOWN = 200  # characters of a command in a status
 HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
 
 
@@ -85,6 +86,12 @@ class Job:
     def pid(self) -> int:
         return self._child.pid if self._child else 0
 
+    def status(self) -> dict[str, object]:
+        """For people."""
+        spawn = self.spawn
+        command = clip(" ".join(spawn.argv[:SHOWN])[:SHOWN])
+        return {"id": spawn.id, "pid": self.pid, "tree": spawn.tree, "command": command, "ended": self.ended}
+
     # -- start -------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -111,6 +118,7 @@ class Job:
             return
         self._child = started
         assert self.link
+        log.info("job %s: started as pid %d for %s", self.spawn.id, started.pid, self.link.name)
         self.link.session.tell(self.number, Kind.ATTACH, {"id": self.spawn.id, "pid": started.pid})
         self._sink = Sink(self.link, self.number, started.stdin)
         self._sources = [
@@ -185,7 +193,7 @@ class Job:
         try:
             number = signal_number(str(frame.body().get("signal")))
         except ValueError as error:
-            log.info("job %d: %s", self.pid, error)  # a signal that this machine does not have
+            log.info("job %s: %s", self.spawn.id, error)  # a signal that this machine does not have
             return
         if self._child:
             process.signal_group(self._child.pid, number)
@@ -230,7 +238,7 @@ class Job:
         if self._child is None or self.ended:
             self._finish()  # never started, or over already
             return
-        log.info("job %d: ended: %s", self._child.pid, why)
+        log.info("job %s: is ended: %s", self.spawn.id, why)
         process.signal_group(self._child.pid, signal.SIGTERM)
         process.signal_group(self._child.pid, signal.SIGCONT)
         self._arm(PAUSE, self._kill)
@@ -273,6 +281,7 @@ class Job:
 
     def _tell_exit(self, status: Status) -> None:
         self.ended = True
+        log.info("job %s: %s %s", self.spawn.id, status.state, status.signal or status.code)
         if self.link is None:
             return
         session = self.link.session

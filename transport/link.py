@@ -111,6 +111,9 @@ class Counters:
         self.bytes_in = self.bytes_out = self.frames_in = self.reconnects = 0
         self.rtt = 0.0  # seconds of the latest ping
 
+    def to_json(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 class Link:
     """One end of a live link. `connect` (for a line: again and again) gives it what carries its bytes."""
@@ -145,6 +148,22 @@ class Link:
     def remote(self) -> bool:
         """To another machine: it has heartbeats, and the end of its connection is not its peer's."""
         return self.line is not None
+
+    def status(self) -> dict[str, Any]:
+        """For people: how it fares, and what waits on it."""
+        facts: dict[str, Any] = {"name": self.name, "up": not self.down, **self.counters.to_json()}
+        if self.line:
+            facts |= {"link": self.line.name, "kept": self.line.kept}
+        if self.down:
+            facts |= {"why": self.down, "down": round(time.monotonic() - self.down_since, 3)}
+        windows = [flow.window for channel in self.session.channels.values() for flow in channel.flows]
+        largest = max(windows, default=0)
+        return {
+            **facts,
+            "channels": len(self.session.channels),
+            "window": largest,
+            "queued": self.session.pending,
+        }
 
     # -- connections -------------------------------------------------------------------------------
 

@@ -16,14 +16,15 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from transport import address, inherit, process
+from transport import address, inherit, process, starter
 from transport.duplex import DialDuplex, FdDuplex
 from transport.errors import ProtocolError
 from transport.frames import Frame, Kind
@@ -41,6 +42,7 @@ log = logging.getLogger("quine.node")
 
 IDLE = 300.0  # seconds without any use after which a link is closed, and then the node ends
 ACCEPT_PAUSE = 0.1  # seconds
+STATUS_DEADLINE = 10.0  # seconds for whoever asked to read the answer
 KEPT = 60.0  # seconds that a link is kept beyond the longest lease on it, so that its other end learns how all ended
 
 
@@ -59,10 +61,10 @@ class Node:
         self._links: set[Link] = set()
         self._served: dict[str, Link] = {}  # those that other nodes have dialled, by their names
         self._jobs: dict[str, Job] = {}  # by token
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()  # greetings, and who asks how we are
         self._stopped = asyncio.Event()
         self._job_gone = asyncio.Event()
-        self._last_use = time.monotonic()
+        self._last_use = self._started = time.monotonic()
         self._socket_path = address.socket_path()
         self._inode = os.stat(self._socket_path).st_ino
         # What jobs from elsewhere start from: the environment of the login, less what looks like a secret.
@@ -88,7 +90,7 @@ class Node:
         """End every link and every job; the jobs get their pause."""
         for link in list(self._links):
             link.close("the node was stopped")
-        for task in self._greetings:
+        for task in self._tasks:
             task.cancel()
         for job in list(self._jobs.values()):
             job.end("the node was stopped")
@@ -109,6 +111,7 @@ class Node:
                 self._last_use = now
             elif now - self._last_use > self._idle:
                 self._stopped.set()
+            starter.rotate_log()
             if not self._reachable():
                 log.info("the socket was removed: nobody can reach this node any more")
                 self._stopped.set()
@@ -162,16 +165,25 @@ class Node:
             with contextlib.suppress(OSError):
                 connection.send(TAKEN)
             greeter = Greeter(DialDuplex(fds[0], fds[1], connection))
-            task = asyncio.create_task(self._serve(greeter))
-            self._greetings.add(task)
-            task.add_done_callback(self._greetings.discard)
+            self._keep(self._serve(greeter))
         else:
-            if first == STATUS:
-                with contextlib.suppress(OSError):  # it asked and left
-                    connection.send(json.dumps(self.status()).encode() + b"\n")
             for fd in fds:
                 os.close(fd)
-            connection.close()
+            if first == STATUS and not fds:
+                self._keep(self._tell_status(connection))
+            else:
+                connection.close()
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell_status(self, connection: socket.socket) -> None:
+        text = json.dumps(self.status()).encode() + b"\n"
+        with connection, contextlib.suppress(OSError):  # it asked and left, or does not read
+            async with asyncio.timeout(STATUS_DEADLINE):
+                await asyncio.get_running_loop().sock_sendall(connection, text)
 
     async def _serve(self, greeter: Greeter) -> None:
         """A connection that another node has dialled: the first one of a link, or the next one."""
@@ -262,11 +274,16 @@ class Node:
     # -- for people --------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
-            "pid": os.getpid(),
+            **self._facts,
+            "seconds": round(time.monotonic() - self._started, 3),
+            "cpu": round(usage.ru_utime + usage.ru_stime, 3),
             "jobs": len(self._jobs),
             "links": len(self._links),
             "hosts": self._hosts.status(),
+            "lines": [link.status() for link in self._links if link.remote],
+            "running": [job.status() for job in self._jobs.values()],
         }
 
 

@@ -29,7 +29,7 @@ CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
 TAKEN = b"+"  # the node's answer to a dial: the streams are its own now
 START_DEADLINE = 20.0  # seconds for the node to be ready on a machine that is busy
 BACKLOG = 1024  # xargs -P 300 must not see a refusal
-LOG_LIMIT = 4 << 20  # bytes of log after which a new node begins a new file
+LOG_LIMIT = 4 << 20  # bytes of log after which a node begins a new file
 
 
 def try_connect() -> socket.socket | None:
@@ -82,14 +82,26 @@ def log_path() -> str:
     return _path("log")
 
 
+def rotate_log() -> None:
+    """For the node: begin a new file where its stderr is the log and has grown too long; the old one is kept once."""
+    facts, path = os.fstat(2), log_path()
+    try:
+        if facts.st_size <= LOG_LIMIT or os.stat(path).st_ino != facts.st_ino:
+            return
+        os.rename(path, f"{path}.old")
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:
+        return  # the directory was removed under us
+    os.dup2(log, 2)
+    os.close(log)
+
+
 def _start() -> None:
     """Start the node as a daemon: its own session, no streams of ours, no secrets of ours."""
     ready, told = os.pipe()
     log = os.open(log_path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        if os.fstat(log).st_size > LOG_LIMIT:
-            os.ftruncate(log, 0)
         actions = [
             (os.POSIX_SPAWN_DUP2, told, 3),
             (os.POSIX_SPAWN_DUP2, null, 0),
