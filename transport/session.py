@@ -32,7 +32,7 @@ from transport.frames import (
     header,
     pack,
 )
-from transport.window import ACK_QUANTUM, INITIAL_WINDOW, Flow
+from transport.window import INITIAL_WINDOW, Flow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class Session:
 
     def took(self, number: int, stream: int, offset: int) -> bool:
         """Everything below `offset` was taken; acknowledge it when it is worth a word. True when it was."""
-        if offset - self.channels[number].flows[stream].acked < ACK_QUANTUM:
+        if not self.channels[number].flows[stream].worth(offset):
             return False
         self.ack(number, stream, offset)
         return True

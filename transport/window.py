@@ -15,17 +15,30 @@ from __future__ import annotations
 
 from transport.errors import ProtocolError
 
-INITIAL_WINDOW = 256 * 1024  # what a job that does not read makes its node hold
+INITIAL_WINDOW = (
+    64 * 1024
+)  # what a job or a client that does not read makes its node hold; there may be a thousand
 QUICK_WINDOW = 512 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
 QUICK = 0.01  # seconds in which a window must come back to grow so far, whatever the shortest round trip was
-ACK_QUANTUM = INITIAL_WINDOW // 2  # taken bytes worth a word: one for each frame costs a tenth of the speed
+ACK_QUANTUM = 128 * 1024  # taken bytes worth a word: one for each frame costs a tenth of the speed
 MAX_WINDOW = 8 * 1024 * 1024  # 80 MB/s at 100 ms; what one stream may make any node hold
 
 
 class Flow:
     """One direction of bytes, addressed by offset from its first byte."""
 
-    __slots__ = ("_base", "_limited", "_mark", "_since", "acked", "ended", "offset", "stopped", "window")
+    __slots__ = (
+        "_base",
+        "_limited",
+        "_mark",
+        "_peak",
+        "_since",
+        "acked",
+        "ended",
+        "offset",
+        "stopped",
+        "window",
+    )
 
     def __init__(self) -> None:
         self.offset = 0  # next byte to be sent or to arrive
@@ -33,6 +46,7 @@ class Flow:
         self.window = INITIAL_WINDOW
         self.ended = False  # eof was sent or has arrived
         self.stopped = False  # nobody reads any more
+        self._peak = INITIAL_WINDOW  # the most that was ever under way
         self._mark = -1  # the round under measurement ends when this offset is acknowledged; -1: none
         self._since = 0.0
         self._base = float("inf")  # shortest round ever seen, seconds
@@ -54,6 +68,16 @@ class Flow:
         if offset + length - self.acked > MAX_WINDOW and not self.stopped:
             raise ProtocolError("more data than the window allows")
         self.offset += length
+        if self.offset - self.acked > self._peak:
+            self._peak = self.offset - self.acked
+
+    def worth(self, taken: int) -> bool:
+        """For the receiver: are so many bytes taken worth an acknowledgement?
+
+        Half of what the sender's window must be at least, to go by what came: he shall not wait for a word that waits
+        for more of his bytes.
+        """
+        return taken - self.acked >= min(ACK_QUANTUM, self._peak // 2)
 
     def eof(self, offset: int) -> None:
         if self.ended:

@@ -1,0 +1,174 @@
+"""A thousand jobs on one link, twenty links on one node: what either node holds of it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab, Process, peak_rss
+from transport import address
+from transport.frames import Frame, Kind
+from transport.session import STDIN, STDOUT, Session
+from transport.spawn import Spawn
+from transport.status import Status
+
+JOBS = int(os.environ.get("QUINE_TEST_JOBS", 100))  # 1000 for the figure that is promised
+LINKS = int(os.environ.get("QUINE_TEST_LINKS", 3))  # 20
+SECONDS = 240.0
+MOST = 200 << 20  # bytes that either node ever had resident
+
+
+class Crowd:
+    """Many clients of the node here in one process: a client of its own each would be a gigabyte of them."""
+
+    def __init__(self, path: Path, inventory: Path) -> None:
+        self.path, self.inventory = path, inventory
+        self.poll = select.poll()
+        self.members: dict[int, Member] = {}
+
+    def start(self, where: str, argv: list[str]) -> Member:
+        member = Member(self, where, argv)
+        self.members[member.socket.fileno()] = member
+        self.poll.register(member.socket, select.POLLIN)
+        return member
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Serve whoever can be served until then."""
+        deadline = time.monotonic() + SECONDS
+        while not done():
+            for fd, _ in self.poll.poll(1000):
+                self.members[fd].receive()
+            assert time.monotonic() < deadline, f"not done in {SECONDS} s"
+
+    def close(self) -> None:
+        for member in self.members.values():
+            member.socket.close()
+
+
+class Member:
+    """One client: a session over a socket, which reads stdout only while `reads`."""
+
+    def __init__(self, crowd: Crowd, where: str, argv: list[str]) -> None:
+        self.session = Session(True, {"build": address.build_hash(), "pid": os.getpid()})
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(str(crowd.path))
+        spawn = Spawn(argv, where=where, context={"inventory": str(crowd.inventory)})
+        self.number = self.session.open(Kind.SPAWN, spawn.to_json())
+        self.socket.sendall(b"C")
+        self.pid = 0
+        self.got = bytearray()
+        self.status: Status | None = None
+        self.flush()
+
+    def flush(self) -> None:
+        while chunks := self.session.pull(1 << 16):
+            self.socket.sendall(b"".join(chunks))
+
+    def receive(self) -> None:
+        data = self.socket.recv(1 << 18)
+        assert data, "the node ended"
+        for frame in self.session.receive(data):
+            self.on_frame(frame)
+        self.flush()
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == Kind.ATTACH:
+            self.pid = frame.number("pid")
+        elif frame.kind == Kind.DATA and frame.stream == STDOUT:
+            self.got += frame.payload
+            self.session.took(self.number, STDOUT, len(self.got))
+        elif frame.kind == Kind.EXIT:
+            self.status = Status.from_json(frame.body())
+
+    def say(self, data: bytes, last: bool) -> None:
+        self.session.data(self.number, STDIN, data)
+        if last:
+            self.session.eof(self.number, STDIN)
+        self.flush()
+
+    @property
+    def over(self) -> bool:
+        channel = self.session.channels[self.number]
+        return self.status is not None and channel.finished
+
+
+@pytest.fixture(autouse=True)
+def room() -> Iterator[None]:
+    """For a socket each, here in the test."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_thousand_jobs_at_once_on_one_link_and_twenty_links(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"], lease=60)
+    names = [lab.alias(f"a{index}", "h1") for index in range(LINKS)]
+    lab.run(["run", "--on", names[0], "--", "true"], check=True)
+    path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))
+    crowd = Crowd(path, lab.inventory)
+    try:
+        others = [crowd.start(name, ["cat"]) for name in names[1:]]
+        many = [crowd.start(names[0], ["cat"]) for _ in range(JOBS)]
+        crowd.until(lambda: all(each.pid for each in crowd.members.values()))
+        for index, each in enumerate([*others, *many]):
+            each.say(b"%07d\n" % index * 1000, last=False)
+        crowd.until(lambda: all(len(each.got) == 8000 for each in crowd.members.values()))
+        for index, each in enumerate([*others, *many]):
+            each.say(b"%07d\n" % index * 1000, last=True)
+        crowd.until(lambda: all(each.over for each in crowd.members.values()))
+        for index, each in enumerate([*others, *many]):
+            assert bytes(each.got) == b"%07d\n" % index * 2000
+            assert each.status and (each.status.state, each.status.code) == ("exited", 0)
+        held = [peak_rss(node.pid) for node in nodes(lab)]
+    finally:
+        crowd.close()
+    assert len(held) == 2 and max(held) < MOST, held
+
+
+def test_a_thousand_readers_that_do_not_read(own_lab: Callable[..., Lab]) -> None:
+    """What their producers have written is in pipes and windows, and both are bounded."""
+    lab = own_lab(["h1"], lease=60)
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))
+    crowd = Crowd(path, lab.inventory)
+    try:
+        for _ in range(JOBS):
+            crowd.start("h1", ["sh", "-c", "echo up; exec cat /dev/zero"])
+        # served until each has begun; from then on nobody reads
+        for each in crowd.members.values():
+            while not each.pid:
+                each.receive()
+        settle(lambda: [seconds_used(node.pid) for node in nodes(lab)])
+        held = [peak_rss(node.pid) for node in nodes(lab)]
+    finally:
+        crowd.close()
+    assert lab.wait_idle(60) == []
+    assert len(held) == 2 and max(held) < MOST, held
+
+
+def nodes(lab: Lab) -> list[Process]:
+    both = [*lab.processes(), *lab["h1"].processes()]
+    return [process for process in both if process.daemon and "--dial" not in process.argv]
+
+
+def seconds_used(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) // (os.sysconf("SC_CLK_TCK") // 10)
+
+
+def settle(look: Callable[[], object]) -> None:
+    """Until half a second changes nothing any more."""
+    deadline = time.monotonic() + SECONDS
+    before, now = None, look()
+    while before != now:
+        assert time.monotonic() < deadline, f"still at work after {SECONDS} s"
+        select.select([], [], [], 0.5)
+        before, now = now, look()
