@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from tests.lab import Lab, Settings, processes
 from tests.lab.host import Host
 from tests.lab.machine import readable
+from tests.lab.network import can_separate
 
 pytestmark = pytest.mark.skipif(not Path("/usr/bin/ssh").exists(), reason="needs the ssh client")
 
@@ -111,19 +113,55 @@ def test_a_host_with_a_full_disk(odd_host: Callable[..., Host], lab: Lab) -> Non
     assert not (host.home / "a").exists()  # the mount is the host's alone
 
 
+@pytest.mark.skipif(not can_separate(), reason="needs root, iproute2 and network namespaces")
+def test_a_host_with_a_network_of_its_own(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab([])
+    host = lab.add("far", Settings(network=True))
+    assert host.network is not None
+    name = host.network.name
+    with subprocess.Popen(
+        [*lab.ssh("far"), "ip -brief address; exec cat"], stdin=-1, stdout=-1, env=lab.env
+    ) as client:
+        assert client.stdin is not None and client.stdout is not None
+        assert client.stdout.readline().startswith(b"lo ")
+        assert host.address.encode() in client.stdout.readline()
+        host.network.down()
+        client.stdin.write(b"a\n")
+        client.stdin.flush()
+        assert not readable(client.stdout.fileno(), 0.3)
+        with pytest.raises(TimeoutError):  # not refused, not unreachable: vanished
+            socket.create_connection((host.address, host.port), timeout=0.3)
+        host.network.up()
+        assert client.stdout.readline() == b"a\n"
+        client.stdin.close()
+        assert client.wait(10) == 0
+    port = host.port
+    host.stop()
+    host.start()
+    assert host.port == port and ssh(lab, "far", "true").returncode == 0
+    lab.close()
+    assert name not in os.listdir("/sys/class/net")
+
+
 def echo_server() -> tuple[socket.socket, threading.Thread]:
+    """Serves one connection after another, those of a proxy that are half open beside each other."""
     server = socket.create_server(("127.0.0.1", 0))
 
-    def serve() -> None:
-        connection, _ = server.accept()
-        with connection:
-            try:
-                while data := connection.recv(65536):
-                    connection.sendall(data)
-            except ConnectionResetError:
-                pass
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            while data := connection.recv(65536):
+                connection.sendall(data)
 
-    thread = threading.Thread(target=serve)
+    def accept() -> None:
+        threads = []
+        with contextlib.suppress(OSError):
+            while True:
+                threads.append(threading.Thread(target=serve, args=server.accept()[:1]))
+                threads[-1].start()
+        for thread in threads:
+            thread.join(10)
+
+    thread = threading.Thread(target=accept)
     thread.start()
     return server, thread
 
@@ -139,9 +177,10 @@ def line() -> object:
     client.settimeout(10)
     yield proxy, client
     client.close()
-    thread.join(10)
     proxy.close()
+    server.shutdown(socket.SHUT_RDWR)
     server.close()
+    thread.join(10)
 
 
 def test_a_proxy_delays_without_throttling(line) -> None:  # type: ignore[no-untyped-def]
@@ -172,6 +211,54 @@ def test_a_proxy_cuts(line) -> None:  # type: ignore[no-untyped-def]
     assert proxy.cut() == 1
     with pytest.raises(ConnectionResetError):
         client.recv(1)
+
+
+def test_a_proxy_cuts_at_a_byte(line) -> None:  # type: ignore[no-untyped-def]
+    """Both ways together: what the echo sends back counts as well."""
+    proxy, client = line
+    client.sendall(b"a")
+    assert client.recv(1) == b"a"
+    proxy.cut_after(7, 1, 12)
+    client.sendall(b"12345")  # five there, two back
+    assert received(client) == b"12"
+    assert proxy.cuts() == 1
+    for sent, came in ((b"1", b""), (b"123456789", b"123"), (b"123456789", b"123456789")):
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as again:
+            again.sendall(sent)
+            if sent == came:  # the plan is done
+                again.shutdown(socket.SHUT_WR)
+            assert received(again) == came
+    assert proxy.cuts() == 3 and proxy.accepted() == 4
+    proxy.cut_after(1)
+    proxy.heal()
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as again:
+        again.sendall(b"a")
+        assert again.recv(1) == b"a"
+
+
+def received(client: socket.socket) -> bytes:
+    """All that comes until the end, be it a reset."""
+    got = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := client.recv(65536):
+            got += data
+    return got
+
+
+def test_a_half_open_connection_is_silent_and_new_ones_work(line) -> None:  # type: ignore[no-untyped-def]
+    proxy, client = line
+    client.sendall(b"a")
+    assert client.recv(1) == b"a"
+    assert proxy.half_open() == 1
+    client.sendall(b"b")
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as other:
+        other.sendall(b"c")
+        assert other.recv(1) == b"c"
+    assert not readable(client.fileno(), 0.2)
+    client.shutdown(socket.SHUT_WR)
+    assert not readable(client.fileno(), 0.2)
+    proxy.heal()
+    assert received(client) == b"b"
 
 
 def test_a_proxy_is_silent_and_heals(line) -> None:  # type: ignore[no-untyped-def]

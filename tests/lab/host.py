@@ -1,4 +1,4 @@
-"""One host of the lab: a real sshd on 127.0.0.1 with a home, a host key and an environment of its own.
+"""One host of the lab: a real sshd on loopback with a home, a host key and an environment of its own.
 
 Laws
 1. sshd has its stock limits (MaxSessions 10, MaxStartups 10:30:100) and its stock rules, but StrictModes,
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from tests.lab import processes
 from tests.lab.machine import SSHD, free_port, make_key, search_path
+from tests.lab.network import Network
 from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
 
@@ -40,6 +41,7 @@ class Settings:
     python: bool = True  # False: a PATH with everything of /usr/bin but python
     scripts: Mapping[str, str] = field(default_factory=dict)  # name -> text; put first on PATH, executable
     mount: str = ""  # options of a private tmpfs as home, "size=200k" or "noexec"; needs root
+    network: bool = False  # a network of its own in place of loopback, see `Host.network`; needs root
     shell: str = ""  # login shell to go through, as "/bin/tcsh"; must take -c
     banner: str = ""  # printed on stdout by the login shell before any command, as a noisy profile does
     sshd: tuple[str, ...] = ()  # more lines for sshd_config
@@ -76,6 +78,8 @@ class Host:
         if not self.key.exists():
             make_key(self.key, f"host-{name}")
         self.path = search_path(base, self.settings.python, self.settings.scripts)
+        self.network = Network() if settings.network else None
+        self.address = self.network.address if self.network else "127.0.0.1"
 
     # ------------------------------------------------------------------ facts
 
@@ -102,7 +106,7 @@ class Host:
     def proxy(self) -> Proxy:
         """The line to this host that can be slowed, cut, silenced. See Lab.alias() to go through it."""
         if self._proxy is None:
-            self._proxy = Proxy(self.port)
+            self._proxy = Proxy(self.port, self.address)
         return self._proxy
 
     @property
@@ -112,7 +116,7 @@ class Host:
     @property
     def fds(self) -> set[int]:
         """Descriptors that this process holds for the host."""
-        held = {self._proxy.fd} if self._proxy else set()
+        held = {part.fd for part in (self._proxy, self.network) if part}
         if self._sshd and self._sshd.stderr and not self._sshd.stderr.closed:
             held.add(self._sshd.stderr.fileno())
         return held
@@ -176,7 +180,13 @@ class Host:
             options = self.settings.mount
             mount = f'mount -t tmpfs -o "{options}" lab "$0" && exec "$@"'
             command = ["unshare", "-m", "sh", "-c", mount, str(self.home), *command]
-        elif shutil.which("setpriv") and threading.current_thread() is threading.main_thread():
+        if self.network:
+            command = [*self.network.enter(), *command]
+        if (
+            not self.settings.mount
+            and shutil.which("setpriv")
+            and threading.current_thread() is threading.main_thread()
+        ):
             # should this process be killed, its hosts go with it
             command = ["setpriv", "--pdeathsig", "KILL", *command]
         self._sshd = subprocess.Popen(
@@ -252,6 +262,8 @@ class Host:
         if self._proxy is not None:
             self._proxy.close()
             self._proxy = None
+        if self.network is not None:
+            self.network.close()
 
     # ---------------------------------------------------------------- innards
 
@@ -270,7 +282,7 @@ class Host:
     def _config(self, port: int) -> str:
         env = " ".join(quoted(f"{name}={value}") for name, value in self.environment().items())
         lines = [
-            f"ListenAddress 127.0.0.1:{port}",
+            f"ListenAddress {self.address}:{port}",
             f"HostKey {quoted(str(self.key))}",
             f"AuthorizedKeysFile {quoted(str(self.identity) + '.pub')}",
             "StrictModes no",

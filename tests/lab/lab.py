@@ -139,8 +139,10 @@ class Lab:
 
         A key given as None is left out of the entry.
         """
-        port = self.hosts[of].port if via is None else via if isinstance(via, int) else via.port
-        entry = {**self._entry(self.hosts[of]), "port": port, **keys}
+        entry = self._entry(self.hosts[of])
+        if via is not None:
+            entry |= {"address": "127.0.0.1", "port": via if isinstance(via, int) else via.port}
+        entry |= keys
         self._aliases[name] = {key: value for key, value in entry.items() if value is not None}
         self._write_inventory()
         return name
@@ -156,7 +158,7 @@ class Lab:
 
     def _entry(self, host: Host) -> dict[str, object]:
         return {
-            "address": "127.0.0.1",
+            "address": host.address,
             "port": host.port,
             "user": host.user,
             "identity": str(self.identity),
@@ -297,7 +299,7 @@ class Lab:
             *("-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR"),
             *("-o", f"UserKnownHostsFile={known}", "-o", "StrictHostKeyChecking=accept-new"),
             *options,
-            f"{host.user}@127.0.0.1",
+            f"{host.user}@{host.address}",
         ]
 
     # ------------------------------------------------------------ what is left

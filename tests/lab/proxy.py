@@ -1,10 +1,12 @@
-"""A TCP proxy between the origin and a host, which can be slow, cut, silent or refuse: a process of its own.
+"""A TCP proxy between the origin and a host, which can be slow, cut, silent, half open or refuse: a process of its own.
 
 Laws
 1. It delays, it does not throttle: what is under way is bounded only by `IN_FLIGHT`, as on a long fat line.
 2. It runs outside the process that tests, so that its descriptors are not that process's and its work does
    not take that process's interpreter lock. Orders go over one socket pair, a line of JSON each way.
 3. Silence (`blackhole`) forwards nothing and closes nothing; a cut is a reset of both ends at once.
+4. What happens at a byte (`cut_after`) happens here, at that byte and not a buffer later: an order could only come
+   after it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ ANSWER = 10.0  # seconds in which an order is answered; a proxy that does not is
 class Proxy:
     """The handle: starts the process, sends orders. Use `port` in place of the host's."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, address: str = "127.0.0.1") -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -39,6 +41,7 @@ class Proxy:
                     "-I",
                     "-S",
                     str(Path(__file__).resolve()),
+                    address,
                     str(target),
                     str(theirs.fileno()),
                 ],
@@ -80,12 +83,32 @@ class Proxy:
         """Reset every connection; new ones are welcome. Returns how many were cut."""
         return int(self._order("cut")["cut"])
 
+    def cut_after(self, *sizes: int) -> None:
+        """Cut when so many more bytes were delivered, both ways together, then again after the next number of them.
+
+        Bytes of handshakes count. In place of what was planned before; without sizes nothing is planned any more.
+        """
+        self._order("plan", sizes)
+
+    def cuts(self) -> int:
+        """How many cuts of a plan have come."""
+        return int(self._order("facts")["cuts"])
+
+    def half_open(self) -> int:
+        """Present connections carry nothing any more, either way, and say nothing, not even their end; new ones work.
+
+        What a middle box does that forgot them, or a machine that came back with another state. Returns how many.
+        """
+        return int(self._order("half open", True)["cut"])
+
     def blackhole(self) -> None:
         """Carry nothing any more, say nothing: a pulled cable. New connections are accepted and silent."""
         self._order("blackhole", True)
 
     def heal(self) -> None:
-        """Undo `blackhole` and `refuse`: what was held back is delivered."""
+        """Undo `blackhole`, `half_open` and `refuse`: what was held back is delivered. Nothing is planned any more."""
+        self._order("plan", [])
+        self._order("half open", False)
         self._order("blackhole", False)
         self._order("refuse", False)
 
@@ -118,18 +141,20 @@ class _Way:
         self.size = 0
         self.ended = False  # the source said end of file
         self.done = False  # and the sink was told
+        self.frozen = False  # half open
 
 
 class _Line:
     """The process: one selector over the listener, the orders and every connection."""
 
-    def __init__(self, target: int, orders: socket.socket) -> None:
+    def __init__(self, target: tuple[str, int], orders: socket.socket) -> None:
         self.target = target
         self.orders = orders
         self.buffer = b""
         self.seconds = 0.0
         self.silent = False
-        self.accepted = self.carried = 0
+        self.accepted = self.carried = self.cuts = 0
+        self.plan: deque[int] = deque()  # bytes until the next cut, and between those after it
         self.ways: dict[socket.socket, tuple[_Way, _Way]] = {}  # by either end: (from it, to it)
         self.selector = selectors.DefaultSelector()
         self.listener = self.listen(0)
@@ -177,7 +202,8 @@ class _Line:
         """Seconds until the next chunk is due; one whose sink is full waits for the sink, not for time."""
         if self.silent:
             return None
-        due = [w[0].chunks[0][0] for w in self.ways.values() if w[0].chunks and w[0].chunks[0][0] > now]
+        live = [w[0] for w in self.ways.values() if w[0].chunks and not w[0].frozen]
+        due = [way.chunks[0][0] for way in live if way.chunks[0][0] > now]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def obey(self, verb: str, value: Any) -> None:
@@ -185,9 +211,13 @@ class _Line:
         if verb == "delay":
             self.seconds = float(value)
         elif verb == "cut":
+            cut = self.cut()
+        elif verb == "plan":
+            self.plan = deque(int(size) for size in value)
+        elif verb == "half open":
             cut = len(self.ways) // 2
-            for end in list(self.ways):
-                self.reset(end)
+            for way, _ in self.ways.values():
+                way.frozen = bool(value)
         elif verb == "blackhole":
             self.silent = bool(value)
         elif verb == "refuse" and value and self.listener.fileno() >= 0:
@@ -195,13 +225,19 @@ class _Line:
             self.listener.close()
         elif verb == "refuse" and not value and self.listener.fileno() < 0:
             self.listener = self.listen(self.address[1])
-        self.say({"cut": cut, "accepted": self.accepted, "carried": self.carried})
+        self.say({"cut": cut, "cuts": self.cuts, "accepted": self.accepted, "carried": self.carried})
+
+    def cut(self) -> int:
+        count = len(self.ways) // 2
+        for end in list(self.ways):
+            self.reset(end)
+        return count
 
     def accept(self) -> None:
         near, _ = self.listener.accept()
         self.accepted += 1
         try:
-            far = socket.create_connection(("127.0.0.1", self.target), timeout=5)
+            far = socket.create_connection(self.target, timeout=5)
         except OSError:
             abort(near)
             return
@@ -225,6 +261,8 @@ class _Line:
         way.chunks.append((time.monotonic() + self.seconds, memoryview(data)))
 
     def deliver(self, way: _Way, now: float) -> None:
+        if way.frozen:
+            return
         try:
             while way.chunks and way.chunks[0][0] <= now:
                 due, data = way.chunks[0]
@@ -233,9 +271,11 @@ class _Line:
                     way.done = True
                     way.sink.shutdown(socket.SHUT_WR)
                     continue
-                sent = way.sink.send(data)
+                sent = way.sink.send(data[: self.plan[0]] if self.plan else data)
                 self.carried += sent
                 way.size -= sent
+                if self.plan and self.planned(sent):
+                    return
                 if sent == len(data):
                     way.chunks.popleft()
                 else:
@@ -248,11 +288,21 @@ class _Line:
         if way.done and self.ways[way.source][1].done:
             self.forget(way.source, way.sink)
 
+    def planned(self, sent: int) -> bool:
+        """Count what was sent against the plan; True when that was the last byte before a cut, which is done then."""
+        self.plan[0] -= sent
+        if self.plan[0] > 0:
+            return False
+        self.plan.popleft()
+        self.cuts += 1
+        self.cut()
+        return True
+
     def interest(self, end: socket.socket, now: float) -> None:
         """What to watch on this end now: reading while there is room, writing while something is stuck."""
         out, back = self.ways[end]
         events = 0
-        if not self.silent:
+        if not self.silent and not out.frozen:
             if not out.ended and out.size < IN_FLIGHT:
                 events |= selectors.EVENT_READ
             if back.chunks and back.chunks[0][0] <= now:
@@ -286,6 +336,6 @@ def abort(connection: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[2])) as _orders, contextlib.suppress(KeyboardInterrupt):
+    with socket.socket(fileno=int(sys.argv[3])) as _orders, contextlib.suppress(KeyboardInterrupt):
         os.set_inheritable(_orders.fileno(), False)
-        _Line(int(sys.argv[1]), _orders).run()
+        _Line((sys.argv[1], int(sys.argv[2])), _orders).run()
