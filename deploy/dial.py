@@ -21,7 +21,7 @@ from deploy.build import Binary, build
 from deploy.inventory import Host, Inventory, jump_of
 from transport import ssh
 from transport.channel import SshDuplex
-from transport.errors import Refused, Unreachable
+from transport.errors import Interrupted, Refused, Unreachable
 from transport.reach import SshTarget
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
@@ -180,6 +180,8 @@ def _facts(host: Host, answer: str) -> probe.Facts:
 
 def _failure(host: Host, duplex: SshDuplex) -> Exception:
     """The dial ended before its first byte: why."""
+    if duplex.broken:
+        return Interrupted(host.name, f"the connection was lost as its node started: {duplex.broken}")
     said = probe.plain(duplex.stderr).strip()
     last = (said.splitlines() or [f"status {duplex.exit}"])[-1][:500]
     ours = [line for line in said.splitlines() if line.startswith("quine: ")]

@@ -17,7 +17,7 @@ from deploy import installer, probe
 from deploy.build import Binary
 from deploy.probe import Answers, Facts
 from transport import address
-from transport.errors import Unreachable
+from transport.errors import Interrupted, Unreachable
 
 CHUNK = 256 << 10
 SLOWEST = 64 << 10  # bytes per second that an upload must at least make
@@ -45,6 +45,9 @@ FAILURES = {  # word of the installer -> (what it means, what to do)
 
 class Stream(Protocol):
     """What of a duplex is needed here."""
+
+    @property
+    def broken(self) -> str: ...
 
     async def read(self) -> bytes: ...
 
@@ -124,6 +127,10 @@ async def next_answer(host: str, duplex: Stream, answers: Answers) -> str:
             return answer
         data = await duplex.read()
         if not data:
+            if duplex.broken:
+                raise Interrupted(
+                    host, f"the connection was lost before its shell had answered: {duplex.broken}"
+                )
             said = probe.plain(answers.banner + answers.rest() + getattr(duplex, "stderr", b""))
             last = (said.strip().splitlines() or ["nothing"])[-1][:300].rstrip(".")
             detail = f"its login shell did not run the command; its last words: {last}"

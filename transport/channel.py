@@ -54,6 +54,11 @@ class SshDuplex:
 
     # What the bootstrap and the link call
 
+    @property
+    def broken(self) -> str:
+        """Why it ended, if the connection did and not only what ran at its other end."""
+        return self._ended or ""
+
     async def read(self) -> bytes:
         while not self._buffer and self._ended is None:
             self._news.clear()

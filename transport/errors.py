@@ -6,6 +6,7 @@ TransportError
 ├── RequestError         a request to the origin was refused or failed there
 └── Refused              nothing was started (exit status 69), with a cure
     ├── Unreachable      a host that cannot be used
+    │   └── Interrupted  it answered, and then the connection broke: the same again may work
     ├── NoSuchHost       nothing matches WHERE
     └── Misconfigured    the inventory is wrong (exit status 2)
 """
@@ -46,6 +47,10 @@ class Unreachable(Refused):
 
     def __init__(self, host: str, detail: str, hint: str = "") -> None:
         super().__init__(detail, hint, host)
+
+
+class Interrupted(Unreachable):
+    """The connection was made and broke before the node over there had answered. Nothing says that the host is bad."""
 
 
 class NoSuchHost(Refused):

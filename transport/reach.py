@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from transport.errors import Unreachable
+from transport.errors import Interrupted, Unreachable
 
 # sshd drops handshakes at random from the eleventh that is not yet authenticated (MaxStartups 10:30:100)
 HANDSHAKES = 5
@@ -36,6 +36,9 @@ class SshTarget:
 
     def unreachable(self, detail: str, hint: str = "") -> Unreachable:
         return Unreachable(self.name, detail, hint)
+
+    def interrupted(self, detail: str, hint: str = "") -> Interrupted:
+        return Interrupted(self.name, detail, hint)
 
 
 @contextlib.asynccontextmanager

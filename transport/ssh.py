@@ -36,6 +36,7 @@ KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # a pulled cable is noticed after 45 s
 # Memory is bounded by the credits of our own streams; this only has to exceed bandwidth x round trip
 WINDOW = 16 << 20
 PACKET = 32 << 10  # larger ones break dropbear, and gain little with OpenSSH
+LOST_AT_START = "the connection was lost as the session started: {}"
 TRIES = 3  # of a handshake that was dropped before the server said its version
 USUAL_KEYS = tuple(
     f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
@@ -67,11 +68,13 @@ async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
         )
     except asyncssh.ChannelOpenError as error:
         _abort(connections)
+        if connections[-1].is_closed():
+            raise target.interrupted(LOST_AT_START.format(_text(error))) from None
         hint = "look at MaxSessions, ForceCommand and the account's shell in its sshd_config"
         raise target.unreachable(f"sshd opens no session: {_text(error)}", hint) from None
     except (asyncssh.Error, OSError) as error:
         _abort(connections)
-        raise target.unreachable(f"the connection was lost as the session started: {_text(error)}") from None
+        raise target.interrupted(LOST_AT_START.format(_text(error))) from None
     except BaseException:
         _abort(connections)
         raise
@@ -111,7 +114,7 @@ async def _reach(target: SshTarget, note: Note) -> list[asyncssh.SSHClientConnec
                 return before
             except _Dropped as error:
                 if not left:
-                    raise target.unreachable(error.args[0], error.args[1]) from None
+                    raise target.interrupted(error.args[0], error.args[1]) from None
                 # Dropped at random under load; coming back at once and in step would only add to it
                 await asyncio.sleep(random.uniform(0.2, 1.0))
     except BaseException:
@@ -159,7 +162,7 @@ async def _handshake(
     except (asyncssh.Error, OSError) as error:
         if contact.greeted:
             hint = f"look at the log of its sshd; ssh -v {target.address} shows more"
-            raise target.unreachable(
+            raise target.interrupted(
                 f"the connection was lost in the handshake: {_text(error)}", hint
             ) from None
         hint = (
