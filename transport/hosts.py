@@ -7,7 +7,8 @@ Laws
 3. A job takes a slot when it begins and gives it back when its relay ends, however it ends; who waits
    for one is served in order.
 4. A link that is down is dialled again, at once and then with growing pauses, as long as somebody has a channel on it.
-   A job that has not begun does not wait for that: what prevents the next connection is why it was not started.
+   A job that has not begun does not wait for that: what prevents the next connection is why it was not started. But a
+   connection that only broke off prevents nothing, and is dialled again.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import asyncio
 import logging
 import os
 import random
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from transport import address
 from transport.duplex import Duplex
-from transport.errors import LinkLost, ProtocolError, Refused
+from transport.errors import Interrupted, LinkLost, ProtocolError, Refused
 from transport.frames import Kind
 from transport.line import Line, hello
 from transport.link import Greeter, Link
@@ -32,6 +34,7 @@ from transport.status import Status
 
 log = logging.getLogger("quine.hosts")
 
+INSIST = 30.0  # seconds in which a connection that breaks off before the greeting is dialled again
 HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
 FIRST_PAUSE, LAST_PAUSE = (
     0.1,
@@ -242,8 +245,18 @@ class Host:
         return await asyncio.shield(task)
 
     async def _dial(self) -> Link:
-        name = os.urandom(16).hex()
-        greeter = await self._greeted(name, 0, resume=False)
+        """The first connection of a new link."""
+        until = time.monotonic() + INSIST
+        for pause in pauses():
+            name = os.urandom(16).hex()  # a new one: the node over there may have heard the one before
+            try:
+                greeter = await self._greeted(name, 0, resume=False)
+                break
+            except Interrupted as broken:
+                if time.monotonic() > until:
+                    raise
+                log.info("%s: dialled again: %s", self.target.name, broken.detail)
+                await asyncio.sleep(pause)
         link = self._join(Line(True, name), self.target.name, self._down)
         link.connect(greeter)
         return link
@@ -256,6 +269,10 @@ class Host:
             peer = await greeter.hello(HELLO_DEADLINE)
         except ProtocolError as error:
             said = f"{error}{': ' if greeter.noise else ''}{greeter.noise}"
+            if greeter.lost is not None:
+                raise Interrupted(
+                    target.name, f"the connection was lost as its node greeted: {said}"
+                ) from None
             hint = f"remove ~/.cache/quine on {target.name} to start afresh"
             raise Refused(f"the node over there does not answer: {said}", hint, target.name) from None
         if peer.get("build") != address.build_hash():
@@ -266,28 +283,32 @@ class Host:
     # -- a link that is down -----------------------------------------------------------------------
 
     def _down(self, link: Link, why: str) -> None:
-        if not link.handlers and not self.wanted:
+        if not link.needed and not self.wanted:
             link.fail(why)
         elif self._mending is None or self._mending.done():
             self._mending = asyncio.create_task(self._mend(link))
 
     async def _mend(self, link: Link) -> None:
         """Dial until the link is up, or nobody is left who needs it."""
-        pause = FIRST_PAUSE
-        while link.down and not link.dead:
+        until = time.monotonic() + INSIST
+        for pause in pauses():
             try:
                 await self._again(link)
+            except Interrupted as broken:
+                log.info("%s: not back yet: %s", self.target.name, broken.detail)
+                if time.monotonic() > until:
+                    self._tell_waiting(broken)
             except Refused as refused:
                 log.info("%s: not back yet: %s", self.target.name, refused.detail)
                 self._tell_waiting(refused)
             except Exception:
                 log.exception("%s: defect while dialling again", self.target.name)
                 self._tell_waiting(Refused("a defect in quine while dialling; see the node's log"))
-            if link.down and not link.handlers and not self._waiting:
+            if link.down and not link.needed and not self._waiting:
                 link.fail(link.down)
-            if link.down and not link.dead:
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(2 * pause, LAST_PAUSE)
+            if link.dead or not link.down:
+                break
+            await asyncio.sleep(pause)
         self._tell_waiting(None)
 
     async def _again(self, link: Link) -> None:
@@ -319,6 +340,14 @@ class Host:
             self._link.cancel()
         if self._mending:
             self._mending.cancel()
+
+
+def pauses() -> Iterator[float]:
+    """Seconds between one dial and the next: growing, and in step with nobody's."""
+    pause = FIRST_PAUSE
+    while True:
+        yield pause * random.uniform(0.5, 1.5)
+        pause = min(2 * pause, LAST_PAUSE)
 
 
 def refuse(relay: Relay, refused: Refused) -> None:

@@ -138,6 +138,7 @@ class Link:
         self._on_open = on_open
         self._on_lost = on_lost
         self._on_down = on_down
+        self._owes = 0.0
         self._paused = False
         self._flush_due = False
         self._quiet = 0  # heartbeats since the last byte: a process that was stopped has not been listening
@@ -306,6 +307,16 @@ class Link:
         self.handlers.pop(number, None)
         if not self.handlers:
             self.idle_since = time.monotonic()
+
+    def owe(self, seconds: float) -> None:
+        """For so long the other end would go on with what was just given up, unless it hears of it."""
+        self._owes = max(self._owes, time.monotonic() + seconds)
+
+    @property
+    def needed(self) -> bool:
+        """Is it worth another connection?"""
+        untold = self.line is not None and bool(self.line.kept or self.session.has_output)
+        return bool(self.handlers) or (untold and time.monotonic() < self._owes)
 
     def wake(self) -> None:
         """Something was queued: write it in this turn of the loop, together with what else comes."""

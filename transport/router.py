@@ -192,6 +192,7 @@ class Side:
             self.link.forget(number)
         elif stream == LIFE and kind == Kind.STOP:
             session.abandon(number)
+            self.link.owe(self.relay.lease)
             self.link.forget(number)
         elif kind == Kind.ACK:
             session.ack(number, stream, frame.offset)
@@ -204,6 +205,7 @@ class Side:
     def abandon(self) -> None:
         if not self.link.dead and self.number in self.link.session.channels:
             self.link.session.abandon(self.number)
+            self.link.owe(self.relay.lease)
             self.link.forget(self.number)
             self.link.wake()
 
