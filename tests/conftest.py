@@ -116,6 +116,22 @@ def odd_host(lab: Lab) -> Iterator[Callable[..., Host]]:
         lab.drop(name)
 
 
+@pytest.fixture
+def through(lab: Lab) -> Iterator[Callable[..., str]]:
+    """`through("h1", lease=5)`: the name under which h1 is reached by way of its proxy, with a link already."""
+    made: list[str] = []
+
+    def make(host: str, **keys: object) -> str:
+        name = lab.alias(f"{host}x{len(made)}", host, lab[host].proxy, **{"lease": 60, **keys})
+        made.append(name)
+        lab.run(["run", "--on", name, "--", "true"], check=True)
+        return name
+
+    yield make
+    for name in made:
+        lab.unalias(name)
+
+
 # ----------------------------------------------------------------------------------------- the watch
 
 

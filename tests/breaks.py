@@ -1,0 +1,147 @@
+"""What the tests of broken links share: streams that betray every byte out of place, plans of cuts, and times.
+
+Laws
+1. No block of a stream is like another, of this stream or of any other: what is lost, doubled or swapped is seen
+   where it is, not only that it is.
+2. A plan of cuts comes from a seed that the failure shows, and is spread over what the same work carried uncut:
+   handshakes come on top, so the plan is always done before the work is.
+3. QUINE_TEST_BREAKS=200 is the long form: that many cuts, a gigabyte, 500 commands, the full pauses.
+
+Run as a program it is the far end of two streams at once: `breaks.py SEED-IN SEED-OUT SIZE`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tests.lab import Lab, Proxy
+
+
+CUTS = int(os.environ.get("QUINE_TEST_BREAKS") or 0)
+LONG = CUTS > 0
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"  # on the PATH of every host
+BLOCK = 1 << 16
+MiB = 1 << 20
+
+
+def block(seed: int, number: int) -> bytes:
+    return random.Random(seed << 32 | number).randbytes(BLOCK)
+
+
+def feed(pipe: IO[bytes], seed: int, size: int) -> threading.Thread:
+    """Write `size` bytes of the stream `seed` into a pipe and close it, in a thread."""
+
+    def write() -> None:
+        try:
+            with pipe:
+                for number in range(size // BLOCK):
+                    pipe.write(block(seed, number))
+        except BrokenPipeError:
+            pass  # who reads says why
+
+    thread = threading.Thread(target=write, name=f"feed-{seed}")
+    thread.start()
+    return thread
+
+
+def check(pipe: IO[bytes], seed: int, size: int, between: Callable[[int], None] | None = None) -> str:
+    """Read to the end; what is wrong with the stream, "" where nothing is. `between` is called after each block."""
+    for number in range(size // BLOCK):
+        got = pipe.read(BLOCK)
+        want = block(seed, number)
+        if got != want:
+            same = next(
+                (n for n, pair in enumerate(zip(got, want, strict=False)) if pair[0] != pair[1]), len(got)
+            )
+            known = (
+                [n for n in range(size // BLOCK) if got[same : same + 64] in block(seed, n)]
+                if got[same:]
+                else []
+            )
+            return (
+                f"stream {seed} departs at byte {number * BLOCK + same} of {size}; that is of blocks {known}"
+            )
+        if between:
+            between(number)
+    rest = len(pipe.read())
+    return f"stream {seed} has {rest} bytes too many" if rest else ""
+
+
+def plan(seed: int, cuts: int, carried: int) -> list[int]:
+    """Sizes between `cuts` cuts, spread at random over what `carried` bytes of the uncut run have room for."""
+    places = sorted(random.Random(seed).sample(range(1, max(carried * 9 // 10, cuts + 2)), cuts))
+    return [after - before for before, after in zip([0, *places], places, strict=False)]
+
+
+@contextmanager
+def face(lab: Lab, *words: object, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """`quine WORDS` with three pipes; killed if it still runs at the end."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | more
+    with lab.popen([str(word) for word in words], **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def down(proxy: Proxy) -> Iterator[None]:
+    """The host is not to be reached within; whoever talks to it notices at once."""
+    proxy.refuse()
+    proxy.cut()
+    try:
+        yield
+    finally:
+        proxy.heal()
+
+
+def dial_seconds(lab: Lab, host: str, proxy: Proxy) -> float:
+    """What one command costs whose link has just been cut, over one with a link: the worse of two."""
+    words = ["run", "--on", host, "--", "true"]
+    lab.run(words, check=True)
+    times = []
+    for _ in range(2):
+        begun = time.monotonic()
+        lab.run(words, check=True)
+        warm = time.monotonic() - begun
+        proxy.cut()
+        begun = time.monotonic()
+        lab.run(words, check=True)
+        times.append(time.monotonic() - begun - warm)
+    return max(times)
+
+
+def in_time(cut: float, uncut: float, cuts: int, dial: float) -> None:
+    """1.3 times the uncut run and the dials. The short form runs beside other tests: it is given twice that."""
+    allowed = 1.3 * uncut + cuts * dial
+    assert cut <= (allowed if LONG else 2 * allowed + 5), (
+        f"{cut:.1f} s for {uncut:.1f} s uncut, {cuts} dials of {dial:.2f} s"
+    )
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def main(seed_in: int, seed_out: int, size: int) -> int:
+    thread = feed(os.fdopen(1, "wb"), seed_out, size)
+    wrong = check(os.fdopen(0, "rb"), seed_in, size)
+    thread.join()
+    print(wrong, end="", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

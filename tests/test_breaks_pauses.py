@@ -1,0 +1,320 @@
+"""The link is down for a while: what happens meanwhile, what comes of it later, and when it is given up.
+
+Here it goes down in all the ways that it can: reset, silent, half open, the far node or the network stopped, sshd
+gone; QUINE_TEST_BREAKS=200 waits as long as the pauses of people and machines are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import breaks
+from tests.breaks import LONG, PYTHON, MiB, down, face
+from tests.lab import Lab, Settings, processes
+from tests.lab.host import Host
+from tests.lab.network import can_separate
+from tests.test_run import nodes, read_until
+
+# A command that lives until it is told to end, by a file of its own: nothing has to cross the link for that.
+PATIENT = "echo up; while [ ! -e {go} ]; do sleep 0.05; done; echo done; exit 7"
+
+
+@contextmanager
+def up(lab: Lab, host: str, script: str, *options: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A command over there that has said `up`."""
+    with face(lab, "run", *options, "--on", host, "--", "sh", "-c", script) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\n")
+        yield process
+
+
+def job_of(host: Host, word: object) -> processes.Process:
+    (found,) = [job for job in host.jobs() if any(str(word) in text for text in job.argv)]
+    return found
+
+
+# -- within the lease ------------------------------------------------------------------------------
+
+
+def test_what_ends_meanwhile_has_its_whole_record(
+    lab: Lab, through: Callable[..., str], tmp_path: Path
+) -> None:
+    host, proxy = through("h1"), lab["h1"].proxy
+    go, report = tmp_path / "go", tmp_path / "report"
+    work = PATIENT.format(go=go).replace("echo done", "seq 200000 | sort -n | tail -1")
+    with up(lab, host, work, "--report", report) as process:
+        job = job_of(lab["h1"], go)
+        with down(proxy):
+            go.touch()
+            assert processes.wait_gone([job], 20) == []
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (7, b"200000\n", b"")
+    told = json.loads(report.read_text())
+    assert (told["state"], told["code"], told["host"], told["pid"]) == ("exited", 7, host, job.pid)
+    assert told["rusage"]["maxrss"] > 0 and told["seconds"] > 0
+
+
+def test_signals_sent_meanwhile_arrive_once(lab: Lab, through: Callable[..., str]) -> None:
+    """Each is another one, because pending ones of a kind are one to the kernel."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    names = ("USR1", "USR2", "ALRM", "HUP")
+    far = "import signal, sys\nfor name in sys.argv[1:]:\n"
+    far += " signal.signal(getattr(signal, 'SIG' + name), lambda n, _: print(signal.Signals(n).name, flush=True))\n"
+    far += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nprint('up', flush=True)\nwhile True: signal.pause()"
+    with face(lab, "run", "--on", host, "--", PYTHON, "-c", far, *names) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\n")
+        for name in names:
+            with down(proxy):
+                process.send_signal(getattr(signal, f"SIG{name}"))
+            assert read_until(process.stdout.fileno(), b"\n", 30) == f"SIG{name}\n".encode()
+        with down(proxy):
+            process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (9, b"", b"")
+
+
+def test_a_pause_holds_the_producers_and_loses_nothing(lab: Lab, through: Callable[..., str]) -> None:
+    """Silence at first, as a pulled cable: both ends go on writing until their windows are full."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    size = (64 if LONG else 16) * MiB
+    with face(lab, "run", "--on", host, "--", "cat") as process:
+        assert process.stdin and process.stdout and process.stderr
+        thread = breaks.feed(process.stdin, 5, size)
+
+        def between(number: int) -> None:
+            if number == 16:
+                proxy.blackhole()
+            elif number == 18:
+                proxy.cut()
+                proxy.heal()
+
+        wrong = breaks.check(process.stdout, 5, size, between)
+        if wrong:
+            process.kill()
+        thread.join()
+        said = process.stderr.read()
+        process.wait(30)
+    assert (wrong, process.returncode, said) == ("", 0, b"")
+
+
+def test_a_command_sent_meanwhile_runs_once(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    """Its link was there when the node wrote to it: only the new connection tells what arrived."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    ran = tmp_path / "ran"
+    with up(lab, host, PATIENT.format(go=tmp_path / "go")) as first:
+        proxy.half_open()
+        with face(lab, "run", "--on", host, "--", "sh", "-c", f"echo ran >>{ran}; echo ran") as second:
+            proxy.cut()
+            out, err = second.communicate(timeout=30)
+            assert (second.returncode, out, err) == (0, b"ran\n", b"")
+        (tmp_path / "go").touch()
+        assert first.communicate(timeout=30) == (b"done\n", b"")
+    assert breaks.lines(ran) == ["ran"]
+
+
+# -- every way to go down --------------------------------------------------------------------------
+
+
+def survives(lab: Lab, host: str, go: Path, broken: Callable[[], None]) -> None:
+    """Both streams and the record of a job cross what `broken` does to the link, and so does the next command."""
+    with face(
+        lab, "run", "--on", host, "--", "sh", "-c", f"echo up; cat; {PATIENT.format(go=go)}"
+    ) as process:
+        assert process.stdin and process.stdout
+        read_until(process.stdout.fileno(), b"up\n")
+        process.stdin.write(b"before\n")
+        process.stdin.flush()
+        read_until(process.stdout.fileno(), b"before\n")
+        broken()
+        process.stdin.write(b"after\n")
+        process.stdin.flush()
+        read_until(process.stdout.fileno(), b"after\n", 60)
+        process.stdin.close()
+        read_until(process.stdout.fileno(), b"up\n", 30)
+        go.touch()
+        assert (process.wait(30), process.stdout.read()) == (7, b"done\n")
+        assert process.stderr
+        told = process.stderr.read().splitlines()
+    assert [
+        line for line in told if b": the connection is " not in line
+    ] == []  # a long break is told to everybody
+    assert LONG or not told
+    assert lab.run(["run", "--on", host, "--", "echo", "next"]).stdout == b"next\n"
+
+
+def test_a_half_open_connection(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    """Packets vanish and nobody is told: silence ends it. Late, the old connection wakes up: nobody listens to it."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    accepted = proxy.accepted()
+
+    def half_open() -> None:
+        assert proxy.half_open() == 1
+
+    survives(lab, host, tmp_path / "go", half_open)
+    assert proxy.accepted() == accepted + 1
+    proxy.heal()
+    assert lab.run(["run", "--on", host, "--", "echo", "next"]).stdout == b"next\n"
+    assert proxy.accepted() == accepted + 1
+
+
+def test_a_half_open_connection_that_wakes_up_too_late(
+    lab: Lab, through: Callable[..., str], tmp_path: Path
+) -> None:
+    """What it still carries was sent again by the new one."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    size = 8 * MiB
+    with face(lab, "run", "--on", host, "--", "cat") as process:
+        assert process.stdin and process.stdout and process.stderr
+        thread = breaks.feed(process.stdin, 6, size)
+
+        def between(number: int) -> None:
+            if number == 16:
+                proxy.half_open()
+            elif number in (64, 66, 68):  # the link is up again
+                proxy.heal()
+                lab.run(["run", "--on", host, "--", "true"], check=True)
+
+        wrong = breaks.check(process.stdout, 6, size, between)
+        if wrong:
+            process.kill()
+        thread.join()
+        said = process.stderr.read()
+        process.wait(30)
+    assert (wrong, process.returncode, said) == ("", 0, b"")
+
+
+def test_the_far_node_is_stopped_for_a_while(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    host = through("h1")
+
+    def stop() -> None:
+        (node,) = nodes(lab["h1"].processes())
+        processes.kill(node.pid, signal.SIGSTOP)
+        try:
+            time.sleep(10 if LONG else 2)
+        finally:
+            processes.kill(node.pid, signal.SIGCONT)
+
+    survives(lab, host, tmp_path / "go", stop)
+
+
+def test_sshd_is_restarted(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    host = through("h1")
+
+    def restart() -> None:
+        lab["h1"].stop()
+        time.sleep(10 if LONG else 1)
+        lab["h1"].start()
+
+    survives(lab, host, tmp_path / "go", restart)
+
+
+@pytest.mark.skipif(not can_separate(), reason="needs root, iproute2 and network namespaces")
+def test_the_network_of_a_host_is_down_for_a_while(own_lab: Callable[..., Lab], tmp_path: Path) -> None:
+    lab = own_lab([], lease=60)
+    network = lab.add("far", Settings(network=True)).network
+    assert network is not None
+    lab.run(["run", "--on", "far", "--", "true"], check=True)
+
+    def vanish() -> None:
+        network.down()
+        time.sleep(20 if LONG else 3)
+        network.up()
+
+    survives(lab, "far", tmp_path / "go", vanish)
+
+
+# -- beyond the lease, and other ends --------------------------------------------------------------
+
+
+def test_beyond_the_lease_it_is_lost_here_and_ended_there(
+    lab: Lab, through: Callable[..., str], tmp_path: Path
+) -> None:
+    host, proxy = through("h1", lease=1), lab["h1"].proxy
+    with (
+        up(
+            lab, host, f"trap 'echo TERM >{tmp_path}/died; exit' TERM; echo up; while :; do sleep 0.02; done"
+        ) as process,
+        down(proxy),
+    ):
+        begun = time.monotonic()
+        _, err = process.communicate(timeout=30)
+        took = time.monotonic() - begun
+        assert process.returncode == 74
+        assert lab.wait_idle() == []
+    assert err.startswith(f"quine: {host}: error: connection lost: ".encode())
+    assert b"was started (pid " in err and b"its outcome is not known" in err
+    assert breaks.lines(tmp_path / "died") == ["TERM"]
+    assert 0.9 < took < 8
+    assert lab.run(["run", "--on", host, "--", "echo", "again"]).stdout == b"again\n"
+
+
+def test_two_leases_on_one_link(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    """Each job has its own: the short one is given up, the long one goes on over the same line."""
+    short, long, proxy = through("h1", lease=1), through("h1"), lab["h1"].proxy
+    with (
+        up(lab, short, "echo up; exec sleep 60") as first,
+        up(lab, long, PATIENT.format(go=tmp_path / "go")) as second,
+    ):
+        with down(proxy):
+            first.communicate(timeout=30)
+            assert first.returncode == 74
+        (tmp_path / "go").touch()
+        assert second.communicate(timeout=30) == (b"done\n", b"")
+        assert second.returncode == 7
+    assert lab.wait_idle(15) == []
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["link back", "lease over"])
+def test_the_client_is_killed_meanwhile(
+    lab: Lab, through: Callable[..., str], tmp_path: Path, back: bool
+) -> None:
+    host, proxy = through("h1", lease=60 if back else 1), lab["h1"].proxy
+    with up(lab, host, PATIENT.format(go=tmp_path / "go")) as process:
+        job = job_of(lab["h1"], tmp_path / "go")
+        with down(proxy):
+            process.kill()
+            process.communicate()
+            if not back:
+                assert processes.wait_gone([job], 10) == []
+        assert processes.wait_gone([job], 10) == []
+    assert lab.wait_idle() == []
+
+
+def test_the_far_node_is_killed_meanwhile(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    """The one that comes after it does not know the link: the job is lost at once, not after the lease."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    with up(lab, host, "echo up; exec sleep 61") as process:
+        (node,) = nodes(lab["h1"].processes())
+        with down(proxy):
+            os.kill(node.pid, signal.SIGKILL)
+            assert processes.wait_gone([node], 10) == []
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 74
+    assert err.startswith(f"quine: {host}: error: ".encode()) and b"was started (pid " in err
+    assert b"its outcome is not known" in err and err.count(b"\n") <= 2
+    assert lab.run(["run", "--on", host, "--", "echo", "again"]).stdout == b"again\n"
+    for job in lab["h1"].jobs():  # who ends what a killed node leaves is another test
+        processes.kill(job.pid)
+
+
+def test_nobody_waits_and_nobody_dials(lab: Lab, through: Callable[..., str]) -> None:
+    """An idle link that breaks is dialled by the next who needs it, who is not told of the break."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    accepted = proxy.accepted()
+    assert proxy.cut() == 1
+    with down(proxy):
+        time.sleep(1)
+    assert proxy.accepted() == accepted
+    done = lab.run(["run", "--on", host, "--", "echo", "next"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"next\n", b"")
+    assert proxy.accepted() == accepted + 1
