@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,14 +92,19 @@ def test_a_pause_holds_the_producers_and_loses_nothing(lab: Lab, through: Callab
         assert process.stdin and process.stdout and process.stderr
         thread = breaks.feed(process.stdin, 5, size)
 
+        def heal() -> None:
+            proxy.cut()
+            proxy.heal()
+
+        later = threading.Timer(5 if LONG else 1, heal)
+
         def between(number: int) -> None:
             if number == 16:
                 proxy.blackhole()
-            elif number == 18:
-                proxy.cut()
-                proxy.heal()
+                later.start()
 
         wrong = breaks.check(process.stdout, 5, size, between)
+        later.join()
         if wrong:
             process.kill()
         thread.join()
