@@ -44,6 +44,21 @@ RAW = (
 )  # fmt: skip
 
 
+def mutated(drawn: random.Random, value: Any) -> Any:
+    """`value` with one thing in it, somewhere, that is something else, missing, or twice there."""
+    if isinstance(value, dict | list) and value and drawn.random() < 0.8:
+        at = drawn.choice(list(value) if isinstance(value, dict) else range(len(value)))
+        copy = value.copy()
+        if drawn.random() < 0.15:
+            del copy[at]
+        elif isinstance(copy, list) and drawn.random() < 0.15:
+            copy.append(copy[at])
+        else:
+            copy[at] = mutated(drawn, copy[at])
+        return copy
+    return drawn.choice(ODD)
+
+
 def bad_call(drawn: random.Random) -> dict[str, Any]:
     """A call that no tool can carry out."""
     one = drawn.choice

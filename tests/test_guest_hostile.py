@@ -16,7 +16,7 @@ from quine.guests.chat import ChatDialect
 from quine.guests.gemini import GeminiDialect
 from quine.guests.responses import ResponsesDialect
 from tests.agents import OK, Agents, call, sh
-from tests.hostile import MEASURE, MEGABYTE, ODD, answered, bad_call, measured
+from tests.hostile import MEASURE, MEGABYTE, answered, bad_call, measured, mutated
 from tests.provider import anthropic, chat, gemini, responses
 from tests.provider.server import KEY, Provider, Said
 
@@ -78,21 +78,6 @@ def test_names_that_their_vendor_would_not_take_back(agents: Agents, kind: str) 
     assert (done.returncode, done.stderr) == (0, b"")
     answered = len(names) - (kind == "openai")  # a chat call without a name is none, and is reminded
     assert [text.startswith("Bad call: unknown tool") for text in agents.results()] == [True] * answered
-
-
-def mutated(drawn: random.Random, value: Any) -> Any:
-    """`value` with one thing in it, somewhere, that is something else, missing, or twice there."""
-    if isinstance(value, dict | list) and value and drawn.random() < 0.8:
-        at = drawn.choice(list(value) if isinstance(value, dict) else range(len(value)))
-        copy = value.copy()
-        if drawn.random() < 0.15:
-            del copy[at]
-        elif isinstance(copy, list) and drawn.random() < 0.15:
-            copy.append(copy[at])
-        else:
-            copy[at] = mutated(drawn, copy[at])
-        return copy
-    return drawn.choice(ODD)
 
 
 @wires
