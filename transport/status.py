@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 STATES = ("exited", "signaled", "unreachable", "denied", "lost")
 
 LONGEST = 1000  # characters of a detail or a hint
+MOST = 1 << 53  # what every reader of JSON takes for a number
+RUSAGE = {"utime", "stime", "maxrss"}
 USAGE = 2
 NOT_STARTED = 69
 LOST = 74
@@ -48,7 +50,7 @@ class Status:
         self.state = state
         self.code = code
         self.signal = signal
-        self.host = host
+        self.host = clip(host)
         self.pid = pid
         self.detail = clip(detail)
         self.hint = clip(hint)
@@ -74,12 +76,14 @@ class Status:
             status = cls(**data)
         except (TypeError, AttributeError) as error:
             raise ValueError(str(error)) from None
-        texts = (status.host, status.detail, status.hint, status.signal or "")
-        if status.state not in STATES or not all(isinstance(text, str) for text in texts):
+        if status.state not in STATES or not isinstance(status.signal, str | None):
             raise ValueError("not a status")
-        if type(status.code) is not int or not 0 <= status.code <= 255 or type(status.pid) is not int:
+        if not (_whole(status.code, 255) and _whole(status.pid, MOST)):
             raise ValueError("not a status")
-        if not isinstance(status.rusage, dict):
+        # It is written again on its way: a depth, or a number that is none, would fail there.
+        if not (isinstance(status.rusage, dict) and status.rusage.keys() <= RUSAGE):
+            raise ValueError("not a status")
+        if not all(type(value) in (int, float) and 0 <= value <= MOST for value in status.rusage.values()):
             raise ValueError("not a status")
         if status.state == "signaled":
             signal_number(status.signal or "")
@@ -95,9 +99,17 @@ class Status:
         return f"Status({self.state}, code={self.code}, signal={self.signal}, host={self.host!r}, {self.detail!r})"
 
 
+def _whole(value: object, most: int) -> bool:
+    return type(value) is int and 0 <= value <= most
+
+
 def clip(text: str) -> str:
-    """Short enough for one frame and one message, and encodable whatever a command's name was."""
-    text = text.encode("utf-8", "backslashreplace").decode()
+    """Short enough for one frame and one message, encodable whatever a command's name was, and nothing that a terminal
+    would obey: it may come from a machine that is not trusted, and is shown to a person.
+    """
+    text = text[: 2 * LONGEST].encode("utf-8", "backslashreplace").decode()
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
