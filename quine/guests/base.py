@@ -86,7 +86,7 @@ def _why(raw: str) -> str:
         json.loads(raw)
     except (ValueError, RecursionError) as error:
         return str(error)
-    return "NaN and Infinity are not JSON"
+    return "NaN, infinities and numbers as large are not JSON"
 
 
 class ToolResult(NamedTuple):
