@@ -83,7 +83,7 @@ class Life(NamedTuple):
             session, lines = fields.get("cloned", ("", 0))
             fields["cloned"] = (str(session), int(lines))
             life: Life = _typed(cls, fields)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+        except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
             raise ValueError(f"not a life: {error}") from None
         if life.material not in MATERIALS or not is_session(life.session) or not is_session(life.root):
             raise ValueError("not a life: material or session")

@@ -38,6 +38,7 @@ from quine.guests.faults import Adapted, judge, told
 REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 RETURNED = ("content", "tool_calls", *REASONING, "refusal")
 
+HUGE = 1e15  # no count of tokens and no price is larger
 CUT = ("length", "model_length")  # finish reasons: the limit of the output
 BROKEN = ("error", "abort", "insufficient_system_resource")  # the server failed on the way
 
@@ -254,7 +255,7 @@ def _usage(usage: dict[str, Any] | None) -> Usage:
         value: Any = usage
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
-        return value if isinstance(value, int | float) and value >= 0 else 0
+        return value if isinstance(value, int | float) and 0 <= value < HUGE else 0
 
     return Usage(
         int(number("prompt_tokens")),

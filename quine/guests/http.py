@@ -302,13 +302,18 @@ def _value(data: str) -> Any:
 def _parse(text: str | bytes) -> Any:
     """A value, whose NaN and infinities are null: they could not be sent back. ValueError for what is none."""
     try:
-        data = json.loads(text, parse_constant=lambda name: None)
+        data = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
     except RecursionError:
         raise ValueError("too deep") from None
     brackets = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
     if sum(map(text.count, brackets)) > DEEPEST and too_deep(data, DEEPEST):  # type: ignore[arg-type]
         raise ValueError("too deep")
     return data
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
 
 
 def _drain(response: httpx.Response, chunks: Iterator[bytes]) -> None:

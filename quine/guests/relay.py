@@ -52,7 +52,7 @@ class RelayGuest:
             return Reply.from_json(answer)
         except RequestError as error:
             raise Unavailable(f"the origin: {error}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise GuestError(f"the origin's answer cannot be read: {error}") from None
 
 
