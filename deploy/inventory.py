@@ -202,7 +202,10 @@ def load(path: Path | None, env: Mapping[str, str]) -> Inventory:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {_lowered(why or '')}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a TOMLDecodeError, a number of thousands of digits, a depth
         raise ConfigError(f"{path}: not TOML: {_lowered(str(error))}") from None
     return Inventory(_hosts(data, path), path)
 
