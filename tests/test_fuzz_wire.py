@@ -16,7 +16,8 @@ from deploy import probe
 from tests.fuzz import VOLUME, Target, bombard, of_bytes, of_frames, of_json, pieces
 from transport import quickjson
 from transport.errors import ProtocolError
-from transport.frames import Decoder, Frame, Kind, pack
+from transport.frames import GREETING, Decoder, Frame, Kind, encode, pack
+from transport.line import Handshake, Line, hello
 from transport.services import Services
 from transport.session import STDERR, STDIN, STDOUT, Session
 from transport.spawn import Spawn
@@ -33,6 +34,7 @@ JSON_KINDS = (
     Kind.EXIT,
     Kind.REQUEST,
     Kind.REPLY,
+    Kind.NOTE,
 )
 LIVED = Status(
     "signaled", 143, "TERM", "h1", 77, "it was ended", "", {"utime": 0.1, "stime": 0.0, "maxrss": 1}
@@ -159,6 +161,55 @@ def feed_opener(data: bytes) -> None:
         os.close(wake)
 
 
+NAME = "ab" * 16
+
+
+def dialled() -> Line:
+    """A line with a job whose connection has just broken."""
+    line = Line(True, NAME)
+    line.data(line.open(Kind.SPAWN, SPAWN.to_json()), STDIN, b"material" * 9)
+    while line.pull(1 << 16):
+        pass
+    return line
+
+
+def answered() -> bytes:
+    """What the node over there says on the next connection: hello, words about the connection, the rest of the job."""
+    line = dialled()
+    kept = line.join(heard(GREETING + hello({"build": "b"}, NAME, 0, resume=True)))
+    frames = [frame for frame in Decoder().feed(recorded()[1]) if frame.channel == 1]
+    words = [Frame(Kind.PING, 0, 0, 5), Frame(Kind.PING, 0, 1, 6), Frame(Kind.SEEN, offset=len(kept[0]))]
+    words.append(Frame(Kind.SEEN, offset=line.sent))
+    for at, word in enumerate(words):
+        frames.insert(3 * at, word)
+    said = GREETING + hello({"build": "b"}, NAME, 0, resume=True)
+    return said + b"".join(map(encode, [*frames, Frame(Kind.BYE)]))
+
+
+def heard(data: bytes) -> Handshake:
+    handshake = Handshake()
+    assert handshake.feed(data)
+    return handshake
+
+
+def feed_line(data: bytes) -> None:
+    """The origin's end of a link over its second connection: as the link drives it."""
+    line, handshake, come = dialled(), Handshake(), False
+    for piece in pieces(data):
+        if come:
+            list(line.receive(piece))
+            line.beside()
+            while line.pull(1 << 16):
+                pass
+        elif handshake.feed(piece):
+            come = True
+            line.join(handshake)
+            list(line.receive(b""))
+    assert line.kept >= 0
+    if not come:
+        raise ProtocolError("no greeting")
+
+
 def feed_spawn(data: bytes) -> None:
     spawn = Spawn.from_json(Frame(Kind.SPAWN, payload=data).body())
     spawn.context = {}  # stays here
@@ -195,6 +246,7 @@ WIRE: dict[str, Callable[[], Target]] = {
     "frames": lambda: Target(recorded(), feed_frames, (ProtocolError,), of_frames),
     "session of a server": lambda: Target(recorded()[:1], feed_server, (ProtocolError,), of_frames),
     "session of an opener": lambda: Target(recorded()[1:], feed_opener, (ProtocolError,), of_frames),
+    "line": lambda: Target([answered()], feed_line, (ProtocolError,), of_frames),
     "spawn": lambda: Target([pack(SPAWN.to_json())], feed_spawn, (ProtocolError,), of_json),
     "status": lambda: Target(
         [pack(LIVED.to_json()), pack(Status("exited", 0).to_json())], feed_status, (ProtocolError,), of_json
