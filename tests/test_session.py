@@ -14,6 +14,7 @@ from transport.frames import LIFE, MAX_PAYLOAD, NAMES, VERSION, Frame, Kind, enc
 from transport.session import (
     ENDED,
     GONE,
+    MAX_CONTROL,
     OPENING,
     RUNNING,
     STDERR,
@@ -218,6 +219,46 @@ def test_acknowledgements_are_merged(wire: Wire) -> None:
     for offset in (10, 20, 30):
         wire.opener.ack(number, STDOUT, offset)
     assert [frame.offset for frame in wire.exchange()] == [30]
+
+
+def test_small_data_that_waits_is_one_frame(wire: Wire) -> None:
+    """A frame costs a queue more than its few bytes do, and a window counts bytes."""
+    number = wire.job()
+    for at in range(10_000):
+        wire.server.data(number, STDOUT, b"%d" % (at % 10))
+    wire.server.eof(number, STDOUT)
+    seen = wire.exchange()
+    assert b"".join(frame.payload for frame in seen) == b"0123456789" * 1000
+    assert [frame.kind for frame in seen] == [Kind.DATA] * 3 + [Kind.EOF]
+
+
+def test_nothing_is_no_data_and_the_same_stop_is_said_once(wire: Wire) -> None:
+    number = wire.job()
+    wire.server.data(number, STDOUT, b"")
+    wire.opener.stop(number, STDOUT)
+    wire.opener.stop(number, STDOUT)
+    assert [frame.kind for frame in wire.exchange()] == [Kind.STOP]
+
+
+@pytest.mark.parametrize("kind", [Kind.DATA, Kind.STOP], ids=["data without bytes", "second stop"])
+def test_what_no_window_bounds_is_refused(wire: Wire, kind: int) -> None:
+    number = wire.job()
+    frames = encode(Frame(kind, number, STDIN if kind == Kind.DATA else STDOUT)) * 2
+    with pytest.raises(ProtocolError, match=r"without bytes|second stop"):
+        list(wire.server.receive(frames))
+
+
+def test_who_asks_and_does_not_read_is_cut_off(wire: Wire) -> None:
+    """Also when it takes back what it asked: what was said to it still waits to be written."""
+    with pytest.raises(ProtocolError, match="does not read"):
+        for number in range(2, 10 * MAX_CONTROL, 2):
+            asked = encode(Frame(Kind.REQUEST, number, payload=b"{}")) + encode(
+                Frame(Kind.STOP, number, LIFE)
+            )
+            for frame in wire.opener.receive(asked):
+                if frame.kind == Kind.REQUEST:
+                    wire.opener.tell(number, Kind.REPLY, {"error": "no"})
+    assert len(wire.opener._control) <= MAX_CONTROL + 2
 
 
 def test_a_windows_growth_is_given_back_with_its_channel(wire: Wire) -> None:

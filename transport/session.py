@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+MAX_CONTROL = 20_000  # frames queued for a peer that sends but does not read
+SMALL = 4096  # bytes of a frame that what follows it is put into, while it waits: a frame costs more than its bytes
 MAX_OPENING = 4 * 1024 * 1024  # argv and environment of one job; the kernel takes less than that
 MAX_CHANNELS = 20_000  # a peer cannot make us keep more accounts than this on one link
 GROWTH_BUDGET = 32 * 1024 * 1024  # what all windows of a link may grow by together
@@ -143,6 +145,8 @@ class Session:
         if kind in BESIDE:
             raise ProtocolError(f"{NAMES[kind].lower()} where none is due")
         if kind in (Kind.SPAWN, Kind.REQUEST):
+            if self.clogged:
+                raise ProtocolError("peer asks but does not read")
             return self._opened(frame)
         channel = self.channels.get(frame.channel)
         if channel is None:
@@ -155,6 +159,11 @@ class Session:
         if state == GONE:
             self._forget(channel)
         return True
+
+    @property
+    def clogged(self) -> bool:
+        """The other end does not read, and more is to be said to it than to anybody who does."""
+        return len(self._control) > MAX_CONTROL
 
     def _greet(self, frame: Frame) -> None:
         self.peer = greeted(frame)
@@ -186,11 +195,15 @@ class Session:
     @staticmethod
     def _account(flow: Flow, kind: int, offset: int, length: int) -> None:
         if kind == Kind.DATA:
+            if not length:
+                raise ProtocolError("data without bytes")  # no window bounds how many of them come
             flow.data(offset, length)
         elif kind == Kind.ACK:
             flow.ack(offset)
         elif kind == Kind.EOF:
             flow.eof(offset)
+        elif flow.stopped:
+            raise ProtocolError("second stop of a stream")
         else:
             flow.stop()
 
@@ -234,7 +247,14 @@ class Session:
         flow = self._move(number, stream, Kind.DATA)
         offset = flow.offset
         flow.data(offset, len(payload))
-        self._queue(number, stream, header(Kind.DATA, number, stream, offset, len(payload)), payload)
+        lane = self._lanes.get((number, stream))
+        last = lane[-1][1] if lane else b""
+        if lane and last and len(last) + len(payload) <= SMALL:
+            whole = last + payload
+            lane[-1] = (header(Kind.DATA, number, stream, flow.offset - len(whole), len(whole)), whole)
+            self.pending += len(payload)
+        elif payload:
+            self._queue(number, stream, header(Kind.DATA, number, stream, offset, len(payload)), payload)
 
     def eof(self, number: int, stream: int) -> None:
         flow = self._move(number, stream, Kind.EOF)
@@ -254,8 +274,9 @@ class Session:
 
     def stop(self, number: int, stream: int) -> None:
         flow = self._move(number, stream, Kind.STOP)
-        flow.stop()
-        self._put(Kind.STOP, number, stream, flow.offset)
+        if not flow.stopped:
+            flow.stop()
+            self._put(Kind.STOP, number, stream, flow.offset)
 
     def last_word(self, number: int) -> None:
         """Opener: the exit record was taken; forget the channel."""
