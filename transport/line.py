@@ -28,6 +28,7 @@ KEEP = (
     8 * 1024 * 1024
 )  # bytes of one direction under way: 80 MB/s at 100 ms; a break sends at most this again
 QUANTUM = 256 * 1024  # bytes that are worth a word that they were seen
+MAX_WORDS = 10_000  # words about the connection between two beats of ours: 800 MB/s need so many
 ASKS, ANSWERS = 0, 1  # streams of a ping
 NO_PAYLOAD = b"\0\0\0\0"
 GOODBYE = header(Kind.BYE, 0, 0, 0, 0)
@@ -72,7 +73,8 @@ class Line(Session):
         self.over = False  # the other end has said bye
         self._kept: deque[bytes] = deque()
         self._told = 0
-        self._answer = -1  # to the latest ping; a flood of them is answered once
+        self._answer = -1  # to the latest ping; many at once are answered once
+        self._words = 0  # about the connection, since our latest ping
 
     @property
     def kept(self) -> int:
@@ -83,7 +85,7 @@ class Line(Session):
         """Go on over a new connection whose hello has come; returns what is to be sent again."""
         self._decoder = handshake.decoder
         self.peer = handshake.peer
-        self._answer, self._told = -1, self.received
+        self._answer, self._told, self._words = -1, self.received, 0
         self._saw(handshake.peer["seen"])
         return list(self._kept)
 
@@ -91,6 +93,9 @@ class Line(Session):
         if frame.kind not in BESIDE:
             self.received += HEADER_SIZE + len(frame.payload)
             return super()._accept(frame)
+        self._words += 1
+        if self._words > MAX_WORDS:
+            raise ProtocolError("a flood of words about the connection")
         if frame.kind == Kind.SEEN:
             self._saw(frame.offset)
         elif frame.kind == Kind.BYE:
@@ -131,6 +136,7 @@ class Line(Session):
         return header(Kind.SEEN, 0, 0, self.received, 0)
 
     def ping(self, nonce: int) -> bytes:
+        self._words = 0
         return header(Kind.PING, 0, ASKS, nonce, 0)
 
     def pull(self, limit: int) -> list[bytes]:
