@@ -203,6 +203,7 @@ class Host:
         try:
             link = await self._reach()
         except Refused as refused:
+            log.info("%s: not reached: %s", self.target.name, refused.detail)
             unreachable(refused)
             refuse(relay, refused)
         except Exception:
@@ -275,6 +276,9 @@ class Host:
                 ) from None
             hint = f"remove ~/.cache/quine on {target.name} to start afresh"
             raise Refused(f"the node over there does not answer: {said}", hint, target.name) from None
+        if peer["link"] != name:
+            greeter.duplex.close()
+            raise Refused("the node over there answers for another link", host=target.name)
         if peer.get("build") != address.build_hash():
             greeter.duplex.close()
             raise Refused("the node over there is another build", f"quine deploy {target.name}", target.name)

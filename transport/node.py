@@ -43,6 +43,7 @@ log = logging.getLogger("quine.node")
 IDLE = 300.0  # seconds without any use after which a link is closed, and then the node ends
 ACCEPT_PAUSE = 0.1  # seconds
 STATUS_DEADLINE = 10.0  # seconds for whoever asked to read the answer
+LONGEST_NAME = 64  # characters of the name of a request
 KEPT = 60.0  # seconds that a link is kept beyond the longest lease on it, so that its other end learns how all ended
 
 
@@ -235,6 +236,10 @@ class Node:
             raise ProtocolError("spawn or request from another build")
         if frame.kind == Kind.REQUEST:
             return self._request(link, frame)
+        if link.line and link.line.name not in self._served:
+            raise ProtocolError(
+                "spawn from a node that was dialled to serve"
+            )  # it would run here whatever it likes
         spawn = Spawn.from_json(frame.body())
         if not link.remote and spawn.where not in ("", "local"):
             return self._hosts.start(link, frame.channel, spawn).near
@@ -256,19 +261,23 @@ class Node:
     def _request(self, link: Link, frame: Frame) -> Handler:
         """From a job of ours: up its own link. From the node over there: down to the job's opener."""
         body = frame.body()
-        relay = Relay(link, frame.channel, "", lambda _: None)
+        name, asking = body.get("name"), body.get("job")
+        if not isinstance(name, str) or len(name) > LONGEST_NAME:
+            raise ProtocolError("request without a name")
+        up, number, relay = None, 0, Relay(link, frame.channel, "", lambda _: None)
         if not link.remote:
-            job = self._jobs.get(str(body.get("token")))
-            up, number = (job.link, job.number) if job else (None, 0)
+            if job := self._jobs.get(str(body.get("token"))):
+                up, number = job.link, job.number
         else:
-            side = link.handlers.get(body.get("job", 0))
-            up, number = (
-                (side.relay.near.link, side.relay.near.number) if isinstance(side, Side) else (None, 0)
-            )
-        if up is None or up.dead:
+            side = link.handlers.get(asking) if isinstance(asking, int) else None
+            # The far side of a job's relay, not that of a request which came from there itself.
+            if isinstance(side, Side) and side is side.relay.far and not side.relay.request:
+                up, number = side.relay.near.link, side.relay.near.number
+                side.relay.asked(relay)
+        if up is None or up.dead or up.session.clogged:
             relay.refuse(Status("denied", NOT_STARTED, detail="no such job, or its origin is gone"))
             return relay.near
-        relay.connect(up, Kind.REQUEST, {"name": body.get("name"), "job": number})
+        relay.connect(up, Kind.REQUEST, {"name": name, "job": number})
         return relay.near
 
     # -- for people --------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transport.link import Link
 
 
+MAX_ASKED = 1024  # requests of one job that are open; each of its agents asks one after the other
 LONG = 10.0  # seconds that a link is down before people are told without having asked
 
 
@@ -44,6 +45,7 @@ class Relay:
         self.ended = False
         self.on_end = on_end
         self.lease = LEASE  # seconds that its job outlives a link that is down
+        self._asked = 0  # requests of its job that are open
         self._down_since = 0.0
         self._timers: list[asyncio.TimerHandle] = []
         self._early: list[Frame] = []
@@ -59,6 +61,16 @@ class Relay:
             far.pass_on(frame)
         self._early.clear()
 
+    def asked(self, request: Relay) -> None:
+        """Its job asks. ProtocolError for a flood, which the client would have to hold."""
+        self._asked += 1
+        if self._asked > MAX_ASKED:
+            raise ProtocolError(f"more than {MAX_ASKED} requests of one job at one time")
+        request.on_end = self._answered
+
+    def _answered(self, _: Relay) -> None:
+        self._asked -= 1
+
     def from_side(self, side: Side, frame: Frame) -> None:
         """A frame came in on `side`: send it on the other one."""
         if side is self.far:
@@ -67,6 +79,8 @@ class Relay:
                 self.pid = frame.number("pid")
             elif frame.kind == Kind.EXIT:
                 frame.payload = self._named(frame)
+            elif frame.kind == Kind.NOTE:
+                raise ProtocolError("note from another node")  # how a link fares is said here
             if frame.kind in (Kind.EXIT, Kind.REPLY):
                 self._exit = frame
             else:
