@@ -16,8 +16,11 @@ class Wire:
     def __init__(self) -> None:
         self.written = b""
         self.closed = 0
+        self.broken = False  # the other end has closed it; connection_lost comes in the next turn of the loop
 
     def write(self, data: bytes) -> None:
+        if self.broken:
+            raise BrokenPipeError("Channel not open for sending")
         self.written += data
 
     def close(self) -> None:
@@ -123,6 +126,20 @@ def test_drain_waits_for_room_and_ends_with_the_channel() -> None:
         with pytest.raises(ConnectionResetError):
             await drained
         assert duplex.stderr == b"killed by KILL\n"
+
+    asyncio.run(scene())
+
+
+def test_a_write_just_after_the_other_end_closed_is_no_defect() -> None:
+    async def scene() -> None:
+        duplex, wire = made()
+        log = Log()
+        duplex.attach(log)
+        wire.broken = True
+        duplex.write(b"x")
+        assert log.heard == []
+        duplex.connection_lost(None)
+        assert log.heard == [("lost", "")]
 
     asyncio.run(scene())
 

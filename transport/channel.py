@@ -9,6 +9,7 @@ Laws
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -75,7 +76,9 @@ class SshDuplex:
 
     def write(self, data: bytes) -> None:
         if self._channel is not None and self._ended is None:
-            self._channel.write(data)
+            # Between the other end's close and connection_lost is a turn of the loop, in which asyncssh refuses.
+            with contextlib.suppress(BrokenPipeError):
+                self._channel.write(data)
 
     async def drain(self) -> None:
         await self._writable.wait()
