@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from bench.measure import Row, alternate
-from tests.lab import Lab
+from tests.lab import Lab, Process
 
 SERIAL = """
 import sys, time, statistics
@@ -110,19 +110,24 @@ def long_line(lab: Lab) -> list[Row]:
 
 
 def idle_memory(lab: Lab) -> list[Row]:
-    """Resident memory of the node over there, and of the one here, after some jobs."""
-    from tests.lab import Process
+    """Resident memory of the node over there, and of the one here, after some jobs; what its guard adds to it."""
 
-    def rss(processes: list[Process]) -> float:
-        found = []
-        for process in processes:
-            if process.daemon and "--dial" not in process.argv:
-                text = Path(f"/proc/{process.pid}/status").read_text()
-                found.append(int(text.split("VmRSS:")[1].split()[0]) / 1024)
-        return statistics.median(found)
+    def is_node(process: Process) -> bool:
+        return process.daemon and "--dial" not in process.argv
 
-    there, here = rss(lab["h1"].processes()), rss(lab.processes())
+    def resident(processes: list[Process]) -> float:
+        return statistics.median(_kilobytes(p, "status", "VmRSS") / 1024 for p in processes if is_node(p))
+
+    there, here = resident(lab["h1"].processes()), resident(lab.processes())
+    (guard,) = [process for process in lab["h1"].processes() if process.guard]
+    own = _kilobytes(guard, "smaps_rollup", "Private_Dirty") / 1024
     return [
         Row("idle node over there, resident", there, "MB", reach="≤ 35, aim 20", met=there <= 35),
+        Row("its guard, not shared with it", own, "MB", reach="≤ 6", met=own <= 6),
         Row("idle node at the origin (with ssh loaded), resident", here, "MB"),
     ]
+
+
+def _kilobytes(process: Process, file: str, field: str) -> int:
+    text = Path(f"/proc/{process.pid}/{file}").read_text()
+    return int(text.split(f"{field}:")[1].split()[0])

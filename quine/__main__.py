@@ -43,6 +43,10 @@ def main() -> None:
 
 
 def dispatch(words: list[str]) -> int:
+    if words[:2] == ["node", "--guard"]:  # lives as long as a node does: loads as little as can be
+        from transport.guard import main as guard
+
+        return guard(words[2:])
     from quine import options
 
     verb = words[0] if words else ""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quine.ledger import Ledger
     from quine.life import Life
     from transport.duplex import Duplex
+    from transport.guard import Guarded
     from transport.hosts import Target
     from transport.spawn import Spawn
     from transport.status import Status
@@ -53,12 +54,16 @@ def node(words: list[str]) -> int:
         complain("a node is running here already", "quine node --status, or quine node --stop")
         return 1
     if ready >= 0:
-        starter.daemonize(ready)
-    serve_node(listener)
+        guarded = starter.daemonize(ready)
+    else:
+        from transport.guard import Guarded
+
+        guarded = Guarded()
+    serve_node(guarded, listener)
     return 0
 
 
-def serve_node(listener: object) -> None:
+def serve_node(guarded: Guarded, listener: object) -> None:
     """The daemon's life."""
     import logging
     import socket
@@ -76,7 +81,7 @@ def serve_node(listener: object) -> None:
         stream=sys.stderr, level=level, format="%(asctime)s %(name)s[%(process)d] %(message)s"
     )
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
-    serve(Placer(), listener, float(os.environ.get("QUINE_NODE_IDLE") or IDLE))
+    serve(guarded, Placer(), listener, float(os.environ.get("QUINE_NODE_IDLE") or IDLE))
 
 
 class Placer:

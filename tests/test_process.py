@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from transport import process
+from transport import ending, process
 from transport.errors import ProtocolError, Refused
 from transport.status import Status
 
@@ -120,10 +120,10 @@ for child in children:
 def test_kill_session_finds_groups_of_their_own() -> None:
     child = start(["bash", "-mc", "sleep 61 & sleep 62 & echo up; wait"])
     assert os.read(child.stdout, 10) == b"up\n"
-    assert len(process.members(child.pid)) == 3
-    process.kill_session(child.pid)
+    assert len(ending.members(child.pid)) == 3
+    ending.kill_session(child.pid)
     status, _ = finish(child)
     assert status.signal == "KILL"
     deadline = time.monotonic() + 10
-    while process.members(child.pid):
+    while ending.members(child.pid):
         assert time.monotonic() < deadline

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transport import address, inherit, process
+from transport import address, ending, inherit, process
 from transport.errors import ProtocolError, Refused
 from transport.frames import LIFE, Frame, Kind
 from transport.pump import Sink, Source
@@ -28,11 +28,11 @@ from transport.spawn import Spawn
 from transport.status import DENIED, NOT_STARTED, Status, clip, signal_number
 
 if TYPE_CHECKING:
+    from transport.guard import Table
     from transport.link import Link
 
 log = logging.getLogger("quine.job")
 
-PAUSE = 5.0  # seconds between TERM and KILL
 SHOWN = 200  # characters of a command in a status
 HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
 
@@ -63,6 +63,7 @@ class Job:
         environ: Mapping[str, str],
         socket_path: str,
         on_end: Callable[[Job], None],
+        table: Table,
     ) -> None:
         self.link: Link | None = link
         self.number = number
@@ -81,6 +82,8 @@ class Job:
         self._sink: Sink | None = None
         self._signals = 0
         self._made: Path | None = None
+        self._table = table
+        self._slot = 0  # in the table, while there is something to end
 
     @property
     def pid(self) -> int:
@@ -142,7 +145,12 @@ class Job:
         memo = inherit.write({"socket": self._socket_path, "token": self.token})
         try:
             env[inherit.VARIABLE] = str(memo)
-            return process.launch(argv, env, self._directory(), limits, keep=(memo,))
+            directory = self._directory()
+            self._slot = self._table.expect(memo, str(self._made or ""))
+            started = process.launch(argv, env, directory, limits, keep=(memo,))
+            if isinstance(started, process.Child):
+                self._table.started(self._slot, started.pid)
+            return started
         finally:
             os.close(memo)
 
@@ -196,7 +204,7 @@ class Job:
             log.info("job %s: %s", self.spawn.id, error)  # a signal that this machine does not have
             return
         if self._child:
-            process.signal_group(self._child.pid, number)
+            ending.signal_group(self._child.pid, number)
 
     def on_down(self, why: str) -> None:
         """The link lost its connection: the job may go on for its lease, held back by its full pipes."""
@@ -235,17 +243,19 @@ class Job:
 
     def end(self, why: str) -> None:
         """TERM, a pause, KILL: to the group first, then to everything of the session."""
-        if self._child is None or self.ended:
+        if self._child is None:
             self._finish()  # never started, or over already
             return
+        if self.ended:
+            return  # what it left behind has its pause already
         log.info("job %s: is ended: %s", self.spawn.id, why)
-        process.signal_group(self._child.pid, signal.SIGTERM)
-        process.signal_group(self._child.pid, signal.SIGCONT)
-        self._arm(PAUSE, self._kill)
+        ending.signal_group(self._child.pid, signal.SIGTERM)
+        ending.signal_group(self._child.pid, signal.SIGCONT)
+        self._arm(ending.PAUSE, self._kill)
 
     def _kill(self) -> None:
         if self._child and not (self.ended and address.start_time(self._child.pid)):
-            process.kill_session(self._child.pid)  # not once a reaped leader's number is somebody else's
+            ending.kill_session(self._child.pid)  # not once a reaped leader's number is somebody else's
         if self.ended:
             self._finish()
 
@@ -269,8 +279,10 @@ class Job:
         if self._expired:
             self._let_streams_go()
         if self.link is None or self._expired:
-            if process.members(child.pid):
-                self._arm(PAUSE, self._kill)  # what it left behind has nobody either, but gets its pause
+            if ending.members(child.pid):
+                self._arm(
+                    ending.PAUSE, self._kill
+                )  # what it left behind has nobody either, but gets its pause
             else:
                 self._finish()
             return
@@ -320,4 +332,7 @@ class Job:
         if self._made:
             _leave_directory(self._made)
             self._made = None
+        if self._slot:
+            self._table.forget(self._slot)
+            self._slot = 0
         self._on_end(self)

@@ -26,10 +26,12 @@ from typing import Any
 
 from transport import address, inherit, process, starter
 from transport.duplex import DialDuplex, FdDuplex
+from transport.ending import PAUSE
 from transport.errors import ProtocolError
 from transport.frames import Frame, Kind
+from transport.guard import Guarded
 from transport.hosts import HELLO_DEADLINE, Hosts, Place
-from transport.job import PAUSE, Job
+from transport.job import Job
 from transport.line import Line, hello
 from transport.link import Greeter, Handler, Link
 from transport.router import Relay, Side
@@ -50,7 +52,8 @@ KEPT = 60.0  # seconds that a link is kept beyond the longest lease on it, so th
 class Node:
     """See the module. `run` serves until idle or stopped."""
 
-    def __init__(self, place: Place | None = None, idle: float = IDLE) -> None:
+    def __init__(self, guarded: Guarded, place: Place | None = None, idle: float = IDLE) -> None:
+        self._guarded = guarded
         self._facts = {
             "build": address.build_hash(),
             "node": os.uname().nodename,
@@ -75,6 +78,7 @@ class Node:
 
     async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        self._guarded.watch(loop)
         loop.add_reader(listener.fileno(), self._accept, listener)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stopped.set)
@@ -246,7 +250,8 @@ class Node:
         return self._local(link, frame, spawn)
 
     def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
-        job = Job(link, frame.channel, spawn, self._environ, self._socket_path, self._job_ended)
+        table = self._guarded.table
+        job = Job(link, frame.channel, spawn, self._environ, self._socket_path, self._job_ended, table)
         if any(other.spawn.id == spawn.id for other in self._jobs.values()):
             job.refuse("a job with its id runs already")
             return job
@@ -288,6 +293,7 @@ class Node:
             **self._facts,
             "seconds": round(time.monotonic() - self._started, 3),
             "cpu": round(usage.ru_utime + usage.ru_stime, 3),
+            "guard": self._guarded.pid,
             "jobs": len(self._jobs),
             "links": len(self._links),
             "hosts": self._hosts.status(),
@@ -296,11 +302,11 @@ class Node:
         }
 
 
-def serve(place: Place | None, listener: socket.socket, idle: float = IDLE) -> None:
+def serve(guarded: Guarded, place: Place | None, listener: socket.socket, idle: float = IDLE) -> None:
     """Run a node on a bound and listening socket (see starter.bind) until it is stopped or idle."""
     listener.setblocking(False)
 
     async def main() -> None:
-        await Node(place, idle).run(listener)
+        await Node(guarded, place, idle).run(listener)
 
     asyncio.run(main())

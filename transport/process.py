@@ -1,8 +1,7 @@
-"""Processes: start one with three pipes, know when it ended, end it and all it started.
+"""Processes: start one with three pipes, and know when it ended.
 
 Laws
-1. Every job is the leader of its own session, so that all it started can be found again, whatever process
-   groups they made.
+1. Every job is the leader of its own session, so that all it started can be found again: see `ending`.
 2. Waiting is a pidfd; the status is consumed in exactly one place.
 3. An argv is never joined and no shell is asked.
 4. What could not be started has an exit status that says why: 127 not found, 126 not executable.
@@ -169,50 +168,3 @@ def _not_started(command: str, error: OSError) -> Status:
     if error.errno in (errno.EACCES, errno.ENOEXEC, errno.EPERM, errno.EISDIR):
         return Status("exited", 126, detail=f"cannot execute {command}: {error.strerror}")
     return Status("unreachable", 69, detail=f"cannot start {command}: {error.strerror}")
-
-
-def members(session: int) -> list[int]:
-    """Pids of the live processes of a session, zombies not counted."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                fields = file.read().rpartition(b") ")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != b"Z":
-            found.append(int(name))
-    return found
-
-
-def signal_group(pid: int, number: int) -> None:
-    """To the job's process group; a job that is gone is no error."""
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
-    except PermissionError:
-        pass  # a set-uid member: the others got it
-
-
-def kill_session(session: int) -> None:
-    """SIGKILL to every process of a job's session, also those in groups of their own.
-
-    Stopped first, then killed, so that none of them forks away while we look.
-    """
-    seen: set[int] = set()
-    while fresh := set(members(session)) - seen:
-        for pid in fresh:
-            _send(pid, signal.SIGSTOP)
-        seen |= fresh
-    for pid in seen:
-        _send(pid, signal.SIGKILL)
-
-
-def _send(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass

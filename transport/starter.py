@@ -25,6 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from transport.guard import Guarded
+
 CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
 TAKEN = b"+"  # the node's answer to a dial: the streams are its own now
 START_DEADLINE = 20.0  # seconds for the node to be ready on a machine that is busy
@@ -155,23 +157,28 @@ def bind() -> socket.socket | None:
     return listener  # the lock's descriptor stays open, by intent, as long as the process lives
 
 
-def daemonize(ready_fd: int) -> None:
-    """Leave the starter: fork, let the parent end, say ready. The socket listens already.
+def daemonize(ready_fd: int) -> Guarded:
+    """Leave the starter: fork, let the parent end, part from our guard, say ready. The socket listens already.
 
     A soft limit of whoever happened to start us is not our jobs': it goes up to the hard one, but for those that
     programs take for a size to use (files, stack, core).
     """
+    from transport.guard import Guarded
+
     if os.fork():
         os._exit(0)
     os.chdir("/")
     for number in (resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_DATA):
         hard = resource.getrlimit(number)[1]
         resource.setrlimit(number, (hard, hard))
+    guarded = Guarded()
+    guarded.part()
     try:
         os.write(ready_fd, b"\n")
     except BrokenPipeError:
         pass  # the starter has gone; others may be in the queue already
     os.close(ready_fd)
+    return guarded
 
 
 def dial() -> int:
@@ -220,19 +227,28 @@ def status() -> dict[str, Any] | None:
 
 
 def stop() -> bool:
-    """End the node of this machine and wait for it; False where none runs."""
+    """End the node of this machine, and wait for it and for its guard; False where none runs."""
     facts = status()
     if facts is None:
         return False
+    waiting = []
     try:
-        pidfd = os.pidfd_open(facts["pid"])
-    except ProcessLookupError:
-        return True
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
+        for pid in filter(None, (facts["pid"], facts["guard"])):
+            try:
+                waiting.append(os.pidfd_open(pid))
+            except ProcessLookupError:
+                pass  # it ended since
+        signal.pidfd_send_signal(waiting[0], signal.SIGTERM)
         deadline = time.monotonic() + START_DEADLINE
-        return bool(poll.poll((deadline - time.monotonic()) * 1000))
+        return all(_ended(pidfd, deadline) for pidfd in waiting)
+    except (IndexError, ProcessLookupError):
+        return True
     finally:
-        os.close(pidfd)
+        for pidfd in waiting:
+            os.close(pidfd)
+
+
+def _ended(pidfd: int, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))

@@ -131,8 +131,8 @@ class Host:
         return processes.marked(self.mark)
 
     def jobs(self) -> list[Process]:
-        """The same without the node and its dial."""
-        return [process for process in self.processes() if not process.daemon]
+        """The same without the node, its dial and its guard."""
+        return [process for process in self.processes() if not (process.daemon or process.guard)]
 
     def sessions(self) -> list[int]:
         """The sshd processes of the connections that are open."""

@@ -309,9 +309,9 @@ class Lab:
         return processes.marked(self.mark)
 
     def jobs(self) -> list[Process]:
-        """What runs at the origin or on any host, less the nodes."""
+        """What runs at the origin or on any host, less the nodes and their guards."""
         marks = (self.mark, *(host.mark for host in self.hosts.values()))
-        return [process for process in processes.marked(*marks) if not process.daemon]
+        return [process for process in processes.marked(*marks) if not (process.daemon or process.guard)]
 
     def wait_idle(self, seconds: float = 10) -> list[Process]:
         """Wait until no job is left anywhere; returns those that stay."""

@@ -32,6 +32,15 @@ class Process:
     @property
     def daemon(self) -> bool:
         """A node or the dial that leads to one: they outlive the command that started them, by design."""
+        return self._is_node and "--guard" not in self.argv
+
+    @property
+    def guard(self) -> bool:
+        """The process beside a node that outlives it, to end its jobs."""
+        return self._is_node and "--guard" in self.argv
+
+    @property
+    def _is_node(self) -> bool:
         return "node" in self.argv and any("quine" in word or "transport" in word for word in self.argv)
 
     def __str__(self) -> str:
