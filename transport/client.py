@@ -6,6 +6,8 @@ Laws
    non-blocking, because whoever shares its open file would see that.
 3. Bytes are acknowledged after the caller's stdout took them: a reader that sleeps stops the producer over there.
 4. Whatever ends the connection, the answer is what is known: never started, or lost.
+5. With a terminal (`spawn.terminal`) keys are bytes and only bytes; a signal that comes to this process by itself is
+   meant for it: it leaves, and what runs over there is hung up, as with ssh.
 """
 
 from __future__ import annotations
@@ -15,26 +17,27 @@ import select
 import signal
 import socket
 import time
-from collections import deque
 
 from transport import address, starter
+from transport.caught import Caught
 from transport.errors import ProtocolError
 from transport.frames import CHUNK, Frame, Kind
 from transport.output import Output
 from transport.session import STDERR, STDIN, STDOUT, Session
 from transport.status import LOST, NOT_STARTED, USAGE, Status, signal_name
+from transport.wire import Wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import FrameType
+    from typing import Any
 
     from transport.services import Services
     from transport.spawn import Spawn
+    from transport.terminal import Terminal
 
     Service = Callable[[bytes], bytes]
 
-RECEIVE = 512 * 1024  # bytes taken from the socket at once; with the frames made of it, the client's memory
 BLOCKED = 5.0  # seconds that a reader who takes nothing holds us after a fatal signal
 IMPATIENT = 1.0  # seconds within which a third ^C leaves without waiting
 FORWARDED = (
@@ -52,6 +55,15 @@ FORWARDED = (
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
+class Used:
+    """What a job has had of our streams: whether a byte of stdin was read (or stdin closed), and stdout written."""
+
+    __slots__ = ("stdin", "stdout")
+
+    def __init__(self) -> None:
+        self.stdin = self.stdout = False
+
+
 def run(
     spawn: Spawn,
     stdin: int = 0,
@@ -59,16 +71,21 @@ def run(
     stderr: int = 2,
     services: Mapping[str, Service] | None = None,
     on_start: Callable[[int], None] | None = None,
+    on_note: Callable[[dict[str, Any]], None] | None = None,
+    used: Used | None = None,
 ) -> Status:
     """Start a job through this machine's node and be its face until it ends.
 
     services   name -> function from request body to reply body; called in threads, may raise
     on_start   called with the job's pid over there
+    on_note    called with what the node says of the link that the job is behind
+    used       is told what was done with the streams, and keeps stdin untouched until the job runs
 
     Raises Refused where no node can be had here; everything else is in the Status. Must be called in the main thread.
     """
     while True:
-        face = Face(starter.connect(), spawn, stdin, stdout, stderr, services or {}, on_start)
+        face = Face(starter.connect(), spawn, (stdin, stdout, stderr), services or {})
+        face.on_start, face.on_note, face.used = on_start, on_note, used
         try:
             if (status := face.run()) is not None:
                 return status
@@ -84,32 +101,33 @@ class Face:
         self,
         connection: socket.socket,
         spawn: Spawn,
-        stdin: int,
-        stdout: int,
-        stderr: int,
+        streams: tuple[int, int, int],
         services: Mapping[str, Service],
-        on_start: Callable[[int], None] | None,
     ) -> None:
         self.session = Session(opener=True, hello={"build": address.build_hash(), "pid": os.getpid()})
-        self._socket = connection
+        self._wire = Wire(connection, self.session, starter.CLIENT)
         self._spawn = spawn
-        self._stdin = stdin
-        self._outputs = {STDOUT: Output(stdout), STDERR: Output(stderr)}
-        self._on_start = on_start
+        self._stdin = streams[STDIN]
+        self._outputs = {STDOUT: Output(streams[STDOUT]), STDERR: Output(streams[STDERR])}
+        self.on_start: Callable[[int], None] | None = None
+        self.on_note: Callable[[dict[str, Any]], None] | None = None
+        self.used: Used | None = None
+        self._terminal: Terminal | None = None
+        self._told = (0, 0)  # its size, as the job over there knows it
         self._handlers = services
         self._services: Services | None = None
         self._exit: Status | None = None
         self._pid = 0
-        self._unsent: list[bytes] = [starter.CLIENT]
-        self._caught: deque[int] = deque()
+        self._caught = Caught()
         self._signals = 0
         self._interrupts: list[float] = []
         self._patience: tuple[int, float] | None = None  # a fatal signal that was forwarded, and until when
-        self._wake, self._wake_in = os.pipe()
-        os.set_blocking(self._wake, False)
-        os.set_blocking(self._wake_in, False)
-        connection.setblocking(False)
         self.number = 0
+        if spawn.terminal:
+            from transport.terminal import Terminal
+
+            self._terminal = Terminal(self._stdin)
+            self._told = (spawn.terminal["rows"], spawn.terminal["columns"])
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -123,49 +141,45 @@ class Face:
             return Status("unreachable", USAGE, detail=str(error))
         except ValueError as error:
             return Status("unreachable", NOT_STARTED, detail=f"argument list too long: {error}")
-        previous = {number: signal.signal(number, self._catch) for number in FORWARDED}
         # A ^C that is ignored in this process (nohup, a background job) stays ignored over there.
-        for number, action in previous.items():
-            if action is signal.SIG_IGN:
-                signal.signal(number, signal.SIG_IGN)
-        wakeup = signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+        self._caught.install(FORWARDED)
         try:
             return self._loop()
         except (OSError, ProtocolError) as error:
             return self._lost(str(error))
         finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, action in previous.items():
-                signal.signal(number, action if action is not None else signal.SIG_DFL)
+            if self._terminal:
+                self._terminal.restore()
+            self._caught.uninstall()
 
     def _loop(self) -> Status | None:
         while True:
-            self._flush()
+            self._wire.flush()
             if self._finished():
                 return self._ended()
             events_by_fd = self._poll().poll(None if self._patience is None else 200)
             # Signals first: one that came before an end of file must not arrive over there after it.
-            while self._caught:
-                if left := self._signal(self._caught.popleft()):
+            while number := self._caught.take():
+                if left := self._signal(number):
                     return left
             if left := self._blocked():
                 return left
             for fd, events in events_by_fd:
-                if fd == self._socket.fileno():
+                if fd == self._wire.socket.fileno():
                     if events & ~select.POLLOUT and not self._receive():
                         return self._lost("the node of this machine ended") if self.session.peer else None
-                elif fd == self._wake:
+                elif fd == self._caught.fd:
                     self._woken()
-                elif fd == self._stdin and self._reads_stdin():
-                    self._read_stdin()
+                elif fd == self._stdin and self._reads_stdin() and (left := self._read_stdin()):
+                    return left
                 for stream, output in self._outputs.items():
                     if fd == output.poll_fd and (output.pending or events & ~select.POLLOUT):
                         self._write(stream)
 
     def _poll(self) -> select.poll:
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-        poll.register(self._wake, select.POLLIN)
+        poll.register(self._wire.socket, select.POLLIN | (select.POLLOUT if self._wire.unsent else 0))
+        poll.register(self._caught.fd, select.POLLIN)
         if self._reads_stdin():
             poll.register(self._stdin, select.POLLIN)
         for output in self._outputs.values():
@@ -181,7 +195,7 @@ class Face:
         if any(output.pending for output in self._outputs.values()):
             return False
         self.session.last_word(self.number)
-        self._flush()
+        self._wire.flush()
         return True
 
     def _ended(self) -> Status | None:
@@ -196,13 +210,9 @@ class Face:
     # -- the node ----------------------------------------------------------------------------------
 
     def _receive(self) -> bool:
-        try:
-            data = self._socket.recv(RECEIVE)
-        except BlockingIOError:
-            return True
-        except ConnectionResetError:
-            return False
-        if not data:
+        """False when the node has ended."""
+        data = self._wire.receive()
+        if data is None:
             return False
         for frame in self.session.receive(data):
             self._frame(frame)
@@ -214,7 +224,7 @@ class Face:
             if self._services is None:
                 from transport.services import Services
 
-                self._services = Services(self.session, self._handlers, self._wake_in)
+                self._services = Services(self.session, self._handlers, self._caught.fd_in)
             self._services.on_frame(frame)
         elif kind == Kind.DATA:
             self._outputs[frame.stream].put(frame.payload)
@@ -226,32 +236,19 @@ class Face:
             self._close_stdin()
         elif kind == Kind.ATTACH:
             self._pid = frame.number("pid")
-            if self._on_start:
-                self._on_start(self._pid)
+            if self.on_start:
+                self.on_start(self._pid)
+            self._take_terminal()
+        elif kind == Kind.NOTE:
+            if self.on_note:
+                self.on_note(frame.body())
         elif kind == Kind.EXIT:
             try:
                 self._exit = Status.from_json(frame.body())
             except ValueError:
                 raise ProtocolError("exit frame without a status") from None
-
-    def _flush(self) -> None:
-        """Give the socket what it takes now; the rest waits for POLLOUT."""
-        while True:
-            if not self._unsent:
-                self._unsent = self.session.pull(256 * 1024)
-                if not self._unsent:
-                    return
-            try:
-                sent = self._socket.sendmsg(self._unsent[:512])
-            except BlockingIOError:
-                return
-            except (BrokenPipeError, ConnectionResetError):
-                self._unsent.clear()  # reading tells why, and what came before
-                return
-            while sent and sent >= len(self._unsent[0]):
-                sent -= len(self._unsent.pop(0))
-            if sent:
-                self._unsent[0] = self._unsent[0][sent:]
+            if self._pid and self._exit.state in ("unreachable", "denied"):
+                raise ProtocolError("what was started is said never to have been started")
 
     def _lost(self, why: str) -> Status:
         if self._pid:
@@ -265,45 +262,68 @@ class Face:
     # -- streams -----------------------------------------------------------------------------------
 
     def _reads_stdin(self) -> bool:
-        return self._stdin >= 0 and self._stdin_credit() > 0
+        return self._stdin >= 0 and (self._stdin_credit() > 0 or self._only_escapes())
+
+    def _only_escapes(self) -> bool:
+        """Nobody over there reads our terminal any more; here ~. must still lead out."""
+        channel = self.session.channels.get(self.number)
+        return self._terminal is not None and channel is not None and channel.flows[STDIN].stopped
 
     def _stdin_credit(self) -> int:
         """Bytes of stdin to read now. None before the node has said a word: it may be ending, and what we had
-        read would be lost; little before the job runs: it may wait for a slot for hours.
+        read would be lost; little before the job runs: it may wait for a slot for hours. None then where the job
+        may be tried again, or has a terminal: what is typed before is typed on this one.
         """
         channel = self.session.channels.get(self.number)
         if channel is None or self._exit is not None or not self.session.peer:
             return 0
         flow = channel.flows[STDIN]
-        return flow.credit if self._pid else max(0, min(flow.credit, CHUNK - flow.offset))
+        if self._pid:
+            return flow.credit
+        return 0 if self.used or self._terminal else max(0, min(flow.credit, CHUNK - flow.offset))
 
-    def _read_stdin(self) -> None:
+    def _read_stdin(self) -> Status | None:
         flow = self.session.flow(self.number, STDIN)
         try:
-            data = os.read(self._stdin, min(CHUNK, self._stdin_credit()))
+            data = os.read(self._stdin, min(CHUNK, self._stdin_credit() or CHUNK))
         except BlockingIOError:
-            return  # somebody else made it non-blocking, and read first
+            return None  # somebody else made it non-blocking, and read first
         except OSError:
             data = b""  # a closed descriptor, a directory, a terminal that hung up: there is no more
-        if data:
+        if not data:
+            if not flow.stopped:
+                self.session.eof(self.number, STDIN)
+            self._stdin = -1
+            return None
+        if self.used:
+            self.used.stdin = True
+        commands: list[str] = []
+        if self._terminal:
+            data, commands = self._terminal.escapes.feed(data)
+        if data and not flow.stopped:
             self.session.data(self.number, STDIN, data)
             flow.measure_sent(time.monotonic())
-        else:
-            self.session.eof(self.number, STDIN)
-            self._stdin = -1
+        for command in commands:
+            if left := self._command(command):
+                return left
+        return None
 
     def _close_stdin(self) -> None:
         """Nobody over there reads it: close it here, so that who writes to us gets a SIGPIPE."""
-        if self._stdin >= 0:
+        if self._stdin >= 0 and not self._terminal:
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, self._stdin)  # the number stays taken: nothing else may land on it
             os.close(null)
             self._stdin = -1
+            if self.used:
+                self.used.stdin = True
 
     def _write(self, stream: int) -> None:
         output = self._outputs[stream]
         before = output.taken
         alive = output.write()
+        if self.used and stream == STDOUT and output.taken:
+            self.used.stdout = True
         if self._patience and output.taken > before:
             self._patience = (self._patience[0], time.monotonic() + BLOCKED)
         channel = self.session.channels.get(self.number)
@@ -315,21 +335,17 @@ class Face:
 
     # -- signals -----------------------------------------------------------------------------------
 
-    def _catch(self, number: int, _frame: FrameType | None) -> None:
-        self._caught.append(number)
-
     def _woken(self) -> None:
         """The poll was interrupted, by a signal or because replies are ready."""
-        try:
-            os.read(self._wake, 4096)
-        except BlockingIOError:
-            return
-        if self._services:
+        if self._caught.drain() and self._services:
             self._services.send()
 
     def _signal(self, number: int) -> Status | None:
-        if number in FATAL and (not self._pid or self._exit is not None):
+        if number in FATAL and (self._terminal or not self._pid or self._exit is not None):
             return self._leave(number)  # not started yet, or over and only our reader is slow
+        if self._terminal and number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
+            self._signal_terminal(number)
+            return None
         if number == signal.SIGINT and self._impatient():
             return self._leave(
                 number, f"not waited for any longer; pid {self._pid} over there is being ended"
@@ -341,17 +357,55 @@ class Face:
             name = "STOP" if number == signal.SIGTSTP else signal_name(number)
             self._signals += 1
             self.session.tell(self.number, Kind.SIGNAL, {"signal": name}, self._signals)
-            self._flush()
+            self._wire.flush()
         if number == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
         return None
 
+    def _take_terminal(self) -> None:
+        """Ours is raw from now on, and its size is told where it has changed."""
+        if self._terminal and self._pid:
+            self._terminal.raw()
+            if self._terminal.size != self._told:
+                self._tell_size()
+
+    def _tell_size(self) -> None:
+        if self._terminal and self._pid and self.number in self.session.channels:
+            rows, columns = self._told = self._terminal.size
+            self.session.tell(self.number, Kind.WINCH, {"rows": rows, "columns": columns})
+
+    def _signal_terminal(self, number: int) -> None:
+        """One that is about our own terminal, not for what runs over there."""
+        if number == signal.SIGTSTP and self._terminal:
+            self._terminal.restore()
+            self._caught.suspend()
+        if number != signal.SIGWINCH:
+            self._take_terminal()
+        self._tell_size()  # after a pause the same one again: what was on the screen is not
+
+    def _command(self, command: str) -> Status | None:
+        """What was typed after a ~ was meant for us."""
+        from transport import terminal
+
+        if command == terminal.SUSPEND:
+            self._signal_terminal(signal.SIGTSTP)
+        elif command == terminal.HELP and self._terminal:
+            self._terminal.say(terminal.ESCAPES)
+        elif command == terminal.LEAVE:
+            detail = f"left by ~.; pid {self._pid} over there is being hung up, its outcome is not known"
+            self._abandon()
+            return Status("lost", LOST, pid=self._pid, detail=detail)
+        return None
+
     def _leave(self, number: int, detail: str = "") -> Status:
         """Die of a signal without waiting for the job, which its node then ends."""
+        self._abandon()
+        return Status("signaled", 128 + number, signal_name(number), pid=self._pid, detail=detail)
+
+    def _abandon(self) -> None:
         if self.number in self.session.channels:
             self.session.abandon(self.number)
-        self._flush()
-        return Status("signaled", 128 + number, signal_name(number), pid=self._pid, detail=detail)
+        self._wire.flush()
 
     def _blocked(self) -> Status | None:
         """After a fatal signal a reader that takes nothing keeps us no longer than this: the job may be over, and
@@ -370,8 +424,9 @@ class Face:
     def close(self) -> None:
         if self._services:
             self._services.close()
-        self._socket.close()
-        os.close(self._wake)
-        os.close(self._wake_in)
+        self._wire.socket.close()
+        self._caught.close()
+        if self._terminal:
+            self._terminal.close()
         for output in self._outputs.values():
             output.close()

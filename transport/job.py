@@ -139,15 +139,17 @@ class Job:
         limits = process.parse_limits(spawn.limits)
         # A client of this machine sends its whole environment; from elsewhere comes what is added to the login's.
         base = self._environ if self.link and self.link.remote else {}
-        env = {**base, **spawn.env}
+        term = {"TERM": spawn.terminal["term"]} if spawn.terminal and spawn.terminal["term"] else {}
+        env = {**base, **term, **spawn.env}
         env["PATH"] = address.path_with_own(env.get("PATH", os.defpath))
+        size = (spawn.terminal["rows"], spawn.terminal["columns"]) if spawn.terminal else None
         argv = [*address.own_command(), *spawn.argv] if spawn.own else spawn.argv
         memo = inherit.write({"socket": self._socket_path, "token": self.token})
         try:
             env[inherit.VARIABLE] = str(memo)
             directory = self._directory()
             self._slot = self._table.expect(memo, str(self._made or ""))
-            started = process.launch(argv, env, directory, limits, keep=(memo,))
+            started = process.launch(argv, env, directory, limits, (memo,), size)
             if isinstance(started, process.Child):
                 self._table.started(self._slot, started.pid)
             return started
@@ -192,6 +194,8 @@ class Job:
                 self._sources[frame.stream - 1].close()
         elif frame.kind == Kind.SIGNAL:
             self._signal(frame)
+        elif frame.kind == Kind.WINCH and self._sink:
+            self._sink.resize(frame)
 
     def _signal(self, frame: Frame) -> None:
         """Signals are numbered: one that was seen is not delivered again."""
@@ -249,8 +253,21 @@ class Job:
         if self.ended:
             return  # what it left behind has its pause already
         log.info("job %s: is ended: %s", self.spawn.id, why)
+        if self.spawn.terminal:
+            self._hang_up()
+            return
         ending.signal_group(self._child.pid, signal.SIGTERM)
         ending.signal_group(self._child.pid, signal.SIGCONT)
+        self._arm(ending.PAUSE, self._kill)
+
+    def _hang_up(self) -> None:
+        """Our end closed: the kernel sends HUP and CONT to the leader and to the foreground group. An interactive
+        shell hangs up its jobs then, and would not listen to a TERM.
+        """
+        for source in self._sources:
+            source.close()
+        if self._sink:
+            self._sink.close()
         self._arm(ending.PAUSE, self._kill)
 
     def _kill(self) -> None:

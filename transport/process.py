@@ -1,4 +1,4 @@
-"""Processes: start one with three pipes, and know when it ended.
+"""Processes: start one with three pipes or a terminal, and know when it ended.
 
 Laws
 1. Every job is the leader of its own session, so that all it started can be found again: see `ending`.
@@ -16,6 +16,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping
 
+from transport import terminal
 from transport.errors import ProtocolError, Refused
 from transport.status import Status
 
@@ -85,11 +86,13 @@ def make_room(highest: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_room, hard))
 
 
-def _setter(pairs: list[tuple[int, int]]) -> Callable[[], None] | None:
-    if not pairs and _room == _stock:
+def _setter(pairs: list[tuple[int, int]], with_terminal: bool = False) -> Callable[[], None] | None:
+    if not pairs and _room == _stock and not with_terminal:
         return None  # keeps vfork usable: a fork of the node costs a millisecond more
 
     def apply() -> None:
+        if with_terminal:
+            terminal.take()
         resource.setrlimit(resource.RLIMIT_NOFILE, (_stock, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         for number, value in pairs:
             hard = resource.getrlimit(number)[1]
@@ -112,22 +115,16 @@ def launch(
     cwd: str,
     limits: list[tuple[int, int]],
     keep: tuple[int, ...] = (),
+    size: tuple[int, int] | None = None,
 ) -> Child | Status:
-    """Start `argv` with pipes at 0, 1, 2 and the descriptors `keep`. A Status says why it did not start."""
+    """Start `argv` with pipes at 0, 1, 2 and the descriptors `keep`. A Status says why it did not start.
+
+    With `size` (rows, columns) it gets a terminal in place of the pipes.
+    """
     if not os.path.isdir(cwd):
         raise Refused(f"no such directory: {cwd}", "make it there, or choose another one with --cwd")
-    pipes: list[tuple[int, int]] = []
     process: subprocess.Popen[bytes] | None = None
-    try:
-        for _ in range(3):
-            pipes.append(os.pipe2(os.O_CLOEXEC))
-    except OSError:
-        for pair in pipes:
-            os.close(pair[0])
-            os.close(pair[1])
-        raise
-    ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
-    theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+    ours, theirs = terminal.pair(*size) if size else _pipes()
     make_room(max(ours))
     try:
         process = subprocess.Popen(
@@ -139,7 +136,7 @@ def launch(
             env=env,
             pass_fds=keep,
             start_new_session=True,
-            preexec_fn=_setter(limits),
+            preexec_fn=_setter(limits, size is not None),
         )
     except OSError as error:
         return _not_started(argv[0], error)
@@ -160,6 +157,20 @@ def launch(
         os.kill(process.pid, signal.SIGKILL)
         os.waitpid(process.pid, 0)
         raise
+
+
+def _pipes() -> tuple[list[int], list[int]]:
+    """Our ends and the child's of three pipes."""
+    pipes: list[tuple[int, int]] = []
+    try:
+        for _ in range(3):
+            pipes.append(os.pipe2(os.O_CLOEXEC))
+    except OSError:
+        for pair in pipes:
+            os.close(pair[0])
+            os.close(pair[1])
+        raise
+    return [pipes[0][1], pipes[1][0], pipes[2][0]], [pipes[0][0], pipes[1][1], pipes[2][1]]
 
 
 def _not_started(command: str, error: OSError) -> Status:

@@ -16,10 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from transport import terminal
 from transport.duplex import enlarge
+from transport.errors import ProtocolError
 from transport.frames import CHUNK, Frame, Kind
 from transport.link import Link
 from transport.session import STDIN
+from transport.spawn import is_size
 
 
 class Source:
@@ -134,16 +137,23 @@ class Sink:
         self._taken = 0
         self._ended = False
         self._waiting = False
+        self._fresh = True  # what was written last ended a line
+        self._terminal = os.isatty(fd)
         os.set_blocking(fd, False)
+        if self._terminal:
+            return  # readable by what it shows; its source sees its end
         # The write end of a pipe is never readable, but it reports an error when the reader is gone: at once,
         # not at the next write, so that the origin stops reading a stdin that nobody wants.
         self._loop.add_reader(fd, self._broken)
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == Kind.EOF:
-            self._ended = True
+            if self._terminal and self._fd >= 0:
+                self._queue.append(terminal.end_of_input(self._fd, self._fresh))
+            self._ended = not self._terminal  # there is more to tell a terminal: its size
         elif self._fd >= 0:
             self._queue.append(frame.payload)
+            self._fresh = frame.payload[-1:] == b"\n"
         if not self._waiting:
             self._write()
 
@@ -175,9 +185,20 @@ class Sink:
 
     def _ack(self) -> None:
         session = self._link.session
-        alive = not self._link.dead and self._number in session.channels
-        if alive and session.took(self._number, STDIN, self._taken):
+        if self._link.dead or self._number not in session.channels:
+            return
+        taken = min(self._taken, session.flow(self._number, STDIN).offset)  # the key that ends input is ours
+        if session.took(self._number, STDIN, taken):
             self._link.wake()
+
+    def resize(self, frame: Frame) -> None:
+        """The size that the terminal at the other end has now."""
+        body = frame.body()
+        rows, columns = body.get("rows", -1), body.get("columns", -1)
+        if not is_size(rows, columns):
+            raise ProtocolError("winch frame without a size")
+        if self._terminal and self._fd >= 0:
+            terminal.resize(self._fd, rows, columns)
 
     def _broken(self) -> None:
         """The child closed its stdin."""

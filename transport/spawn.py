@@ -30,6 +30,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "limits": (dict,),
     "lease": (int, float),
     "context": (dict,),
+    "terminal": (dict, type(None)),
 }
 
 
@@ -43,6 +44,7 @@ class Spawn:
     limits   name -> value: as cpu fsize nofile nproc (bytes, seconds, counts)
     lease    seconds the job outlives a broken link
     context  what placing needs to know of the caller: inventory file, ssh agent, caller's directory
+    terminal {"rows", "columns", "term"} of the terminal that it gets in place of three pipes; None: the pipes
     """
 
     __slots__ = (*_TYPES,)
@@ -61,6 +63,7 @@ class Spawn:
         limits: dict[str, str] | None = None,
         lease: float = LEASE,
         context: dict[str, Any] | None = None,
+        terminal: dict[str, Any] | None = None,
     ) -> None:
         self.id = id or os.urandom(16).hex()
         self.argv = argv
@@ -73,6 +76,7 @@ class Spawn:
         self.limits = limits or {}
         self.lease = lease
         self.context = context or {}
+        self.terminal = terminal
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _TYPES}
@@ -98,7 +102,24 @@ class Spawn:
             raise ProtocolError("spawn with a bad id")
         if not 0 <= body.get("lease", 0) <= 31_536_000:
             raise ProtocolError("spawn with a bad lease")
+        if not is_terminal(body.get("terminal")):
+            raise ProtocolError("spawn with a bad terminal")
+        if body.get("own") and body.get("terminal"):
+            raise ProtocolError("an agent has no terminal")
         return cls(**body)
+
+
+def is_terminal(body: dict[str, Any] | None) -> bool:
+    """None, or a size and a type, and nothing else."""
+    if body is None:
+        return True
+    term = body.get("term")
+    named = isinstance(term, str) and len(term) <= 128 and encodable(term)
+    return named and set(body) == {"rows", "columns", "term"} and is_size(body["rows"], body["columns"])
+
+
+def is_size(rows: object, columns: object) -> bool:
+    return all(type(value) is int and 0 <= value <= 0xFFFF for value in (rows, columns))
 
 
 def is_id(text: str) -> bool:

@@ -1,0 +1,71 @@
+"""Signals caught by a process that waits in one poll: noted by the handler, taken by the loop.
+
+Laws
+1. A handler does nothing but note its signal; the descriptor `fd` is readable then, so no poll sleeps over it.
+2. A signal that is ignored in this process (nohup, a background job) stays ignored.
+3. Handlers are put back as they were found.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+
+class Caught:
+    """Must be used in the main thread. Others may write to `fd_in` to wake the poll."""
+
+    def __init__(self) -> None:
+        self._noted: deque[int] = deque()
+        self._previous: dict[int, Any] = {}
+        self._wakeup = -1
+        self.fd, self.fd_in = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self.fd_in, False)
+
+    def install(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._previous[number] = signal.signal(number, self._note)
+            if self._previous[number] is signal.SIG_IGN:
+                signal.signal(number, signal.SIG_IGN)
+        self._wakeup = signal.set_wakeup_fd(self.fd_in, warn_on_full_buffer=False)
+
+    def uninstall(self) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        for number, action in self._previous.items():
+            signal.signal(number, action if action is not None else signal.SIG_DFL)
+        self._previous.clear()
+
+    def _note(self, number: int, _frame: object) -> None:
+        self._noted.append(number)
+
+    def take(self) -> int:
+        """The next one, 0 where there is none."""
+        return self._noted.popleft() if self._noted else 0
+
+    def drain(self) -> bool:
+        """Make `fd` unreadable again; False where nothing was in it."""
+        try:
+            os.read(self.fd, 4096)
+        except BlockingIOError:
+            return False
+        return True
+
+    def suspend(self) -> None:
+        """Stop as by ^Z, and return when we go on; at once in an orphaned group, which nobody could wake."""
+        previous = signal.getsignal(signal.SIGTSTP)
+        if previous is signal.SIG_IGN:
+            return
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, previous)
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self.fd_in)
