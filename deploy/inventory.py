@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -143,12 +143,16 @@ class Inventory:
             raise self._nobody(where)
         return chosen
 
-    def select(self, where: str, running: Mapping[str, int]) -> Host:
-        """The one of `matching` with most free slots (no limit counts as most); ties go to the first."""
+    def select(self, where: str, running: Mapping[str, int], avoid: Sequence[str] = ()) -> Host:
+        """The one of `matching` with most free slots (no limit counts as most); ties go to the first.
 
-        def free(host: Host) -> tuple[bool, int]:
+        `avoid` has the hosts that failed the job, once for each time: who failed least comes before all else.
+        """
+
+        def free(host: Host) -> tuple[int, bool, int]:
             used = running.get(host.name, 0)
-            return (True, -used) if host.slots == 0 else (False, host.slots - used)
+            failed = -avoid.count(host.name)
+            return (failed, True, -used) if host.slots == 0 else (failed, False, host.slots - used)
 
         return max(self.matching(where), key=free)
 

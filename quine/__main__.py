@@ -102,6 +102,10 @@ def agent(words: list[str]) -> int:
     if not text.strip():
         complain("no mission", "quine MISSION…, or quine --help")
         return 2
+    if "retry" in values or "idempotent" in values:
+        from quine.retry import Tries
+
+        Tries(values)  # refused here where it makes no sense
     if "on" in values:
         from quine.compose import agent_elsewhere
 

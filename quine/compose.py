@@ -98,7 +98,8 @@ class Placer:
         inventory = self._inventory(spawn)
         if spawn.where == "local":
             raise NoSuchHost("local is this machine")
-        host = inventory.select(spawn.where, running)
+        avoid = spawn.context.get("avoid")
+        host = inventory.select(spawn.where, running, avoid if isinstance(avoid, list) else ())
         if spawn.own and host.inference == "direct":
             raise Misconfigured('inference = "direct" is not built yet', 'set it to "relay"', host.name)
         agent = spawn.context.get("ssh_agent")
@@ -195,6 +196,7 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
 def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's face."""
     from quine.host import life_from
+    from quine.life import another
     from quine.options import environment, limits
     from quine.run import caller, callers_environment, show, starting_directory
 
@@ -207,7 +209,16 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     spawn.context = caller(values)
     spawn.cwd = starting_directory(values)
     facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
-    return show(spawn, values, _services(life, settings.ledger, {**given, **settled}, facts), facts)
+
+    def serve(life: Life) -> dict[str, Callable[[bytes], bytes]]:
+        return _services(life, settings.ledger, {**given, **settled}, facts)
+
+    def renew(spawn: Spawn) -> dict[str, Callable[[bytes], bytes]]:
+        again = another(life)  # of one that was lost there may be a tape
+        spawn.tree, facts["session"] = again.root, again.session
+        return serve(again)
+
+    return show(spawn, values, serve(life), facts, renew)
 
 
 def face(where: str, life: Life, ledger: Ledger, *, stdin: int, stdout: int, stderr: int) -> Status:

@@ -25,6 +25,12 @@ from transport.address import boot_id
 GRACE = 5.0  # a child that is ended has a shell and children of its own to end first
 LEFT = 1.0  # seconds for what a child left behind, where another program had taken its place
 REPORT = 1 << 16
+# what a guest may conclude, and must not
+MEANING = {
+    "lost": "its work may have happened, in whole or in part: look before it is done again",
+    "unreachable": "it never started",
+    "denied": "it never started",
+}
 
 
 class Status(NamedTuple):
@@ -37,12 +43,13 @@ class Status(NamedTuple):
 
     def line(self) -> str:
         """What else there is to say than the code."""
-        said = quoted(
-            f"{self.state}{': ' + self.detail if self.detail else ''}"
-        )  # it may be another node's word
-        return (
-            f"[SIGNAL] {self.signal}" if self.signal else "" if self.state == "exited" else f"[STATE] {said}"
-        )
+        if self.signal:
+            return f"[SIGNAL] {self.signal}"
+        if self.state == "exited":
+            return ""
+        # the detail may be another node's word
+        said = quoted(f"{self.state}{': ' + self.detail if self.detail else ''}")
+        return f"[STATE] {said}; {MEANING[self.state]}" if self.state in MEANING else f"[STATE] {said}"
 
 
 class Job:

@@ -114,6 +114,12 @@ def new_session() -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+def another(life: Life) -> Life:
+    """The same once more, as a session of its own; the root of a tree is the root of another tree."""
+    session = new_session()
+    return life._replace(session=session, root=session if life.root == life.session else life.root)
+
+
 def is_session(text: object) -> bool:
     """A UUID in its one spelling; a session is also a file name, so nothing else may pass."""
     return (

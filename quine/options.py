@@ -42,6 +42,23 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         True,
         "limit: as core cpu data fsize nofile nproc stack; may be repeated",
     ),
+    ("terminal", "t", "", "run", True, "give it a terminal over there, as ssh -t; ~. leaves"),
+    (
+        "retry",
+        "",
+        "N",
+        "agent run",
+        True,
+        "try again up to N times, on another host first, if it never started",
+    ),
+    (
+        "idempotent",
+        "",
+        "",
+        "agent run",
+        True,
+        "with --retry: to do it twice is harmless, so also when it was lost",
+    ),
     ("detach", "", "", "agent run", False, "let it run on without this process"),
     ("report", "", "FILE|FD", "agent run", True, "write one JSON object on how it ended"),
     ("quiet", "q", "", "agent run", True, "no messages but errors"),
@@ -182,6 +199,8 @@ def _put(values: dict[str, object], name: str, value: str) -> None:
 def _near(verb: str, word: str, longs: Mapping[str, object]) -> str:
     from difflib import get_close_matches
 
+    if verb == "agent" and word in ("-t", "-tt", "--terminal"):
+        return "an agent has no terminal, only streams; quine run -t gives one to a command"
     near = get_close_matches(word.lstrip("-"), list(longs), 1)
     command = "quine" if verb == "agent" else f"quine {verb}"
     return f"did you mean --{near[0]}?" if near else f"see {command} --help"

@@ -13,7 +13,10 @@ import time
 
 from quine.exits import Misconfigured, complain, say
 from quine.options import environment, find_inventory, limits, parse, usage
+from quine.retry import Tries
 from transport import quickjson
+
+LONG = 10.0  # seconds without a connection that everybody is told of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ def main(words: list[str]) -> int:
     if not command or not command[0]:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
     env, limited = environment(values, os.environ), limits(values)
+    terminal = _terminal() if "terminal" in values else None
+    Tries(values)  # refused here, whatever becomes of the rest
     if "on" not in values and "report" not in values:
         return _here(command, env, limited, str(values["cwd"]) if "cwd" in values else None)
     from transport.spawn import Spawn
@@ -46,8 +51,19 @@ def main(words: list[str]) -> int:
         limits=limited,
         tree=_tree(),
         context=caller(values),
+        terminal=terminal,
     )
     return show(spawn, values)
+
+
+def _terminal() -> dict[str, object]:
+    """Ours, as a spawn describes it."""
+    if not os.isatty(0):
+        hint = "leave -t out: a command that reads a pipe or a file needs none; script(1) makes one"
+        raise Misconfigured("-t needs a terminal on stdin", hint)
+    from transport.terminal import description
+
+    return description(0, os.environ)
 
 
 def callers_environment(values: dict[str, object]) -> dict[str, str]:
@@ -108,10 +124,12 @@ def show(
     values: dict[str, object],
     services: Mapping[str, Callable[[bytes], bytes]] | None = None,
     facts: dict[str, object] | None = None,
+    renew: Callable[[Spawn], Mapping[str, Callable[[bytes], bytes]]] | None = None,
 ) -> int:
     """Run a job as its face; print what there is to say once; leave as the job left.
 
-    `facts` are for the report, and read after the end: a service may still count in them.
+    `facts` are for the report, and read after the end: a service may still count in them. `renew` makes another
+    job of the spawn, and its services, when it is tried again.
     """
     from transport import client, inherit
     from transport.errors import Refused
@@ -119,14 +137,25 @@ def show(
 
     inherit.hold_standard_streams()
     started, begun = time.time(), time.monotonic()
-    try:
-        status = client.run(
-            spawn, services=services, on_start=_say_started if values.get("verbose") else None
-        )
-    except Refused as refused:
-        status = Status(
-            "unreachable", refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
-        )
+    tries = Tries(values)
+    while True:
+        used = client.Used() if tries.asked else None
+        try:
+            status = client.run(
+                spawn,
+                services=services,
+                on_start=_say_started if values.get("verbose") else None,
+                on_note=None if spawn.own else Notes(values, spawn.terminal is not None).hear,
+                used=used,
+            )
+        except Refused as refused:
+            status = Status(
+                "unreachable", refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
+            )
+        if used is None or not tries.again(spawn, status, used):
+            break
+        if renew:
+            services = renew(spawn)
     seconds = time.monotonic() - begun
     if values.get("verbose"):
         say(
@@ -135,6 +164,31 @@ def show(
     if target := values.get("report"):
         report(str(target), status, started=started, seconds=seconds, **(facts or {}))
     return leave(status)
+
+
+class Notes:
+    """What a job's node says of the link that the job is behind: at once with -v, else when it takes long."""
+
+    def __init__(self, values: dict[str, object], raw: bool) -> None:
+        self._after = 0.0 if values.get("verbose") else float("inf") if values.get("quiet") else LONG
+        self._raw = raw
+        self._down = False  # and said so
+
+    def hear(self, note: dict[str, object]) -> None:
+        seconds, host, why = note.get("seconds"), note.get("host"), note.get("why")
+        if not isinstance(seconds, (int, float)):
+            return
+        if note.get("up"):
+            if self._down:
+                self._say(f"{host}: the connection is back after {seconds:.0f} s")
+            self._down = False
+        elif not self._down and seconds >= self._after:
+            self._down = True
+            self._say(f"{host}: the connection is lost since {seconds:.0f} s, trying again; {why}")
+
+    def _say(self, text: str) -> None:
+        text = "".join(c if c.isprintable() else "?" for c in text[:500])  # it may be another node's word
+        say(f"quine: {text}\r\n" if self._raw else f"quine: {text}\n")
 
 
 def _say_started(pid: int) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 IUTF8 = 0x4000  # erase takes a whole character; Python has no name for it
-LINE = 4096  # what a terminal keeps of an unfinished line
 
 LEAVE, SUSPEND, HELP = ".", "\x1a", "?"
 ESCAPES = """\r
