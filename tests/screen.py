@@ -53,21 +53,25 @@ class Screen:
         self._made.append(process)
         return process
 
-    def shell(self, lab: Lab) -> subprocess.Popen[bytes]:
-        """An interactive bash here, with job control, and `quine` on its PATH."""
-        env = lab.overlaid({"PS1": "$ ", "TERM": "dumb", "HISTFILE": ""})
+    def program(self, lab: Lab, argv: list[str], **env: str) -> subprocess.Popen[bytes]:
+        """Any other program in its place, `quine` on its PATH."""
         process = subprocess.Popen(
-            ["bash", "--norc", "--noprofile", "--noediting", "-i"],
+            argv,
             stdin=self.slave,
             stdout=self.slave,
             stderr=self.slave,
-            env=env,
+            env=lab.overlaid(env),
             cwd=lab.work,
             start_new_session=True,
             preexec_fn=self._take,
         )
         self._made.append(process)
         return process
+
+    def shell(self, lab: Lab) -> subprocess.Popen[bytes]:
+        """An interactive bash here, with job control."""
+        argv = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+        return self.program(lab, argv, PS1="$ ", TERM="dumb", HISTFILE="")
 
     def _take(self) -> None:
         fcntl.ioctl(self.slave, termios.TIOCSCTTY, 0)

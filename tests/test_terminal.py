@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pty
 import random
 import select
 import shutil
 import signal
 import subprocess
+import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 
 from tests.lab import Lab
 from tests.screen import Screen
+from tests.test_run import read_until
 from transport import process
 from transport.errors import ProtocolError
 from transport.spawn import Spawn
@@ -80,14 +83,14 @@ def test_its_size_follows(lab: Lab, screen: Screen) -> None:
 
 def test_keys_make_signals_over_there(lab: Lab, screen: Screen) -> None:
     """^C ends the command and not its shell, ^Z stops it, ^\\ is a core dump without a core; the client sees bytes."""
-    client = bash(screen, lab)
-    screen.type(b"echo up$((1)); sleep 1000\r")
+    client = bash(screen, lab)  # what it starts speaks for itself: then it is in the foreground
+    screen.type(b"sh -c 'echo up$((1)); exec sleep 1000'\r")
     screen.wait(b"up1\r\n")
     screen.type(b"\x03")
     screen.wait(b"there> ")
     screen.type(b"echo =$?=\r")
     screen.wait(b"=130=\r\n")
-    screen.type(b"echo up$((2)); sleep 1000\r")
+    screen.type(b"sh -c 'echo up$((2)); exec sleep 1000'\r")
     screen.wait(b"up2\r\n")
     screen.type(b"\x1a")
     screen.wait(b"Stopped")
@@ -120,7 +123,7 @@ def test_an_editor(lab: Lab, screen: Screen, tmp_path: Path) -> None:
 # -- every way out ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["TERM", "HUP", "INT", "QUIT"])
+@pytest.mark.parametrize("name", ["TERM", "HUP", "INT", "QUIT", "XCPU"])
 def test_a_signal_to_the_client_is_for_the_client(
     lab: Lab, screen: Screen, name: str, tmp_path: Path
 ) -> None:
@@ -200,11 +203,69 @@ def test_a_terminal_that_vanishes(lab: Lab) -> None:
     assert lab.wait_idle() == []
 
 
+def test_nobody_at_the_terminal_any_more(lab: Lab) -> None:
+    """Where it is not ours to be hung up with, it is the end of input, told over there by the key that means it."""
+    master, slave = pty.openpty()
+    client = lab.popen([*RUN, "cat"], stdin=slave, stdout=subprocess.PIPE, new_session=True)
+    os.close(slave)
+    os.write(master, b"half a line")
+    assert client.stdout
+    read_until(client.stdout.fileno(), b"half a line")
+    os.close(master)
+    rest, _ = client.communicate(timeout=20)
+    assert (client.returncode, rest) == (0, b"half a line")
+
+
+def test_a_defect_of_ours(lab: Lab, screen: Screen) -> None:
+    program = """
+import os, sys
+from transport import client
+from transport.spawn import Spawn
+from transport.terminal import description
+client.Face._tell_size = lambda self: 1 / 0
+command = ["sh", "-c", "echo up; cat"]
+context = {"inventory": os.environ["QUINE_INVENTORY"]}
+client.run(Spawn(command, where="h1", context=context, terminal=description(0, os.environ)))
+"""
+    started = screen.program(lab, [sys.executable, "-c", program])
+    screen.wait(b"up\r\n")
+    screen.resize(5, 6)
+    assert started.wait(20) == 1
+    screen.wait(b"ZeroDivisionError")
+    assert screen.settings == screen.found
+    assert lab.wait_idle() == []
+
+
 def test_what_was_never_started_leaves_the_terminal_alone(lab: Lab, screen: Screen) -> None:
     client = screen.start(lab, [*RUN, "no-such-command"])
     assert client.wait(20) == 127
     screen.wait(b"quine: h1: error: command not found: no-such-command\r\n")
     assert screen.settings == screen.found
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_the_connection_breaks(lab: Lab, verbose: bool) -> None:
+    """What was typed and shown goes on where it was; that there was a break is said to who asked for it."""
+    lab.alias("cuttable", "h1", lab["h1"].proxy)
+    with Screen() as screen:
+        try:
+            words = ["-v"] if verbose else []
+            client = screen.start(lab, ["run", "-t", *words, "--on", "cuttable", "--", "cat"])
+            screen.type(b"one\r")
+            screen.wait(b"one\r\none\r\n")
+            assert lab["h1"].proxy.cut()
+            if verbose:
+                screen.wait(b"quine: cuttable: the connection is lost since 0 s, trying again; ")
+                screen.wait(b"quine: cuttable: the connection is back after ")
+            screen.type(b"two\r")
+            shown = screen.wait(b"two\r\ntwo\r\n")
+            assert b"quine: " not in shown or verbose
+            screen.resize(33, 44)
+            screen.type(b"\x04")
+            assert client.wait(30) == 0
+        finally:
+            lab.unalias("cuttable")
+        assert screen.settings == screen.found
 
 
 # -- suspended -------------------------------------------------------------------------------------
@@ -229,6 +290,23 @@ def test_suspended_by_keys_and_brought_back(lab: Lab, screen: Screen) -> None:
     screen.wait(b"$ ")
     screen.type(b"echo =$?=; exit\r")
     screen.wait(b"=130=\r\n")
+
+
+def test_begun_in_the_background(lab: Lab, screen: Screen) -> None:
+    """It may not touch the terminal there, and waits, as the kernel has it, until it is brought to the front."""
+    screen.shell(lab)
+    screen.wait(b"$ ")
+    screen.type(b"quine run -t --on h1 -- cat &\r")
+    screen.wait(b"[1] ")
+    screen.type(b"while ! jobs | grep -q Stopped; do :; done; echo stopped$((1))\r")
+    screen.wait(b"stopped1\r\n")
+    screen.type(b"fg\r")
+    screen.wait(b"cat\r\n")
+    screen.type(b"word\r")
+    screen.wait(b"word\r\nword\r\n")
+    screen.type(b"\x04")
+    screen.wait(b"$ ")
+    screen.type(b"exit\r")
 
 
 @pytest.mark.parametrize("name", ["TSTP", "STOP"])

@@ -53,6 +53,8 @@ FORWARDED = (
     signal.SIGTSTP,
 )
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# These end us, too, and mean nothing over there: caught only where a terminal must be given back first.
+OURS = (signal.SIGXCPU, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR)
 
 
 class Used:
@@ -142,7 +144,7 @@ class Face:
         except ValueError as error:
             return Status("unreachable", NOT_STARTED, detail=f"argument list too long: {error}")
         # A ^C that is ignored in this process (nohup, a background job) stays ignored over there.
-        self._caught.install(FORWARDED)
+        self._caught.install(FORWARDED + OURS if self._terminal else FORWARDED)
         try:
             return self._loop()
         except (OSError, ProtocolError) as error:
@@ -341,7 +343,9 @@ class Face:
             self._services.send()
 
     def _signal(self, number: int) -> Status | None:
-        if number in FATAL and (self._terminal or not self._pid or self._exit is not None):
+        if number in OURS or (
+            number in FATAL and (self._terminal or not self._pid or self._exit is not None)
+        ):
             return self._leave(number)  # not started yet, or over and only our reader is slow
         if self._terminal and number in (signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
             self._signal_terminal(number)
