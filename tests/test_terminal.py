@@ -237,10 +237,13 @@ client.run(Spawn(command, where="h1", context=context, terminal=description(0, o
 
 
 def test_what_was_never_started_leaves_the_terminal_alone(lab: Lab, screen: Screen) -> None:
+    """Its keys, too: what was typed meanwhile is for the shell."""
+    screen.type(b"next\r")
     client = screen.start(lab, [*RUN, "no-such-command"])
     assert client.wait(20) == 127
     screen.wait(b"quine: h1: error: command not found: no-such-command\r\n")
     assert screen.settings == screen.found
+    assert os.read(screen.slave, 100) == b"next\n"
 
 
 @pytest.mark.parametrize("verbose", [False, True])
@@ -307,6 +310,18 @@ def test_begun_in_the_background(lab: Lab, screen: Screen) -> None:
     screen.type(b"\x04")
     screen.wait(b"$ ")
     screen.type(b"exit\r")
+
+
+def test_ended_in_the_background(lab: Lab, screen: Screen) -> None:
+    """The settings are the shell's then, and to be stopped for them is no reason not to hear a TERM."""
+    screen.shell(lab)
+    screen.wait(b"$ ")
+    screen.type(b"quine run -t --on h1 -- cat &\r")
+    screen.wait(b"[1] ")
+    screen.type(b"while ! jobs | grep -q Stopped; do :; done; echo stopped$((1))\r")
+    screen.wait(b"stopped1\r\n")
+    screen.type(b"kill %1; kill -CONT %1; while kill -0 $! 2>&-; do :; done; wait $!; echo =$?=; exit\r")
+    screen.wait(b"=143=\r\n")
 
 
 @pytest.mark.parametrize("name", ["TSTP", "STOP"])

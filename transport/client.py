@@ -369,7 +369,10 @@ class Face:
     def _take_terminal(self) -> None:
         """Ours is raw from now on, and its size is told where it has changed."""
         if self._terminal and self._pid:
-            self._terminal.raw()
+            try:
+                self._terminal.raw()
+            except InterruptedError:
+                return  # stopped in the background; the CONT that woke us is in the queue, and what else has come
             if self._terminal.size != self._told:
                 self._tell_size()
 

@@ -9,7 +9,6 @@ Laws
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import signal
@@ -47,7 +46,8 @@ class Terminal:
     def raw(self) -> None:
         """Bytes as they are typed, bytes as they come. OSError where it has hung up.
 
-        In the background the kernel stops us here until we are brought to the front, as it should.
+        In the background the kernel stops us here, as it should. InterruptedError when we go on: to be called again
+        for the CONT, after whatever else has come, for we may have been ended there.
         """
         try:
             settings = self._found or termios.tcgetattr(self._fd)
@@ -68,7 +68,8 @@ class Terminal:
             wanted[6][termios.VMIN], wanted[6][termios.VTIME] = 1, 0
             # Settings are kept before they are changed: whatever comes between the two, restore can undo it
             self._found = settings
-            _set(self._fd, wanted)
+            # NOW, not DRAIN: a terminal whose output is held up must not hold up our leaving
+            termios.tcsetattr(self._fd, termios.TCSANOW, wanted)
         except termios.error as error:
             raise OSError(*error.args) from None
 
@@ -83,7 +84,7 @@ class Terminal:
         except OSError:
             pass  # not our controlling terminal: nobody but us sets it
         try:
-            _set(self._fd, settings)
+            termios.tcsetattr(self._fd, termios.TCSANOW, settings)
         except termios.error:
             pass  # it hung up
 
@@ -109,17 +110,6 @@ def description(fd: int, environ: Mapping[str, str]) -> dict[str, object]:
     """What a spawn says of the caller's."""
     rows, columns = size_of(fd)
     return {"rows": rows, "columns": columns, "term": environ.get("TERM", "")}
-
-
-def _set(fd: int, settings: list[Any]) -> None:
-    while True:
-        try:
-            # NOW, not DRAIN: a terminal whose output is held up must not hold up our leaving
-            termios.tcsetattr(fd, termios.TCSANOW, settings)
-            return
-        except termios.error as error:
-            if error.args[0] != errno.EINTR:  # that comes after we were stopped for it in the background
-                raise
 
 
 class Escapes:
