@@ -40,7 +40,6 @@ class Tries:
             raise Misconfigured("--idempotent says what --retry may do; it needs --retry N")
         if "retry" in values and "on" not in values:
             raise Misconfigured("--retry tries other hosts; it needs --on WHERE")
-        self.asked = "retry" in values
         self.left = int(text)
         self._idempotent = "idempotent" in values
         self._verbose = "verbose" in values

@@ -13,7 +13,6 @@ import time
 
 from quine.exits import Misconfigured, complain, say
 from quine.options import environment, find_inventory, limits, parse, usage
-from quine.retry import Tries
 from transport import quickjson
 
 LONG = 10.0  # seconds without a connection that everybody is told of
@@ -22,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from quine.retry import Tries
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
     env, limited = environment(values, os.environ), limits(values)
     terminal = _terminal() if "terminal" in values else None
-    Tries(values)  # refused here, whatever becomes of the rest
+    _tries(values)  # refused here, whatever becomes of the rest
     if "on" not in values and "report" not in values:
         return _here(command, env, limited, str(values["cwd"]) if "cwd" in values else None)
     from transport.spawn import Spawn
@@ -54,6 +54,15 @@ def main(words: list[str]) -> int:
         terminal=terminal,
     )
     return show(spawn, values)
+
+
+def _tries(values: dict[str, object]) -> Tries | None:
+    """None where nothing is to be tried again: most of the time, and a client's imports are most of its time."""
+    if "retry" not in values and "idempotent" not in values:
+        return None
+    from quine.retry import Tries
+
+    return Tries(values)
 
 
 def _terminal() -> dict[str, object]:
@@ -137,9 +146,9 @@ def show(
 
     inherit.hold_standard_streams()
     started, begun = time.time(), time.monotonic()
-    tries = Tries(values)
+    tries = _tries(values)
     while True:
-        used = client.Used() if tries.asked else None
+        used = client.Used() if tries else None
         try:
             status = client.run(
                 spawn,
@@ -152,7 +161,7 @@ def show(
             status = Status(
                 "unreachable", refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
             )
-        if used is None or not tries.again(spawn, status, used):
+        if not tries or not used or not tries.again(spawn, status, used):
             break
         if renew:
             services = renew(spawn)
