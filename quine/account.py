@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from quine import inference, prompt
 from quine.guests.base import Guest, Message, Reply, Usage
-from quine.ledger import LEAST_REPLY, Ledger
+from quine.ledger import LEAST_REPLY, Ledger, Left
 from quine.life import Limits
 
 FULL = 0.8  # share of the context at which the guest is warned, once
@@ -80,14 +80,18 @@ class Account:
             lines.append(f"[TIME LEFT] {max(0, round(left))} s{prompt.LATE if late else ''}")
         return lines
 
-    def left(self) -> tuple[int | None, float | None]:
-        """Tokens and dollars of the tree; what is relayed is paid at the origin, which tells what is left there."""
-        told: tuple[int | None, float | None] | None = getattr(self._guest, "left", None)
-        return self._ledger.left() if told is None else told
+    def left(self, surely: bool = False) -> Left:
+        """Tokens and dollars of the tree; what is relayed is paid at the origin, which tells what is left there.
+
+        `surely`: what others have reserved and may give back is not taken for used.
+        """
+        own = self._ledger.left(surely)
+        told: Left | None = getattr(self._guest, "surely" if surely else "left", None)
+        return own if told is None else own.least(told)
 
     def affords(self, count: int, prompt: int) -> bool:
         """Can so many inferences with prompts of so many tokens be paid?"""
-        tokens, dollars = self.left()
+        tokens, dollars = self.left(surely=True)
         prompt += inference.TOOLS
         if tokens is not None and tokens < count * (prompt + LEAST_REPLY):
             return False

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 NODE_VARIABLES = ("QUINE_NODE_IDLE", "QUINE_TRACE")
-SERVICES = ("life", "infer", "tape")
+SERVICES = ("life", "infer", "tape", "ledger")
 
 
 # -- the node --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
-from quine import ledger, private, shown
+from quine import book, private, shown
 from quine.exits import Misconfigured, NotBuilt
 from quine.guests import FILES, Config
 from quine.guests.base import Usage
@@ -215,13 +215,16 @@ def lineage(settings: Settings, environ: Mapping[str, str] = os.environ) -> tupl
     return str(parent), str(root), max(int(told["depth"]) + 1, settings.above)
 
 
-def join_ledger(settings: Settings, limits: Limits) -> Settings:
-    """With the ledger of the tree that we belong to; with a new one at its root, or where none can be found."""
+def join_ledger(settings: Settings, limits: Limits, share: bool = False) -> Settings:
+    """With the ledger of the tree that we belong to; with a new one at its root, or where none can be found.
+
+    `share`: the origin of the tree is elsewhere, and we are its first agent here.
+    """
     told = settings.memo.get("lineage")
-    held = inherit.held_above(ledger.NAME, inherit.NAME)
+    held = inherit.held_above(book.NAME, inherit.NAME)
     joined = Ledger.join(
-        told.get("ledger") if isinstance(told, dict) else None, limits, held[ledger.NAME]
-    ) or Ledger.create(limits)
+        told.get("ledger") if isinstance(told, dict) else None, limits, held[book.NAME]
+    ) or Ledger.create(limits, share)
     above = sum("lineage" in memo for memo in _memos(held[inherit.NAME]))
     return settings._replace(ledger=joined, limits=joined.bound(settings.limits), above=above)
 

@@ -66,15 +66,16 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
         settings = env.join_ledger(settings, settings.limits)
         life = _own(settings, mission, options)
     else:
-        settings = env.join_ledger(settings, life.limits)
+        settings = env.join_ledger(settings, life.limits, share=True)
+    _share_places(settings, ask, signals)
     guest, life, price = _guest(settings, life, ask)
     _make_data_dir(settings.data_dir)
-    held = _admitted(settings, life)
-    if options.get("binary") and not life.material_file:
-        try:
+    try:
+        held = _admitted(settings, life)
+        if options.get("binary") and not life.material_file:
             life = _save_material(life, settings, signals)
-        except Terminated as terminated:
-            return leaving.leave(End(128 + terminated.number, terminated.number))
+    except Terminated as terminated:
+        return leaving.leave(End(128 + terminated.number, terminated.number))
     return leaving.leave(_lives(life, settings, guest, price, ask, signals, held, face))
 
 
@@ -84,7 +85,11 @@ def _admitted(settings: Settings, life: Life) -> list[int]:
     left = settings.ledger.time_left()
     if left is not None and left <= 0:
         raise Failure(DEADLINE, "the time of the tree is over", "see --deadline")
-    held = settings.ledger.agents(life.limits.agents)
+    try:
+        held = settings.ledger.agents(life.limits.agents)
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        raise Failure(NOT_STARTED, f"no place among the agents of the tree: {why}") from None
     if held is None:
         raise Denied(f"too many agents: the limit of the tree is {life.limits.agents}", "see --max-agents")
     return held
@@ -121,6 +126,7 @@ def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int
         os.set_inheritable(fd, False)
     signals.install({int(number) for number in former["mask"]})
     ask = _relay()
+    _share_places(settings, ask, signals)
     guest, life, price = _guest(settings, life, ask)
     return leaving.leave(
         _lives(life, settings, guest, price, ask, signals, held, face, former["jobs"], former["record"])
@@ -162,6 +168,8 @@ def _lives(
             continue
         except Exception as error:
             end = leaving.defect(error, loop)
+        if loop.ledger.beyond and not settings.top and not end.signal:
+            loop.ledger.beyond.finish()
         if os.getpid() == ours and settings.top:
             for fd in held:
                 os.close(fd)
@@ -279,6 +287,24 @@ def _relay() -> Ask | None:
 
     relay = Relay.from_environment()
     return None if relay is None else relay.request
+
+
+def _share_places(settings: Settings, ask: Ask | None, signals: Signals) -> None:
+    """Where the origin is elsewhere: how this machine gets more places for agents of the tree, and gives them back."""
+    if ask is None:
+        return
+    from quine.grants import WAKE, Grant
+    from transport.requests import Relay
+
+    relay = Relay.from_environment()
+    assert relay is not None
+    assert settings.ledger is not None
+
+    def request(name: str, body: bytes) -> bytes:
+        with signals.calling_out():
+            return relay.request(name, body)
+
+    settings.ledger.beyond = Grant(settings.ledger, request, lambda name, body: relay.post(name, body, WAKE))
 
 
 def _save_material(life: Life, settings: Settings, signals: Signals) -> Life:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from quine.exits import Misconfigured
 from quine.guests import FILES, Config
 from quine.guests.base import Guest, GuestError, Message, Reply, Request, Usage
-from quine.ledger import Ledger
+from quine.ledger import Ledger, Left, Spent
 
 LETTERS = 4  # of a token, about
 TOOLS = 1500  # tokens of the tools, which stand before every conversation
@@ -57,20 +57,29 @@ def infer(
     Raises a GuestError, ledger.Spent, or what a handler raises.
     """
     prompt = max(tokens(request.messages), known) + TOOLS
-    hold = ledger.reserve(concurrent, prompt, price.about if price and ledger.mark.cost else None)
+    within = Left(prompt + request.output if request.output else None, request.cost or None)
+    money = price.about if price and (ledger.mark.cost or within.cost) else None
+    hold = ledger.reserve(concurrent, prompt, money, within)
     used = Usage(prompt)  # of one that a signal cuts short, too: the provider has read it
     try:
-        reply = guest.infer(request._replace(output=hold.output))
+        reply = guest.infer(request._replace(output=hold.output, cost=hold.cost))
         used = reply.usage
         if not used.input and not used.output and (ledger.mark.tokens or ledger.mark.cost):
             used = Usage(prompt, tokens([reply.message]))
         return reply
-    except GuestError:
+    except (GuestError, Spent):
         used = Usage()
         raise
     finally:
-        cost = used.cost or (price.of(used) if price and (used.input or used.output) else 0.0)
-        ledger.settle(hold, used.input + used.output, cost)
+        ledger.settle(hold, used.input + used.output, cost_of(guest, used, price))
+
+
+def cost_of(guest: Guest, used: Usage, price: Price | None) -> float:
+    """Dollars, as far as they are known: told by the provider, or by the origin that has paid, or of a table."""
+    if not used.input and not used.output:
+        return used.cost
+    told: float = used.cost or getattr(guest, "cost", 0.0)
+    return told or (price.of(used) if price else 0.0)
 
 
 def tokens(messages: Sequence[Message]) -> int:

@@ -1,46 +1,32 @@
-"""What a tree may still spend on this machine: agents, concurrent inferences, tokens, money, time, in one memory file.
+"""What a tree may still spend: agents, concurrent inferences, tokens, money, time. On each machine it is one book.
 
-The ledger is a memfd that every process of the tree inherits. A slot is a lock on one byte of it (an open file
-description lock): it dies with the last descriptor of the process that took it, however that ends. So no slot is ever
-lost, nothing lies in a directory, and there is nothing to sweep.
+At the origin of the tree the book (quine/book.py) holds all of it. Where agents live on another machine, a book there
+counts their places, of which the origin grants some (quine/grants.py); their inferences are paid at the origin.
 
 Laws
-1. What a slot reserves counts exactly as long as its lock is held; what was settled counts for ever.
-2. All slots that a step needs are taken before the step begins, or none.
-3. Limits are written once, by the root of the tree. A descendant can set itself a narrower mark, never a wider one,
+1. All slots that a step needs are taken before the step begins, or none.
+2. Limits are written once, by the root of the tree. A descendant can set itself a narrower mark, never a wider one,
    and which ledger is its own is decided by what the processes above it hold, not by what it is told.
-4. Numbers are changed under one lock, with signals held back: who is stopped in the middle would stop the tree.
+3. Nobody is refused for what may come back: a reservation that is settled, a place that lies idle on another machine.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import signal
-import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
-from quine.exits import DEFECT, Failure, Misconfigured
+from quine.book import AGENT, INFER, LENDER, LONGEST, NAME, SHORTEST, Book, Numbers, inherited, release
 from quine.life import Limits
-from transport.inherit import held_above, reopened
+from transport.inherit import held_above
 
-NAME = "quine-ledger"
-SHORTEST, LONGEST = 0.002, 0.2  # seconds between two looks for something free
-PATIENCE = 60.0  # seconds for the lock of the numbers, which is held for microseconds
+RECALL = 2.0  # seconds in which other machines give back what lies idle there, before somebody is refused
 LEAST_REPLY = 256  # tokens: with less than that no reply is worth its prompt
 MOST_REPLY = 16384  # tokens of a reply that are reserved where the tree has that many
 
-# the limits of the root: levels, agents, inferences, tokens, cost, deadline (since boot); agents so far, tokens, cost
-_HEADER = struct.Struct("<QQQQddQQd")
-_RECORD = struct.Struct("<Qd")  # tokens, cost that an inference slot has reserved
-_RECORDS = 256  # where the records begin
-_MUTEX, _AGENT, _INFER = 1 << 20, 1 << 21, 1 << 22  # bytes to lock; nothing is ever written there
-_MOST = 1 << 10  # inferences at one time where there is no limit: each has a record
-_MOST_AGENTS = 1 << 20
-_LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
+Number = TypeVar("Number", int, float)
 
 
 class Spent(Exception):
@@ -59,58 +45,62 @@ class Mark(NamedTuple):
     deadline: float = 0.0  # seconds since boot
 
 
+class Left(NamedTuple):
+    """Tokens and dollars; None where there is no limit."""
+
+    tokens: int | None = None
+    cost: float | None = None
+
+    def least(self, other: Left) -> Left:
+        return Left(_smaller(self.tokens, other.tokens), _smaller(self.cost, other.cost))
+
+
 class Hold:
     """One inference under way: its slot, and what it has reserved."""
 
-    def __init__(self, fd: int, index: int, output: int) -> None:
+    def __init__(self, fd: int, index: int, output: int, cost: float = 0.0) -> None:
         self.fd = fd
         self.index = index
         self.output = output  # the most tokens that the reply may have; 0 = as the guest likes
+        self.cost = cost  # the most dollars that it may cost; 0 = no limit
 
 
-class _Numbers(NamedTuple):
-    depth: int
-    agents: int
-    concurrent: int
-    limit_tokens: int
-    limit_cost: float
-    deadline: float
-    born: int
-    tokens: int
-    cost: float
+class Beyond(Protocol):
+    """The way to the places that the origin of the tree may still grant."""
+
+    def more(self, limit: int, count: int) -> list[int] | None: ...
+    def watch(self) -> None: ...
+    def finish(self) -> None: ...
+    def disown(self) -> None: ...
 
 
 class Ledger:
-    def __init__(self, fd: int, mark: Mark | None = None) -> None:
-        """`fd` is for reading only, and inherited: a command that writes to all its descriptors changes nothing."""
-        self.fd = fd
-        facts, mark = self._numbers(), mark or Mark()
+    def __init__(self, book: Book, mark: Mark | None = None) -> None:
+        self.book = book
+        self.beyond: Beyond | None = None  # where the origin is elsewhere
+        facts, mark = book.numbers(), mark or Mark()
         self.mark = Mark(
             int(_least(facts.limit_tokens, mark.tokens)),
             _least(facts.limit_cost, mark.cost),
             _least(facts.deadline, mark.deadline),
         )
 
+    @property
+    def fd(self) -> int:
+        return self.book.fd
+
     @classmethod
-    def create(cls, limits: Limits) -> Ledger:
-        """The ledger of a new tree."""
-        fd = -1
-        try:
-            fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(fd, _RECORDS + _MOST * _RECORD.size)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            deadline = _now() + limits.deadline if limits.deadline else 0.0
-            wide = (limits.depth, limits.agents, limits.concurrent, limits.tokens)
-            os.pwrite(fd, _HEADER.pack(*_Numbers(*wide, limits.cost, deadline, 0, 0, 0.0)), 0)
-            return cls(_inherited(f"/proc/self/fd/{fd}"))
-        except OSError as error:
-            why = (error.strerror or "").lower()
-            raise Misconfigured(
-                f"the ledger of the tree cannot be made: {why}", "see ulimit -n and -f"
-            ) from None
-        finally:
-            if fd >= 0:
-                os.close(fd)
+    def create(cls, limits: Limits, share: bool = False) -> Ledger:
+        """The ledger of a new tree; or of the `share` of one that has its origin elsewhere.
+
+        A share has one place, which the face of its first agent holds at the origin, and no budget of its own.
+        """
+        deadline = _now() + limits.deadline if limits.deadline else 0.0
+        tokens, cost = (0, 0.0) if share else (limits.tokens, limits.cost)
+        numbers = Numbers(limits.depth, limits.agents, limits.concurrent, tokens, cost, deadline)
+        if share:
+            numbers = numbers._replace(granted=int(limits.agents > 0), ident=os.urandom(16))
+        return cls(Book.create(numbers))
 
     @classmethod
     def join(
@@ -131,18 +121,18 @@ class Ledger:
         ]
         # The places of agents are descriptors of the same file, but for writing.
         reading = [fd for fd in ours if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY]
-        fd = reading[0] if reading else _inherited(path)
+        book = Book(reading[0] if reading else inherited(path))
         if not isinstance(told, dict):
-            return cls(fd)._narrowed(limits)
+            return cls(book)._narrowed(limits)
         mark = told.get("mark")
         ledger = cls(
-            fd, Mark(int(mark[0]), float(mark[1]), float(mark[2])) if isinstance(mark, list) else None
+            book, Mark(int(mark[0]), float(mark[1]), float(mark[2])) if isinstance(mark, list) else None
         )
         return ledger if told.get("given") == _given(limits) else ledger._narrowed(limits)
 
     def _narrowed(self, limits: Limits) -> Ledger:
         """A budget of our own inside the tree's: so much from now on, and never more than is left above."""
-        facts, mark = self._numbers(), self.mark
+        facts, mark = self.book.numbers(), self.mark
         self.mark = Mark(
             int(_least(mark.tokens, limits.tokens and facts.tokens + limits.tokens)),
             _least(mark.cost, limits.cost and facts.cost + limits.cost),
@@ -152,7 +142,7 @@ class Ledger:
 
     def bound(self, limits: Limits) -> Limits:
         """These, as far as the root of the tree allows them."""
-        facts = self._numbers()
+        facts = self.book.numbers()
         return limits._replace(
             depth=min(limits.depth, facts.depth),
             agents=int(_least(limits.agents, facts.agents)),
@@ -163,41 +153,109 @@ class Ledger:
         """For the memo: how far this process and those below it may go, and what they were told of that."""
         return {"mark": list(self.mark), "given": _given(limits)}
 
+    def disown(self) -> None:
+        """In a forked child: what the parent has on its way to the origin is not ours."""
+        if self.beyond:
+            self.beyond.disown()
+
     # -- agents ------------------------------------------------------------------------------------
 
     def agents(self, limit: int, count: int = 1) -> list[int] | None:
-        """`count` places for agents as descriptors, or None where fewer are free. limit 0: none is needed, so []."""
+        """`count` places for agents as descriptors, or None where fewer are free. limit 0: none is needed, so [].
+
+        OSError where there can be none: no descriptors, or an origin that cannot be reached.
+        """
+        held = self.take(limit, count, count)
+        if held is not None:
+            return held
+        if self.beyond:
+            return self.beyond.more(limit, count)
+        return self._recalled(limit, count, count)
+
+    def lend(self, limit: int, least: int, most: int) -> list[int]:
+        """Places for another machine: `least` to `most` of them, or none."""
+        held = self.take(limit, least, most, born=0)
+        if held is None:
+            held = self._recalled(limit, least, most, born=0)
+        return held or []
+
+    def take(self, limit: int, least: int, most: int, born: int | None = None) -> list[int] | None:
+        """What is free now; None where that is less than `least`."""
         held: list[int] = []
         try:
             with (
-                self._changing() as facts
+                self.book.changing() as facts
             ):  # one at a time: two that want two would each take one, and be refused
-                for _ in range(count if limit else 0):
-                    fd, _index = self._slot(_AGENT, min(limit, _MOST_AGENTS))
+                room = facts.granted - self.book.count(AGENT) if facts.granted and limit else most
+                if room < least:
+                    return None
+                for _ in range(min(most, room) if limit else 0):
+                    fd, _index = self.book.slot(AGENT, limit)
                     if fd < 0:
-                        _release(held)
-                        return None
+                        break
                     held.append(fd)
-                self._put(facts._replace(born=facts.born + count))
+                if limit and len(held) < least:
+                    release(held)
+                    return None
+                self.book.put(facts._replace(born=facts.born + (least if born is None else born)))
         except BaseException:
-            _release(held)
+            release(held)
             raise
         return held
 
+    def _recalled(self, limit: int, least: int, most: int, born: int | None = None) -> list[int] | None:
+        """As `take`, once those who have lent places to other machines have asked for what lies idle there."""
+        if least > limit or not any(lent for lent, _ in self.book.records(LENDER)):
+            return None
+        with self.book.changing() as facts:
+            wanted = facts.wanted + 1
+            self.book.put(facts._replace(wanted=wanted))
+        over, pause, heard = time.monotonic() + RECALL, SHORTEST, False
+        while True:
+            heard = heard or all(known >= wanted for lent, known in self.book.records(LENDER) if lent)
+            # Looked at after that: what they gave back before they answered is there now.
+            held = self.take(limit, least, most, born)
+            if held is not None or heard or time.monotonic() > over:
+                return held
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST / 4)
+
+    def wanted(self) -> int:
+        """How often somebody was refused what may lie idle on other machines."""
+        return self.book.numbers().wanted
+
+    def lent(self, slot: tuple[int, int], places: int, heard: int) -> tuple[int, int]:
+        """Say that this process has lent so many places, and what it has heard of `wanted`; the slot that says it."""
+        fd, index = slot if slot[0] >= 0 else self.book.slot(LENDER, LENDER.most) if places else slot
+        if fd >= 0:
+            self.book.note(LENDER, fd, index, places, heard)
+        return fd, index
+
+    def born(self) -> None:
+        """An agent elsewhere has begun: its place was lent before."""
+        with self.book.changing() as facts:
+            self.book.put(facts._replace(born=facts.born + 1))
+
     # -- inferences --------------------------------------------------------------------------------
 
-    def reserve(self, concurrent: int, prompt: int, price: Callable[[int, int], float] | None = None) -> Hold:
+    def reserve(
+        self,
+        concurrent: int,
+        prompt: int,
+        price: Callable[[int, int], float] | None = None,
+        within: Left | None = None,
+    ) -> Hold:
         """A slot for one inference of about `prompt` tokens; blocks while others hold what is needed.
 
-        `price` gives dollars for (prompt, reply) tokens. Raises Spent where waiting would not help. A handler that
-        raises ends the waiting.
+        `price` gives dollars for (prompt, reply) tokens; `within` is what this one may take at the most. Raises Spent
+        where waiting would not help. A handler that raises ends the waiting.
         """
         pause = SHORTEST
         while True:
-            fd, index = self._slot(_INFER, min(concurrent or _MOST, _MOST))
+            fd, index = self.book.slot(INFER, concurrent or INFER.most)
             if fd >= 0:
                 try:
-                    hold = self._reserve(fd, index, prompt, price)
+                    hold = self._reserve(fd, index, prompt, price, within or Left())
                 except BaseException:
                     os.close(fd)
                     raise
@@ -208,70 +266,73 @@ class Ledger:
             pause = min(2 * pause, LONGEST)
 
     def _reserve(
-        self, fd: int, index: int, prompt: int, price: Callable[[int, int], float] | None
+        self, fd: int, index: int, prompt: int, price: Callable[[int, int], float] | None, within: Left
     ) -> Hold | None:
         """None: not now, but it may fit when others have settled."""
         mark = self.mark
-        if not mark.tokens and not mark.cost:
+        first = price(prompt, 0) if price else 0.0
+        if not mark.tokens and not mark.cost and within == Left():
             # Whoever held this slot may have died with something reserved.
-            os.pwrite(
-                fd, _RECORD.pack(prompt, price(prompt, 0) if price else 0.0), _RECORDS + index * _RECORD.size
-            )
+            self.book.note(INFER, fd, index, prompt, first, prompt, first)
             return Hold(fd, index, 0)
-        with self._changing() as facts:
-            tokens, cost = self._reserved(index)
-            output = MOST_REPLY
-            if mark.tokens:
-                output = min(output, mark.tokens - facts.tokens - tokens - prompt)
-            if mark.cost and price:
-                first = price(prompt, 0)
-                each = (price(prompt, MOST_REPLY) - first) / MOST_REPLY
-                room = mark.cost - facts.cost - cost - first
-                output = min(output, int(room / each) if each else output if room >= 0 else 0)
-            if output >= LEAST_REPLY:
-                wanted = _RECORD.pack(prompt + output, price(prompt, output) if price else 0.0)
-                os.pwrite(fd, wanted, _RECORDS + index * _RECORD.size)
-                return Hold(fd, index, output)
-            if tokens or cost:
-                return None
-            if mark.tokens and mark.tokens - facts.tokens - prompt < LEAST_REPLY:
-                raise Spent(
-                    f"{facts.tokens} of {mark.tokens} tokens are used, and the next reply needs about "
-                    f"{prompt + LEAST_REPLY}",
-                    "--max-tokens",
+        with self.book.changing() as facts:
+            others = [0, 0.0]
+            for reserved, reserved_cost, _, _ in self.book.records(INFER, index):
+                others = [others[0] + reserved, others[1] + reserved_cost]
+            tokens = mark.tokens - facts.tokens if mark.tokens else None
+            cost = mark.cost - facts.cost if mark.cost else None
+            room = within.least(
+                Left(
+                    None if tokens is None else tokens - int(others[0]),
+                    None if cost is None else cost - others[1],
                 )
-            raise Spent(f"{facts.cost:.4f} of {mark.cost:.4f} US dollars are used", "--max-cost")
+            )
+            output = _reply(room, prompt, price)
+            if output >= LEAST_REPLY:
+                dear = price(prompt, output) if price else room.cost or 0.0
+                self.book.note(INFER, fd, index, prompt + output, dear, prompt + LEAST_REPLY, first)
+                return Hold(fd, index, output, room.cost or 0.0)
+            alone = within.least(Left(tokens, cost))
+            if _reply(alone, prompt, price) >= LEAST_REPLY:
+                return None
+            raise self._spent(facts, alone, prompt)
+
+    def _spent(self, facts: Numbers, alone: Left, prompt: int) -> Spent:
+        mark = self.mark
+        if alone.tokens is not None and alone.tokens - prompt < LEAST_REPLY:
+            if mark.tokens and alone.tokens == mark.tokens - facts.tokens:
+                used = f"{facts.tokens} of {mark.tokens} tokens are used"
+            else:
+                used = f"{max(0, alone.tokens)} tokens are left"
+            return Spent(f"{used}, and the next reply needs about {prompt + LEAST_REPLY}", "--max-tokens")
+        if mark.cost:
+            return Spent(f"{facts.cost:.4f} of {mark.cost:.4f} US dollars are used", "--max-cost")
+        return Spent(f"{max(0.0, alone.cost or 0):.4f} US dollars are left", "--max-cost")
 
     def settle(self, hold: Hold, tokens: int, cost: float = 0.0) -> None:
         """What the inference really took; its slot is free after that."""
         try:
-            with self._changing() as facts:
-                self._put(facts._replace(tokens=facts.tokens + tokens, cost=facts.cost + cost))
-                os.pwrite(hold.fd, _RECORD.pack(0, 0.0), _RECORDS + hold.index * _RECORD.size)
+            with self.book.changing() as facts:
+                self.book.put(facts._replace(tokens=facts.tokens + tokens, cost=facts.cost + cost))
+                self.book.note(INFER, hold.fd, hold.index, 0, 0.0, 0, 0.0)
         finally:
             os.close(hold.fd)
 
-    def _reserved(self, ours: int) -> tuple[int, float]:
-        """What others have reserved: the records of the slots that somebody holds at this moment."""
-        tokens, cost = 0, 0.0
-        data = os.pread(self.fd, _MOST * _RECORD.size, _RECORDS)
-        for index, (each, price) in enumerate(_RECORD.iter_unpack(data)):
-            if (each or price) and index != ours and self._held(_INFER + index):
-                tokens, cost = tokens + each, cost + price
-        return tokens, cost
-
     # -- what is left ------------------------------------------------------------------------------
 
-    def left(self) -> tuple[int | None, float | None]:
-        """(tokens, dollars) that nobody has used or reserved; None where there is no limit."""
+    def left(self, surely: bool = False) -> Left:
+        """What nobody has used or reserved; `surely`: what is reserved for replies and may come back is left, too."""
         mark = self.mark
         if not mark.tokens and not mark.cost:
-            return None, None
-        with self._changing() as facts:
-            tokens, cost = self._reserved(-1)
-        return (
-            max(0, mark.tokens - facts.tokens - tokens) if mark.tokens else None,
-            max(0.0, mark.cost - facts.cost - cost) if mark.cost else None,
+            return Left()
+        with self.book.changing() as facts:
+            tokens, cost = facts.tokens, facts.cost
+            for reserved, reserved_cost, sure, sure_cost in self.book.records(INFER):
+                tokens += int(sure if surely else reserved)
+                cost += sure_cost if surely else reserved_cost
+        return Left(
+            max(0, mark.tokens - tokens) if mark.tokens else None,
+            max(0.0, mark.cost - cost) if mark.cost else None,
         )
 
     def time_left(self) -> float | None:
@@ -280,59 +341,28 @@ class Ledger:
 
     def totals(self) -> tuple[int, int, float]:
         """(agents, tokens, dollars) of the whole tree so far."""
-        facts = self._numbers()
+        facts = self.book.numbers()
         return facts.born, facts.tokens, facts.cost
 
-    # -- locks and numbers -------------------------------------------------------------------------
 
-    def _slot(self, kind: int, limit: int) -> tuple[int, int]:
-        """(descriptor that holds it, index) of the first free slot; (-1, -1) where all are held."""
-        fd = self._again()
-        for index in range(limit):
-            if _lock(fd, kind + index):
-                return fd, index
-        os.close(fd)
-        return -1, -1
+def _reply(room: Left, prompt: int, price: Callable[[int, int], float] | None) -> int:
+    """How many tokens a reply may have, negative where not even the prompt can be paid."""
+    output = MOST_REPLY
+    if room.tokens is not None:
+        output = min(output, room.tokens - prompt)
+    if room.cost is not None:
+        first = price(prompt, 0) if price else 0.0
+        each = (price(prompt, MOST_REPLY) - first) / MOST_REPLY if price else 0.0
+        rest = room.cost - first
+        affordable = rest >= 0 if price else rest > 0
+        # Without a price, which only the origin knows, all that is left is reserved.
+        output = min(output, int(rest / each) if each else output if affordable else -1)
+    return output
 
-    def _held(self, at: int) -> bool:
-        answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
-        return bool(_LOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
-    def _again(self) -> int:
-        """An open file description of its own: the lock on it belongs to whoever has its descriptor."""
-        return reopened(f"/proc/self/fd/{self.fd}", os.O_RDWR)
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[_Numbers]:
-        """The numbers, with the right to change them."""
-        fd = self._again()
-        deadline = time.monotonic() + PATIENCE
-        # Asked for first: a handler that raises may run inside the call that blocks, and then its answer is lost.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        try:
-            while True:
-                signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-                if _lock(fd, _MUTEX):
-                    break
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                if time.monotonic() > deadline:
-                    raise Failure(
-                        DEFECT,
-                        "the ledger of the tree is locked",
-                        "a process of the tree was stopped in the middle of a change: kill -CONT it",
-                    )
-                time.sleep(SHORTEST / 4)
-            self._writer = fd
-            yield self._numbers()
-        finally:
-            os.close(fd)  # and the lock with it
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def _numbers(self) -> _Numbers:
-        return _Numbers(*_HEADER.unpack(os.pread(self.fd, _HEADER.size, 0)))
-
-    def _put(self, facts: _Numbers) -> None:
-        os.pwrite(self._writer, _HEADER.pack(*facts), 0)
+def _smaller(one: Number | None, other: Number | None) -> Number | None:
+    """Of what is left, where None is no limit."""
+    return min((value for value in (one, other) if value is not None), default=None)
 
 
 def _given(limits: Limits) -> list[float]:
@@ -345,26 +375,6 @@ def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _lock(fd: int, at: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
-    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, says POSIX
-        return False
-    return True
-
-
 def _least(*values: float) -> float:
     """Of limits, where 0 is none."""
     return min((value for value in values if value), default=0)
-
-
-def _inherited(path: str) -> int:
-    """A descriptor for reading that all that descends from us gets: it counts here."""
-    fd = reopened(path, os.O_RDONLY)
-    os.set_inheritable(fd, True)
-    return fd
-
-
-def _release(held: list[int]) -> None:
-    for fd in held:
-        os.close(fd)

@@ -255,19 +255,17 @@ class Loop:
             self.messages, tools.TOOLS, life.session, life.mission, self.account.inferences, life.wisdom
         )
         begun = time.time()
+        if self.ledger.beyond:
+            self.ledger.beyond.watch()  # whoever did may have been killed, and this may take long
         with self.signals.calling_out():
-            # Relayed inferences are counted at the origin.
-            reply = (
-                self._guest.infer(request)
-                if self.relayed
-                else inference.infer(
-                    self._guest,
-                    request,
-                    self.ledger,
-                    life.limits.concurrent,
-                    self._price,
-                    self.account.used(self.messages),
-                )
+            # One that is relayed is paid at the origin, and counts here against marks that were set here.
+            reply = inference.infer(
+                self._guest,
+                request,
+                self.ledger,
+                life.limits.concurrent,
+                self._price,
+                self.account.used(self.messages),
             )
         self.account.count(reply, len(self.messages))
         calls = ", ".join(call.name for call in reply.message.tool_calls)
@@ -401,6 +399,7 @@ class Loop:
         self.shell.disown()
         self.jobs.disown()
         self.tape.disown()
+        self.ledger.disown()
 
     def _others(self) -> list[int]:
         return [*self.shell.pids(), *(job.pid for job in self.jobs.running)]

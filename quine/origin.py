@@ -1,4 +1,4 @@
-"""What the origin of a tree answers to the agents that it has on other machines: life, infer, tape.
+"""What the origin of a tree answers to the agents that it has on other machines: life, infer, tape, ledger.
 
 Laws
 1. What asks is not trusted: every body is bounded and held against a pydantic model, and a refusal is a RequestError
@@ -20,11 +20,14 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quine import env, guests, inference, tools
-from quine.exits import Failure
-from quine.guests.base import Guest, GuestError, Message, Request
+from quine.env import MOST
+from quine.exits import DEADLINE, Failure
+from quine.grants import Lender
+from quine.guests.base import Guest, GuestError, Message, Refused, Reply, Request
 from quine.guests.relay import error_to_json, spent_to_json
 from quine.ledger import Ledger, Spent
 from quine.life import Life, is_session
+from quine.signals import ANSWER
 from quine.tape import FileSink
 from transport import quickjson
 from transport.errors import RequestError
@@ -32,6 +35,7 @@ from transport.errors import RequestError
 MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
 MAX_LINE = 16 << 20
 MAX_SESSIONS = 10_000  # tapes that one job may make
+LATEST = 2 * ANSWER[1]  # seconds after the deadline in which an agent elsewhere may still say its last word
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -46,6 +50,21 @@ class _Infer(_Strict):
     ordinal: Annotated[int, Field(ge=0, le=1_000_000)]
     wisdom: dict[str, str]
     messages: Annotated[list[dict[str, Any]], Field(max_length=1_000_000)]
+    output: Annotated[int, Field(ge=0, le=MOST)] = 0
+    cost: Annotated[float, Field(ge=0, le=MOST)] = 0.0
+
+
+class _Ledger(_Strict):
+    """quine/grants.py says what it means. With `heard` it is a watch, without it an ask."""
+
+    ledger: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    back: Annotated[int, Field(ge=0, le=1 << 40)]
+    ask: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    had: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    least: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    most: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    heard: Annotated[int, Field(ge=0, le=1 << 62)] | None = None
+    lost: Annotated[int, Field(ge=0, le=1 << 40)] = 0
 
 
 class _Tape(_Strict):
@@ -69,7 +88,7 @@ def services(
 ) -> dict[str, Callable[[bytes], bytes]]:
     """The handlers for one remote child: name -> body to body. `spent` counts tokens_in and tokens_out."""
     origin = _Origin(life, ledger or Ledger.create(life.limits), environ, {} if spent is None else spent)
-    return {"life": origin.life, "infer": origin.infer, "tape": origin.tape}
+    return {"life": origin.life, "infer": origin.infer, "tape": origin.tape, "ledger": origin.ledger}
 
 
 class _Origin:
@@ -82,6 +101,10 @@ class _Origin:
         self._config = env.guest(settings, {**environ})
         self._price = inference.price(self._config, bool(ledger.mark.cost))
         self._guest: Guest | None = None
+        self._lender = Lender(ledger, life.limits.agents)
+        self._known: dict[
+            str, tuple[int, int]
+        ] = {}  # session -> tokens of its conversation, messages that those are
         self._lock = threading.Lock()
         self._sinks: dict[str, tuple[FileSink, int]] = {}  # session -> file, next seq
 
@@ -97,7 +120,16 @@ class _Origin:
             messages = [Message.from_json(message) for message in asked.messages]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
-        request = Request(messages, tools.TOOLS, asked.session, asked.mission, asked.ordinal, asked.wisdom)
+        request = Request(
+            messages,
+            tools.TOOLS,
+            asked.session,
+            asked.mission,
+            asked.ordinal,
+            asked.wisdom,
+            asked.output,
+            asked.cost,
+        )
         with self._lock:
             if self._guest is None:
                 try:
@@ -105,9 +137,8 @@ class _Origin:
                 except Failure as failure:
                     raise RequestError(f"infer: {failure.detail}") from None
         try:
-            reply = inference.infer(
-                self._guest, request, self._ledger, self._life.limits.concurrent, self._price
-            )
+            with self._lender.inferring():
+                reply = self._pay(self._guest, request)
         except GuestError as error:
             return json.dumps(error_to_json(error)).encode()
         except Spent as spent:
@@ -117,7 +148,42 @@ class _Origin:
             self._spent.update(agents=agents, cost=cost or None)
             for name, count in (("tokens_in", reply.usage.input), ("tokens_out", reply.usage.output)):
                 self._spent[name] = self._spent.get(name, 0) + count
-        return json.dumps({**reply.to_json(), "left": self._ledger.left()}).encode()
+        told = {
+            "left": self._ledger.left(),
+            "surely": self._ledger.left(surely=True),
+            "cost": inference.cost_of(self._guest, reply.usage, self._price),
+        }
+        return json.dumps({**reply.to_json(), **told}).encode()
+
+    def _pay(self, guest: Guest, request: Request) -> Reply:
+        left = self._ledger.time_left()
+        if left is not None and left < -LATEST:
+            raise Refused("the time of the tree is over", "see --deadline", DEADLINE)
+        session, messages = request.session, request.messages
+        # How long the conversation is by the provider's count, and not by what a machine elsewhere says.
+        context, told = self._known.get(session, (0, 0))
+        known = context + inference.tokens(messages[told:])
+        reply = inference.infer(
+            guest, request, self._ledger, self._life.limits.concurrent, self._price, known
+        )
+        with self._lock:
+            if len(self._known) >= MAX_SESSIONS:
+                del self._known[next(iter(self._known))]
+            if reply.usage.input:
+                self._known[session] = (reply.usage.input + reply.usage.output, len(messages) + 1)
+        return reply
+
+    def ledger(self, body: bytes) -> bytes:
+        asked = _parse(_Ledger, body)
+        try:
+            if asked.heard is not None:
+                wanted = self._lender.watch(asked.ledger, asked.back, asked.heard, asked.lost)
+                return quickjson.dumps({"wanted": wanted}).encode()
+            most = max(asked.least, asked.most)
+            places = self._lender.lend(asked.ledger, asked.ask, asked.had, asked.least, most, asked.back)
+        except OSError as error:
+            raise RequestError(f"ledger: {(error.strerror or '').lower()}") from None
+        return quickjson.dumps({"places": places}).encode()
 
     def tape(self, body: bytes) -> bytes:
         asked = _parse(_Tape, body)
@@ -146,6 +212,9 @@ class _Origin:
             raise RequestError("tape: the first line must be the session's own meta")
         if first.data.get("root_session_id") != self._life.root:
             raise RequestError("tape: the session belongs to another tree")
+        if asked.session != self._life.session and first.data.get("born") != "exec":
+            self._ledger.born()
+            self._spent["agents"] = self._ledger.totals()[0]
         if len(self._sinks) >= MAX_SESSIONS:
             raise RequestError(f"tape: more than {MAX_SESSIONS} sessions of one job")
         return FileSink(os.path.join(self._settings.data_dir, f"{asked.session}.jsonl")), 0

@@ -1,4 +1,4 @@
-"""A job's line to its origin: one blocking call, by name, through the node it runs on.
+"""A job's line to its origin: a call by name, through the node it runs on; one that blocks, or one that is posted.
 
 Laws
 1. The token that allows it comes from the inherited memo and dies with the job.
@@ -8,6 +8,7 @@ Laws
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 
@@ -17,6 +18,7 @@ from transport.frames import CHUNK, Kind
 from transport.session import STDIN, STDOUT, Session
 
 DEADLINE = 3600.0  # seconds without a byte; a dead link is noticed by the node long before
+POST_DEADLINE = 5.0  # seconds for the node of this machine to take a request that is posted
 
 
 class Relay:
@@ -66,32 +68,108 @@ class Relay:
 
     def _request(self, name: str, body: bytes) -> bytes:
         connection, session = self._connect()
-        number = session.open(Kind.REQUEST, {"name": name, "token": self._token})
-        channel = session.channels[number]
-        left = memoryview(body)
-        reply = bytearray()
-        error: str | None = None
-        while not channel.finished:
-            flow = channel.flows[STDIN]
-            while left and (size := min(CHUNK, flow.credit, len(left))):
-                session.data(number, STDIN, bytes(left[:size]))
-                left = left[size:]
-            if not left and not flow.ended:
-                session.eof(number, STDIN)
-            while chunks := session.pull(CHUNK):
-                connection.sendall(b"".join(chunks))
+        call = _Call(session, name, self._token, body)
+        while not call.finished:
+            connection.sendall(call.output())
             data = connection.recv(256 * 1024)
             if not data:
                 raise ConnectionResetError("the node ended")
-            for frame in session.receive(data):
-                if frame.kind == Kind.DATA:
-                    reply += frame.payload
-                    session.took(number, STDOUT, len(reply))
-                elif frame.kind == Kind.REPLY:
-                    text = frame.body().get("error")
-                    error = None if text is None else str(text)
-        session.last_word(number)
-        connection.sendall(b"".join(session.pull(CHUNK)))
-        if error is not None:
-            raise RequestError(error)
-        return bytes(reply)
+            call.feed(data)
+        connection.sendall(call.output())
+        return call.reply()
+
+    def post(self, name: str, body: bytes, wake: int) -> Posted:
+        """Ask without waiting, on a connection of its own: this process gets the signal `wake` when something has come.
+
+        Raises RequestError. What came before the signal could be sent is there at once: look for it.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(POST_DEADLINE)
+            connection.connect(self._path)
+            connection.sendall(starter.CLIENT)
+            session = Session(opener=True, hello={"build": address.build_hash(), "pid": os.getpid()})
+            call = _Call(session, name, self._token, body)
+            connection.sendall(call.output())
+            connection.setblocking(False)
+            fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(connection, fcntl.F_SETSIG, wake)
+            fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
+        except (OSError, ProtocolError) as error:
+            connection.close()
+            raise RequestError(f"the origin cannot be reached: {error}") from None
+        except BaseException:
+            connection.close()
+            raise
+        return Posted(connection, call)
+
+
+class Posted:
+    """A request whose answer nobody waits for."""
+
+    def __init__(self, connection: socket.socket, call: _Call) -> None:
+        self._connection = connection
+        self._call = call
+
+    def answer(self) -> bytes | None:
+        """The reply, or None where it has not come yet. Raises RequestError."""
+        try:
+            while not self._call.finished:
+                data = self._connection.recv(CHUNK)
+                if not data:
+                    raise ConnectionResetError("the node ended")
+                self._call.feed(data)
+                self._connection.sendall(self._call.output())
+        except BlockingIOError:
+            return None
+        except (OSError, ProtocolError) as error:
+            raise RequestError(f"the origin cannot be reached: {error}") from None
+        return self._call.reply()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Call:
+    """One request of a session, sans-IO."""
+
+    def __init__(self, session: Session, name: str, token: str, body: bytes) -> None:
+        self._session = session
+        self._number = session.open(Kind.REQUEST, {"name": name, "token": token})
+        self._channel = session.channels[self._number]
+        self._left = memoryview(body)
+        self._reply = bytearray()
+        self._error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._channel.finished
+
+    def output(self) -> bytes:
+        """What can be sent now; the last word, once it is finished."""
+        session, number, flow = self._session, self._number, self._channel.flows[STDIN]
+        if self.finished:
+            session.last_word(number)
+        while not self.finished and self._left and (size := min(CHUNK, flow.credit, len(self._left))):
+            session.data(number, STDIN, bytes(self._left[:size]))
+            self._left = self._left[size:]
+        if not self.finished and not self._left and not flow.ended:
+            session.eof(number, STDIN)
+        chunks = []
+        while more := session.pull(CHUNK):
+            chunks += more
+        return b"".join(chunks)
+
+    def feed(self, data: bytes) -> None:
+        for frame in self._session.receive(data):
+            if frame.kind == Kind.DATA:
+                self._reply += frame.payload
+                self._session.took(self._number, STDOUT, len(self._reply))
+            elif frame.kind == Kind.REPLY:
+                text = frame.body().get("error")
+                self._error = None if text is None else str(text)
+
+    def reply(self) -> bytes:
+        if self._error is not None:
+            raise RequestError(self._error)
+        return bytes(self._reply)

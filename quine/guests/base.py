@@ -167,7 +167,8 @@ class Tool(NamedTuple):
 class Request(NamedTuple):
     """One inference. `ordinal` counts the inferences of this life from 0.
 
-    `output` is the most tokens that the reply may have; 0 = what the dialect finds right.
+    `output` is the most tokens that the reply may have; 0 = what the dialect finds right. `cost` is the most dollars
+    that the whole may cost; 0 = no limit, which is for who pays to see to.
     """
 
     messages: Sequence[Message]
@@ -177,6 +178,7 @@ class Request(NamedTuple):
     ordinal: int = 0
     wisdom: Mapping[str, str] = {}
     output: int = 0
+    cost: float = 0.0
 
 
 class Reply(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quine.guests.base import GuestError, Overflow, Refused, Reply, Request, Unavailable, unheard
-from quine.ledger import Spent
+from quine.ledger import Left, Spent
 from transport import quickjson
 from transport.errors import RequestError
 
@@ -28,10 +28,9 @@ class RelayGuest:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self.note: Callable[[str], None] = unheard
-        self.left: tuple[int | None, float | None] = (
-            None,
-            None,
-        )  # tokens and dollars of the tree, as told last
+        # of the tree, as told last: what nobody has used or reserved, and what nobody has used for sure
+        self.left = self.surely = Left()
+        self.cost = 0.0  # dollars of the last inference
 
     def infer(self, request: Request) -> Reply:
         body = quickjson.dumps(
@@ -40,6 +39,8 @@ class RelayGuest:
                 "mission": request.mission,
                 "ordinal": request.ordinal,
                 "wisdom": dict(request.wisdom),
+                "output": request.output,
+                "cost": request.cost,
                 "messages": [message.to_json() for message in request.messages],
             }
         )
@@ -47,8 +48,8 @@ class RelayGuest:
             answer: Any = quickjson.loads(self._ask("infer", body.encode()))
             if fault := answer.get("error"):
                 raise _error(fault, answer)
-            tokens, dollars = answer["left"]
-            self.left = tokens, dollars
+            self.left, self.surely = Left(*answer["left"]), Left(*answer["surely"])
+            self.cost = float(answer["cost"])
             return Reply.from_json(answer)
         except RequestError as error:
             raise Unavailable(f"the origin: {error}") from None
