@@ -140,15 +140,14 @@ class _Call:
         self._left = memoryview(body)
         self._reply = bytearray()
         self._error: str | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self._channel.finished
+        self.finished = False
+        self._said = False  # the last word, after which the channel is forgotten
 
     def output(self) -> bytes:
         """What can be sent now; the last word, once it is finished."""
         session, number, flow = self._session, self._number, self._channel.flows[STDIN]
-        if self.finished:
+        if self.finished and not self._said:
+            self._said = True
             session.last_word(number)
         while not self.finished and self._left and (size := min(CHUNK, flow.credit, len(self._left))):
             session.data(number, STDIN, bytes(self._left[:size]))
@@ -168,6 +167,7 @@ class _Call:
             elif frame.kind == Kind.REPLY:
                 text = frame.body().get("error")
                 self._error = None if text is None else str(text)
+        self.finished = self._channel.finished
 
     def reply(self) -> bytes:
         if self._error is not None:
