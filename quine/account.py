@@ -92,7 +92,8 @@ class Account:
     def affords(self, count: int, prompt: int) -> bool:
         """Can so many inferences with prompts of so many tokens be paid?"""
         tokens, dollars = self.left(surely=True)
-        prompt += inference.TOOLS
+        # What the guest has counted has the tools in it.
+        prompt = max(prompt, inference.TOOLS) if self._context else prompt + inference.TOOLS
         if tokens is not None and tokens < count * (prompt + LEAST_REPLY):
             return False
         return dollars is None or not self._price or dollars >= count * self._price.about(prompt, LEAST_REPLY)

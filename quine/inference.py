@@ -52,11 +52,11 @@ def price(config: Config, limited: bool) -> Price | None:
 def infer(
     guest: Guest, request: Request, ledger: Ledger, concurrent: int, price: Price | None, known: int = 0
 ) -> Reply:
-    """Blocks until there is a reply. `known` is how long the prompt is at least, in tokens.
+    """Blocks until there is a reply. `known` is how long the prompt is at least, in tokens, with the tools.
 
     Raises a GuestError, ledger.Spent, or what a handler raises.
     """
-    prompt = max(tokens(request.messages), known) + TOOLS
+    prompt = max(tokens(request.messages) + TOOLS, known)
     within = Left(prompt + request.output if request.output else None, request.cost or None)
     money = price.about if price and (ledger.mark.cost or within.cost) else None
     hold = ledger.reserve(concurrent, prompt, money, within)

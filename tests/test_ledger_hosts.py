@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,3 +206,106 @@ def test_the_report_counts_the_whole_tree(hosts: Hosts) -> None:
         with hosts.begin("branch" if where else "root", *options, QUINE_MAX_TURNS="9") as root:
             ended(root)
         assert json.loads(report.read_text())["agents"] == expected
+
+
+# -- tokens, money, time -----------------------------------------------------------------------------
+
+
+def used(line: dict[str, Any], prompt: int, reply: int) -> dict[str, Any]:
+    return {**line, "usage": {"input": prompt, "output": reply}}
+
+
+def spent(data: Path) -> int:
+    """Tokens, on all tapes."""
+    lines = [json.loads(line) for path in data.glob("*.jsonl") for line in path.read_text().splitlines()]
+    usages = [line["data"]["usage"] for line in lines if "usage" in line["data"]]
+    return sum(usage["input"] + usage["output"] for usage in usages)
+
+
+def run(lab: Lab, directory: Path, lines: list[dict[str, Any]], *options: str, **env: str) -> int:
+    """A scripted tree to its end; its tapes are in `data`."""
+    script = lab.script(lines, f"{directory.name}.jsonl")
+    done = lab.run(options, env={**script, "QUINE_DATA_DIR": str(directory / "data"), **env}, timeout=120)
+    return done.returncode
+
+
+def tapes(directory: Path) -> dict[str, list[dict[str, Any]]]:
+    paths = sorted((directory / "data").glob("*.jsonl"))
+    found = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+    return {tape[0]["data"]["mission"]: tape for tape in found}
+
+
+def results(tape: list[dict[str, Any]]) -> list[str]:
+    return [entry["data"]["content"] for entry in tape if entry["type"] == "tool_result"]
+
+
+def test_the_tokens_of_a_tree_are_used_up_and_not_exceeded(lab: Lab, tmp_path: Path) -> None:
+    """Agents on three hosts draw until each is refused: less than 2 % is left then, and not one token too many."""
+    leaves, limit = (19, 3_000_000) if LONG else (3, 500_000)
+    lines = [used(says(fork(*(f"branch{n}@h{n}" for n in (1, 2, 3))), match="^root"), 3000, 200)]
+    for n in (1, 2, 3):
+        mine = (f"leaf {n}.{i}" for i in range(leaves))
+        lines.append(used(says(fork(*mine), match=f"^branch{n}"), 3000, 200))
+    lines += [
+        {**used(says(sh("true"), match="^(branch|leaf)"), 3000, 200), "repeat": True},
+        {**used(says(call("exit", status=1, stderr="no"), match="^root"), 3000, 200), "repeat": True},
+    ]
+    env = {"QUINE_MAX_AGENTS": "0", "QUINE_MAX_TURNS": "0"}
+    run(lab, tmp_path, lines, "--max-tokens", str(limit), "--report", str(tmp_path / "report"), "root", **env)
+    ends = [tape[-1]["data"] for tape in tapes(tmp_path).values() if tape[0]["data"]["mission"] != "root"]
+    assert len(ends) == 3 * (1 + leaves)
+    assert {end["termination_mode"] for end in ends} == {"budget"}
+    total = spent(tmp_path / "data")
+    print(f"{total} of {limit} tokens, {100 * (limit - total) / limit:.2f} % left")
+    assert 0.98 * limit <= total <= limit
+
+
+def test_a_narrower_budget_of_a_nested_agent_holds_over_there(lab: Lab, tmp_path: Path) -> None:
+    both = sh("quine --max-tokens 8000 inner"), sh("QUINE_MAX_TOKENS=999999999 quine wide")
+    lines = [
+        used(says(*both, match="^work"), 3000, 0),
+        says(OK, match="^work"),
+        {**used(says(sh("true"), match="^(inner|wide)"), 3000, 0), "repeat": True},
+    ]
+    run(lab, tmp_path, lines, "--max-tokens", "50000", "--on", "h1", "work")
+    found = tapes(tmp_path)
+    assert ["[EXIT CODE] 77" in result for result in results(found["work"])] == [True, True]
+    left = [re.findall(r"TOKENS LEFT. (\d+)", results(found[name])[0]) for name in ("inner", "wide")]
+    asked = sum("usage" in entry["data"] for entry in found["inner"])
+    assert asked == 2
+    assert left == [["5000"], [str(50_000 - 3000 * (2 + asked))]]
+
+
+def test_a_narrower_sum_of_a_nested_agent_holds_over_there(lab: Lab, tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[models.dear]\ninput = 10\noutput = 100\n")
+    lines = [
+        says(sh("quine --max-cost 0.1 inner"), match="^work"),
+        says(OK, match="^work"),
+        {**used(says(sh("true"), match="^inner"), 3000, 100), "repeat": True},
+    ]
+    env = {"QUINE_PRICES": str(prices), "QUINE_MODEL_ID": "dear"}
+    run(lab, tmp_path, lines, "--max-cost", "50", "--on", "h1", "work", **env)
+    assert "[EXIT CODE] 77" in results(tapes(tmp_path)["work"])[0]
+    inner = tapes(tmp_path)["inner"]
+    assert "[COST LEFT] 0.0600 US dollars" in results(inner)[0]
+    assert 0.04 <= sum(0.04 for entry in inner if "usage" in entry["data"]) <= 0.1
+
+
+def test_the_deadline_crosses_as_what_is_left_of_it(lab: Lab, tmp_path: Path) -> None:
+    """Through a fork to a host, a fork there and a nested agent; none gets more of it."""
+    lines = [
+        says(fork("branch@h1"), match="^root"),
+        says(fork("leaf"), match="^branch"),
+        says(sh("QUINE_DEADLINE=1000 quine inner"), match="^leaf"),
+        says(sh("sleep 86397"), match="^inner"),
+        {**says(call("exit", status=4, stderr="no time")), "repeat": True},
+    ]
+    begun = time.monotonic()
+    run(lab, tmp_path, lines, "--deadline", "4", "root")
+    assert 3.9 < time.monotonic() - begun < 20
+    found = tapes(tmp_path)
+    assert set(found) == {"root", "branch", "leaf", "inner"}
+    for mission, tape in found.items():
+        assert tape[0]["data"]["limits"]["deadline"] <= 4 or mission == "inner"
+        assert tape[-1]["data"]["exit_code"] in (4, 124, 143), mission
