@@ -25,16 +25,16 @@ def used(line: dict[str, Any], prompt: int, reply: int) -> dict[str, Any]:
 
 def test_tokens_are_told_and_end_the_tree(agents: Agents) -> None:
     agents.script(*(used(says(sh("true")), 4000, 100) for _ in range(9)))
-    done = agents.run(options=("--max-tokens", "19000"))
+    done = agents.run(options=("--max-tokens", "16000"))
     assert done.returncode == 77
     assert b"what the tree may spend is used up" in done.stderr
     assert b"hint: see --max-tokens" in done.stderr
     results = agents.results()
-    assert "[TOKENS LEFT] 14900" in results[0]
+    assert "[TOKENS LEFT] 11900" in results[0]
     assert "[LAST REPLY] What the tree may spend is used up" in results[1]
     assert "Refused" in results[2]
     assert agents.outcome()["termination_mode"] == "budget"
-    assert agents.outcome()["tokens_in"] + agents.outcome()["tokens_out"] <= 19_000
+    assert agents.outcome()["tokens_in"] + agents.outcome()["tokens_out"] <= 16_000
 
 
 def test_a_prompt_that_is_too_dear_is_not_sent(agents: Agents) -> None:
