@@ -69,10 +69,11 @@ class Kind:
 
 
 # Inferences at one time where there is no limit: 1024. Tokens and cost that are reserved, and how much of that is
-# sure to be used: the prompt.
-INFER = Kind(2, 1 << 10, "<QdQd", _RECORDS)
-# Processes that have lent places to another machine: how many, and what they have heard of `wanted`.
-LENDER = Kind(3, 1 << 12, "<QQ", INFER.end)
+# sure to be used: the prompt. All in 20 KiB, for a shell that makes only small files (ulimit -f).
+INFER = Kind(2, 1 << 10, "<IfIf", _RECORDS)
+# Processes that have lent places to another machine: how many, and what they have heard of `wanted`. What one more
+# has lent does not come back before its job ends.
+LENDER = Kind(3, 480, "<II", INFER.end)
 AGENT = Kind(1, 1 << 20)
 MUTEX, ASKING, WATCHING = (Kind(number, 1) for number in (4, 5, 6))
 
