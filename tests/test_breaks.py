@@ -182,6 +182,24 @@ def test_a_tree_on_three_hosts(lab: Lab, through: Callable[..., str], tmp_path: 
 # -- chosen bytes ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("at", [1, 30, 1500, 3000, 4500])
+def test_a_first_dial_that_breaks_off_is_dialled_again(
+    lab: Lab, through: Callable[..., str], tmp_path: Path, at: int
+) -> None:
+    """Twice, in the handshake of ssh or between it and the greeting; the host is a new one, its link too."""
+    proxy = lab["h1"].proxy
+    through("h1")  # the binary is there, for what it costs to send it is not the matter
+    host = lab.alias("fresh", "h1", proxy, tags=[str(at)], env={"FRESH": str(at)})
+    done = proxy.cuts()
+    proxy.cut_after(at, at)
+    try:
+        result = lab.run(["run", "--on", host, "--", "sh", "-c", f"echo $FRESH >>{tmp_path}/ran; exit 3"])
+    finally:
+        lab.unalias(host)
+    assert (result.returncode, result.stderr) == (3, b"")
+    assert breaks.lines(tmp_path / "ran") == [str(at)] and proxy.cuts() == done + 2
+
+
 @pytest.mark.parametrize("at", [1, 20_000, 70_000, 130_000])
 def test_a_spawn_that_is_cut_in_the_middle(
     lab: Lab, through: Callable[..., str], tmp_path: Path, at: int
