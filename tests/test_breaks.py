@@ -23,6 +23,7 @@ from tests.breaks import BLOCK, CUTS, LONG, PYTHON, MiB, face
 from tests.crowd import Crowd
 from tests.lab import Lab
 
+pytestmark = pytest.mark.timeout(150 + 15 * CUTS)
 SEEDS = (1, 2)
 
 
