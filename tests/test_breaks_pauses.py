@@ -296,6 +296,19 @@ def test_the_client_is_killed_meanwhile(
     assert lab.wait_idle() == []
 
 
+def test_a_node_that_is_stopped_is_not_waited_for(own_lab: Callable[..., Lab], tmp_path: Path) -> None:
+    """It says so to the other ends: over there the job ends at once, and not when its lease is over."""
+    lab = own_lab(["h1"], lease=60)
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    with up(
+        lab, "h1", f"trap 'echo TERM >{tmp_path}/died; exit' TERM; echo up; while :; do sleep 0.02; done"
+    ):
+        (job,) = [job for job in lab["h1"].jobs() if job.argv[:1] == ("sh",)]
+        lab.run(["node", "--stop"], check=True)
+        assert processes.wait_gone([job], 15) == []
+    assert breaks.lines(tmp_path / "died") == ["TERM"]
+
+
 def test_the_far_node_is_killed_meanwhile(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     """The one that comes after it does not know the link: the job is lost at once, not after the lease."""
     host, proxy = through("h1"), lab["h1"].proxy

@@ -27,6 +27,7 @@ log = logging.getLogger("quine.link")
 
 HEARTBEAT = 3.0  # seconds between pings; keeps idle timeouts of sshd and of middle boxes away, too
 SILENCE = 12.0  # seconds without a byte after which a connection is dead
+LINGER = 2.0  # seconds for the other end to hear a goodbye and hang up: sshd drops what it holds when we do
 ROUND = 128 * 1024  # bytes handed to the duplex at a time: two frames, four packets of ssh
 
 
@@ -139,6 +140,7 @@ class Link:
         self._on_lost = on_lost
         self._on_down = on_down
         self._owes = 0.0
+        self.parted: asyncio.Future[None] | None = None  # after `close`: the other end has heard it
         self._paused = False
         self._flush_due = False
         self._quiet = 0  # heartbeats since the last byte: a process that was stopped has not been listening
@@ -246,7 +248,9 @@ class Link:
                 self._dispatch(frame)
                 if self.dead:
                     return
-            if self.line and self.line.pong >= 0:
+            if self.line and self.line.over:
+                self.fail("the other end has ended the link")
+            elif self.line and self.line.pong >= 0:
                 self.counters.rtt = max(0.0, time.monotonic() - self.line.pong / 1e6)
                 self.line.pong = -1
         except ProtocolError as error:
@@ -326,8 +330,11 @@ class Link:
 
     def close(self, why: str) -> None:
         """End the link by intent, and say so: the other end need not wait for the next connection."""
-        if self.line and self._carrier:
-            self._carrier.duplex.write(GOODBYE)
+        carrier = self._carrier
+        if self.line and carrier and not self.dead:
+            carrier.duplex.write(GOODBYE)
+            self._carrier, self.parted = None, self._loop.create_future()
+            self._loop.call_later(LINGER, carrier.hang_up, self.parted)
         self.fail(why)
 
     def fail(self, why: str) -> None:
@@ -382,3 +389,10 @@ class _Carrier:
     def connection_lost(self, why: str) -> None:
         if self._current:
             self._link.cut(why)
+        elif self._link.parted:
+            self.hang_up(self._link.parted)
+
+    def hang_up(self, parted: asyncio.Future[None]) -> None:
+        self.duplex.close()
+        if not parted.done():
+            parted.set_result(None)

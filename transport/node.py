@@ -93,12 +93,14 @@ class Node:
 
     async def _close(self) -> None:
         """End every link and every job; the jobs get their pause."""
-        for link in list(self._links):
+        links = list(self._links)
+        for link in links:
             link.close("the node was stopped")
         for task in self._tasks:
             task.cancel()
         for job in list(self._jobs.values()):
             job.end("the node was stopped")
+        await asyncio.gather(*(link.parted for link in links if link.parted))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PAUSE + 5):
                 while self._jobs:
