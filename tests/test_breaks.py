@@ -5,6 +5,7 @@ CI runs a short form; QUINE_TEST_BREAKS=200 runs a gigabyte, 500 commands and th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -268,6 +269,30 @@ def test_a_slow_reader_while_the_link_is_cut(lab: Lab, through: Callable[..., st
         process.wait(30)
     assert (wrong, process.returncode, said) == ("", 0, b"")
     assert cuts > 3
+
+
+def test_many_jobs_share_what_breaks(lab: Lab, through: Callable[..., str]) -> None:
+    """Each waits for its own word when the cut comes, and each gets its own."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    count = CUTS or 20
+    script = "echo up; read word; echo $word $0; exit $0"
+    with contextlib.ExitStack() as stack:
+        jobs = [
+            stack.enter_context(face(lab, "run", "--on", host, "--", "sh", "-c", script, n % 60))
+            for n in range(count)
+        ]
+        for job in jobs:
+            assert job.stdout and job.stdout.readline() == b"up\n"
+        for number, job in enumerate(jobs):
+            assert job.stdin
+            if number % 5 == 0:
+                proxy.cut()
+            job.stdin.write(f"word{number}\n".encode())
+            job.stdin.flush()
+        for number, job in enumerate(jobs):
+            out, err = job.communicate(timeout=60)
+            assert (out, err) == (f"word{number} {number % 60}\n".encode(), b"")
+            assert job.returncode == number % 60
 
 
 def test_head_ends_the_producer_after_a_cut(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
