@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 
-from transport import address, ending, inherit
+from transport import address, ending, folder, inherit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -298,20 +298,15 @@ def _wait_for_session(pid: int) -> None:
 
 
 def _tidy(table: Table, entries: list[Entry]) -> None:
-    """Remove its socket, the empty folders that it had made, its table.
-
-    Under the lock of a node's life: where there is a successor already, the socket is its own, and one of its jobs may
-    be about to start in a folder.
-    """
+    """Remove the folders that were left empty, its socket unless that is a successor's by now, its table."""
+    for path in {entry.folder for entry in entries if entry.folder}:
+        folder.leave(os.fsdecode(path))
     name = table.path.rpartition("/")[2].partition(".")[0]
     own = f"{os.path.dirname(table.path)}/{name}"
     with contextlib.suppress(OSError):
         lock = os.open(f"{own}.lock", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for folder in {entry.folder for entry in entries if entry.folder}:
-                with contextlib.suppress(OSError):  # something was left in it
-                    os.rmdir(folder)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a node holds it for its life
             os.unlink(f"{own}.sock")
         finally:
             os.close(lock)

@@ -14,12 +14,11 @@ import asyncio
 import logging
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transport import address, ending, inherit, process
+from transport import address, ending, folder, inherit, process
 from transport.errors import ProtocolError, Refused
 from transport.frames import LIFE, Frame, Kind
 from transport.pump import Sink, Source
@@ -37,19 +36,19 @@ SHOWN = 200  # characters of a command in a status
 HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
 
 
-_users: Counter[Path] = Counter()  # jobs of this node that were started in a directory made for them
+_held: dict[str, list[int]] = {}  # folders made for jobs of this node: descriptor, jobs started there
 
 
-def _leave_directory(path: Path) -> None:
-    """The last one removes it if nothing was left in it: an empty directory may be somebody's current one."""
-    _users[path] -= 1
-    if _users[path]:
-        return
-    del _users[path]
-    try:
-        path.rmdir()
-    except OSError:
-        pass
+def _enter(path: str) -> None:
+    if path not in _held:
+        _held[path] = [folder.enter(path), 0]
+    _held[path][1] += 1
+
+
+def _leave(path: str) -> None:
+    _held[path][1] -= 1
+    if not _held[path][1]:
+        folder.leave(path, _held.pop(path)[0])
 
 
 class Job:
@@ -81,7 +80,7 @@ class Job:
         self._sources: list[Source] = []
         self._sink: Sink | None = None
         self._signals = 0
-        self._made: Path | None = None
+        self._made = ""
         self._table = table
         self._slot = 0  # in the table, while there is something to end
 
@@ -148,7 +147,7 @@ class Job:
         try:
             env[inherit.VARIABLE] = str(memo)
             directory = self._directory()
-            self._slot = self._table.expect(memo, str(self._made or ""))
+            self._slot = self._table.expect(memo, self._made)
             started = process.launch(argv, env, directory, limits, (memo,), size)
             if isinstance(started, process.Child):
                 self._table.started(self._slot, started.pid)
@@ -166,13 +165,12 @@ class Job:
             return cwd
         if self.spawn.workdir is None:
             return os.path.join(Path.home(), cwd)
-        path = Path(self.spawn.workdir).expanduser() / self.spawn.tree
+        path = os.path.join(os.path.expanduser(self.spawn.workdir), self.spawn.tree)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            _enter(path)
         except OSError as error:
             raise Refused(f"cannot make {path}: {error.strerror}", "set workdir in the inventory") from None
         self._made = path
-        _users[path] += 1
         return os.path.join(path, cwd)
 
     # -- from the link -----------------------------------------------------------------------------
@@ -347,8 +345,8 @@ class Job:
             self._sink.close()
         self._child = None
         if self._made:
-            _leave_directory(self._made)
-            self._made = None
+            _leave(self._made)
+            self._made = ""
         if self._slot:
             self._table.forget(self._slot)
             self._slot = 0

@@ -1,0 +1,49 @@
+"""A folder that jobs share: never removed under one of them, never left behind empty."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transport import folder
+
+
+def test_the_last_one_removes_it_if_it_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "work" / "tree"
+    first, second = folder.enter(str(path)), folder.enter(str(path))
+    folder.leave(str(path), first)
+    folder.leave(str(path))  # a guard, which held nothing
+    assert path.is_dir()
+    folder.leave(str(path), second)
+    assert not path.exists() and path.parent.is_dir()
+    held = folder.enter(str(path))
+    (path / "result").touch()
+    folder.leave(str(path), held)
+    assert (path / "result").exists()
+    folder.leave(str(tmp_path / "none"))
+    with pytest.raises(FileExistsError):
+        folder.enter(str(path / "result"))
+
+
+def test_nobody_loses_it_while_others_come_and_go(tmp_path: Path) -> None:
+    """What each holds is what is there under its name, as a job that starts in it needs."""
+    code = """
+import os, sys
+from transport import folder
+path = sys.argv[1]
+for _ in range(400):
+    fd = folder.enter(path)
+    assert os.path.samestat(os.stat(path), os.fstat(fd))
+    folder.leave(path, fd)
+    folder.leave(path)
+"""
+    path = str(tmp_path / "tree")
+    several = [subprocess.Popen([sys.executable, "-c", code, path], stderr=subprocess.PIPE) for _ in range(3)]
+    for process in several:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err.decode()
+    assert not os.path.exists(path)

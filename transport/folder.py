@@ -1,0 +1,63 @@
+"""A folder made for jobs: kept by a lock while somebody's job is in it, removed by the last one who leaves it empty.
+
+Laws
+1. The lock is the kernel's, on the folder itself: two nodes of one user, or a node and the guard of a dead one, may
+   share a folder, and an empty one may be where a job of the other stands.
+2. Who comes while it is being removed makes it anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+
+TRIES = 100  # to come in while others leave; each takes microseconds
+
+
+def enter(path: str) -> int:
+    """Make it where it is missing, and hold it by the descriptor returned. OSError where it cannot be made."""
+    failed: OSError | None = None
+    for _ in range(TRIES):
+        try:
+            os.makedirs(path, exist_ok=True)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, FileExistsError) as error:
+            failed = error  # between two steps of ours; or it is no folder
+            continue
+        try:
+            _lock(fd, fcntl.LOCK_SH)
+            if os.path.samestat(os.stat(path), os.fstat(fd)):
+                return fd
+        except (BlockingIOError, FileNotFoundError):
+            pass  # somebody removes it just now
+        os.close(fd)
+    raise failed or BlockingIOError(errno.EAGAIN, "somebody removes it and does not get on with it", path)
+
+
+def leave(path: str, fd: int = -1) -> None:
+    """Let go; remove it if it is empty and nobody else holds it."""
+    if fd < 0:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return
+    try:
+        with contextlib.suppress(BlockingIOError):  # held by others: the last of them does it
+            _lock(fd, fcntl.LOCK_EX)
+            os.rmdir(path)
+    except OSError:
+        pass  # something was left in it, or it is gone
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, how: int) -> None:
+    """BlockingIOError where another one holds it; nothing where the file system has no locks."""
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass
