@@ -273,6 +273,10 @@ def leftovers(lab: Lab) -> Iterator[str]:
         ours |= {process.pid for process in host.processes()}
     for process in lab.jobs():
         yield f"job {process}"
+    for host in lab.hosts.values():
+        for path in (host.home / "quine").glob("*"):
+            if not list(path.iterdir()):
+                yield f"empty folder {path}"
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             fields = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
@@ -355,6 +359,7 @@ def arena(lab: Lab) -> Iterator[Lab]:
     lab.unalias("right")
 
 
+@pytest.mark.timeout(400)  # half a minute where nobody else works
 @pytest.mark.skipif(bool(KILLS), reason="the long form runs")
 def test_each_killed_once(arena: Lab, tmp_path: Path) -> None:
     rng, logs = random.Random(SEED), Logs(arena)
@@ -364,6 +369,7 @@ def test_each_killed_once(arena: Lab, tmp_path: Path) -> None:
     logs.check()
 
 
+@pytest.mark.timeout(0)
 @pytest.mark.skipif(not KILLS, reason="QUINE_TEST_KILLS=N")
 def test_killed_at_random(arena: Lab, tmp_path: Path) -> None:
     logs = Logs(arena)
