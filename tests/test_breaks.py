@@ -107,7 +107,7 @@ def note(ran: Path, command: str) -> str:
 
 def tree(crowd: Crowd, hosts: list[str], ran: Path) -> None:
     """The root here, a branch on each host, leaves below each; they talk much and say who they are."""
-    much = note(ran, "seq 3000")
+    much = note(ran, f"seq {40_000 if LONG else 4_000}")
     name = note(ran, "seq 2000; echo leaf $QUINE_NODE_NAME >&4")
     crowd.says(
         "root", says(sh(much)), says(fork({f"branch-{host} {host}": host for host in hosts})), says(OK)
@@ -133,7 +133,14 @@ def grow(lab: Lab, hosts: list[str], directory: Path) -> float:
         begun = time.monotonic()
         keys = ("QUINE_API_TYPE", "QUINE_API_BASE", "QUINE_DATA_DIR", "CROWD")
         done = lab.run(
-            ["root"], env={**{key: crowd.env[key] for key in keys}, "QUINE_MAX_AGENTS": "0"}, timeout=900
+            ["root"],
+            env={
+                **{key: crowd.env[key] for key in keys},
+                "QUINE_MAX_AGENTS": "0",
+                "QUINE_OUTPUT_TRUNCATE": "500000",
+                "QUINE_CONTEXT_WINDOW": "10000000",
+            },
+            timeout=900,
         )
         took = time.monotonic() - begun
         assert (done.returncode, done.stdout) == (0, b""), done.stderr
@@ -141,6 +148,9 @@ def grow(lab: Lab, hosts: list[str], directory: Path) -> float:
             path: [json.loads(line) for line in path.read_text().splitlines()]
             for path in crowd.data.glob("*.jsonl")
         }
+        (root,) = [tape for tape in tapes.values() if tape[0]["data"]["mission"] == "root"]
+        result = next(e["data"]["content"] for e in reversed(root) if e["type"] == "tool_result")
+        assert all(f"leaf {host}\n" in result for host in hosts)
         assert [
             (path.name, state) for path in tapes if (state := verify.verify(path).state) != verify.OK
         ] == []
@@ -158,9 +168,6 @@ def grow(lab: Lab, hosts: list[str], directory: Path) -> float:
     assert Counter(told) == inferences, "not each inference once"
     wanted = Counter({session: each[kind][1] for session, kind in kinds.items()})
     assert Counter(breaks.lines(ran)) == wanted, "not each command once"
-    (root,) = [tape for tape in tapes.values() if tape[0]["data"]["mission"] == "root"]
-    result = next(e["data"]["content"] for e in reversed(root) if e["type"] == "tool_result")
-    assert all(f"leaf {host}\n" in result for host in hosts)
     return took
 
 
