@@ -19,7 +19,8 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import count
 from typing import Any
 
 from transport import address
@@ -36,10 +37,9 @@ log = logging.getLogger("quine.hosts")
 
 INSIST = 30.0  # seconds in which a connection that breaks off before the greeting is dialled again
 HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
-FIRST_PAUSE, LAST_PAUSE = (
-    0.1,
-    5.0,
-)  # seconds between two dials of a link that is down; about so, lest hosts meet
+FIRST_PAUSE = 0.1  # seconds between a dial and the next; doubled with each, and about so, lest hosts meet
+LAST_PAUSE = 5.0
+BROKEN_PAUSE = 0.5  # no longer after a connection that broke off: the host is there
 
 
 class Target:
@@ -248,7 +248,7 @@ class Host:
     async def _dial(self) -> Link:
         """The first connection of a new link."""
         until = time.monotonic() + INSIST
-        for pause in pauses():
+        for tries in count():
             name = os.urandom(16).hex()  # a new one: the node over there may have heard the one before
             try:
                 greeter = await self._greeted(name, 0, resume=False)
@@ -257,7 +257,7 @@ class Host:
                 if time.monotonic() > until:
                     raise
                 log.info("%s: dialled again: %s", self.target.name, broken.detail)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause(tries, BROKEN_PAUSE))
         link = self._join(Line(True, name), self.target.name, self._down)
         link.connect(greeter)
         return link
@@ -295,10 +295,12 @@ class Host:
     async def _mend(self, link: Link) -> None:
         """Dial until the link is up, or nobody is left who needs it."""
         until = time.monotonic() + INSIST
-        for pause in pauses():
+        for tries in count():
+            longest = LAST_PAUSE
             try:
                 await self._again(link)
             except Interrupted as broken:
+                longest = BROKEN_PAUSE
                 log.info("%s: not back yet: %s", self.target.name, broken.detail)
                 if time.monotonic() > until:
                     self._tell_waiting(broken)
@@ -312,7 +314,7 @@ class Host:
                 link.fail(link.down)
             if link.dead or not link.down:
                 break
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause(tries, longest))
         self._tell_waiting(None)
 
     async def _again(self, link: Link) -> None:
@@ -346,12 +348,9 @@ class Host:
             self._mending.cancel()
 
 
-def pauses() -> Iterator[float]:
-    """Seconds between one dial and the next: growing, and in step with nobody's."""
-    pause = FIRST_PAUSE
-    while True:
-        yield pause * random.uniform(0.5, 1.5)
-        pause = min(2 * pause, LAST_PAUSE)
+def pause(tries: int, longest: float) -> float:
+    """Seconds between one dial and the next."""
+    return min(FIRST_PAUSE * 2.0 ** min(tries, 10), longest) * random.uniform(0.5, 1.5)
 
 
 def refuse(relay: Relay, refused: Refused) -> None:
