@@ -116,10 +116,12 @@ def launch(
     limits: list[tuple[int, int]],
     keep: tuple[int, ...] = (),
     size: tuple[int, int] | None = None,
+    stdin: int | None = None,
 ) -> Child | Status:
     """Start `argv` with pipes at 0, 1, 2 and the descriptors `keep`. A Status says why it did not start.
 
-    With `size` (rows, columns) it gets a terminal in place of the pipes.
+    With `size` (rows, columns) it gets a terminal in place of the pipes; with `stdin` it reads that in place of its
+    first pipe, which then has no reader.
     """
     if not os.path.isdir(cwd):
         raise Refused(f"no such directory: {cwd}", "make it there, or choose another one with --cwd")
@@ -129,7 +131,7 @@ def launch(
     try:
         process = subprocess.Popen(
             argv,
-            stdin=theirs[0],
+            stdin=theirs[0] if stdin is None else stdin,
             stdout=theirs[1],
             stderr=theirs[2],
             cwd=cwd,
