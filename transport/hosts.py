@@ -103,7 +103,12 @@ class Hosts:
             host = self._hosts[target.key] = Host(target, self._join, self._facts)
         slots = self._slots.setdefault(target.group, Slots(target.name))
         slots.limit = target.slots
-        slots.submit(relay, host, spawn)
+        if (
+            spawn.context.get("control") is True
+        ):  # it asks about jobs, and must not wait until they have ended
+            host.begin(relay, spawn, slots.refuse_waiting)
+        else:
+            slots.submit(relay, host, spawn)
         return relay
 
     @property
