@@ -53,8 +53,8 @@ def dispatch(words: list[str]) -> int:
     if verb == "run":
         from quine.run import main as run
 
-        return run(words[1:])
-    if verb in ("ps", "wait", "logs", "kill"):
+        return run(words[1:], _detach)
+    if verb in ("ps", "wait", "logs", "kill", "attach"):
         from quine.ps import main as ps
 
         return ps(verb, words[1:])
@@ -70,6 +70,12 @@ def dispatch(words: list[str]) -> int:
 
         return cli(words)
     return agent(words)
+
+
+def _detach(values: dict[str, object], command: list[str], tree: str) -> int:
+    from quine import detach
+
+    return detach.command(values, command, tree)
 
 
 def agent(words: list[str]) -> int:
@@ -106,6 +112,13 @@ def agent(words: list[str]) -> int:
         from quine.retry import Tries
 
         Tries(values)  # refused here where it makes no sense
+    if values.get("detach"):
+        from quine.detach import agent as detach
+
+        return detach(text, values)
+    for name in ("stdin", "spool"):
+        if name in values:
+            raise Misconfigured(f"--{name} goes with --detach")
     if "on" in values:
         from quine.compose import agent_elsewhere
 

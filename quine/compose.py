@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 NODE_VARIABLES = ("QUINE_NODE_IDLE", "QUINE_TRACE")
+DETACHED_LEASE = 30 * 86400.0  # seconds that the agent of a detached face waits for it
 SERVICES = ("life", "infer", "tape", "ledger")
 
 
@@ -156,7 +157,7 @@ def settle(spawn: Spawn, host: Host) -> None:
         spawn.cwd = caller
     spawn.env = {**host.env, **spawn.env, "QUINE_NODE_NAME": host.name}
     spawn.limits = {**{name: str(value) for name, value in host.limits.items()}, **spawn.limits}
-    spawn.lease = host.lease
+    spawn.lease = max(host.lease, DETACHED_LEASE) if spawn.context.get("detached") else host.lease
 
 
 # -- agents ----------------------------------------------------------------------------------------
@@ -167,6 +168,7 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
     from quine import host
     from quine.options import environment, limits
 
+    os.environ.pop("QUINE_DETACHED", None)
     os.environ.update(environment(values, os.environ))
     if limited := limits(values):
         from quine.exits import Misconfigured
@@ -200,13 +202,14 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     from quine.options import environment, limits
     from quine.run import caller, callers_environment, show, starting_directory
 
+    detached = os.environ.pop("QUINE_DETACHED", "") == "1"
     given = dict(os.environ)
     settled = dict(given)
     life, settings = life_from(mission, values, settled)
     spawn = _agent(str(values["on"]), life)
     spawn.env = {**callers_environment(values), **environment(values, given)}
     spawn.limits = limits(values)
-    spawn.context = caller(values)
+    spawn.context = {**caller(values), "detached": detached}
     spawn.cwd = starting_directory(values)
     facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
 

@@ -28,7 +28,7 @@ from quine.exits import (
 )
 from quine.guests.base import Guest
 from quine.guests.relay import RelayGuest
-from quine.life import Life, new_session
+from quine.life import Life, is_session, new_session
 from quine.log import Log
 from quine.loop import End, Face, Loop
 from quine.signals import Signals, Terminated
@@ -263,7 +263,9 @@ def _own(settings: Settings, mission: str, options: Mapping[str, Any]) -> Life:
         raise Denied(
             f"too deep: level {depth + 1}, and {settings.limits.depth} are allowed", "see --max-depth"
         )
-    session = new_session()
+    session = str(options.get("job") or new_session())
+    if not is_session(session):
+        raise Misconfigured(f"--job {session[:80]!r} is not a UUID in lower case", "leave it out")
     return Life(
         session=session,
         root=root or session,

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 # option, short form, value name ("" for a switch), verbs it belongs to, built, help
 TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
     ("on", "", "WHERE", "agent run", True, "where it runs: a host, @tag, any, local; a,b = either; !x = not"),
+    ("on", "", "WHERE", "ps", True, "on these hosts, too: a host, @tag, any; a,b = either; !x = not"),
+    (
+        "on",
+        "",
+        "WHERE",
+        "wait logs kill attach",
+        True,
+        "the host it is on; left out: here, then all hosts are asked",
+    ),
     ("file", "f", "FILE", "agent", True, "read the mission from FILE, - for stdin"),
     ("binary", "b", "", "agent", True, "read stdin into a file first and tell the agent its path"),
     ("model", "", "NAME", "agent", True, "model name sent to the API (QUINE_MODEL_ID)"),
@@ -30,7 +39,14 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
     ("max-cost", "", "USD", "agent", True, "cost of the tree (QUINE_MAX_COST)"),
     ("deadline", "", "SECONDS", "agent", True, "time of the tree (QUINE_DEADLINE)"),
     ("deadline", "", "SECONDS", "run", False, "end it after that time; see timeout(1)"),
-    ("inventory", "", "FILE", "agent run", True, "the hosts (QUINE_INVENTORY, ./inventory.toml)"),
+    (
+        "inventory",
+        "",
+        "FILE",
+        "agent run ps wait logs kill attach",
+        True,
+        "the hosts (QUINE_INVENTORY, ./inventory.toml)",
+    ),
     ("fs", "", "URL", "agent run", False, "the files tier (QUINE_FS)"),
     ("cwd", "", "DIR", "agent run", True, "directory to start in"),
     ("env", "", "K[=V]", "agent run", True, "set or pass an environment variable; may be repeated"),
@@ -59,7 +75,33 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         True,
         "with --retry: to do it twice is harmless, so also when it was lost",
     ),
-    ("detach", "", "", "agent run", False, "let it run on without this process"),
+    ("detach", "", "", "agent run", True, "let it run on without this process; its id is printed"),
+    (
+        "job",
+        "",
+        "ID",
+        "agent run",
+        True,
+        "its id, a UUID; one that was detached already is not started again",
+    ),
+    ("stdin", "i", "", "agent run", True, "with --detach: its stdin stays open, for attach --stdin"),
+    (
+        "spool",
+        "",
+        "SIZE",
+        "agent run",
+        True,
+        "with --detach: output that nobody has read, then it waits (1G)",
+    ),
+    ("stdin", "i", "", "attach", True, "what we read goes to its stdin, and the end of it, too"),
+    (
+        "from",
+        "",
+        "N[,M]",
+        "attach",
+        True,
+        "leave out N bytes of its stdout and M of its stderr; end: only what is new",
+    ),
     ("report", "", "FILE|FD", "agent run", True, "write one JSON object on how it ended"),
     ("quiet", "q", "", "agent run", True, "no messages but errors"),
     ("verbose", "v", "", "agent run", True, "operational detail on stderr"),
@@ -79,9 +121,16 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         "the signal: a name or a number; also as -NAME; 0 only looks (TERM)",
     ),
     ("list", "l", "", "kill", True, "the names of signals; with a number its name"),
-    ("data-dir", "", "DIR", "ps wait logs kill", True, "where tapes and jobs are (QUINE_DATA_DIR, .quine)"),
+    (
+        "data-dir",
+        "",
+        "DIR",
+        "ps wait logs kill attach",
+        True,
+        "where tapes and jobs are (QUINE_DATA_DIR, .quine)",
+    ),
     ("completion", "", "SHELL", "agent", True, "print the completion of bash, zsh or fish"),
-    ("help", "h", "", "agent run ps wait logs kill", True, "this text"),
+    ("help", "h", "", "agent run ps wait logs kill attach", True, "this text"),
     ("version", "", "", "agent run", True, "version and build hash"),
 )
 REPEATED = ("env", "limit")
@@ -94,14 +143,14 @@ VERBS = {
     "doctor": "what works here, what does not, how to mend it",
     "node": "the daemon; started for you",
     "xargs": "one job per input item",
-    "ps": "agents of this machine, running and ended",
-    "wait": "wait for agents, and leave as they left",
-    "kill": "signal agents",
-    "logs": "output of children that nobody waits for",
+    "ps": "agents and detached jobs, running and ended",
+    "wait": "wait for them, and leave as they left",
+    "kill": "signal them",
+    "logs": "output of jobs that nobody waits for",
     "attach": "be the face of a running job again",
     "fs": "the files tier",
 }
-UNBUILT = ("xargs", "attach", "fs")
+UNBUILT = ("xargs", "fs")
 
 # what --help says before the options
 USAGE = {
@@ -120,25 +169,33 @@ status. Without --on it replaces this process. stdin is read ahead of the comman
     "ps": """\
 usage: quine ps [OPTIONS]
 
-List the agents of a data directory that run: roots, children, and jobs that nobody waits for. An agent's
-id is the session of its first life, which is what fork told of a child, and stays over exec. Wherever
-an ID is wanted, its beginning will do if no other begins so.""",
+List what runs: the agents of a data directory (roots, children, jobs that nobody waits for) and the detached jobs
+of this user, with --on those of other machines, too. An agent's id is the session of its first life, which is what
+fork told of a child, and stays over exec; a detached job's is what --detach printed. Wherever an ID is wanted, its
+beginning will do if no other begins so.""",
     "wait": """\
 usage: quine wait [OPTIONS] ID…
 
-Wait until these agents have ended. The exit status is the agent's own, 128+n where a signal n ended it; of
-several it is that of the last ID, as with the wait of a shell. Where its process is gone and
-nothing tells how it ended, it is 74. No such ID: 2. Any process may wait, not only the parent.""",
+Wait until these have ended. The exit status is the job's own, 128+n where a signal n ended it; of several it is
+that of the last ID, as with the wait of a shell. Where its process is gone and nothing tells how it ended, it
+is 74. No such ID: 2. Any process may wait, not only the parent.""",
     "logs": """\
 usage: quine logs [OPTIONS] ID
 
-Print what a child that nobody waits for has written to its stdout. With --follow, until it has ended.""",
+Print what a job that nobody waits for has written to its stdout. With --follow, until it has ended.""",
+    "attach": """\
+usage: quine attach [OPTIONS] ID
+
+Be the face of a detached job: its output so far, or from an offset on, then what it writes from now on; and leave as
+it leaves. What ends this process (^C, a hangup) does not reach the job: it goes on, and can be attached to again;
+`quine kill` ends it. Its stdin is left alone without --stdin. Any number may be attached at one time.""",
     "kill": """\
 usage: quine kill [-SIGNAL | -s SIGNAL] ID…
        quine kill -l [SIGNAL…]
 
-Signal agents; TERM where none is named. An agent that is ended by a signal ends its children and commands. One
-that was stopped is let go on to take a TERM or HUP. The exit status is 1 where one had ended already.""",
+Signal agents, and detached jobs with their process groups; TERM where no signal is named. An agent that is ended by a
+signal ends its children and commands. One that was stopped is let go on to take a TERM or HUP. The exit status is 1
+where one had ended already.""",
 }
 
 

@@ -1,21 +1,21 @@
-"""The verbs ps, wait, logs and kill: the agents of this machine that left a tape or a job directory.
+"""The verbs ps, wait, logs, kill and attach: agents that left a tape, jobs that left a directory, here and elsewhere.
 
 Laws
 1. Standard library only: these are called in loops. Options may stand before and after the ids.
-2. Nothing is done to a pid: who is waited for or signalled is held by a pidfd (quine/roster.py).
+2. Nothing is done to a pid: who is waited for or signalled is held by a pidfd (quine/roster.py), or by its supervisor.
 3. All ids are known before anything is done, or nothing is done: an unknown or an ambiguous one is exit 2.
+4. What is not here is looked for on the hosts of the inventory; the verb is then run over there (quine/elsewhere.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import time
 
 from quine import procs, roster
-from quine.exits import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
+from quine.exits import DEADLINE, FAILED, LOST, OK, Misconfigured, complain
 from quine.options import parse, usage
 from quine.roster import Agent
 from transport import quickjson
@@ -25,11 +25,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from quine.elsewhere import Remote
+
 SHORT = 18  # characters of an id in a table: the time in it, and enough of what is random
 MISSION = 60
-INTERVAL = 200  # milliseconds between two looks at a growing file
 WRITTEN = 0.5  # seconds for its parent to write down how a child ended, after it has reaped it
-CHUNK = 1 << 18
 WAKING = (signal.SIGTERM, signal.SIGHUP)  # a stopped process takes them when it goes on, so it is let go on
 
 
@@ -41,21 +41,45 @@ def main(verb: str, words: list[str]) -> int:
     if values.get("help"):
         print(usage(verb))
         return OK
-    folder = os.path.expanduser(str(values.get("data_dir") or os.environ.get("QUINE_DATA_DIR") or ".quine"))
+    folders = _folders(values)
     if verb == "ps":
         if ids:
             raise Misconfigured("ps takes no id", "quine ps --all")
-        return _ps(folder, values)
+        return _ps(folders, values)
     if verb == "kill" and values.get("list"):
         return _list_signals(ids)
     if not ids:
         raise Misconfigured("no id", f"quine ps --all; quine {verb} ID")
-    if verb == "logs":
+    if verb in ("logs", "attach"):
         if len(ids) > 1:
-            raise Misconfigured("logs takes one id")
-        return _logs(_one(folder, ids[0]), values)
-    agents = [_one(folder, text) for text in ids]
-    return _wait(agents, values) if verb == "wait" else _kill(agents, str(values.get("signal", "TERM")))
+            raise Misconfigured(f"{verb} takes one id")
+        return _face(verb, _one(folders, ids[0], values), values)
+    jobs = [_one(folders, text, values) for text in ids]
+    return _wait(jobs, values) if verb == "wait" else _kill(jobs, values)
+
+
+def _folders(values: dict[str, object]) -> tuple[str, ...]:
+    """Where tapes are, and where detached jobs are."""
+    named = str(values.get("data_dir") or os.environ.get("QUINE_DATA_DIR") or ".quine")
+    folder, state = os.path.expanduser(named), roster.state_directory()
+    return (folder,) if os.path.realpath(folder) == os.path.realpath(state) else (folder, state)
+
+
+def _face(verb: str, job: Agent | Remote, values: dict[str, object]) -> int:
+    """logs or attach, here or over there."""
+    if not isinstance(job, Agent):
+        from quine import elsewhere
+
+        words = [verb]
+        for name in ("from", "offset", "follow", "stderr", "both", "stdin"):
+            if name in values:
+                words.append(f"--{name}" if values[name] is True else f"--{name}={values[name]}")
+        return elsewhere.show(words, job, values)
+    from quine import attach, run
+
+    if verb == "logs":
+        return attach.logs(job, values)
+    return run.leave(attach.attach(job, values))
 
 
 def _parse(verb: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
@@ -69,21 +93,37 @@ def _parse(verb: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
     return values, ids
 
 
-def _one(folder: str, text: str) -> Agent:
-    """The agent that an id or its beginning means."""
-    found = roster.find(folder, text) if text else []
+def _one(folders: tuple[str, ...], text: str, values: dict[str, object]) -> Agent | Remote:
+    """The job that an id or its beginning means."""
+    where = str(values.get("on", ""))
+    found: list[Agent | Remote] = []
+    if where in ("", "local") and text:
+        found += roster.find(text, *folders)
+    # One that is supervised on another machine with the same home lies here, too; that machine knows it better.
+    strange = (
+        len(found) == 1 and isinstance(found[0], Agent) and found[0].supervisor and not found[0].known_here
+    )
+    if (not found or strange) and _may_be_an_id(text) and where != "local":
+        from quine import elsewhere
+
+        found = [*elsewhere.find(text, where, values)] or found
     if len(found) == 1:
         return found[0]
     if found:
-        some = ", ".join(agent.id for agent in found[:3])
+        some = ", ".join(job.id for job in found[:3])
         raise Misconfigured(
             f"{len(found)} jobs begin with {text}", f"{some}{', …' if len(found) > 3 else ''}"
         )
     near = sorted(
-        roster.everyone(folder), key=lambda agent: (_common(agent.id, text), agent.begun), reverse=True
+        roster.everyone(*folders), key=lambda agent: (_common(agent.id, text), agent.begun), reverse=True
     )
     hint = f"known are {', '.join(agent.id for agent in near[:3])}{', …' if len(near) > 3 else ''}"
-    raise Misconfigured(f"no such job: {text}", hint if near else f"{folder} has none; see --data-dir")
+    raise Misconfigured(f"no such job: {text}", hint if near else f"{folders[0]} has none; see --data-dir")
+
+
+def _may_be_an_id(text: str) -> bool:
+    """Nobody else is asked for what no id begins with."""
+    return 0 < len(text) <= 36 and all(c in "0123456789abcdef-" for c in text)
 
 
 def _common(one: str, other: str) -> int:
@@ -96,10 +136,14 @@ def _common(one: str, other: str) -> int:
 # -- ps --------------------------------------------------------------------------------------------
 
 
-def _ps(folder: str, values: dict[str, object]) -> int:
-    agents = roster.everyone(folder)
+def _ps(folders: tuple[str, ...], values: dict[str, object]) -> int:
+    agents = roster.everyone(*folders)
     running = {agent.id for agent in agents if agent.alive}
     facts = [_facts(agent, running) for agent in agents]
+    if values.get("on", "local") != "local":
+        from quine import elsewhere
+
+        facts = elsewhere.once(facts + elsewhere.listed(elsewhere.hosts(str(values["on"]), values), values))
     if not values.get("all"):
         facts = [fact for fact in facts if fact["state"] in ("running", "stopped")]
     if values.get("json"):
@@ -109,21 +153,23 @@ def _ps(folder: str, values: dict[str, object]) -> int:
 
     short = {fact["id"][:SHORT] for fact in facts}
     width = SHORT if len(short) == len(facts) else None
-    rows = [("ID", "HOST", "PID", "STATE", "EXIT", "SECONDS", "MISSION")]
+    rows = [("ID", "HOST", "PID", "STATE", "EXIT", "SECONDS", "TREE", "COMMAND")]
     for fact in facts:
         mission = plain(fact["mission"], newlines=False)
         mission = mission if len(mission) <= MISSION else mission[: MISSION - 1] + "…"
         code = "-" if fact["code"] is None else str(fact["code"])
         host = plain(fact["host"][:MISSION], newlines=False)
         pid = str(fact["pid"] or "-")
-        rows.append((fact["id"][:width], host, pid, fact["state"], code, f"{fact['seconds']:.1f}", mission))
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+        state, root = (plain(fact[name], newlines=False) for name in ("state", "root"))
+        seconds = f"{fact['seconds']:.1f}"
+        rows.append((fact["id"][:width], host, pid, state, code, seconds, root[:width] or "-", mission))
+    widths = [max(len(row[column]) for row in rows) for column in range(7)]
     for row in rows:
         cells = [
             c.rjust(w) if n in (2, 4, 5) else c.ljust(w)
             for n, (c, w) in enumerate(zip(row, widths, strict=False))
         ]
-        print("  ".join([*cells, row[6]]).rstrip())
+        print("  ".join([*cells, row[7]]).rstrip())
     return OK
 
 
@@ -136,6 +182,7 @@ def _facts(agent: Agent, running: set[str]) -> dict[str, Any]:
         end = agent.end()
         state = end.state
     alive = state in ("running", "stopped")
+    last = agent.last if alive or not agent.supervisor else _written(agent)
     return {
         "id": agent.id,
         "session": agent.session,
@@ -146,7 +193,7 @@ def _facts(agent: Agent, running: set[str]) -> dict[str, Any]:
         "signal": (end.signal or None) if end else None,
         "detail": end.detail if end else "",
         "started": agent.begun,
-        "seconds": round(max(0.0, (time.time() if alive else agent.last) - agent.begun), 3),
+        "seconds": round(max(0.0, (time.time() if alive else last) - agent.begun), 3),
         "mission": agent.mission,
         "parent": agent.parent,
         "root": agent.root,
@@ -155,29 +202,48 @@ def _facts(agent: Agent, running: set[str]) -> dict[str, Any]:
     }
 
 
+def _written(agent: Agent) -> float:
+    """When a detached job's supervisor wrote down its end, or else its last output."""
+    for name in ("status", "stdout"):
+        with contextlib.suppress(OSError):
+            return os.stat(os.path.join(agent.directory, name)).st_mtime
+    return agent.last
+
+
 # -- wait ------------------------------------------------------------------------------------------
 
 
-def _wait(agents: list[Agent], values: dict[str, object]) -> int:
+def _wait(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
     """The exit status of the last, as the shell's wait."""
-    seconds = _seconds(values)
+    deadline = time.monotonic() + _seconds(values)
     above = _ancestors()
+    agents = [job for job in jobs if isinstance(job, Agent)]
     for agent in agents:
         if agent.alive and agent.pid in above:
             raise Misconfigured(f"{agent.id} waits for this command, so it cannot be waited for by it")
-    pidfds = [fd for agent in agents if (fd := agent.hold()) >= 0]
+    pidfds = [fd for agent in agents for fd in agent.holds()]
     try:
-        if not procs.wait(pidfds, seconds):
+        if not procs.wait(pidfds, max(0.0, deadline - time.monotonic())):
             return DEADLINE
     finally:
         for fd in pidfds:
             os.close(fd)
     status = OK
-    for agent in agents:
-        end = _end(agent)
+    for job in jobs:
+        if not isinstance(job, Agent):
+            from quine import elsewhere
+
+            left = max(0.0, deadline - time.monotonic())
+            status = elsewhere.call(
+                ["wait", f"--timeout={left}"] if left < procs.LONGEST else ["wait"], job, values
+            )
+            if status == DEADLINE and time.monotonic() >= deadline:
+                return DEADLINE
+            continue
+        end = _end(job)
         status = end.code
         if end.state not in ("exited", "signaled"):
-            complain(f"{agent.id}: {end.state}{': ' + end.detail if end.detail else ''}")
+            complain(f"{job.id}: {end.state}{': ' + end.detail if end.detail else ''}")
     return status
 
 
@@ -209,57 +275,6 @@ def _ancestors() -> set[int]:
     return pids
 
 
-# -- logs ------------------------------------------------------------------------------------------
-
-
-def _logs(agent: Agent, values: dict[str, object]) -> int:
-    """What a job printed, from an offset on; with --follow to the job's end."""
-    if not agent.directory:
-        raise Failure(
-            FAILED, f"the output of {agent.id} is not kept", "only that of children nobody waits for is"
-        )
-    offset = _offset(values)
-    both, err = bool(values.get("both")), bool(values.get("stderr"))
-    if both and (err or offset):
-        raise Misconfigured("--both goes with neither --stderr nor --offset")
-    wanted = [("stdout", 1), ("stderr", 2)] if both else [("stderr" if err else "stdout", 1)]
-    with contextlib.ExitStack() as stack:
-        opened = []
-        for name, target in wanted:
-            try:
-                file = stack.enter_context(open(os.path.join(agent.directory, name), "rb", 0))
-            except OSError as error:
-                raise Failure(FAILED, f"{name} of {agent.id}: {(error.strerror or '').lower()}") from None
-            file.seek(offset)
-            opened.append((file.fileno(), target))
-        pidfd = agent.hold() if values.get("follow") else -1
-        if pidfd >= 0:
-            stack.callback(os.close, pidfd)
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            going = True
-            while going:
-                for source, target in opened:
-                    _copy(source, target)
-                going = not poll.poll(INTERVAL)
-        for source, target in opened:
-            _copy(source, target)
-    return OK
-
-
-def _offset(values: dict[str, object]) -> int:
-    text = str(values.get("offset", "0"))
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise Misconfigured(f"--offset must be a number of bytes, not {text}")
-    return int(text)
-
-
-def _copy(source: int, target: int) -> None:
-    while data := os.read(source, CHUNK):
-        while data:
-            data = data[os.write(target, data) :]
-
-
 # -- kill ------------------------------------------------------------------------------------------
 
 
@@ -278,14 +293,27 @@ def _known(name: str) -> bool:
         return False
 
 
-def _kill(agents: list[Agent], name: str) -> int:
+def _kill(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
+    name = str(values.get("signal", "TERM"))
     try:
         number = 0 if name == "0" else signal_number(name)
     except ValueError as error:
         raise Misconfigured(str(error), "quine kill -l") from None
     status = OK
-    for agent in agents:
+    for agent in jobs:
+        if not isinstance(agent, Agent):
+            from quine import elsewhere
+
+            status = elsewhere.call(["kill", "-s", name], agent, values) or status
+            continue
         fd = agent.hold()
+        if fd >= 0 and agent.supervised and number:
+            from quine import attach
+
+            os.close(fd)
+            if attach.send_signal(agent, number):
+                continue
+            fd = agent.hold()
         if fd < 0:
             complain(f"{agent.id}: {'it has ended' if agent.known_here else 'its process is not known here'}")
             status = FAILED

@@ -1,4 +1,4 @@
-"""The agents of a data directory: found by their tapes and job directories, alive by the word of the kernel.
+"""Agents and detached jobs: found by their tapes and job directories, alive by the word of the kernel.
 
 An agent is a process, and its lives are its sessions: exec begins a new session in the same process. The id of an agent
 is the session of its first life, which is the id that fork gave; the session of any later life finds it too.
@@ -8,6 +8,7 @@ Laws
    pidfd before anything is done to it.
 2. How an agent ended is told by its status file, then by the kernel (a zombie), then by its tape. Where its process is
    gone and none of them tells, it is lost; where it never was a process of this machine, it is unknown.
+   A detached job is over when its supervisor has ended: that writes its status, after the last of its output.
 3. What lies in a data directory is foreign: no value has to be of the type that we write, and none becomes a path.
 """
 
@@ -42,6 +43,9 @@ class Agent(NamedTuple):
     directory: str  # where its output is kept, "" where somebody else has it
     outcome: dict[str, Any] | None
     became: str  # what its tape ends with where another program took over
+    supervisor: int = 0  # of a detached job, 0 for others
+    supervisor_started: int = 0
+    node: str = ""  # the machine it was detached on
 
     @property
     def process(self) -> procs.Process | None:
@@ -52,31 +56,40 @@ class Agent(NamedTuple):
         return process if process and process.started == self.started else None
 
     @property
+    def supervised(self) -> bool:
+        """A detached job whose supervisor lives: whatever the job's process says, it is not over yet."""
+        if self.boot != boot_id() or self.supervisor <= 0:
+            return False
+        return _lives(self.supervisor, self.supervisor_started)
+
+    @property
     def alive(self) -> bool:
         process = self.process
         return process is not None and process.state not in "ZX"
 
     @property
     def known_here(self) -> bool:
+        if self.supervisor:
+            return self.node == os.uname().nodename  # a boot ago, too: then it is known to be lost
         return self.boot == boot_id() and self.pid > 0
 
     def hold(self) -> int:
         """A pidfd, -1 where the process has ended."""
-        if not self.alive:
-            return -1
-        try:
-            fd = os.pidfd_open(self.pid)
-        except OSError:
-            return -1
-        if self.alive:  # and it is still that one: from here on nobody else can have its pid
-            return fd
-        os.close(fd)
-        return -1
+        return _held(self.pid, self.started) if self.boot == boot_id() else -1
+
+    def holds(self) -> list[int]:
+        """Pidfds of whom to wait for until it is over and its status is written."""
+        found = [self.hold()]
+        if self.boot == boot_id():
+            found.append(_held(self.supervisor, self.supervisor_started))
+        return [fd for fd in found if fd >= 0]
 
     def state(self) -> str:
         """running, stopped, or how it ended."""
         process = self.process
         if process is None or process.state in "ZX":
+            if self.supervised and self._status_file() is None:
+                return "running"
             end = self.end()
             return "unknown" if end.state == "lost" and not self.known_here else end.state
         return "stopped" if process.state in "Tt" else "running"
@@ -95,6 +108,8 @@ class Agent(NamedTuple):
             )
             return Status("lost", LOST, detail=f"it was started {where}; its process is not known here")
         what = f"it was {self.became}" if self.became else "neither its tape nor a status tells how it ended"
+        if self.supervisor:
+            what = "the machine was restarted" if self.boot != boot_id() else "its supervisor was killed"
         return Status("lost", LOST, detail=f"process {self.pid} is gone; {what}")
 
     def _on_tape(self) -> Status | None:
@@ -115,21 +130,31 @@ class Agent(NamedTuple):
         return None
 
 
-def everyone(folder: str) -> list[Agent]:
-    """All agents of a data directory, oldest first."""
-    found: dict[str, Agent] = {}
-    for session in sorted(_sessions(folder)):
-        if (agent := load(folder, session)) is not None:
-            found.setdefault(agent.id, agent)
-    return sorted(found.values(), key=lambda agent: agent.begun)
+def state_directory() -> str:
+    """Where the jobs of this user and machine are, below `jobs`."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.local/state"), "quine")
 
 
-def find(folder: str, text: str) -> list[Agent]:
-    """Those that an id, or the beginning of one, may mean."""
+def everyone(*folders: str) -> list[Agent]:
+    """All agents and jobs of these directories, oldest first."""
+    return sorted(find("", *folders), key=lambda agent: agent.begun)
+
+
+def find(text: str, *folders: str) -> list[Agent]:
+    """Those that an id, or the beginning of one, may mean. Of a detached agent one directory has its tape, another its
+    process, its output and its status.
+    """
     found: dict[str, Agent] = {}
-    for session in sorted(one for one in _sessions(folder) if one.startswith(text)):
-        if (agent := load(folder, session)) is not None:
-            found.setdefault(agent.id, agent)
+    for folder in folders:
+        for session in sorted(one for one in _sessions(folder) if one.startswith(text)):
+            agent = load(folder, session)
+            if agent is None:
+                continue
+            known = found.setdefault(agent.id, agent)
+            if known is not agent and agent.supervisor and not known.supervisor:
+                names = ("pid", "started", "boot", "directory", "supervisor", "supervisor_started", "node")
+                found[agent.id] = known._replace(**{name: getattr(agent, name) for name in names})
     return list(found.values())
 
 
@@ -151,7 +176,7 @@ def load(folder: str, session: str) -> Agent | None:
             break
         session, latest = str(follows), newer
     directory = os.path.join(folder, "jobs", first)
-    job = _record(directory)
+    job = record(directory)
     if not meta and not job:
         return None
     data = entry.get("data") if entry.get("type") == "outcome" else None
@@ -169,11 +194,32 @@ def load(folder: str, session: str) -> Agent | None:
         begun=begun or _number(job.get("begun")),
         last=_number(entry.get("ts")) or begun,
         parent=str(meta.get("parent_session_id") or job.get("parent") or ""),
-        root=str(meta.get("root_session_id") or ""),
+        root=str(meta.get("root_session_id") or job.get("root") or ""),
         directory=directory if os.path.isdir(directory) else "",
         outcome=data if isinstance(data, dict) and not over else None,
         became=str(data.get("stderr")) if isinstance(data, dict) and over else "",
+        supervisor=_integer(job.get("supervisor")),
+        supervisor_started=_integer(job.get("supervisor_started")),
+        node=str(job.get("node") or ""),
     )
+
+
+def _lives(pid: int, started: int) -> bool:
+    process = procs.look(pid) if pid > 0 else None
+    return process is not None and process.started == started and process.state not in "ZX"
+
+
+def _held(pid: int, started: int) -> int:
+    if not _lives(pid, started):
+        return -1
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return -1
+    if _lives(pid, started):  # and it is still that one: from here on nobody else can have its pid
+        return fd
+    os.close(fd)
+    return -1
 
 
 def _sessions(folder: str) -> set[str]:
@@ -216,10 +262,11 @@ def _entry(line: bytes) -> dict[str, Any]:
     return {}
 
 
-def _record(directory: str) -> dict[str, Any]:
+def record(directory: str) -> dict[str, Any]:
+    """What its directory says of a job, {} where it says nothing."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        record = _json(os.path.join(directory, "job"))
-        return record if isinstance(record, dict) else {}
+        found = _json(os.path.join(directory, "job"))
+        return found if isinstance(found, dict) else {}
     return {}
 
 

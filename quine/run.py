@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 
-def main(words: list[str]) -> int:
-    """Exit status, unless the process dies of the command's signal or becomes the command."""
+def main(words: list[str], detach: Callable[[dict[str, object], list[str], str], int]) -> int:
+    """Exit status, unless the process dies of the command's signal or becomes the command. `detach` is for --detach."""
     values, command = parse("run", words)
     if values.get("help"):
         print(usage("run"))
@@ -36,6 +36,11 @@ def main(words: list[str]) -> int:
         return version()
     if not command or not command[0]:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
+    if values.get("detach"):
+        return detach(values, command, _tree())
+    for name in ("job", "stdin", "spool"):
+        if name in values:
+            raise Misconfigured(f"--{name} goes with --detach")
     env, limited = environment(values, os.environ), limits(values)
     terminal = _terminal() if "terminal" in values else None
     _tries(values)  # refused here, whatever becomes of the rest

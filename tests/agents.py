@@ -59,7 +59,11 @@ class Agents:
             for name, value in os.environ.items()
             if not name.startswith("QUINE_") and not is_secret(name) and name != "OLLAMA_HOST"
         }
-        self.env |= {"QUINE_API_TYPE": "script", "QUINE_DATA_DIR": str(self.data)}
+        self.env |= {
+            "QUINE_API_TYPE": "script",
+            "QUINE_DATA_DIR": str(self.data),
+            "XDG_STATE_HOME": str(directory / "state"),
+        }
 
     def script(self, *lines: dict[str, Any]) -> None:
         path = self.directory / "script.jsonl"

@@ -14,10 +14,10 @@ from quine.options import TABLE, UNBUILT, VERBS
 
 CASES = [
     ("quine ru", {"run"}, set()),
-    ("quine ", {"run", "ps", "tape", "--on"}, {"xargs", "attach"}),
+    ("quine ", {"run", "ps", "tape", "--on"}, {"xargs"}),
     ("quine --max-", {"--max-turns", "--max-cost", "--max-tokens"}, {"--on"}),
     ("quine run --", {"--on", "--cwd"}, {"--max-turns"}),
-    ("quine ps --", {"--json", "--all"}, {"--on"}),
+    ("quine ps --", {"--json", "--all", "--on"}, {"--stdin"}),
     ("quine tape ", {"ls", "verify", "replay"}, {"run"}),
     ("quine --completion ", set(SHELLS), {"run"}),
 ]

@@ -243,7 +243,8 @@ def test_an_unknown_id(agents: Agents) -> None:
         ("kill -HUP", "no id"),
         ("kill -l NOISE", "no such signal: 'NOISE'"),
         ("ps --follow", "no such option: --follow"),
-        ("attach x", "not built yet: quine attach"),
+        ("attach", "no id"),
+        ("attach x y", "attach takes one id"),
     ],
 )
 def test_usage(agents: Agents, words: str, error: str) -> None:
@@ -268,7 +269,7 @@ def test_these_verbs_import_no_library() -> None:
 def test_ps(agents: Agents) -> None:
     with loose(agents, says(OK, match="^child")) as job:
         head, row = quine(agents, "ps").stdout.splitlines()
-        assert head.split() == ["ID", "HOST", "PID", "STATE", "EXIT", "SECONDS", "MISSION"]
+        assert head.split() == ["ID", "HOST", "PID", "STATE", "EXIT", "SECONDS", "TREE", "COMMAND"]
         assert row.split()[:2] == [job[:18], "local"]
         assert row.split()[3:5] == ["running", "-"]
         assert quine(agents, "kill", "-STOP", job).returncode == 0
@@ -310,6 +311,8 @@ FIELDS = st.sampled_from(
         "exit_code",
         "signal",
         "intent",
+        "supervisor",
+        "supervisor_started",
     ]
 )
 SESSIONS = [new_session() for _ in range(3)]

@@ -1,0 +1,293 @@
+"""`--detach`: start a job under a supervisor of its own, print its id, and be gone.
+
+Laws
+1. One line on stdout, the id, and exit status 0: it runs, and that is on the disk. Anything else: it does not.
+2. An id is used once: the same one again starts nothing, and succeeds if that job was started.
+3. Its stdin is ours, taken whole before it starts: who asked may be far away, and is gone afterwards. A terminal is
+   nobody's to take: then it has none. With --stdin it has what `quine attach --stdin` sends it.
+4. A command for another machine is detached there, by the same verb run over there. An agent for another machine needs
+   the keys of this one: here its face is what is detached.
+5. Nothing of the environment is written down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+
+from quine import private
+from quine.exits import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
+from quine.life import Life, is_session, new_session
+from quine.options import TABLE, environment, limits
+from quine.roster import state_directory
+from quine.run import caller, starting_directory
+from transport import address, inherit, supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from transport.spawn import Spawn
+
+VARIABLE = "QUINE_DETACHED"  # "1" for the process that is a detached job itself; it takes it out
+KEPT = 1000  # ended jobs, at most
+KEPT_DAYS = 30
+ARGUMENT = 4096  # characters of a command line that its record shows
+COPY = 1 << 20
+MADE = "-detaching"  # the end of the name of the directory that a node makes for the verb over there
+
+
+def command(values: dict[str, object], argv: list[str], tree: str) -> int:
+    """`quine run --detach`."""
+    for name in ("terminal", "retry", "idempotent"):
+        if name in values:
+            raise Misconfigured(f"--{name} does not go with --detach")
+    job = _job(values)
+    if values.get("on", "local") != "local":
+        return _over_there(values, job, argv, tree)
+    cwd = starting_directory({**values, "on": "local"})
+    shown = " ".join(_quoted(word) for word in argv)
+    env = {**os.environ, **environment(values, os.environ)}
+    return _start(values, job, argv, env, cwd or "/", limits(values), {"intent": shown, "root": tree or job})
+
+
+def agent(mission: str, values: dict[str, object]) -> int:
+    """`quine --detach MISSION`: here, or the face of one that runs elsewhere."""
+    job = _job(values)
+    memo = inherit.read()
+    if "token" in memo and "lineage" in memo:
+        raise NotBuilt("--detach of an agent on a host that is not the origin")
+    from quine import env as variables
+    from quine import guests
+
+    settled = dict(os.environ)
+    guests.build(
+        variables.guest(variables.adopt(values, settled), settled)
+    )  # what is wrong is to be said now
+    hidden = "file" in values
+    options = [f"--job={job}"]
+    for name, *_ in TABLE:
+        given = values.get(name.replace("-", "_"))
+        if given is not None and name not in ("detach", "file", "job", "stdin", "spool", "report"):
+            listed = given if isinstance(given, list) else [given]
+            options += [f"--{name}" if each is True else f"--{name}={each}" for each in listed]
+    # Out of a file it came so that it need not show; the same again.
+    words = [f"--file={_directory(job)}/mission"] if hidden else ["--", mission]
+    shown = Life(job, job, mission, hidden=hidden).shown
+    root = os.environ.get("QUINE_ROOT_SESSION", "")
+    facts: dict[str, object] = {"intent": shown, "root": root if is_session(root) else job}
+    env = {**os.environ, VARIABLE: "1"}
+    argv = [*address.own_command(), *options, *words]
+    return _start(values, job, argv, env, os.getcwd(), {}, facts, mission if hidden else "")
+
+
+def _job(values: dict[str, object]) -> str:
+    if "report" in values:
+        raise Misconfigured("--report needs somebody who waits", "quine wait ID; quine ps -a --json")
+    job = str(values.get("job") or new_session())
+    if not is_session(job):
+        raise Misconfigured(f"--job {job[:80]!r} is not a UUID in lower case", "leave it out")
+    supervisor_quota(values)
+    return job
+
+
+def supervisor_quota(values: dict[str, object]) -> int:
+    """--spool SIZE in bytes."""
+    text = str(values.get("spool", "1G"))
+    units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+    digits, unit = (text[:-1], units[text[-1].lower()]) if text[-1].lower() in units else (text, 1)
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 16 and int(digits)):
+        raise Misconfigured(f"--spool must be a size as 500M or 2G, not {text[:80]}")
+    return int(digits) * unit
+
+
+# -- here ------------------------------------------------------------------------------------------
+
+
+def _start(
+    values: dict[str, object],
+    job: str,
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str,
+    limited: dict[str, str],
+    facts: dict[str, object],
+    mission: str = "",
+) -> int:
+    from quine import durable
+    from transport.process import parse_limits
+
+    durable.secure([] if values.get("file") == "-" else _again(job))  # what stdin said is not said twice
+    env.pop(durable.MOVED, None)
+    inherit.hold_standard_streams()
+    keep = _kept()
+    if not keep:
+        env.pop(inherit.VARIABLE, None)
+    cwd, made = _made_for(job, cwd, str(facts["root"]))
+    jobs = os.path.join(state_directory(), "jobs")
+    directory = _directory(job)
+    try:
+        private.make(jobs)
+        stdin = None if values.get("stdin") else _taken(jobs)
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            return _there_already(job, directory)
+        if mission:
+            with open(
+                os.open(f"{directory}/mission", os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8"
+            ) as file:
+                file.write(mission)
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        raise Failure(NOT_STARTED, f"{error.filename or jobs}: {why}", "set XDG_STATE_HOME") from None
+    _collect(jobs)
+    record = {"session": job, "parent": "", "host": "local", "cwd": cwd, "made": made, **facts}
+    record["stdin"] = "stdin" in values
+    order = supervisor.Order(
+        argv, env, cwd, parse_limits(limited), record, stdin, supervisor_quota(values), keep
+    )
+    refused = supervisor.start(directory, order)
+    if refused is None:
+        print(job)
+        return OK
+    if not os.path.exists(f"{directory}/log"):
+        _remove(directory)
+    complain(refused.detail, refused.hint)
+    return refused.code
+
+
+def _again(job: str) -> list[str]:
+    """This command with the id that it has been given, so that it is the same job."""
+    words = sys.argv[1:]
+    at = 1 if words[:1] == ["run"] else 0
+    return [*address.own_command(), *words[:at], f"--job={job}", *words[at:]]
+
+
+def _directory(job: str) -> str:
+    return os.path.join(state_directory(), "jobs", job)
+
+
+def _kept() -> tuple[int, ...]:
+    """What an agent's descendants inherit from it: its memo and its ledger.
+
+    Nothing where we are part of a node's job: its memo is good for as long as that job, and who holds it belongs to it.
+    """
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            ours = os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:quine-")
+            if ours and os.get_inheritable(int(name)):
+                found.append(int(name))
+    memos = [inherit.read({inherit.VARIABLE: str(fd)}) for fd in found]
+    return () if any("token" in memo for memo in memos) else tuple(found)
+
+
+def _taken(jobs: str) -> int:
+    """Our stdin as a file without a name; /dev/null where it is a terminal, or empty."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    if os.isatty(0):
+        return null
+    path = os.path.join(jobs, f".stdin.{os.getpid()}")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
+    while data := _read_stdin():
+        while data:
+            data = data[os.write(fd, data) :]
+    if not os.lseek(fd, 0, os.SEEK_CUR):
+        os.close(fd)
+        return null
+    os.close(null)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _read_stdin() -> bytes:
+    try:
+        return os.read(0, COPY)
+    except OSError:
+        return b""  # closed, or a directory
+
+
+def _made_for(job: str, cwd: str, tree: str) -> tuple[str, bool]:
+    """The node over there made a directory for this verb and removes it after us: the job gets one beside it."""
+    above, name = os.path.split(cwd)
+    if name != f"{job}{MADE}":
+        return cwd, False
+    path = os.path.join(above, tree)
+    os.makedirs(path, exist_ok=True)
+    return path, tree == job
+
+
+def _there_already(job: str, directory: str) -> int:
+    if os.path.exists(f"{directory}/job"):
+        print(job)
+        return OK
+    raise Failure(
+        NOT_STARTED, f"job {job} is being started by somebody else, or was never", f"quine wait {job}"
+    )
+
+
+# -- over there ------------------------------------------------------------------------------------
+
+
+def _over_there(values: dict[str, object], job: str, argv: list[str], tree: str) -> int:
+    """The same verb on another machine."""
+    from quine.run import show
+
+    words = ["run", "--detach", f"--job={job}"]
+    words += [f"--limit={name}={value}" for name, value in limits(values).items()]
+    words += ["--stdin"] if values.get("stdin") else []
+    words += [f"--spool={values['spool']}"] if "spool" in values else []
+    spawn = verb_there([*words, "--", *argv], str(values["on"]), values)
+    spawn.env = environment(values, os.environ) | ({"QUINE_ROOT_SESSION": tree} if tree else {})
+    spawn.tree = f"{job}{MADE}"
+    spawn.cwd = starting_directory(values)
+    if values.get("stdin") or os.isatty(0):
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+    status = show(spawn, values)
+    if status == LOST:
+        say(
+            f"quine: hint: if it was started, its id is {job}; the same again with --job {job} starts nothing twice\n"
+        )
+    return status
+
+
+def verb_there(words: list[str], where: str, values: dict[str, object]) -> Spawn:
+    """A verb of ours to be run on another machine. It takes no slot there: it asks, it does no work."""
+    from transport.spawn import Spawn
+
+    return Spawn(words, own=True, where=where, cwd="~", context={**caller(values), "control": True})
+
+
+# -- garbage ---------------------------------------------------------------------------------------
+
+
+def _collect(jobs: str) -> None:
+    """Forget ended jobs: those that ended a month ago, and the oldest where there are too many. Ids sort by time."""
+    names = sorted(name for name in os.listdir(jobs) if is_session(name))
+    excess, old = len(names) - KEPT, time.time() - KEPT_DAYS * 86400
+    for name in names:
+        begun = (int(name[:8], 16) << 16 | int(name[9:13], 16)) / 1000
+        if excess <= 0 and begun > old:
+            return
+        with contextlib.suppress(OSError):
+            if os.stat(f"{jobs}/{name}/status").st_mtime < old or excess > 0:
+                _remove(f"{jobs}/{name}")
+        excess -= 1
+
+
+def _remove(directory: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+
+
+def _quoted(word: str) -> str:
+    """For people, as a shell would take it."""
+    plain = word and all(c.isalnum() or c in "%+,-./:=@_" for c in word)
+    text = word if plain else "'" + word.replace("'", "'\\''") + "'"
+    return text[:ARGUMENT].encode("utf-8", "backslashreplace").decode()
