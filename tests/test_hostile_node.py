@@ -39,7 +39,7 @@ def stage(lab: Lab) -> Iterator[Stage]:
 def served(stage: Stage, ended: Ended) -> None:
     """The good node was as quick as before, on a machine that the flood has to share with it."""
     print(f"beat {stage.usual * 1e3:.2f} ms -> {ended.median * 1e3:.2f} ms ({len(ended.beats)})")
-    assert ended.median < 10 * stage.usual + 0.05, (stage.usual, ended.median)
+    assert ended.median < 10 * stage.usual + 0.2, (stage.usual, ended.median)
 
 
 def hello(payload: str) -> Plan:

@@ -28,6 +28,10 @@ class Channel(Protocol):
 
     def set_write_buffer_limits(self, high: int, low: int) -> None: ...
 
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
 
 class Connection(Protocol):
     """What is used of the library's connection."""
@@ -99,6 +103,14 @@ class SshDuplex:
             protocol.pause_writing()
         if self._ended is not None:
             self._tell()
+
+    def pause_reading(self) -> None:
+        if self._channel is not None and self._ended is None:
+            self._channel.pause_reading()  # what comes all the same is bounded by its window
+
+    def resume_reading(self) -> None:
+        if self._channel is not None and self._ended is None:
+            self._channel.resume_reading()
 
     def close(self) -> None:
         self._end("")

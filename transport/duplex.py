@@ -58,6 +58,11 @@ class Duplex(Protocol):
 
     def attach(self, protocol: DuplexProtocol) -> None: ...
 
+    def pause_reading(self) -> None:
+        """Call `data_received` no more, and let the other end feel it. Only after `attach`."""
+
+    def resume_reading(self) -> None: ...
+
     def close(self) -> None:
         """End both directions at once; pending writes may be lost."""
 
@@ -95,6 +100,14 @@ class FdDuplex:
         self._loop.add_reader(self._read_fd, self._readable)
         if self._paused:
             protocol.pause_writing()
+
+    def pause_reading(self) -> None:
+        if not self._closed:
+            self._loop.remove_reader(self._read_fd)
+
+    def resume_reading(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._read_fd, self._readable)
 
     def _readable(self) -> None:
         try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from transport.duplex import Duplex
@@ -28,6 +28,7 @@ log = logging.getLogger("quine.link")
 HEARTBEAT = 3.0  # seconds between pings; keeps idle timeouts of sshd and of middle boxes away, too
 SILENCE = 12.0  # seconds without a byte after which a connection is dead
 LINGER = 2.0  # seconds for the other end to hear a goodbye and hang up: sshd drops what it holds when we do
+SLICE = 0.002  # seconds of one turn of the loop for the frames of one link: a flood of small ones would take them all
 ROUND = 128 * 1024  # bytes handed to the duplex at a time: two frames, four packets of ssh
 
 
@@ -143,6 +144,8 @@ class Link:
         self.parted: asyncio.Future[None] | None = None  # after `close`: the other end has heard it
         self._paused = False
         self._flush_due = False
+        self._frames: Iterator[Frame] | None = None  # of what has come, those that are not handled yet
+        self._backlog = bytearray()  # what came meanwhile
         self._quiet = 0  # heartbeats since the last byte: a process that was stopped has not been listening
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -225,6 +228,8 @@ class Link:
         if self._timer:
             self._timer.cancel()
         carrier, self._carrier = self._carrier, None
+        self._frames = None
+        self._backlog.clear()
         if carrier:
             carrier.duplex.close()
 
@@ -242,12 +247,27 @@ class Link:
             return
         self._quiet = 0
         self.counters.bytes_in += len(data)
+        if self._frames is None:
+            self._frames = self.session.receive(data)
+            self._work(self._carrier)
+        else:
+            self._backlog += data
+
+    def _work(self, carrier: _Carrier | None) -> None:
+        """Handle what has come over this connection, for a slice of time; the rest in the next turns of the loop."""
+        until = time.monotonic() + SLICE
         try:
-            for frame in self.session.receive(data):
-                self.counters.frames_in += 1
-                self._dispatch(frame)
-                if self.dead:
-                    return
+            while self._frames is not None and self._carrier is carrier:
+                for frame in self._frames:
+                    self.counters.frames_in += 1
+                    self._dispatch(frame)
+                    if self.dead:
+                        return
+                    if carrier and time.monotonic() > until:
+                        self._work_later(carrier)
+                        return
+                self._frames = self.session.receive(bytes(self._backlog)) if self._backlog else None
+                self._backlog.clear()
             if self.line and self.line.over:
                 self.fail("the other end has ended the link")
             elif self.line and self.line.pong >= 0:
@@ -260,6 +280,14 @@ class Link:
             self.fail("a defect in quine; see the node's log")
         else:
             self.flush()
+            if carrier:
+                carrier.caught_up()
+
+    def _work_later(self, carrier: _Carrier) -> None:
+        """Read no more until this is done: who floods us waits for the others, not they for him."""
+        carrier.fall_behind()
+        self.flush()
+        self._loop.call_soon(self._work, carrier)
 
     def _dispatch(self, frame: Frame) -> None:
         if log.isEnabledFor(logging.DEBUG):
@@ -363,10 +391,12 @@ class Link:
 class _Carrier:
     """A connection's calls, as long as it is the link's. Implements DuplexProtocol."""
 
-    __slots__ = ("_link", "duplex")
+    __slots__ = ("_behind", "_link", "_lost", "duplex")
 
     def __init__(self, link: Link, duplex: Duplex) -> None:
         self._link = link
+        self._behind = False
+        self._lost: str | None = None  # why it ended, while what came before that is not handled yet
         self.duplex = duplex
 
     @property
@@ -387,7 +417,9 @@ class _Carrier:
             self._link.flush()
 
     def connection_lost(self, why: str) -> None:
-        if self._current:
+        if self._behind:
+            self._lost = why
+        elif self._current:
             self._link.cut(why)
         elif self._link.parted:
             self.hang_up(self._link.parted)
@@ -396,3 +428,17 @@ class _Carrier:
         self.duplex.close()
         if not parted.done():
             parted.set_result(None)
+
+    def fall_behind(self) -> None:
+        if not self._behind:
+            self._behind = True
+            self.duplex.pause_reading()
+
+    def caught_up(self) -> None:
+        if not self._behind:
+            return
+        self._behind = False
+        if self._lost is not None:
+            self.connection_lost(self._lost)
+        else:
+            self.duplex.resume_reading()
