@@ -2,7 +2,8 @@
 
 Laws
 1. The main thread alone touches the session; a thread gets bytes and leaves bytes, and wakes the main thread.
-2. What a peer can make us hold is bounded: bodies by MAX_BODY, handlers by THREADS.
+2. What a peer can make us hold is bounded: bodies by MAX_BODY and MAX_HELD, handlers by THREADS, requests by MAX_OPEN;
+   one that was taken back counts until its handler has ended.
 3. A handler that fails answers with its error; it never ends the connection.
 """
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from transport.session import Session
 
 MAX_BODY = 64 * 1024 * 1024  # a conversation of ten million tokens; more is not one
+MAX_HELD = 2 * MAX_BODY  # of all bodies that are here, arriving or asked about
 MAX_OPEN = 64  # requests of one job at a time; its agents infer one after the other
 THREADS = 32
 
@@ -36,6 +38,8 @@ class Services:
         self._wake = wake
         self._bodies: dict[int, bytearray] = {}
         self._names: dict[int, str] = {}
+        self._working: dict[int, int] = {}  # requests with a handler under way -> bytes of their bodies
+        self._held = 0  # bytes of bodies that are here
         self._done: deque[tuple[int, bytes, str | None]] = deque()
         self._replies: dict[int, memoryview] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -46,7 +50,8 @@ class Services:
         if frame.kind == Kind.REQUEST:
             self._open(number, str(frame.body().get("name")))
         elif frame.stream == LIFE:
-            for table in (self._bodies, self._names, self._replies):
+            self._drop(number)
+            for table in (self._names, self._replies):
                 table.pop(number, None)  # answered, or nobody waits for it any more
         elif frame.kind == Kind.DATA and number in self._bodies:
             self._gather(number, frame.payload)
@@ -59,7 +64,7 @@ class Services:
         self._session.tell(number, Kind.ATTACH, {})
         if name not in self._handlers:
             self._done.append((number, b"", f"no service named {name[:40]!r} at the origin"))
-        elif len(self._names) >= MAX_OPEN:
+        elif len(self._names.keys() | self._working.keys()) >= MAX_OPEN:
             self._done.append((number, b"", "too many requests at one time"))
         else:
             self._bodies[number] = bytearray()
@@ -69,18 +74,28 @@ class Services:
     def _gather(self, number: int, payload: bytes) -> None:
         body = self._bodies[number]
         body += payload
+        self._held += len(payload)
         if len(body) > MAX_BODY:
-            del self._bodies[number]
-            self._session.stop(number, STDIN)
-            self._done.append((number, b"", f"a request of more than {MAX_BODY} bytes"))
-            self.send()
-            return
-        self._session.took(number, STDIN, len(body))
+            self._refuse(number, f"a request of more than {MAX_BODY} bytes")
+        elif self._held > MAX_HELD:
+            self._refuse(number, f"requests of more than {MAX_HELD} bytes at one time")
+        else:
+            self._session.took(number, STDIN, len(body))
+
+    def _refuse(self, number: int, why: str) -> None:
+        self._drop(number)
+        self._session.stop(number, STDIN)
+        self._done.append((number, b"", why))
+        self.send()
+
+    def _drop(self, number: int) -> None:
+        self._held -= len(self._bodies.pop(number, b""))
 
     def _call(self, number: int) -> None:
         body = bytes(self._bodies.pop(number))
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, "request")
+        self._working[number] = len(body)
         self._pool.submit(self._work, number, self._handlers[self._names[number]], body)
 
     def _work(self, number: int, handler: Callable[[bytes], bytes], body: bytes) -> None:
@@ -102,6 +117,7 @@ class Services:
         """Send what the threads have finished."""
         while self._done:
             number, reply, error = self._done.popleft()
+            self._held -= self._working.pop(number, 0)
             if number not in self._session.channels:
                 continue
             if error is not None:
