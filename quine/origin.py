@@ -15,6 +15,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -27,6 +28,7 @@ from quine.guests.base import Guest, GuestError, Message, Refused, Reply, Reques
 from quine.guests.relay import error_to_json, spent_to_json
 from quine.ledger import Ledger, Spent
 from quine.life import Life, is_session
+from quine.log import Log
 from quine.signals import ANSWER
 from quine.tape import FileSink
 from transport import quickjson
@@ -36,6 +38,7 @@ MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
 MAX_LINE = 16 << 20
 MAX_SESSIONS = 10_000  # tapes that one job may make
 LATEST = 2 * ANSWER[1]  # seconds after the deadline in which an agent elsewhere may still say its last word
+MOST_REFUSALS = 100  # of one job that are logged
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -88,7 +91,8 @@ def services(
 ) -> dict[str, Callable[[bytes], bytes]]:
     """The handlers for one remote child: name -> body to body. `spent` counts tokens_in and tokens_out."""
     origin = _Origin(life, ledger or Ledger.create(life.limits), environ, {} if spent is None else spent)
-    return {"life": origin.life, "infer": origin.infer, "tape": origin.tape, "ledger": origin.ledger}
+    handlers = {"life": origin.life, "infer": origin.infer, "tape": origin.tape, "ledger": origin.ledger}
+    return {name: partial(origin.answer, handler) for name, handler in handlers.items()}
 
 
 class _Origin:
@@ -107,6 +111,18 @@ class _Origin:
         ] = {}  # session -> tokens of its conversation, messages that those are
         self._lock = threading.Lock()
         self._sinks: dict[str, tuple[FileSink, int]] = {}  # session -> file, next seq
+        self._log = Log(os.path.join(settings.data_dir, f"{life.session}.log"))
+        self._refused = 0
+
+    def answer(self, handler: Callable[[bytes], bytes], body: bytes) -> bytes:
+        """What the handler answers. A refusal is kept in the log: who asks for what it may not have shows there."""
+        try:
+            return handler(body)
+        except RequestError as error:
+            self._refused += 1
+            if self._refused <= MOST_REFUSALS:
+                self._log.note(f"refused to an agent elsewhere: {str(error)[:500]!a}")
+            raise
 
     def life(self, body: bytes) -> bytes:
         life, left = self._life, self._ledger.time_left()
