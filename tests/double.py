@@ -10,6 +10,7 @@ lines, each a step, a list of a word and its arguments:
     ["flood", {FIELDS}…, N]   N times these frames, as fast as the pipe takes them; [first, step] is counted on
     ["drip", HEX, SECONDS]    byte by byte, so far apart
     ["until", PATH]           until there is such a file
+    ["once"]                  when it is run again, hold from here
     ["deaf"]                  read nothing more
     ["seen"]                  lawfully, what the origin has sent so far
     ["attach"]                a lawful answer to the spawn
@@ -181,6 +182,11 @@ class Double:
 
     def step_deaf(self) -> None:
         self._deaf = True
+
+    def step_once(self) -> None:
+        if os.path.exists(f"{self._plan}.done"):
+            self.step_hold()
+            raise BrokenPipeError
 
     def step_until(self, path: str) -> None:
         while not os.path.exists(path):

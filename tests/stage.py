@@ -70,6 +70,11 @@ class Stage:
         found = (host.home / ".cache/quine").glob("*/plan.done")
         return [line for path in found for line in path.read_text().split()]
 
+    def said(self, host: Host) -> list[tuple[str | None, str]]:
+        """What the origin answered to it: (error, reply)."""
+        (path,) = (host.home / ".cache/quine").glob("*/plan.said")
+        return [tuple(json.loads(line)) for line in path.read_text().splitlines()]
+
     def against(self, host: Host, *options: str, seconds: float = 60.0, **more: Any) -> Ended:
         """`quine run` on the hostile host, while the good node is used; until it has ended."""
         process = self.lab.popen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -265,3 +266,156 @@ def test_flood_of_a_client_that_is_stopped(stage: Stage, bad: Host, case: str, t
         client.kill()  # its job, too, is one that heeds no signal
         ended = stage.finish(client)
     served(stage, ended)
+
+
+def test_words_of_a_host_do_not_reach_the_terminal_as_they_are(
+    stage: Stage, bad: Host, tmp_path: Path
+) -> None:
+    """What an exit record says is shown to a person: no escape sequence, and no line that looks like one of ours."""
+    words = "no\x1b]0;gone\x07\x9b2J\r\nquine: hint: rm -r ~\u202e" + "x" * 5000
+    stage.give(bad, [*BEGIN, ["exit", {"detail": words, "hint": words, "host": words, "code": 3}], HOLD])
+    report = tmp_path / "report"
+    ended = stage.against(bad, "--report", str(report))
+    assert ended.status == 3
+    assert ended.err.isprintable() is False and ended.err.replace("\n", "").isprintable(), ended.err
+    assert len(ended.err) < 3000
+    assert [line.split(": ")[:3] for line in ended.err.splitlines()] == [
+        ["quine", "bad", "error"],
+        ["quine", "bad", "hint"],
+    ]
+    assert json.loads(report.read_text())["host"] == "bad"
+    served(stage, ended)
+
+
+def test_lies_about_an_end_are_told_as_they_are(stage: Stage, bad: Host) -> None:
+    """Nobody can see what a host really did; but what was started is not said to have been never started."""
+    stage.give(bad, [*BEGIN, ["exit", {"state": "unreachable", "code": 69, "detail": "never started"}], HOLD])
+    ended = stage.against(bad)
+    assert ended.status == 74 and "exit frame" in ended.err, ended.err
+
+
+# -- what takes its time -----------------------------------------------------------------------------
+
+
+def test_those_who_never_come_to_the_point(stage: Stage, odd_host: Callable[..., Host]) -> None:
+    """Nothing at all, half a hello, a byte a second: a dial has one end, and holds nobody else up until then."""
+    begun = GREETING + encode(Frame(Kind.HELLO, payload=b'{"version"' + b" " * 900))
+    plans: dict[str, Plan] = {
+        "mute": [HOLD],
+        "half": [["say", begun[:-100].hex()], HOLD],
+        "drip": [["drip", begun.hex(), 1.0], HOLD],
+    }
+    hosts = {name: odd_host(name) for name in plans}
+    clients = {}
+    for name, plan in plans.items():
+        stage.give(hosts[name], plan)
+        command = ["run", "--on", name, "--", "cat"]
+        clients[name] = stage.lab.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for name, client in clients.items():
+        ended = stage.watch(client, 80)
+        assert ended.status == 69, ended.err
+        assert f"quine: {name}: error: " in ended.err and "no " in ended.err, ended.err
+        assert re.search(rf"{name}: not reached: ", stage.log())
+        served(stage, ended)
+
+
+def test_half_a_frame_for_ever(stage: Stage, bad: Host) -> None:
+    """A connection on which nothing comes any more is dead; the job's lease is over before it gets better."""
+    half = HEADER.pack(1000, Kind.DATA, 1, 1, 0) + b"x" * 500
+    stage.give(bad, [["once"], *BEGIN, ["deaf"], ["say", half.hex()], HOLD])
+    ended = stage.against(bad)
+    assert ended.status == 74 and "nothing heard for 12 seconds" in ended.err, ended.err
+    assert "outcome is not known" in ended.err
+    assert "bad: link is down: nothing heard" in stage.log()
+    served(stage, ended)
+
+
+# -- what its agents may not have --------------------------------------------------------------------
+
+OURS, OTHER = "0192aaaa-bbbb-7ccc-8ddd-eeeeffff0000", "0192aaaa-bbbb-7ccc-8ddd-eeeeffff0001"
+
+
+def line(session: str, root: str, seq: int = 0, kind: str = "meta") -> str:
+    data = {"session_id": session, "root_session_id": root}
+    return json.dumps({"type": kind, "data": data, "seq": seq, "ts": 1.5, "prev": ""})
+
+
+def tape(session: str, *lines: str) -> str:
+    return json.dumps({"session": session, "lines": list(lines)})
+
+
+def infer(**change: Any) -> str:
+    messages = [{"role": "user", "content": "x"}]
+    return json.dumps(
+        {"session": OURS, "mission": "m", "ordinal": 0, "wisdom": {}, "messages": messages, **change}
+    )
+
+
+ASKED: dict[str, tuple[str, str, str]] = {
+    "a path": ("tape", tape("../../../x", line("../../../x", "TREE")), "the session is not a UUID"),
+    "an absolute path": (
+        "tape",
+        tape("/etc/cron.d/x", line("/etc/cron.d/x", "TREE")),
+        "the session is not a UUID",
+    ),
+    "another tree": ("tape", tape(OURS, line(OURS, OTHER)), "belongs to another tree"),
+    "another's head": ("tape", tape(OURS, line(OTHER, "TREE")), "must be the session's own meta"),
+    "a tape that is there": ("tape", tape(OTHER, line(OTHER, "TREE")), "File exists"),
+    "no head": ("tape", tape(OURS, line(OURS, "TREE", kind="message")), "must be the session's own meta"),
+    "two lines in one": (
+        "tape",
+        tape(OURS, line(OURS, "TREE") + "\n" + line(OURS, "TREE", 1)),
+        "newline in it",
+    ),
+    "a number too far": ("tape", tape(OURS, line(OURS, "TREE", 7)), "line 7 came, and 0 is next"),
+    "no JSON": ("tape", "{", "tape: "),
+    "depth": ("infer", "[" * 100_000, "not JSON"),
+    "no conversation": ("infer", infer(messages=[{"role": "boss"}]), "not a conversation"),
+    "more fields": ("infer", infer(key="please"), "extra inputs are not permitted"),
+    "a depth in it": ("infer", infer(messages=[{"role": "user", "content": "x", "raw": "DEEP"}]), "not"),
+    "no such service": ("exec", "{}", "no service named 'exec'"),
+    "a giant": ("infer", "x" * (66 << 20), "a request of more than 67108864 bytes"),
+}
+
+
+def test_what_its_agents_may_not_have(stage: Stage, bad: Host, tmp_path: Path) -> None:
+    """Other trees, files outside of the tapes, more than a body may hold: each is refused, and the job goes on."""
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / f"{OTHER}.jsonl").write_text("the tape of somebody else\n")
+    asked = {
+        case: (name, body.replace('"DEEP"', "[" * 900 + "]" * 900)) for case, (name, body, _) in ASKED.items()
+    }
+    stage.give(bad, [*BEGIN, *(["ask", *what] for what in asked.values()), ["exit", {}], HOLD])
+    env = {**stage.lab.script([{"reply": {"text": "hi"}}]), "QUINE_DATA_DIR": str(data)}
+    client = stage.lab.popen(
+        ["--on", "bad", "errand"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    )
+    ended = stage.watch(client, 100)
+    assert (ended.status, ended.err) == (0, "")
+    for (case, (_, _, rule)), (error, reply) in zip(ASKED.items(), stage.said(bad), strict=True):
+        assert error and rule in error and not reply, (case, error, reply)
+    assert (data / f"{OTHER}.jsonl").read_text() == "the tape of somebody else\n"
+    made = [path for path in tmp_path.rglob("*") if path.is_file()]
+    log = next(path for path in made if path.suffix == ".log").read_text()
+    assert {path.suffix for path in made} == {".jsonl", ".log"} and len(made) == 2, made
+    assert all(
+        rule in log for case, (_, _, rule) in ASKED.items() if case not in ("no such service", "a giant")
+    ), log
+    served(stage, ended)
+
+
+def test_more_than_the_budget(stage: Stage, bad: Host, tmp_path: Path) -> None:
+    """Who asks for a hundred inferences gets what the tree may spend."""
+    stage.give(bad, [*BEGIN, *[["ask", "infer", infer()]] * 100, ["exit", {}], HOLD])
+    reply = {"reply": {"text": "hi"}, "usage": {"input": 900, "output": 100}, "repeat": True}
+    env = {**stage.lab.script([reply]), "QUINE_DATA_DIR": str(tmp_path), "QUINE_MAX_TOKENS": "10000"}
+    client = stage.lab.popen(
+        ["--on", "bad", "errand"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    )
+    ended = stage.watch(client, 100)
+    assert ended.status == 0
+    answers = [json.loads(reply) for error, reply in stage.said(bad) if not error]
+    given = [answer for answer in answers if "message" in answer]
+    assert 1 <= len(given) <= 10 and len(answers) == 100
+    assert {answer["error"] for answer in answers[len(given) :]} == {"spent"}

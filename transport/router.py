@@ -107,6 +107,10 @@ class Relay:
             status = Status.from_json(frame.body())
         except ValueError:
             raise ProtocolError("exit frame without a status") from None
+        if self.started and status.state in ("unreachable", "denied"):
+            raise ProtocolError(
+                "exit frame that says never started, of a job that was"
+            )  # it would be started again
         status.host = self.host
         return quickjson.dumps(status.to_json()).encode()
 
