@@ -35,10 +35,13 @@ from transport import quickjson
 from transport.errors import RequestError
 
 MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
+MAX_VALUES = 250_000  # of JSON in one body: each is some hundred bytes here, for two on the wire
 MAX_LINE = 16 << 20
 MAX_SESSIONS = 10_000  # tapes that one job may make
 LATEST = 2 * ANSWER[1]  # seconds after the deadline in which an agent elsewhere may still say its last word
 MOST_REFUSALS = 100  # of one job that are logged
+
+_SEPARATORS = (b",", b"[", b"{")
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -240,6 +243,8 @@ def _parse(model: type[Model], body: bytes) -> Model:
     name = model.__name__.removeprefix("_").lower()
     if len(body) > MAX_BODY:
         raise RequestError(f"{name}: {len(body)} bytes, and {MAX_BODY} are possible")
+    if _values(body) > MAX_VALUES:
+        raise RequestError(f"{name}: more than {MAX_VALUES} values")
     try:
         # Not model_validate_json: half a surrogate pair, as undecodable bytes become here, is an error for it.
         return model.model_validate(quickjson.loads(body))
@@ -251,6 +256,18 @@ def _parse(model: type[Model], body: bytes) -> Model:
         raise RequestError(f"{name}: {where}: {first['msg'].lower()}") from None
     except ValueError as error:
         raise RequestError(f"{name}: {error}") from None
+
+
+def _values(body: bytes) -> int:
+    """About how many values a JSON text holds; what a conversation quotes may hold any number of commas."""
+    count = sum(map(body.count, _SEPARATORS))
+    if count <= MAX_VALUES:
+        return count
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    quotes = bare.count(b'"')
+    if quotes > 4 * MAX_VALUES:  # each value and its name in quotes
+        return quotes // 4
+    return sum(part.count(mark) for part in bare.split(b'"')[::2] for mark in _SEPARATORS)
 
 
 def _entry(line: str) -> _Entry:

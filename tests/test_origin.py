@@ -29,6 +29,7 @@ from quine.ledger import Ledger
 from quine.life import Life, Limits, new_session
 from quine.tape import RelaySink, Tape, read
 from quine.tools import TOOLS
+from tests.fuzz import peak
 from transport.errors import RequestError
 
 Services = dict[str, Any]
@@ -238,3 +239,27 @@ def test_a_mission_that_cannot_be_asked_for_is_not_guessed(tmp_path: Path) -> No
     with pytest.raises(Failure) as caught:
         host._assigned(settings, lambda name, body: b"{}")
     assert caught.value.status == 69
+
+
+BOMBS = {
+    "lists": b"[" + b"[]," * 10_000_000 + b"[]]",
+    "depth": b"[" * 20_000_000,
+    "numbers": b'{"a":[' + b"1," * 1_000_000 + b"1]}",
+    "quotes": b'"\\"' * 9_000_000 + b"," * 999_999,
+    "texts": b"[" + b'"",' * 10_000_000 + b'""]',
+}
+
+
+@pytest.mark.parametrize("body", BOMBS.values(), ids=BOMBS)
+def test_a_body_is_no_bomb(services: Services, body: bytes) -> None:
+    """Sixty megabytes of small values would be two gigabytes here; they are refused unread."""
+    before = peak()
+    with pytest.raises(RequestError, match=r"infer: (more than 250000 values|not JSON|.*JSON)"):
+        services["infer"](body)
+    assert peak() - before < 3 * len(body)
+
+
+def test_what_a_conversation_quotes_may_hold_any_number_of_commas(services: Services, life: Life) -> None:
+    text = '1,2,[3],{"a"\\\\},' * 100_000
+    request = Request([Message("user", text)], TOOLS, life.session, "mission")
+    assert RelayGuest(ask(services)).infer(request).message.text == "first"
