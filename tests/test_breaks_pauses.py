@@ -39,7 +39,9 @@ def up(lab: Lab, host: str, script: str, *options: object) -> Iterator[subproces
 
 
 def job_of(host: Host, word: object) -> processes.Process:
-    (found,) = [job for job in host.jobs() if any(str(word) in text for text in job.argv)]
+    """The shell whose argv holds the word; not what it forks, which has its argv until it execs."""
+    jobs = [job for job in host.jobs() if any(str(word) in text for text in job.argv)]
+    (found,) = [job for job in jobs if job.ppid not in {other.pid for other in jobs}]
     return found
 
 
@@ -302,7 +304,7 @@ def test_a_node_that_is_stopped_is_not_waited_for(own_lab: Callable[..., Lab], t
     with up(
         lab, "h1", f"trap 'echo TERM >{tmp_path}/died; exit' TERM; echo up; while :; do sleep 0.02; done"
     ):
-        (job,) = [job for job in lab["h1"].jobs() if job.argv[:1] == ("sh",)]
+        job = job_of(lab["h1"], "died")
         lab.run(["node", "--stop"], check=True)
         assert processes.wait_gone([job], 15) == []
     assert breaks.lines(tmp_path / "died") == ["TERM"]
