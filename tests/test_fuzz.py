@@ -5,6 +5,7 @@ QUINE_TEST_FUZZ=10000000 is the long form: so many bytes for each of them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -158,6 +159,23 @@ def test_what_an_agent_asks(services: dict[str, Any], life: Life) -> None:
 
     bombard("infer", Target([asked(life)], body, (RequestError,), of_json)).both()
     feed(asked(life))
+
+
+def test_what_a_share_of_the_ledger_asks(services: dict[str, Any]) -> None:
+    """Never more places than the tree has, whatever is asked for or said to be given back."""
+
+    def feed(data: bytes) -> None:
+        assert 0 <= json.loads(services["ledger"](data))["places"] <= Limits().agents
+
+    held = set(os.listdir("/proc/self/fd"))
+    recordings = [
+        quickjson.dumps({"ledger": digit * 32, "back": 0, "ask": n, "had": 0, "least": 1, "most": 3}).encode()
+        for n, digit in enumerate("0123456789abcdef", 1)
+    ]
+    bombard("ledger", Target(recordings, feed, (RequestError,), of_json)).both()
+    for number in set(os.listdir("/proc/self/fd")) - held:  # the places that are lent until this process ends
+        with contextlib.suppress(OSError):
+            os.close(int(number))
 
 
 def test_what_a_tape_from_elsewhere_brings(services: dict[str, Any], life: Life, tmp_path: Path) -> None:
