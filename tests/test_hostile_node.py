@@ -85,6 +85,7 @@ def test_first_words(stage: Stage, bad: Host, case: str) -> None:
     assert (ended.status, ended.out) == (69, b"")
     assert "quine: bad: error: " in ended.err and rule in ended.err, ended.err
     assert re.search(f"bad: .*{re.escape(rule)}", stage.log()), stage.log()
+    assert stage.log().count("connect to bad") == 1  # it was no break that another dial would mend
     served(stage, ended)
 
 

@@ -99,9 +99,13 @@ class Greeter:
         pass
 
     def connection_lost(self, why: str) -> None:
-        self.lost = why
         if not self._heard.done():
+            self.lost = why
             self._refuse(ProtocolError(why or "the connection was closed"))
+        elif not self._heard.cancelled() and self._heard.exception() is None:
+            self.lost = (
+                why  # else it was closed here, for what was said on it: no break that another dial would mend
+            )
 
 
 class Counters:
