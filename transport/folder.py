@@ -9,31 +9,33 @@ Laws
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
+import time
 
-TRIES = 100  # to come in while others leave; each takes microseconds
+PATIENCE = 2.0  # seconds to come in while others leave; that takes microseconds, unless the machine is busy
 
 
 def enter(path: str) -> int:
     """Make it where it is missing, and hold it by the descriptor returned. OSError where it cannot be made."""
-    failed: OSError | None = None
-    for _ in range(TRIES):
+    deadline = time.monotonic() + PATIENCE
+    while True:
         try:
             os.makedirs(path, exist_ok=True)
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileNotFoundError, FileExistsError) as error:
-            failed = error  # between two steps of ours; or it is no folder
-            continue
-        try:
-            _lock(fd, fcntl.LOCK_SH)
-            if os.path.samestat(os.stat(path), os.fstat(fd)):
-                return fd
-        except (BlockingIOError, FileNotFoundError):
-            pass  # somebody removes it just now
-        os.close(fd)
-    raise failed or BlockingIOError(errno.EAGAIN, "somebody removes it and does not get on with it", path)
+            try:
+                _lock(fd, fcntl.LOCK_SH)
+                if os.path.samestat(os.stat(path), os.fstat(fd)):
+                    return fd
+            except OSError:
+                os.close(fd)
+                raise
+            os.close(fd)
+        except (FileNotFoundError, FileExistsError, BlockingIOError):
+            # It is removed just now, between two steps of ours. What is no folder stays none.
+            if (os.path.lexists(path) and not os.path.isdir(path)) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.0005)
 
 
 def leave(path: str, fd: int = -1) -> None:
