@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from deploy import paths
-from transport.errors import Misconfigured, NoSuchHost
+from transport.errors import Denied, Misconfigured, NoSuchHost
 
 RESERVED = ("any", "local")
 LIMITS = ("as", "cpu", "fsize", "nofile", "nproc", "mem", "pids")
@@ -155,6 +155,30 @@ class Inventory:
             return (failed, True, -used) if host.slots == 0 else (failed, False, host.slots - used)
 
         return max(self.matching(where), key=free)
+
+    def within_reach(self, name: str) -> Inventory:
+        """The hosts that an agent on host `name` may fork to: that one, and what its may_fork means."""
+        host = self.host(name)
+        may = {name}.union(
+            *({each.name for each in self.matching(where)} for where in host.may_fork if where != "local")
+        )
+        return Inventory({each: found for each, found in self.hosts.items() if each in may}, self.path)
+
+    def select_from(
+        self, name: str, where: str, running: Mapping[str, int], avoid: Sequence[str] = ()
+    ) -> Host:
+        """`select` on behalf of an agent on host `name`. Denied names no host but those that it may use."""
+        if name not in self.hosts:
+            raise Denied("this host is not in the inventory of the origin any more", host=name)
+        reach = self.within_reach(name)
+        try:
+            return reach.select(where, running, avoid)
+        except NoSuchHost:
+            known = ", ".join(reach.hosts)
+            hint = f"see may_fork of [hosts.{name}] in the inventory of the origin"
+            raise Denied(
+                f"may_fork does not allow {where!r} from here; allowed: {known}", hint, name
+            ) from None
 
     def _term(self, term: str, where: str) -> set[str]:
         if term == "any":

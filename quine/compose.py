@@ -100,7 +100,12 @@ class Placer:
         if spawn.where == "local":
             raise NoSuchHost("local is this machine")
         avoid = spawn.context.get("avoid")
-        host = inventory.select(spawn.where, running, avoid if isinstance(avoid, list) else ())
+        failed = avoid if isinstance(avoid, list) else []
+        asking = spawn.context.get("from")  # the host of the job that asks; set by our node alone
+        if isinstance(asking, str):
+            host = inventory.select_from(asking, spawn.where, running, failed)
+        else:
+            host = inventory.select(spawn.where, running, failed)
         if spawn.own and host.inference == "direct":
             raise Misconfigured('inference = "direct" is not built yet', 'set it to "relay"', host.name)
         agent = spawn.context.get("ssh_agent")
@@ -212,26 +217,51 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     spawn.context = {**caller(values), "detached": detached}
     spawn.cwd = starting_directory(values)
     facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
+    environ = {**given, **settled}
 
     def serve(life: Life) -> dict[str, Callable[[bytes], bytes]]:
-        return _services(life, settings.ledger, {**given, **settled}, facts)
+        return _services(life, settings.ledger, environ, facts)
 
     def renew(spawn: Spawn) -> dict[str, Callable[[bytes], bytes]]:
         again = another(life)  # of one that was lost there may be a tape
         spawn.tree, facts["session"] = again.root, again.session
         return serve(again)
 
-    return show(spawn, values, serve(life), facts, renew)
+    return show(spawn, values, serve(life), facts, renew, _log(life, environ))
 
 
-def face(where: str, life: Life, ledger: Ledger, *, stdin: int, stdout: int, stderr: int) -> Status:
-    """A remote child's face: called in a process of its own, forked from the agent."""
+def face(
+    where: str,
+    life: Life,
+    ledger: Ledger,
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    facts: dict[str, object] | None = None,
+    on_start: Callable[[int], None] | None = None,
+) -> Status:
+    """The face of a life elsewhere: in a process forked for it, or in the one whose former life it continues.
+
+    That one gives `on_start`, and has all of its stdin still if nothing was started.
+    """
     from quine.run import caller
     from transport import client
 
+    environ = dict(os.environ)
     spawn = _agent(where, life)
     spawn.context = caller({})
-    return client.run(spawn, stdin, stdout, stderr, _services(life, ledger, dict(os.environ)))
+    services = _services(life, ledger, environ, facts)
+    return client.run(
+        spawn,
+        stdin,
+        stdout,
+        stderr,
+        services,
+        on_start,
+        on_refused=_log(life, environ),
+        used=client.Used() if on_start else None,
+    )
 
 
 def _agent(where: str, life: Life) -> Spawn:
@@ -241,15 +271,29 @@ def _agent(where: str, life: Life) -> Spawn:
     return Spawn(["--", life.shown], own=True, where=where, tree=life.root)
 
 
+def _log(life: Life, environ: Mapping[str, str]) -> Callable[[str], None]:
+    """Where it is noted what an agent elsewhere has asked for and may not: in its log at the origin."""
+    from quine.host import is_relayed
+    from quine.log import Log
+    from transport import inherit
+
+    path = os.path.join(environ.get("QUINE_DATA_DIR") or ".quine", f"{life.session}.log")
+    return Log("" if is_relayed(inherit.read()) else path).note
+
+
 def _services(
     life: Life, ledger: Ledger | None, environ: dict[str, str], facts: dict[str, object] | None = None
 ) -> dict[str, Callable[[bytes], bytes]]:
-    """The origin's services for one remote child, made when the first request comes. Tokens are counted in `facts`.
+    """What we answer one remote child, made when the first request comes. Tokens are counted in `facts`.
 
-    Their imports (pydantic, a provider's client) take longer than the child over there needs to start.
+    Its imports (pydantic, a provider's client) take longer than the child over there needs to start.
     """
     import threading
 
+    from quine.host import is_relayed
+    from transport import inherit
+
+    relayed = is_relayed(inherit.read())
     spent: dict[str, object] = {} if facts is None else facts
     made: dict[str, Callable[[bytes], bytes]] = {}
     lock = threading.Lock()
@@ -257,9 +301,33 @@ def _services(
     def answer(name: str, body: bytes) -> bytes:
         with lock:
             if not made:
-                from quine.origin import services
+                from quine import origin
 
-                made.update(services(life, ledger, environ, spent))
+                if relayed and ledger:
+                    made.update(origin.between(life, ledger, _ask(), spent))
+                else:
+                    made.update(origin.services(life, ledger, environ, spent, _log(life, environ)))
         return made[name](body)
 
     return {name: partial(answer, name) for name in SERVICES}
+
+
+def _ask() -> Callable[[str, bytes], bytes]:
+    """The way to our own origin for the threads of a face: a connection answers one request at a time."""
+    import threading
+
+    from transport.errors import RequestError
+    from transport.requests import Relay
+
+    mine = threading.local()
+
+    def ask(name: str, body: bytes) -> bytes:
+        relay = getattr(mine, "relay", None)
+        if relay is None:
+            relay = mine.relay = Relay.from_environment()
+        if relay is None:
+            raise RequestError("this process has no origin")
+        answer: bytes = relay.request(name, body)
+        return answer
+
+    return ask

@@ -1,16 +1,28 @@
-"""What a tool gives back, and the two ways in which a call can leave the loop instead."""
+"""What a tool gives back, how a process must leave, and the ways in which a call can leave the loop instead."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from quine.guests.base import Usage
+
 if TYPE_CHECKING:
     from quine.life import Life
+    from transport.status import Status
 
 
 class Result(NamedTuple):
     text: str
     is_error: bool = False
+
+
+class End(NamedTuple):
+    """How this process must leave. `outcome` is of a life that ran elsewhere."""
+
+    status: int
+    signal: int = 0
+    usage: Usage = Usage()
+    outcome: Status | None = None
 
 
 class Ended(Exception):
@@ -33,6 +45,14 @@ class Reborn(Exception):
         self.life = life
         self.slots = slots
         self.record = record
+
+
+class Moved(Exception):
+    """Raised where the next life has run elsewhere, to its end, and this process was its face."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end.status)
+        self.end = end
 
 
 def sections(code: int, stdout: str, stderr: str) -> str:

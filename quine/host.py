@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quine import env, guests, inference, leaving, private, prompt, shown
-from quine.ends import Reborn
+from quine.ends import End, Reborn
 from quine.env import Settings
 from quine.exits import (
     DEADLINE,
@@ -30,7 +30,7 @@ from quine.guests.base import Guest
 from quine.guests.relay import RelayGuest
 from quine.life import Life, is_session, new_session
 from quine.log import Log
-from quine.loop import End, Face, Loop
+from quine.loop import Face, Loop
 from quine.signals import Signals, Terminated
 from quine.tape import FileSink, RelaySink, Tape
 from transport import inherit, quickjson
@@ -98,22 +98,29 @@ def _admitted(settings: Settings, life: Life) -> list[int]:
 def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[Life, Settings]:
     """The life of an agent that is to run elsewhere: `quine --on`, and what this process must hold while it does.
 
-    Its guest is checked here and now.
+    Its guest is checked here and now, where we are its origin.
     """
     settings = env.adopt(options, environ)
     _require_directory()
-    if "token" in settings.memo:
-        raise NotBuilt("--on from a host that is not the origin")
-    config = env.guest(settings, environ)
-    guests.build(config)
+    config = None
+    if not is_relayed(settings.memo):
+        config = env.guest(settings, environ)
+        guests.build(config)
     if options.get("binary"):
         raise NotBuilt("-b together with --on")
     settings = env.join_ledger(settings, settings.limits)
     life = _own(settings, mission, options)
     assert settings.ledger is not None
-    inference.price(config, bool(settings.ledger.mark.cost))
+    if config:
+        inference.price(config, bool(settings.ledger.mark.cost))
+        life = life._replace(model=config.model)
     _admitted(settings, life)  # the place is this process's, for it ends when the agent over there has ended
-    return life._replace(model=config.model), settings
+    return life, settings
+
+
+def is_relayed(memo: Mapping[str, Any]) -> bool:
+    """Are we below an agent whose origin is elsewhere? A plain job of a node has no agent above it."""
+    return "token" in memo and "lineage" in memo
 
 
 def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int:
@@ -175,8 +182,7 @@ def _lives(
                 os.close(fd)
             if ask is not None:
                 _tidy(settings.data_dir)
-        if record:
-            leaving.note(end, record)
+        leaving.note(end, record, signals.tied)
         if os.getpid() != ours:
             leaving.vanish(end)
         if settings.report:
@@ -253,7 +259,9 @@ def _assigned(settings: Settings, ask: Ask | None) -> Life | None:
 
 def _on_its_own(settings: Settings) -> Settings:
     """The agent of a plain job: neither it nor those below it have an origin elsewhere."""
-    memo = {key: value for key, value in settings.memo.items() if key not in ("socket", "token")}
+    memo = {
+        key: value for key, value in settings.memo.items() if key not in ("socket", "token", "capability")
+    }
     return settings._replace(memo=memo)
 
 

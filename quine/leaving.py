@@ -11,11 +11,14 @@ import contextlib
 import os
 from typing import NoReturn
 
+from quine import procs
+from quine.ends import End
 from quine.env import Settings
 from quine.exits import DEFECT, Failure, complain
 from quine.jobs import Status, write_aside
 from quine.life import Life
-from quine.loop import End, Loop
+from quine.loop import Loop
+from transport import quickjson
 
 
 def report(settings: Settings, life: Life, end: End) -> None:
@@ -34,7 +37,9 @@ def report(settings: Settings, life: Life, end: End) -> None:
         "maxrss": float(max(own.ru_maxrss, below.ru_maxrss)),
     }
     outcome = Outcome("exited", end.status, pid=os.getpid(), rusage=rusage)
-    if end.signal:
+    if end.outcome:
+        outcome = end.outcome  # the last life ran there
+    elif end.signal:
         outcome.state, outcome.signal = "signaled", signal_name(end.signal)
     assert settings.ledger is not None
     agents, _, cost = settings.ledger.totals()
@@ -51,13 +56,23 @@ def report(settings: Settings, life: Life, end: End) -> None:
     )
 
 
-def note(end: End, record: str) -> None:
-    """The end of a child that nobody waits for."""
+def note(end: End, record: str, report: int) -> None:
+    """What an exit status cannot say: the end of a child that nobody waits for, and one that is not known.
+
+    `report` is the pipe to who waits for us, -1 where nobody does.
+    """
     from transport.status import signal_name
 
     told = Status(end.status, "signaled", signal_name(end.signal)) if end.signal else Status(end.status)
+    known = end.outcome is None or end.outcome.state in ("exited", "signaled")
+    if end.outcome and not known:
+        told = Status(end.status, end.outcome.state, "", end.outcome.detail)
     with contextlib.suppress(OSError):
-        write_aside(os.path.join(record, "status"), told._asdict())
+        if record:
+            write_aside(os.path.join(record, "status"), told._asdict())
+        elif report >= 0 and not known:
+            procs.tie(report, os.getpid(), on=False)
+            os.write(report, quickjson.dumps(told._asdict()).encode())
 
 
 def vanish(end: End) -> NoReturn:

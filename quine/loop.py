@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from signal import SIGALRM
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from quine import inference, procs, prompt, tools
 from quine.account import Account
-from quine.ends import Ended, Result
+from quine.ends import End, Ended, Moved, Result
 from quine.env import Settings, here
 from quine.exits import DEADLINE, DENIED, FAILED, NOT_STARTED, TRY_AGAIN, Failure
 from quine.guests.base import (
@@ -32,7 +33,6 @@ from quine.guests.base import (
     ToolCall,
     ToolResult,
     Unavailable,
-    Usage,
 )
 from quine.jobs import Jobs
 from quine.ledger import Ledger, Spent
@@ -61,23 +61,11 @@ DROPS = (
 )  # whose results are left out when a conversation does not fit: the last reply's, then all
 
 
-class End(NamedTuple):
-    """How this process must leave."""
-
-    status: int
-    signal: int = 0
-    usage: Usage = Usage()
+# Runs a life elsewhere, with streams of this process, and returns how it ended: quine.compose.face
+Face = Callable[..., "Status"]
 
 
-class Face(Protocol):
-    """Runs a life elsewhere, with the streams of this process, and returns how it ended."""
-
-    def __call__(
-        self, where: str, life: Life, ledger: Ledger, *, stdin: int, stdout: int, stderr: int
-    ) -> Status: ...
-
-
-def _no_face(where: str, life: Life, ledger: Ledger, *, stdin: int, stdout: int, stderr: int) -> Status:
+def _no_face(where: str, life: Life, ledger: Ledger, **more: Any) -> Status:
     raise Failure(NOT_STARTED, "this process has no way to another host")
 
 
@@ -141,6 +129,8 @@ class Loop:
             return self._finish(ended)
         except Terminated as terminated:
             return self._finish_signalled(terminated.number)
+        except Moved as moved:
+            return moved.end
 
     def _open(self) -> None:
         life = self.life

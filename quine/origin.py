@@ -1,66 +1,68 @@
-"""What the origin of a tree answers to the agents that it has on other machines: life, infer, tape, ledger.
+"""What the face of an agent on another machine answers it: life, infer, tape, ledger. At the origin, or on the way.
 
 Laws
 1. What asks is not trusted: every body is bounded and held against a pydantic model, and a refusal is a RequestError
    that names the rule.
 2. A key or a script never leaves here; an agent elsewhere sends a conversation and gets a reply.
-3. A tape that comes from elsewhere is a file here: its name is a session's UUID, its first line makes it, only
-   the face that saw that line may append to it, and its session belongs to the tree of the life that it serves.
-4. The services are called from worker threads.
+3. What a job may ask for is decided by the job, not by what it says: its tree, its levels, its sessions, the ledger
+   that it was started with. Each inference of a session is made once.
+4. Of a provider's own blocks only those go to the provider that this end has handed out for it.
+5. A face that is not the origin holds what asks it to the same, and asks its own origin with its own capability.
+6. The services are called from worker threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from quine import env, guests, inference, tools
+from quine.arrivals import MAX_SESSIONS, Arrivals, Strict, parse
 from quine.env import MOST
 from quine.exits import DEADLINE, Failure
 from quine.grants import Lender
-from quine.guests.base import Guest, GuestError, Message, Refused, Reply, Request
+from quine.guests.base import (
+    DEEPEST,
+    Guest,
+    GuestError,
+    Message,
+    Refused,
+    Reply,
+    Request,
+    too_deep,
+    unheard,
+)
 from quine.guests.relay import error_to_json, spent_to_json
 from quine.ledger import Ledger, Spent
-from quine.life import Life, is_session
-from quine.log import Log
+from quine.life import Life
 from quine.signals import ANSWER
-from quine.tape import FileSink
+from quine.tape import FileSink, RelaySink, digest
 from transport import quickjson
 from transport.errors import RequestError
 
-MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
-MAX_VALUES = 250_000  # of JSON in one body: each is some hundred bytes here, for two on the wire
-MAX_LINE = 16 << 20
-MAX_SESSIONS = 10_000  # tapes that one job may make
 LATEST = 2 * ANSWER[1]  # seconds after the deadline in which an agent elsewhere may still say its last word
-MOST_REFUSALS = 100  # of one job that are logged
 
-_SEPARATORS = (b",", b"[", b"{")
-
-Model = TypeVar("Model", bound=BaseModel)
+Service = Callable[[bytes], bytes]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Infer(_Strict):
+class _Infer(Strict):
     session: Annotated[str, Field(max_length=36)]
     mission: str  # not bounded here but by MAX_BODY: a bound is an error where there is half a surrogate pair
     ordinal: Annotated[int, Field(ge=0, le=1_000_000)]
     wisdom: dict[str, str]
-    messages: Annotated[list[dict[str, Any]], Field(max_length=1_000_000)]
+    messages: Annotated[list[dict[str, Any]], Field(max_length=100_000)]
     output: Annotated[int, Field(ge=0, le=MOST)] = 0
     cost: Annotated[float, Field(ge=0, le=MOST)] = 0.0
 
 
-class _Ledger(_Strict):
+class _Ledger(Strict):
     """quine/grants.py says what it means. With `heard` it is a watch, without it an ask."""
 
     ledger: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
@@ -73,59 +75,43 @@ class _Ledger(_Strict):
     lost: Annotated[int, Field(ge=0, le=1 << 40)] = 0
 
 
-class _Tape(_Strict):
-    session: Annotated[str, Field(max_length=36)]
-    lines: Annotated[list[Annotated[str, Field(max_length=MAX_LINE)]], Field(min_length=1, max_length=10_000)]
-
-
-class _Entry(_Strict):
-    type: Annotated[str, Field(pattern="^[a-z_]{1,32}$")]
-    data: dict[str, Any]
-    seq: Annotated[int, Field(ge=0, le=1 << 40)]
-    ts: Annotated[float | int, Field(ge=0, le=1e11)]
-    prev: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
-
-
 def services(
     life: Life,
     ledger: Ledger | None,
     environ: Mapping[str, str] = os.environ,
     spent: dict[str, object] | None = None,
-) -> dict[str, Callable[[bytes], bytes]]:
+    note: Callable[[str], None] = unheard,
+) -> dict[str, Service]:
     """The handlers for one remote child: name -> body to body. `spent` counts tokens_in and tokens_out."""
-    origin = _Origin(life, ledger or Ledger.create(life.limits), environ, {} if spent is None else spent)
-    handlers = {"life": origin.life, "infer": origin.infer, "tape": origin.tape, "ledger": origin.ledger}
-    return {name: partial(origin.answer, handler) for name, handler in handlers.items()}
+    ledger = ledger or Ledger.create(life.limits)
+    origin = _Origin(life, ledger, environ, {} if spent is None else spent, note)
+    return {"life": origin.life, "infer": origin.infer, "tape": origin.arrivals.put, "ledger": origin.ledger}
 
 
-class _Origin:
-    def __init__(self, life: Life, ledger: Ledger, environ: Mapping[str, str], spent: dict[str, Any]) -> None:
+def between(
+    life: Life, ledger: Ledger, ask: Callable[[str, bytes], bytes], spent: dict[str, object] | None = None
+) -> dict[str, Service]:
+    """The same for a child of an agent that is itself elsewhere; `ask` asks that one's origin, from any thread."""
+    face = _Between(life, ledger, {} if spent is None else spent, ask)
+    return {
+        "life": face.life,
+        "infer": face.infer,
+        "tape": face.arrivals.put,
+        "ledger": partial(ask, "ledger"),
+    }
+
+
+class _Face:
+    """What both have: the life that they give away, the tapes that come of it, its inferences, each once."""
+
+    def __init__(self, life: Life, ledger: Ledger, spent: dict[str, Any], arrivals: Arrivals) -> None:
         self._life = life
         self._ledger = ledger
         self._spent = spent
-        settings = env.adopt({}, dict(environ))
-        self._settings = settings
-        self._config = env.guest(settings, {**environ})
-        self._price = inference.price(self._config, bool(ledger.mark.cost))
-        self._guest: Guest | None = None
-        self._lender = Lender(ledger, life.limits.agents)
-        self._known: dict[
-            str, tuple[int, int]
-        ] = {}  # session -> tokens of its conversation, messages that those are
+        self.arrivals = arrivals
         self._lock = threading.Lock()
-        self._sinks: dict[str, tuple[FileSink, int]] = {}  # session -> file, next seq
-        self._log = Log(os.path.join(settings.data_dir, f"{life.session}.log"))
-        self._refused = 0
-
-    def answer(self, handler: Callable[[bytes], bytes], body: bytes) -> bytes:
-        """What the handler answers. A refusal is kept in the log: who asks for what it may not have shows there."""
-        try:
-            return handler(body)
-        except RequestError as error:
-            self._refused += 1
-            if self._refused <= MOST_REFUSALS:
-                self._log.note(f"refused to an agent elsewhere: {str(error)[:500]!a}")
-            raise
+        self._next: dict[str, int] = {}  # session -> its next inference
+        self._asking: set[str] = set()
 
     def life(self, body: bytes) -> bytes:
         life, left = self._life, self._ledger.time_left()
@@ -133,12 +119,77 @@ class _Origin:
             life = life._replace(limits=life.limits._replace(deadline=max(left, 0.001)))
         return json.dumps(life.to_json()).encode()
 
-    def infer(self, body: bytes) -> bytes:
-        asked = _parse(_Infer, body)
+    @contextlib.contextmanager
+    def _once(self, session: str, ordinal: int) -> Iterator[None]:
+        """One inference of a session at a time, and none again that has had its reply."""
+        if not self.arrivals.known(session):
+            raise RequestError("infer: a session that is not of this job")
+        with self._lock:
+            if session in self._asking or ordinal < self._next.get(session, 0):
+                raise RequestError(f"infer: inference {ordinal} of this session was asked for already")
+            self._asking.add(session)
         try:
-            messages = [Message.from_json(message) for message in asked.messages]
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
+            yield
+        finally:
+            with self._lock:
+                self._asking.discard(session)
+
+    def _answered(self, session: str, ordinal: int, tokens: tuple[int, int]) -> None:
+        with self._lock:
+            self._next[session] = ordinal + 1
+            for name, count in zip(("tokens_in", "tokens_out"), tokens, strict=True):
+                self._spent[name] = self._spent.get(name, 0) + count
+
+
+class _Between(_Face):
+    def __init__(
+        self, life: Life, ledger: Ledger, spent: dict[str, Any], ask: Callable[[str, bytes], bytes]
+    ) -> None:
+        super().__init__(life, ledger, spent, Arrivals(life, lambda session: RelaySink(ask, session)))
+        self._ask = ask
+
+    def infer(self, body: bytes) -> bytes:
+        asked = parse(_Infer, body)
+        with self._once(asked.session, asked.ordinal):
+            answer = self._ask("infer", body)
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # an error has none
+                given = quickjson.loads(answer)["usage"]
+                self._answered(asked.session, asked.ordinal, (int(given[0]), int(given[1])))
+        return answer
+
+
+class _Origin(_Face):
+    def __init__(
+        self,
+        life: Life,
+        ledger: Ledger,
+        environ: Mapping[str, str],
+        spent: dict[str, Any],
+        note: Callable[[str], None],
+    ) -> None:
+        settings = env.adopt({}, dict(environ))
+        super().__init__(
+            life,
+            ledger,
+            spent,
+            Arrivals(
+                life,
+                lambda session: FileSink(os.path.join(settings.data_dir, f"{session}.jsonl")),
+                self._born,
+            ),
+        )
+        self._config = env.guest(settings, {**environ})
+        self._price = inference.price(self._config, bool(ledger.mark.cost))
+        self._guest: Guest | None = None
+        self._lender = Lender(ledger, life.limits.agents)
+        # session -> tokens of its conversation, messages that those are
+        self._known: dict[str, tuple[int, int]] = {}
+        self._note = note
+        self._given = {_mark(message.raw) for message in (*life.context, *life.opening) if message.raw}
+
+    def infer(self, body: bytes) -> bytes:
+        asked = parse(_Infer, body)
+        messages = self._conversation(asked.messages)
         request = Request(
             messages,
             tools.TOOLS,
@@ -149,6 +200,10 @@ class _Origin:
             asked.output,
             asked.cost,
         )
+        with self._once(asked.session, asked.ordinal):
+            return self._infer(request)
+
+    def _infer(self, request: Request) -> bytes:
         with self._lock:
             if self._guest is None:
                 try:
@@ -165,8 +220,9 @@ class _Origin:
         agents, _, cost = self._ledger.totals()
         with self._lock:
             self._spent.update(agents=agents, cost=cost or None)
-            for name, count in (("tokens_in", reply.usage.input), ("tokens_out", reply.usage.output)):
-                self._spent[name] = self._spent.get(name, 0) + count
+            if reply.message.raw:
+                self._given.add(_mark(reply.message.raw))
+        self._answered(request.session, request.ordinal, (reply.usage.input, reply.usage.output))
         told = {
             "left": self._ledger.left(),
             "surely": self._ledger.left(surely=True),
@@ -193,7 +249,7 @@ class _Origin:
         return reply
 
     def ledger(self, body: bytes) -> bytes:
-        asked = _parse(_Ledger, body)
+        asked = parse(_Ledger, body)
         try:
             if asked.heard is not None:
                 wanted = self._lender.watch(asked.ledger, asked.back, asked.heard, asked.lost)
@@ -204,74 +260,36 @@ class _Origin:
             raise RequestError(f"ledger: {(error.strerror or '').lower()}") from None
         return quickjson.dumps({"places": places}).encode()
 
-    def tape(self, body: bytes) -> bytes:
-        asked = _parse(_Tape, body)
-        if not is_session(asked.session):
-            raise RequestError("tape: the session is not a UUID")
-        with self._lock:
-            sink, expected = self._sinks.get(asked.session) or self._new(asked)
-            for line in asked.lines:
-                entry = _entry(line)
-                if entry.seq != expected:
-                    raise RequestError(f"tape: line {entry.seq} came, and {expected} is next")
-                expected += 1
-            try:
-                sink.put([line.encode() for line in asked.lines])
-            except Failure as failure:
-                raise RequestError(f"tape: {failure.detail}") from None
-            finally:
-                sink.close()  # many sessions, few descriptors: the next line opens it again
-            self._sinks[asked.session] = (sink, expected)
-        return b""
+    def _born(self) -> None:
+        """An agent that was made over there: counted with those of the tree."""
+        self._ledger.born()
+        self._spent["agents"] = self._ledger.totals()[0]
 
-    def _new(self, asked: _Tape) -> tuple[FileSink, int]:
-        """A tape begins with its meta, which must be of this tree; an existing file is never touched."""
-        first = _entry(asked.lines[0])
-        if first.type != "meta" or first.data.get("session_id") != asked.session:
-            raise RequestError("tape: the first line must be the session's own meta")
-        if first.data.get("root_session_id") != self._life.root:
-            raise RequestError("tape: the session belongs to another tree")
-        if asked.session != self._life.session and first.data.get("born") != "exec":
-            self._ledger.born()
-            self._spent["agents"] = self._ledger.totals()[0]
-        if len(self._sinks) >= MAX_SESSIONS:
-            raise RequestError(f"tape: more than {MAX_SESSIONS} sessions of one job")
-        return FileSink(os.path.join(self._settings.data_dir, f"{asked.session}.jsonl")), 0
+    def _conversation(self, asked: list[dict[str, Any]]) -> list[Message]:
+        """The messages; a provider's block that we have not handed out is left out."""
+        try:
+            messages = [_message(message) for message in asked]
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
+        foreign = 0
+        for number, message in enumerate(messages):
+            if message.raw and _mark(message.raw) not in self._given:
+                messages[number] = message._replace(raw=None)
+                foreign += 1
+        if foreign:
+            self._note(f"infer: {foreign} blocks of a provider that were not handed out here were left out")
+        return messages
 
 
-def _parse(model: type[Model], body: bytes) -> Model:
-    name = model.__name__.removeprefix("_").lower()
-    if len(body) > MAX_BODY:
-        raise RequestError(f"{name}: {len(body)} bytes, and {MAX_BODY} are possible")
-    if _values(body) > MAX_VALUES:
-        raise RequestError(f"{name}: more than {MAX_VALUES} values")
-    try:
-        # Not model_validate_json: half a surrogate pair, as undecodable bytes become here, is an error for it.
-        return model.model_validate(quickjson.loads(body))
-    except (RecursionError, UnicodeDecodeError):
-        raise RequestError(f"{name}: not JSON") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise RequestError(f"{name}: {where}: {first['msg'].lower()}") from None
-    except ValueError as error:
-        raise RequestError(f"{name}: {error}") from None
+def _message(data: dict[str, Any]) -> Message:
+    if not isinstance(data.get("content"), str):
+        raise TypeError("content is no text")
+    message = Message.from_json(data)
+    if any(too_deep(call.args, DEEPEST) for call in message.tool_calls):
+        raise ValueError("arguments that nest too deep")
+    return message
 
 
-def _values(body: bytes) -> int:
-    """About how many values a JSON text holds; what a conversation quotes may hold any number of commas."""
-    count = sum(map(body.count, _SEPARATORS))
-    if count <= MAX_VALUES:
-        return count
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    quotes = bare.count(b'"')
-    if quotes > 4 * MAX_VALUES:  # each value and its name in quotes
-        return quotes // 4
-    return sum(part.count(mark) for part in bare.split(b'"')[::2] for mark in _SEPARATORS)
-
-
-def _entry(line: str) -> _Entry:
-    """One whole line that is one entry; a newline in it would be two."""
-    if "\n" in line or not line.isascii():
-        raise RequestError("tape: a line with a newline in it, or not in ASCII")
-    return _parse(_Entry, line.encode())
+def _mark(raw: dict[str, Any]) -> str:
+    """What tells one block from another, in its order of keys."""
+    return digest(quickjson.dumps(raw).encode())

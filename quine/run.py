@@ -125,12 +125,18 @@ def version() -> int:
 
 
 def caller(values: dict[str, object]) -> dict[str, object]:
-    """What placing a job needs to know of this process."""
-    return {
-        "inventory": find_inventory(values, os.environ),
-        "cwd": _current(),
-        "ssh_agent": os.environ.get("SSH_AUTH_SOCK"),
-    }
+    """What placing a job needs to know of this process.
+
+    `token` says that it is, or is part of, a job of this node: one from elsewhere has its origin place what it asks
+    for. Somebody's own inventory on this machine is for plain jobs, and for who names it.
+    """
+    from transport import inherit
+
+    inventory, memo = find_inventory(values, os.environ), inherit.read()
+    context = {"inventory": inventory, "cwd": _current(), "ssh_agent": os.environ.get("SSH_AUTH_SOCK")}
+    if "token" in memo and "inventory" not in values and ("lineage" in memo or not inventory):
+        context["token"] = str(memo["token"])
+    return dict(context)
 
 
 def show(
@@ -139,11 +145,12 @@ def show(
     services: Mapping[str, Callable[[bytes], bytes]] | None = None,
     facts: dict[str, object] | None = None,
     renew: Callable[[Spawn], Mapping[str, Callable[[bytes], bytes]]] | None = None,
+    on_refused: Callable[[str], None] | None = None,
 ) -> int:
     """Run a job as its face; print what there is to say once; leave as the job left.
 
     `facts` are for the report, and read after the end: a service may still count in them. `renew` makes another
-    job of the spawn, and its services, when it is tried again.
+    job of the spawn, and its services, when it is tried again. `on_refused` as in client.run.
     """
     from transport import client, inherit
     from transport.errors import Refused
@@ -160,6 +167,7 @@ def show(
                 services=services,
                 on_start=_say_started if values.get("verbose") else None,
                 on_note=None if spawn.own else Notes(values, spawn.terminal is not None).hear,
+                on_refused=on_refused,
                 used=used,
             )
         except Refused as refused:

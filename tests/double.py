@@ -68,6 +68,7 @@ class Double:
         self._gone = False
         self._write_lock = threading.Lock()
         self._job = 1
+        self._capability = ""
         self._tree = ""
         self._asked = 0
 
@@ -100,6 +101,7 @@ class Double:
                         self._hello = frame.body()
                     elif frame.kind == Kind.SPAWN:
                         self._job, self._tree = frame.channel, frame.body()["tree"]
+                        self._capability = frame.body()["capability"]
                     self._frames.append(frame)
                     self._news.notify_all()
         with self._news:
@@ -196,7 +198,8 @@ class Double:
         """The answer is noted as JSON: [error, reply]."""
         self._asked += 2
         number, body, at = self._asked, text.replace("TREE", self._tree).encode(), 0
-        self._send(encode(Frame(Kind.REQUEST, number, payload=pack({"name": name, "job": self._job}))))
+        asked = {"name": name, "job": self._job, "capability": self._capability}
+        self._send(encode(Frame(Kind.REQUEST, number, payload=pack(asked))))
         while at < len(body):
             piece = body[at : at + CHUNK]
             self._send(encode(Frame(Kind.DATA, number, 0, at, piece)))

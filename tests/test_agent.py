@@ -170,7 +170,7 @@ def test_exit_is_sent_back(agents: Agents, arguments: dict[str, object], words: 
         (call("exec", wisdom={"a=b": "x"}), "must match"),
         (call("exec", wisdom={"a": 1}), "wisdom.a must be a string"),
         (call("exec", wisdom={"a": "x" * 140_000}), "too long"),
-        (call("exec", host="h1"), "not built yet"),
+        (call("exec", host="h1", argv=["true"]), "a host is for your own next life"),
         (call("exec", argv=["/no/such/program"]), "not found"),
     ],
 )  # fmt: skip

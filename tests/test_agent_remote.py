@@ -43,21 +43,6 @@ def test_exec_over_there(lab: Lab, tmp_path: Path) -> None:
     assert three[0]["data"]["parent_session_id"] == two[0]["data"]["session_id"]
 
 
-def test_what_is_not_built_says_so_over_there(lab: Lab, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    lines = [
-        says(call("fork", intent="x", host="h2", wait=True), sh("quine --on h2 x; echo $?"), OK),
-    ]
-    env = {**lab.script(lines, f"{tmp_path.name}.jsonl"), "QUINE_DATA_DIR": str(data)}
-    done = lab.run(["--on", "h1", "work"], env=env)
-    assert done.returncode == 0
-    (tape,) = tapes(data)
-    fork, nested = (e["data"]["content"] for e in tape if e["type"] == "tool_result")
-    assert fork.startswith("[FORK ERROR] not built yet")
-    assert "2\n" in nested
-    assert "not built yet: --on from a host" in nested
-
-
 def test_an_agent_of_a_plain_job_has_a_guest_of_its_own(lab: Lab, tmp_path: Path) -> None:
     """Its origin has no life for it: neither it nor what it starts asks there."""
     path = tmp_path / "own.jsonl"

@@ -28,7 +28,13 @@ IMPORTERS = {
     "httpx": {"quine/guests/http.py"},
     "typer": {"quine/cli.py"},
     "fsspec": set(),
-    "pydantic": {"deploy/inventory.py", "quine/guests/chat.py", "quine/guests/reading.py", "quine/origin.py"},
+    "pydantic": {
+        "deploy/inventory.py",
+        "quine/arrivals.py",
+        "quine/guests/chat.py",
+        "quine/guests/reading.py",
+        "quine/origin.py",
+    },
 }
 NEVER = {"pickle", "marshal", "shelve", "dill"}  # data from elsewhere is parsed, not revived
 

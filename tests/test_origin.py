@@ -27,7 +27,7 @@ from quine.guests.base import (
 from quine.guests.relay import RelayGuest
 from quine.ledger import Ledger
 from quine.life import Life, Limits, new_session
-from quine.tape import RelaySink, Tape, read
+from quine.tape import RelaySink, Tape, digest, read
 from quine.tools import TOOLS
 from tests.fuzz import peak
 from transport.errors import RequestError
@@ -63,8 +63,14 @@ def ask(services: Services) -> Any:
     return lambda name, body: services[name](body)
 
 
-def meta(session: str, root: str) -> dict[str, Any]:
-    return {"session_id": session, "root_session_id": root}
+def meta(session: str, root: str, parent: str = "", depth: int = 0, born: str = "fork") -> dict[str, Any]:
+    return {
+        "session_id": session,
+        "root_session_id": root,
+        "parent_session_id": parent,
+        "depth": depth,
+        "born": born,
+    }
 
 
 def test_life_goes_across(services: Services, life: Life) -> None:
@@ -96,14 +102,14 @@ def test_infer(services: Services, life: Life) -> None:
     guest = RelayGuest(ask(services))
     request = Request([Message("user", "x")], TOOLS, life.session, "mission")
     assert guest.infer(request) == Reply(Message("assistant", "first"))
-    assert guest.infer(request._replace(mission="other")).message.text == ""
+    assert guest.infer(request._replace(ordinal=1)).message.text == ""
     with pytest.raises(Refused, match="asked for one more"):
         guest.infer(request._replace(ordinal=2))
 
 
 @pytest.mark.parametrize("error", [Unavailable("u"), Overflow("o"), Refused("r"), GuestError("g")])
 def test_errors_of_the_guest_cross_by_kind(
-    services: Services, error: GuestError, monkeypatch: pytest.MonkeyPatch
+    services: Services, life: Life, error: GuestError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing:
         def infer(self, request: Request) -> Reply:
@@ -111,7 +117,7 @@ def test_errors_of_the_guest_cross_by_kind(
 
     monkeypatch.setattr("quine.guests.build", lambda config: Failing())
     with pytest.raises(type(error), match=str(error)) as caught:
-        RelayGuest(ask(services)).infer(Request([], TOOLS))
+        RelayGuest(ask(services)).infer(Request([], TOOLS, life.session))
     assert type(caught.value) is type(error)
 
 
@@ -151,7 +157,7 @@ def test_half_a_surrogate_pair_goes_across(services: Services, life: Life, tmp_p
     odd = "m\udc80\ud83d"
     call = ToolCall("c", "sh", {"\udc80": odd})
     request = Request(
-        [Message("user", odd), Message("assistant", odd, (call,))], TOOLS, "s", odd, 0, {"a": odd}
+        [Message("user", odd), Message("assistant", odd, (call,))], TOOLS, life.session, odd, 0, {"a": odd}
     )
     assert guest.infer(request).message.text == "first"
     tape = Tape(RelaySink(ask(services), life.session))
@@ -182,35 +188,180 @@ def test_tapes_of_others_are_out_of_reach(services: Services, life: Life, tmp_pa
     def put(session: str, *lines: str) -> None:
         services["tape"](json.dumps({"session": session, "lines": lines}).encode())
 
-    def line(seq: int, kind: str = "message", **data: Any) -> str:
-        return json.dumps({"type": kind, "data": data, "seq": seq, "ts": 1.0, "prev": ""})
+    def line(seq: int, kind: str = "message", prev: str = "", **data: Any) -> str:
+        return json.dumps({"type": kind, "data": data, "seq": seq, "ts": 1.0, "prev": prev})
 
+    def after(text: str) -> str:
+        return digest(text.encode())
+
+    first = line(0, "meta", **meta(life.session, life.root))
+    put(life.session, first, line(1, prev=after(first)))
     other = new_session()
     (tmp_path / "data").mkdir(exist_ok=True)
     (tmp_path / "data" / f"{other}.jsonl").write_text("kept\n")
     with pytest.raises(RequestError, match="cannot be written"):
-        put(other, line(0, "meta", **meta(other, life.root)))
+        put(other, line(0, "meta", **meta(other, life.root, life.session, 1)))
     assert (tmp_path / "data" / f"{other}.jsonl").read_text() == "kept\n"
     fresh = new_session()
+    good = line(0, "meta", **meta(fresh, life.root, life.session, 1))
     for bad in (
         [line(0, "message")],
-        [line(0, "meta", **meta(fresh, new_session()))],
-        [line(0, "meta", **meta(new_session(), life.root))],
-        [line(1, "meta", **meta(fresh, life.root))],
-        [line(0, "meta", **meta(fresh, life.root)) + "\n" + line(1)],
-        [line(0, "meta", **meta(fresh, life.root)), "not json"],
-        [line(0, "meta", **meta(fresh, life.root)), line(2)],
-        [line(0, "meta", **meta(fresh, life.root)), line(1, "Evil Type")],
+        [line(0, "meta", **meta(fresh, new_session(), life.session, 1))],
+        [line(0, "meta", **meta(new_session(), life.root, life.session, 1))],
+        [line(1, "meta", **meta(fresh, life.root, life.session, 1))],
+        [good + "\n" + line(1)],
+        [good, "not json"],
+        [good, line(2)],
+        [good, line(1)],
+        [good, line(1, "Evil Type", after(good))],
+        # above its parent, or of one that is not known here
+        [line(0, "meta", **meta(fresh, life.root, life.session, 0))],
+        [line(0, "meta", **meta(fresh, life.root, new_session(), 1))],
+        [line(0, "meta", **meta(fresh, life.root, "", 0))],
+        [line(0, "meta", **meta(fresh, life.root, life.session, True))],
+        [line(0, "meta", **meta(fresh, life.root, life.session, life.limits.depth))],
     ):
         with pytest.raises(RequestError):
             put(fresh, *bad)
     assert not (tmp_path / "data" / f"{fresh}.jsonl").exists()
-    put(fresh, line(0, "meta", **meta(fresh, life.root)), line(1))
-    for bad in ([line(1)], [line(3)], [line(0, "meta", **meta(fresh, life.root))]):
+    second = line(1, prev=after(good))
+    put(fresh, good, second)
+    for bad in ([second], [line(3)], [good], [line(2)], [line(2, prev=after(good))]):
         with pytest.raises(RequestError):
             put(fresh, *bad)
-    put(fresh, line(2))
+    put(fresh, line(2, prev=after(second)))
     assert len(read(str(tmp_path / "data" / f"{fresh}.jsonl"))) == 3
+    renewed = new_session()
+    put(renewed, line(0, "meta", **meta(renewed, life.root, fresh, 1, "exec")))
+
+
+def test_an_inference_is_answered_once_and_only_to_a_session_of_the_job(
+    services: Services, life: Life
+) -> None:
+    guest = RelayGuest(ask(services))
+    request = Request([Message("user", "x")], TOOLS, life.session, "mission")
+    with pytest.raises(Unavailable, match="not of this job"):
+        guest.infer(request._replace(session=new_session()))
+    guest.infer(request)
+    with pytest.raises(Unavailable, match="asked for already"):
+        guest.infer(request)
+    guest.infer(request._replace(ordinal=1))
+
+
+def test_one_inference_of_a_session_at_a_time(
+    services: Services, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    class Nosy:
+        def infer(self, request: Request) -> Reply:
+            if not seen:
+                seen.append("")
+                with pytest.raises(Unavailable, match="asked for already") as caught:
+                    RelayGuest(ask(services)).infer(request._replace(ordinal=7))
+                seen.append(str(caught.value))
+            return Reply(Message("assistant", "x"))
+
+    monkeypatch.setattr("quine.guests.build", lambda config: Nosy())
+    RelayGuest(ask(services)).infer(Request([], TOOLS, life.session))
+    assert len(seen) == 2
+
+
+def test_blocks_of_a_provider_come_back_only_where_they_came_from(
+    life: Life, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the clone's memory, and of replies to it; a forged one would be sent to the provider as its own."""
+    sent: list[Request] = []
+    notes: list[str] = []
+
+    class Echo:
+        def infer(self, request: Request) -> Reply:
+            sent.append(request)
+            return Reply(
+                Message("assistant", "x", raw={"anthropic": [{"signature": "s1", "b": 1, "a": 0.1}]})
+            )
+
+    monkeypatch.setattr("quine.guests.build", lambda config: Echo())
+    (tmp_path / "s.jsonl").touch()
+    environ = {
+        "QUINE_API_TYPE": "script",
+        "QUINE_API_BASE": str(tmp_path / "s.jsonl"),
+        "QUINE_DATA_DIR": str(tmp_path),
+    }
+    cloned = Message("assistant", "old", raw={"anthropic": [{"signature": "s0"}]})
+    life = life._replace(context=(cloned,))
+    guest = RelayGuest(ask(origin.services(life, ledger, environ, None, notes.append)))
+    request = Request([cloned], TOOLS, life.session)
+    reply = guest.infer(request).message
+    forged = [
+        reply._replace(raw={"anthropic": [{"signature": "s2"}]}),
+        reply._replace(
+            raw={"anthropic": [{"signature": "s1", "a": 0.1, "b": 1}]}
+        ),  # another order is another block
+    ]
+    guest.infer(request._replace(messages=[cloned, reply, *forged], ordinal=1))
+    assert [message.raw for message in sent[1].messages] == [cloned.raw, reply.raw, None, None]
+    assert [message.text for message in sent[1].messages] == ["old", "x", "x", "x"]
+    assert len(notes) == 1 and "2 blocks" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        '[{"role":"user","content":["x"]}]',
+        '[{"role":"user","content":null}]',
+        '[{"role":"assistant","content":"","tool_calls":[{"id":"1","name":"sh","arguments":'
+        + '{"a":' * 300 + "1" + "}" * 300 + "}]}]",
+        "[" + '{"role":"user","content":"","reasoning_content":""},' * 100_001 + "{}]",
+    ],
+    ids=["list", "null", "deep", "many"],
+)  # fmt: skip
+def test_what_is_no_conversation_of_ours(services: Services, life: Life, messages: str) -> None:
+    body = f'{{"session":"{life.session}","mission":"m","ordinal":0,"wisdom":{{}},"messages":{messages}}}'
+    with pytest.raises(RequestError, match="infer: "):
+        services["infer"](body.encode())
+
+
+def test_brackets_are_not_worth_their_memory(services: Services, life: Life) -> None:
+    """Thirty megabytes of them would be two thousand in memory; as much text is as much memory."""
+    parts = f'{{"session":"{life.session}","mission":"m","ordinal":0,"wisdom":{{}},"messages":[%s]}}'
+    with pytest.raises(RequestError, match="more than 250000 values"):
+        services["infer"]((parts % ("[],[]," * 1_000_000 + "[]")).encode())
+    text = json.dumps({"role": "user", "content": '[],{"\\,' * 200_000})
+    assert services["infer"]((parts % text).encode())
+
+
+def between(services: Services, life: Life, ledger: Ledger) -> Services:
+    """The face of a child of `life`, with that one's origin."""
+    return origin.between(life, ledger, ask(services))
+
+
+def test_a_face_on_the_way_passes_on_what_is_its_childs(
+    services: Services, life: Life, ledger: Ledger, tmp_path: Path
+) -> None:
+    own = Tape(RelaySink(ask(services), life.session))
+    own.add("meta", meta(life.session, life.root))
+    own.sync()
+    child = life._replace(session=new_session(), parent=life.session, depth=1, mission="mission of a child")
+    face = between(services, child, ledger)
+    assert Life.from_json(json.loads(face["life"](b""))) == child
+    tape = Tape(RelaySink(ask(face), child.session))
+    tape.add("meta", meta(child.session, life.root, life.session, 1))
+    tape.sync()
+    guest = RelayGuest(ask(face))
+    request = Request([Message("user", "x")], TOOLS, child.session, child.mission)
+    assert guest.infer(request).message.text == "first"
+    with pytest.raises(Unavailable, match="asked for already"):
+        guest.infer(request)
+    with pytest.raises(Unavailable, match="not of this job"):  # which the origin would have answered
+        guest.infer(request._replace(session=life.session))
+    own.add("message", {"role": "user", "content": "x"})
+    with pytest.raises(Failure, match="parent or depth"):
+        RelaySink(ask(face), life.session).put([b'{"type":"meta","data":{"session_id":"%s","root_session_id":"%s"},'
+            b'"seq":0,"ts":1,"prev":""}' % (life.session.encode(), life.root.encode())])  # fmt: skip
+    own.sync()
+    assert len(read(str(tmp_path / "data" / f"{life.session}.jsonl"))) == 2
+    assert len(read(str(tmp_path / "data" / f"{child.session}.jsonl"))) == 1
 
 
 def test_no_secret_goes_out(life: Life, ledger: Ledger, tmp_path: Path) -> None:

@@ -74,20 +74,23 @@ def run(
     services: Mapping[str, Service] | None = None,
     on_start: Callable[[int], None] | None = None,
     on_note: Callable[[dict[str, Any]], None] | None = None,
+    on_refused: Callable[[str], None] | None = None,
     used: Used | None = None,
 ) -> Status:
     """Start a job through this machine's node and be its face until it ends.
 
     services   name -> function from request body to reply body; called in threads, may raise
-    on_start   called with the job's pid over there
+    on_start   called with the job's pid over there, before a request of it is answered
     on_note    called with what the node says of the link that the job is behind
+    on_refused called with what is said of a request that was refused
     used       is told what was done with the streams, and keeps stdin untouched until the job runs
 
     Raises Refused where no node can be had here; everything else is in the Status. Must be called in the main thread.
     """
+    spawn.capability = os.urandom(16).hex()
     while True:
         face = Face(starter.connect(), spawn, (stdin, stdout, stderr), services or {})
-        face.on_start, face.on_note, face.used = on_start, on_note, used
+        face.on_start, face.on_note, face.on_refused, face.used = on_start, on_note, on_refused, used
         try:
             if (status := face.run()) is not None:
                 return status
@@ -113,6 +116,7 @@ class Face:
         self._outputs = {STDOUT: Output(streams[STDOUT]), STDERR: Output(streams[STDERR])}
         self.on_start: Callable[[int], None] | None = None
         self.on_note: Callable[[dict[str, Any]], None] | None = None
+        self.on_refused: Callable[[str], None] | None = None
         self.used: Used | None = None
         self._terminal: Terminal | None = None
         self._told = (0, 0)  # its size, as the job over there knows it
@@ -159,7 +163,8 @@ class Face:
             self._wire.flush()
             if self._finished():
                 return self._ended()
-            events_by_fd = self._poll().poll(None if self._patience is None else 200)
+            pause = None if self._patience is None else 200
+            events_by_fd = self._poll().poll(self._services.relieve(pause) if self._services else pause)
             # Signals first: one that came before an end of file must not arrive over there after it.
             while number := self._caught.take():
                 if left := self._signal(number):
@@ -226,7 +231,8 @@ class Face:
             if self._services is None:
                 from transport.services import Services
 
-                self._services = Services(self.session, self._handlers, self._caught.fd_in)
+                asked, key = (self._handlers, self._caught.fd_in), self._spawn.capability
+                self._services = Services(self.session, *asked, key, self.on_refused)
             self._services.on_frame(frame)
         elif kind == Kind.DATA:
             self._outputs[frame.stream].put(frame.payload)

@@ -8,6 +8,7 @@ TransportError
     ├── Unreachable      a host that cannot be used
     │   └── Interrupted  it answered, and then the connection broke: the same again may work
     ├── NoSuchHost       nothing matches WHERE
+    ├── Denied           a rule forbids it (exit status 77)
     └── Misconfigured    the inventory is wrong (exit status 2)
 """
 
@@ -34,6 +35,7 @@ class Refused(TransportError):
     """Nothing was started. `host` is "" where the fault is not about one; `hint` says what cures it."""
 
     status = 69
+    state = "unreachable"
 
     def __init__(self, detail: str, hint: str = "", host: str = "") -> None:
         super().__init__(detail)
@@ -55,6 +57,13 @@ class Interrupted(Unreachable):
 
 class NoSuchHost(Refused):
     """WHERE matches nothing."""
+
+
+class Denied(Refused):
+    """A rule of the origin's forbids it."""
+
+    status = 77
+    state = "denied"
 
 
 class Misconfigured(Refused):

@@ -41,6 +41,8 @@ FIRST_PAUSE = 0.1  # seconds between a dial and the next; doubled with each, and
 LAST_PAUSE = 5.0
 BROKEN_PAUSE = 0.5  # no longer after a connection that broke off: the host is there
 
+TOLD = ("cwd", "avoid")  # of a spawn's context, what another node may say
+
 
 class Target:
     """A host chosen for a job, and how to get there.
@@ -85,19 +87,39 @@ class Hosts:
         self._slots: dict[str, Slots] = {}
         self._hosts: dict[str, Host] = {}
 
-    def start(self, link: Link, number: int, spawn: Spawn) -> Relay:
-        """Send the job of a client's channel on its way; what prevents it becomes its exit record."""
+    def start(self, link: Link, number: int, spawn: Spawn, parent: Relay | None = None) -> Relay:
+        """Send the job of a channel on its way; what prevents it becomes its exit record.
+
+        `parent` is the job on another host that asks for it. It is placed with what that one was placed with, and
+        belongs to its tree; of what the other node says of it, only WHERE and TOLD count.
+        """
         relay = Relay(link, number, "", lambda _: None)
+        if parent:
+            told = {name: spawn.context.get(name) for name in TOLD}
+            spawn.context = {**parent.context, **told, "from": parent.host}
+            spawn.tree = parent.tree
         try:
             if self._place is None:
                 raise Refused("this node has no inventory")
             target = self._place(spawn, {slots.name: slots.used for slots in self._slots.values()})
+            if parent:
+                self._check_slots(target, parent)
         except Refused as refused:
             refuse(relay, refused)
             return relay
-        relay.host = target.name
-        log.info("job %s: to %s", spawn.id, target.name)
+        log.info("job %s: to %s%s", spawn.id, target.name, f", asked for by {parent.host}" if parent else "")
+        relay.host, relay.group = target.name, target.group
+        relay.tree, relay.context = spawn.tree, spawn.context
+        if parent:
+            relay.parent = parent
+            parent.children.add(relay)
         target.settings(spawn)
+        try:
+            # As another node wrote it: what is wrong with it must not end the link of the host that it is meant for.
+            Spawn.from_json(spawn.to_json())
+        except ProtocolError as error:
+            refuse(relay, Refused(str(error), host=target.name))
+            return relay
         host = self._hosts.get(target.key)
         if host is None:
             host = self._hosts[target.key] = Host(target, self._join, self._facts)
@@ -110,6 +132,16 @@ class Hosts:
         else:
             slots.submit(relay, host, spawn)
         return relay
+
+    def _check_slots(self, target: Target, parent: Relay) -> None:
+        """A job that waits for a slot which its own ancestor holds, while that waits for it, would wait for ever."""
+        slots = self._slots.get(target.group)
+        above: Relay | None = parent
+        while above and above.group != target.group:
+            above = above.parent
+        if above and slots and target.slots and slots.running >= target.slots:
+            detail = f"all {target.slots} slots are taken, one of them by who asks for another"
+            raise Refused(detail, "see slots in the inventory", target.name)
 
     @property
     def busy(self) -> bool:
@@ -361,5 +393,5 @@ def pause(tries: int, longest: float) -> float:
 def refuse(relay: Relay, refused: Refused) -> None:
     """Nothing was started: the reason becomes the exit record."""
     host = refused.host or relay.host
-    relay.refuse(Status("unreachable", refused.status, host=host, detail=refused.detail, hint=refused.hint))
+    relay.refuse(Status(refused.state, refused.status, host=host, detail=refused.detail, hint=refused.hint))
     relay.end()

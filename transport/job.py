@@ -29,6 +29,7 @@ from transport.status import DENIED, NOT_STARTED, Status, clip, signal_number
 if TYPE_CHECKING:
     from transport.guard import Table
     from transport.link import Link
+    from transport.router import Relay
 
 log = logging.getLogger("quine.job")
 
@@ -65,6 +66,7 @@ class Job:
         table: Table,
     ) -> None:
         self.link: Link | None = link
+        self.remote = link.remote  # it came from another machine
         self.number = number
         self.spawn = spawn
         self.token = os.urandom(16).hex()
@@ -76,6 +78,8 @@ class Job:
         self._timer: asyncio.TimerHandle | None = None
         self._lease: asyncio.TimerHandle | None = None  # runs while the link is down
         self._expired = False
+        self.orphan = False  # it is being ended, because nobody is left who could answer what it asks
+        self.asking: set[Relay] = set()  # what it has asked of its origin that is under way
         self._child: process.Child | None = None
         self._sources: list[Source] = []
         self._sink: Sink | None = None
@@ -143,7 +147,9 @@ class Job:
         env["PATH"] = address.path_with_own(env.get("PATH", os.defpath))
         size = (spawn.terminal["rows"], spawn.terminal["columns"]) if spawn.terminal else None
         argv = [*address.own_command(), *spawn.argv] if spawn.own else spawn.argv
-        memo = inherit.write({"socket": self._socket_path, "token": self.token})
+        memo = inherit.write(
+            {"socket": self._socket_path, "token": self.token, "capability": spawn.capability}
+        )
         try:
             env[inherit.VARIABLE] = str(memo)
             directory = self._directory()
@@ -256,6 +262,9 @@ class Job:
             return
         ending.signal_group(self._child.pid, signal.SIGTERM)
         ending.signal_group(self._child.pid, signal.SIGCONT)
+        self.orphan = True
+        for relay in list(self.asking):
+            relay.revoke(why)  # who waits for an answer that cannot come could not end in peace
         self._arm(ending.PAUSE, self._kill)
 
     def _hang_up(self) -> None:

@@ -175,6 +175,11 @@ class Link:
             "queued": self.session.pending,
         }
 
+    @property
+    def dialled(self) -> bool:
+        """By us: the other end serves, and asks for something only on behalf of what it runs for us."""
+        return self.line is not None and self.line.opener
+
     # -- connections -------------------------------------------------------------------------------
 
     def start(self, duplex: Duplex) -> None:

@@ -27,18 +27,18 @@ from typing import Any
 from transport import address, inherit, process, starter
 from transport.duplex import DialDuplex, FdDuplex
 from transport.ending import PAUSE
-from transport.errors import ProtocolError
+from transport.errors import LinkLost, ProtocolError
 from transport.frames import Frame, Kind
 from transport.guard import Guarded
-from transport.hosts import HELLO_DEADLINE, Hosts, Place
+from transport.hosts import HELLO_DEADLINE, TOLD, Hosts, Place
 from transport.job import Job
 from transport.line import Line, hello
 from transport.link import Greeter, Handler, Link
-from transport.router import Relay, Side
+from transport.router import MAX_ASKED, Relay, Side
 from transport.session import Session
 from transport.spawn import Spawn
 from transport.starter import BACKLOG, CLIENT, DIAL, STATUS, TAKEN
-from transport.status import NOT_STARTED, Status
+from transport.status import DENIED, NOT_STARTED, Status
 
 log = logging.getLogger("quine.node")
 
@@ -242,14 +242,57 @@ class Node:
             raise ProtocolError("spawn or request from another build")
         if frame.kind == Kind.REQUEST:
             return self._request(link, frame)
-        if link.line and link.line.name not in self._served:
+        spawn = Spawn.from_json(frame.body())
+        if link.dialled:
+            return self._from_afar(link, frame.channel, spawn)
+        if spawn.where in ("", "local"):
+            return self._local(link, frame, spawn)
+        job = None if link.remote else self._jobs.get(str(spawn.context.get("token")))
+        if job and job.remote:
+            return self._to_origin(link, frame.channel, spawn, job)
+        return self._hosts.start(link, frame.channel, spawn).near
+
+    def _to_origin(self, link: Link, number: int, spawn: Spawn, job: Job) -> Handler:
+        """A job of ours that came from elsewhere asks for another host: its origin has the inventory and the keys."""
+        relay = self._asked_by(job, link, number)
+        relay.lease = job.spawn.lease
+        spawn.context = {"job": job.number, **{name: spawn.context.get(name) for name in TOLD}}
+        try:
+            if job.link is None or job.orphan:
+                raise LinkLost("it has gone")
+            relay.connect(job.link, Kind.SPAWN, spawn.to_json())
+        except (ValueError, LinkLost) as error:
+            relay.refuse(Status("unreachable", NOT_STARTED, detail=f"the origin cannot be asked: {error}"))
+            relay.end()
+        return relay.near
+
+    @staticmethod
+    def _asked_by(job: Job, link: Link, number: int) -> Relay:
+        relay = Relay(link, number, "", job.asking.discard)
+        job.asking.add(relay)
+        return relay
+
+    def _from_afar(self, link: Link, number: int, spawn: Spawn) -> Handler:
+        """A node that we have dialled asks for a job: never here, and elsewhere only for a job that it runs for us."""
+        if spawn.where in ("", "local"):
             raise ProtocolError(
                 "spawn from a node that was dialled to serve"
             )  # it would run here whatever it likes
-        spawn = Spawn.from_json(frame.body())
-        if not link.remote and spawn.where not in ("", "local"):
-            return self._hosts.start(link, frame.channel, spawn).near
-        return self._local(link, frame, spawn)
+        parent = self._job_over_there(link, spawn.context.get("job"))
+        if parent is None or len(parent.children) >= MAX_ASKED:
+            log.warning("%s: asks for a job on %r and may not", link.name, spawn.where[:80])
+            relay = Relay(link, number, "", lambda _: None)
+            relay.refuse(Status("denied", DENIED, detail="no such job, or too much was asked for by it"))
+            return relay.near
+        return self._hosts.start(link, number, spawn, parent).near
+
+    @staticmethod
+    def _job_over_there(link: Link, number: object) -> Relay | None:
+        """The job of ours that the node behind `link` runs on that channel."""
+        side = link.handlers.get(number) if isinstance(number, int) else None
+        if not isinstance(side, Side) or side is not side.relay.far or side.relay.request or side.relay.ended:
+            return None
+        return side.relay
 
     def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
         table = self._guarded.table
@@ -273,18 +316,20 @@ class Node:
             raise ProtocolError("request without a name")
         up, number, relay = None, 0, Relay(link, frame.channel, "", lambda _: None)
         if not link.remote:
-            if job := self._jobs.get(str(body.get("token"))):
+            if (job := self._jobs.get(str(body.get("token")))) and not job.orphan:
                 up, number = job.link, job.number
-        else:
-            side = link.handlers.get(asking) if isinstance(asking, int) else None
-            # The far side of a job's relay, not that of a request which came from there itself.
-            if isinstance(side, Side) and side is side.relay.far and not side.relay.request:
-                up, number = side.relay.near.link, side.relay.near.number
-                side.relay.asked(relay)
+                relay = self._asked_by(job, link, frame.channel)
+        elif over_there := self._job_over_there(link, asking):
+            up, number = over_there.near.link, over_there.near.number
+            over_there.asked(relay)
         if up is None or up.dead or up.session.clogged:
+            if link.remote:
+                log.warning("%s: a request of a job that it does not run", link.name)
             relay.refuse(Status("denied", NOT_STARTED, detail="no such job, or its origin is gone"))
+            relay.end()
             return relay.near
-        relay.connect(up, Kind.REQUEST, {"name": name, "job": number})
+        asked = {"name": name, "job": number, "capability": body.get("capability")}
+        relay.connect(up, Kind.REQUEST, asked)
         return relay.near
 
     # -- for people --------------------------------------------------------------------------------

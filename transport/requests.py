@@ -1,7 +1,8 @@
 """A job's line to its origin: a call by name, through the node it runs on; one that blocks, or one that is posted.
 
 Laws
-1. The token that allows it comes from the inherited memo and dies with the job.
+1. The token that names the job and the capability that its origin asks for come from the inherited memo, die with
+   the job, and go nowhere else.
 2. A connection belongs to the process that opened it: after a fork the child opens its own.
 3. A call that was interrupted leaves no half-read connection behind: it is closed.
 """
@@ -24,9 +25,10 @@ POST_DEADLINE = 5.0  # seconds for the node of this machine to take a request th
 class Relay:
     """Requests to the origin of the job that this process belongs to."""
 
-    def __init__(self, path: str, token: str) -> None:
+    def __init__(self, path: str, token: str, capability: str) -> None:
         self._path = path
         self._token = token
+        self._capability = capability
         self._socket: socket.socket | None = None
         self._session: Session | None = None
         self._pid = 0
@@ -35,8 +37,10 @@ class Relay:
     def from_environment(cls) -> Relay | None:
         """None where this process was not started by a node."""
         memo = inherit.read()
-        path, token = memo.get("socket"), memo.get("token")
-        return cls(path, token) if isinstance(path, str) and isinstance(token, str) else None
+        path, token, capability = (memo.get(name) for name in ("socket", "token", "capability"))
+        if not (isinstance(path, str) and isinstance(token, str) and isinstance(capability, str)):
+            return None
+        return cls(path, token, capability)
 
     def request(self, name: str, body: bytes) -> bytes:
         """Ask the origin. Raises RequestError: refused, failed there, or the origin cannot be reached."""
@@ -68,7 +72,7 @@ class Relay:
 
     def _request(self, name: str, body: bytes) -> bytes:
         connection, session = self._connect()
-        call = _Call(session, name, self._token, body)
+        call = _Call(session, {"name": name, "token": self._token, "capability": self._capability}, body)
         while not call.finished:
             connection.sendall(call.output())
             data = connection.recv(256 * 1024)
@@ -89,7 +93,7 @@ class Relay:
             connection.connect(self._path)
             connection.sendall(starter.CLIENT)
             session = Session(opener=True, hello={"build": address.build_hash(), "pid": os.getpid()})
-            call = _Call(session, name, self._token, body)
+            call = _Call(session, {"name": name, "token": self._token, "capability": self._capability}, body)
             connection.sendall(call.output())
             connection.setblocking(False)
             fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
@@ -133,9 +137,9 @@ class Posted:
 class _Call:
     """One request of a session, sans-IO."""
 
-    def __init__(self, session: Session, name: str, token: str, body: bytes) -> None:
+    def __init__(self, session: Session, asked: dict[str, object], body: bytes) -> None:
         self._session = session
-        self._number = session.open(Kind.REQUEST, {"name": name, "token": token})
+        self._number = session.open(Kind.REQUEST, asked)
         self._channel = session.channels[self._number]
         self._left = memoryview(body)
         self._reply = bytearray()

@@ -4,9 +4,10 @@ Laws
 1. A relay keeps nothing but the frames that wait for a link being dialled: windows are end to end, so what can wait is
    bounded by the window of each stream.
 2. A relay adds one thing: the name under which this node knows the host, in the exit record.
-3. When one side's link ends, the other side is told the truth: a job whose opener is gone is abandoned; a
+3. What a job over there has asked for ends with it: its right to ask was its own.
+4. When one side's link ends, the other side is told the truth: a job whose opener is gone is abandoned; a
    job whose node is gone is lost, and lost is said as lost.
-4. A link that is down has not ended: its opener is told, and waits. A job is given up when its lease is over, as it
+5. A link that is down has not ended: its opener is told, and waits. A job is given up when its lease is over, as it
    is over there, where it is ended then.
 """
 
@@ -25,6 +26,8 @@ from transport.spawn import LEASE
 from transport.status import LOST, Status
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from transport.link import Link
 
 
@@ -48,6 +51,12 @@ class Relay:
         self._asked = 0  # requests of its job that are open
         self._down_since = 0.0
         self._timers: list[asyncio.TimerHandle] = []
+        # Of a job on another host: what it was placed with, and what it has itself asked to have placed.
+        self.group = ""
+        self.tree = ""
+        self.context: dict[str, Any] = {}
+        self.parent: Relay | None = None
+        self.children: set[Relay] = set()
         self._early: list[Frame] = []
         self._exit: Frame | None = None  # held until the output before it was passed on
 
@@ -73,13 +82,15 @@ class Relay:
 
     def from_side(self, side: Side, frame: Frame) -> None:
         """A frame came in on `side`: send it on the other one."""
+        if frame.stream == LIFE and frame.payload:
+            frame.body()  # what is garbage ends the link that it came on, not the one that it was meant for
         if side is self.far:
             if frame.kind == Kind.ATTACH:
                 self.started = True
                 self.pid = frame.number("pid")
             elif frame.kind == Kind.EXIT:
                 frame.payload = self._named(frame)
-            elif frame.kind == Kind.NOTE:
+            elif frame.kind == Kind.NOTE and side.link.dialled:
                 raise ProtocolError("note from another node")  # how a link fares is said here
             if frame.kind in (Kind.EXIT, Kind.REPLY):
                 self._exit = frame
@@ -111,7 +122,7 @@ class Relay:
             raise ProtocolError(
                 "exit frame that says never started, of a job that was"
             )  # it would be started again
-        status.host = self.host
+        status.host = self.host or status.host
         return quickjson.dumps(status.to_json()).encode()
 
     def down(self, side: Side, why: str) -> None:
@@ -172,7 +183,18 @@ class Relay:
         self._stop_timers()
         if not self.ended:
             self.ended = True
+            for child in list(self.children):
+                child.revoke("the job that asked for it has ended")
+            if self.parent:
+                self.parent.children.discard(self)
             self.on_end(self)
+
+    def revoke(self, why: str) -> None:
+        """Nobody may wait for it any more: end it over there, and say so."""
+        if self.far:
+            self.far.abandon()
+        self.refuse(Status("lost", LOST, host=self.host, pid=self.pid, detail=f"{why}; it is being ended"))
+        self.end()
 
 
 class Side:

@@ -2,20 +2,25 @@
 
 Laws
 1. The main thread alone touches the session; a thread gets bytes and leaves bytes, and wakes the main thread.
-2. What a peer can make us hold is bounded: bodies by MAX_BODY and MAX_HELD, handlers by THREADS, requests by MAX_OPEN;
-   one that was taken back counts until its handler has ended.
-3. A handler that fails answers with its error; it never ends the connection.
+2. A request is answered only with the capability of this very job, which dies with it; any other is refused unread.
+3. What a peer can make us hold is bounded in sum, whatever it opens at once: above HELD only the oldest request gets
+   credit. Half a request for ever holds its own first window, and nothing when others need the room; one that was
+   taken back counts until its handler has ended.
+4. A handler that fails answers with its error; it never ends the connection. Every refusal is one line for the log.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import threading
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from transport.frames import CHUNK, LIFE, Frame, Kind
 from transport.session import STDIN, STDOUT
+from transport.window import INITIAL_WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,22 +29,37 @@ if TYPE_CHECKING:
     from transport.session import Session
 
 MAX_BODY = 64 * 1024 * 1024  # a conversation of ten million tokens; more is not one
-MAX_HELD = 2 * MAX_BODY  # of all bodies that are here, arriving or asked about
-MAX_OPEN = 64  # requests of one job at a time; its agents infer one after the other
+MAX_OPEN = 256  # requests of one job at a time; each of its agents has one
+HELD = 128 * 1024 * 1024  # bytes of all bodies and replies of one job: conversations of 20 million tokens
+STALLED = 10.0  # seconds without a byte after which a request gives way to others
+LOOK = 1000  # milliseconds between two looks for such a one
+MOST_NOTES = 100  # refusals of one job that the log is told of: a flood shall not fill the disk
 THREADS = 32
 
 
 class Services:
-    """Answers the requests of one job. `wake` is written to when a reply is ready."""
+    """Answers the requests of one job. `wake` is written to when a reply is ready, `note` is told of refusals."""
 
-    def __init__(self, session: Session, handlers: Mapping[str, Callable[[bytes], bytes]], wake: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        handlers: Mapping[str, Callable[[bytes], bytes]],
+        wake: int,
+        capability: str,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
         self._session = session
         self._handlers = handlers
         self._wake = wake
-        self._bodies: dict[int, bytearray] = {}
+        self._capability = capability.encode()
+        self._note = note
+        self._notes = 0
+        self._bodies: dict[int, bytearray] = {}  # those that are still coming, the oldest first
+        self._heard: dict[int, float] = {}
         self._names: dict[int, str] = {}
-        self._working: dict[int, int] = {}  # requests with a handler under way -> bytes of their bodies
-        self._held = 0  # bytes of bodies that are here
+        self._working: set[int] = set()  # those with a handler under way
+        self._sizes: dict[int, int] = {}  # what each request makes us hold
+        self._held = 0
         self._done: deque[tuple[int, bytes, str | None]] = deque()
         self._replies: dict[int, memoryview] = {}
         self._pool: ThreadPoolExecutor | None = None
@@ -48,11 +68,9 @@ class Services:
     def on_frame(self, frame: Frame) -> None:
         number = frame.channel
         if frame.kind == Kind.REQUEST:
-            self._open(number, str(frame.body().get("name")))
+            self._open(number, frame)
         elif frame.stream == LIFE:
-            self._drop(number)
-            for table in (self._names, self._replies):
-                table.pop(number, None)  # answered, or nobody waits for it any more
+            self._forget(number)  # answered, or nobody waits for it any more
         elif frame.kind == Kind.DATA and number in self._bodies:
             self._gather(number, frame.payload)
         elif frame.kind == Kind.EOF and number in self._bodies:
@@ -60,42 +78,97 @@ class Services:
         elif frame.kind in (Kind.ACK, Kind.STOP):
             self._send_reply(number)
 
-    def _open(self, number: int, name: str) -> None:
+    # -- bodies ------------------------------------------------------------------------------------
+
+    def _open(self, number: int, frame: Frame) -> None:
+        body = frame.body()
+        name, shown = body.get("name"), str(body.get("capability")).encode()
         self._session.tell(number, Kind.ATTACH, {})
-        if name not in self._handlers:
-            self._done.append((number, b"", f"no service named {name[:40]!r} at the origin"))
-        elif len(self._names.keys() | self._working.keys()) >= MAX_OPEN:
-            self._done.append((number, b"", "too many requests at one time"))
+        if not hmac.compare_digest(shown, self._capability):
+            self._refuse(number, "the capability is not that of this job")
+        elif not isinstance(name, str) or name not in self._handlers:
+            self._refuse(number, f"no service named {str(name)[:40]!r} at the origin")
+        elif len(self._names) >= MAX_OPEN and not self._make_room():
+            self._refuse(number, "too many requests at one time")
         else:
-            self._bodies[number] = bytearray()
             self._names[number] = name
+            self._bodies[number] = bytearray()
+            self._heard[number] = time.monotonic()
         self.send()
 
     def _gather(self, number: int, payload: bytes) -> None:
         body = self._bodies[number]
         body += payload
-        self._held += len(payload)
+        self._hold(number, len(body))
+        self._heard[number] = time.monotonic()
+        flow = self._session.flow(number, STDIN)
         if len(body) > MAX_BODY:
-            self._refuse(number, f"a request of more than {MAX_BODY} bytes")
-        elif self._held > MAX_HELD:
-            self._refuse(number, f"requests of more than {MAX_HELD} bytes at one time")
+            self._drop(number, f"a request of more than {MAX_BODY} bytes")
+        elif flow.offset - flow.acked > INITIAL_WINDOW:
+            self._drop(number, "more bytes than there was credit for")
         else:
-            self._session.took(number, STDIN, len(body))
+            self._credit()
 
-    def _refuse(self, number: int, why: str) -> None:
-        self._drop(number)
+    def _credit(self) -> None:
+        """Acknowledge what came: of all while there is room, else of the oldest, so that one gets on at any time."""
+        for number, body in list(self._bodies.items()):
+            self._session.took(number, STDIN, len(body))
+            if self._held > HELD:
+                return
+
+    def _hold(self, number: int, size: int) -> None:
+        """A request makes us hold so much now; 0 = nothing any more."""
+        self._held += size - self._sizes.pop(number, 0)
+        if size:
+            self._sizes[number] = size
+
+    @property
+    def crowded(self) -> bool:
+        """Somebody waits for room."""
+        return self._held > HELD and len(self._bodies) > 0
+
+    def relieve(self, pause: int | None) -> int | None:
+        """In a crowd, the oldest request gives way if nothing comes of it. Milliseconds until this is due again."""
+        if not self.crowded:
+            return pause
+        if self._make_room():
+            self._credit()
+            self.send()
+        return min(pause or LOOK, LOOK)
+
+    def _make_room(self) -> bool:
+        """Refuse one request of which nothing has come for a while."""
+        late = time.monotonic() - STALLED
+        number = next((number for number in self._bodies if self._heard[number] < late), None)
+        if number is None:
+            return False
+        self._drop(number, "its body did not come, and others needed the room")
+        return True
+
+    def _drop(self, number: int, why: str) -> None:
+        del self._bodies[number], self._heard[number]
         self._session.stop(number, STDIN)
-        self._done.append((number, b"", why))
+        self._refuse(number, why)
         self.send()
 
-    def _drop(self, number: int) -> None:
-        self._held -= len(self._bodies.pop(number, b""))
+    def _refuse(self, number: int, why: str) -> None:
+        self._done.append((number, b"", why))
+
+    def _forget(self, number: int) -> None:
+        if number not in self._working:  # its body is in the queue, or in the hands of a handler
+            for table in (self._bodies, self._heard, self._names, self._replies):
+                table.pop(number, None)
+            self._hold(number, 0)
+            self._credit()
+
+    # -- answers -----------------------------------------------------------------------------------
 
     def _call(self, number: int) -> None:
         body = bytes(self._bodies.pop(number))
+        del self._heard[number]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, "request")
-        self._working[number] = len(body)
+        self._working.add(number)
         self._pool.submit(self._work, number, self._handlers[self._names[number]], body)
 
     def _work(self, number: int, handler: Callable[[bytes], bytes], body: bytes) -> None:
@@ -117,15 +190,28 @@ class Services:
         """Send what the threads have finished."""
         while self._done:
             number, reply, error = self._done.popleft()
-            self._held -= self._working.pop(number, 0)
+            self._working.discard(number)
+            self._hold(number, 0)
             if number not in self._session.channels:
+                self._forget(number)
                 continue
+            if error is None and self._held + len(reply) > 2 * HELD:
+                error = "too many replies that nobody reads"
             if error is not None:
+                self._say(f"request {self._names.get(number, '')!r} refused: {error}")
+                self._names.pop(number, None)  # its place is free, whether or not it hears of that
                 self._session.eof(number, STDOUT)
                 self._session.tell(number, Kind.REPLY, {"error": error[:4000]})
             else:
+                self._hold(number, len(reply))
                 self._replies[number] = memoryview(reply)
                 self._send_reply(number)
+            self._credit()
+
+    def _say(self, text: str) -> None:
+        self._notes += 1
+        if self._note and self._notes <= MOST_NOTES:
+            self._note(text if self._notes < MOST_NOTES else f"{text}; no more of these are noted")
 
     def _send_reply(self, number: int) -> None:
         left = self._replies.get(number)
@@ -139,6 +225,7 @@ class Services:
             self._replies[number] = left
             return
         del self._replies[number]
+        self._hold(number, 0)
         self._session.eof(number, STDOUT)
         self._session.tell(number, Kind.REPLY, {"error": None})
 

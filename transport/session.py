@@ -114,6 +114,7 @@ class Session:
         self.spare = GROWTH_BUDGET
         self.pending = 0  # bytes of stream data waiting in `pull`
         self._decoder = Decoder()
+        self.opener = opener
         self._next = 1 if opener else 2
         self._highest = 0  # highest channel number the peer opened
         self._parts = bytearray()  # of the spawn or request that is arriving

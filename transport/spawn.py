@@ -31,6 +31,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "lease": (int, float),
     "context": (dict,),
     "terminal": (dict, type(None)),
+    "capability": (str,),
 }
 
 
@@ -45,6 +46,7 @@ class Spawn:
     lease    seconds the job outlives a broken link
     context  what placing needs to know of the caller: inventory file, ssh agent, caller's directory
     terminal {"rows", "columns", "term"} of the terminal that it gets in place of three pipes; None: the pipes
+    capability  what the job must show with each request to its opener; a secret, so it goes into the job's memo
     """
 
     __slots__ = (*_TYPES,)
@@ -64,6 +66,7 @@ class Spawn:
         lease: float = LEASE,
         context: dict[str, Any] | None = None,
         terminal: dict[str, Any] | None = None,
+        capability: str = "",
     ) -> None:
         self.id = id or os.urandom(16).hex()
         self.argv = argv
@@ -77,6 +80,7 @@ class Spawn:
         self.lease = lease
         self.context = context or {}
         self.terminal = terminal
+        self.capability = capability
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _TYPES}
@@ -100,6 +104,8 @@ class Spawn:
             raise ProtocolError("a directory or a host that cannot be named")
         if not (is_id(body["id"]) and is_id(body["tree"])):
             raise ProtocolError("spawn with a bad id")
+        if len(body.get("capability", "")) > 64:
+            raise ProtocolError("spawn with a bad capability")
         if not 0 <= body.get("lease", 0) <= 31_536_000:
             raise ProtocolError("spawn with a bad lease")
         if not is_terminal(body.get("terminal")):

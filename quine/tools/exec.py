@@ -1,4 +1,4 @@
-"""exec: this process begins anew with an empty memory, or another program takes its place.
+"""exec: this process begins anew with an empty memory, here or elsewhere, or another program takes its place.
 
 Laws
 1. Same pid, same streams at the same positions, same mission, same depth. Only turns and memory are given back.
@@ -6,6 +6,8 @@ Laws
 3. Nothing of ours reaches the new image but the streams, the environment, the memo and the slot.
 4. A persona is an instruction, so it has to be a person's: a file that is older than the tree. What an agent has
    written (or has moved, or linked) in its life is data, and does not reach the system prompt by this door.
+5. A life elsewhere has this process for its face. The old life ends, on its tape, when the new one has been started
+   over there and before it is told what it is; up to then nothing is given up and no byte of stdin is read.
 """
 
 from __future__ import annotations
@@ -16,14 +18,17 @@ import signal
 import stat
 from typing import TYPE_CHECKING, Any
 
-from quine import env
-from quine.ends import Result
-from quine.guests.base import Tool
-from quine.life import new_session
+from quine import env, procs
+from quine.ends import End, Moved, Result
+from quine.exits import Failure, complain
+from quine.guests.base import Tool, Usage
+from quine.life import Life, new_session
 from quine.signals import Terminated
 from quine.tools import schema
 from transport import quickjson
 from transport.address import own_command
+from transport.errors import Refused
+from transport.status import signal_number
 
 if TYPE_CHECKING:
     from quine.loop import Loop
@@ -57,7 +62,11 @@ EXEC = Tool(
                 "description": "who your next lives are: personas/NAME.md, until another; empty: nobody",
             },
             "argv": {"type": "array", "items": {"type": "string"}, "minItems": 1},
-            "host": {"type": "string", "description": "where the next life runs"},
+            "host": {
+                "type": "string",
+                "minLength": 1,
+                "description": "where the next life runs: a host, @tag, any",
+            },
         },
         "additionalProperties": False,
     },
@@ -66,8 +75,7 @@ EXEC = Tool(
 
 def run(loop: Loop, args: dict[str, Any]) -> Result:
     """Does not return where it succeeds."""
-    if args.get("host", "local") != "local":
-        return _error("not built yet: exec on another host")
+    host = args.get("host", "local")
     wisdom = {**loop.life.wisdom, **args.get("wisdom", {})}
     wisdom = {key: value for key, value in wisdom.items() if value}
     for key, value in wisdom.items():
@@ -83,8 +91,9 @@ def run(loop: Loop, args: dict[str, Any]) -> Result:
             f"wisdom is too long in all: {size} bytes, and {WHOLE} are possible; put it into a file"
         )
     if argv := args.get("argv"):
-        if "persona" in args:
-            return _error("a persona is for your own next life, not for another program")
+        for name in ("persona", "host"):
+            if name in args:
+                return _error(f"a {name} is for your own next life, not for another program")
         return _become(loop, argv, wisdom)
     persona = loop.life.persona
     if "persona" in args:
@@ -92,7 +101,8 @@ def run(loop: Loop, args: dict[str, Any]) -> Result:
             persona = _persona(args["persona"], loop.life.root)
         except (OSError, ValueError) as error:
             return _error(f"persona {args['persona']}: {_why(error)}")
-    return _renew(loop, wisdom, persona)
+    life = _next(loop.life, wisdom, persona)
+    return _renew(loop, life) if host == "local" else _move(loop, life, host)
 
 
 def _persona(name: str, root: str) -> str:
@@ -131,9 +141,8 @@ def _begun(root: str) -> float:
     return int(root.replace("-", "")[:12], 16) / 1000
 
 
-def _renew(loop: Loop, wisdom: dict[str, str], persona: str) -> Result:
-    old = loop.life
-    life = old._replace(
+def _next(old: Life, wisdom: dict[str, str], persona: str) -> Life:
+    return old._replace(
         session=new_session(),
         parent=old.session,
         wisdom=wisdom,
@@ -143,6 +152,60 @@ def _renew(loop: Loop, wisdom: dict[str, str], persona: str) -> Result:
         cloned=("", 0),
         born="exec",
     )
+
+
+def _move(loop: Loop, life: Life, where: str) -> Result:
+    """The next life elsewhere, and this process its face until it ends."""
+    if fault := env.unfit(where):
+        return _error(f"host holds {fault}")
+    if life.material_file:
+        return _error(f"the material was saved to {life.material_file}, which is not over there")
+    if left := [job for job in loop.jobs.running if not procs.wait([job.pidfd], 0)]:
+        names = ", ".join(f"{job.session} (pid {job.pid})" for job in left)
+        return _error(f"children of yours still run: {names}; quine wait ID or quine kill ID comes first")
+    facts: dict[str, Any] = {"tokens_in": 0, "tokens_out": 0}
+    started: list[int] = []
+
+    def begin(pid: int) -> None:
+        if loop.signals.fatal:
+            raise Terminated(loop.signals.fatal)  # it came to the old life before the face listened
+        started.append(pid)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the new life has a timer of its own
+        loop.record_end(0, "exec", f"exec: the next life runs on {where}", to=life.session)
+        loop.tape.close()
+        loop.jobs.finished()
+        loop.shell.close()
+
+    before = signal.signal(
+        signal.SIGPIPE, signal.SIG_IGN
+    )  # a reader that has gone is told to who writes over there
+    try:
+        streams = {"stdin": 0, "stdout": 1, "stderr": 2}
+        status = loop.face(where, life, loop.ledger, **streams, facts=facts, on_start=begin)
+        number = signal_number(status.signal) if status.signal else 0
+    except (Refused, Failure) as error:
+        if started:
+            raise
+        return _error(f"{where}: {error.detail}; nothing was started, this life goes on")
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    if not started:
+        if fatal := number or loop.signals.fatal:
+            raise Terminated(fatal)
+        time_left = loop.ledger.time_left()
+        loop.signals.alarm = loop.signals.alarm or (time_left is not None and time_left <= 0)
+        hint = f" ({status.hint})" if status.hint else ""
+        return _error(
+            f"{where}: {status.state}: {status.detail}{hint}; nothing was started, this life goes on"
+        )
+    if status.detail:
+        complain(status.detail, status.hint, status.host)
+    used = loop.account.usage + Usage(facts["tokens_in"], facts["tokens_out"])
+    raise Moved(End(status.code, number, used, status))
+
+
+def _renew(loop: Loop, life: Life) -> Result:
+    old = loop.life
     argv = [*own_command(), "--", life.shown]
     loop.record_end(0, "exec", "exec: a new life with an empty memory", to=life.session)
     loop.shell.close()

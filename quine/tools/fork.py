@@ -145,8 +145,6 @@ def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
         )
     children = args.get("children", [args])
     hosts = [child.get("host", args.get("host", "local")) for child in children]
-    if loop.relayed and any(host != "local" for host in hosts):
-        return _error("not built yet: fork to another host from a host that is not the origin")
     clone = args.get("context", "clone") == "clone"
     if not loop.account.affords(len(children), loop.account.used(loop.messages) if clone else 0):
         return _error("the tree cannot pay for that any more, nothing was started")
