@@ -27,8 +27,9 @@ from transport import address
 from transport.duplex import Duplex
 from transport.errors import Interrupted, LinkLost, ProtocolError, Refused
 from transport.frames import Kind
+from transport.greeter import Greeter
 from transport.line import Line, hello
-from transport.link import Greeter, Link
+from transport.link import Link
 from transport.router import Relay
 from transport.spawn import Spawn
 from transport.status import Status

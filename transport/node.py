@@ -29,11 +29,12 @@ from transport.duplex import DialDuplex, FdDuplex
 from transport.ending import PAUSE
 from transport.errors import LinkLost, ProtocolError
 from transport.frames import Frame, Kind
+from transport.greeter import Greeter
 from transport.guard import Guarded
 from transport.hosts import HELLO_DEADLINE, TOLD, Hosts, Place
 from transport.job import Job
 from transport.line import Line, hello
-from transport.link import Greeter, Handler, Link
+from transport.link import Handler, Link
 from transport.router import MAX_ASKED, Relay, Side
 from transport.session import Session
 from transport.spawn import Spawn
