@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 from quine.detach import verb_there
 from quine.exits import NOT_STARTED, Misconfigured, complain
-from quine.life import is_session
+from quine.life import SHOWN, is_session
 from quine.options import find_inventory
+from quine.tapes import HUGE
 from quine.text import plain
 from transport import client, quickjson, starter
 from transport.errors import Refused
@@ -221,10 +222,14 @@ def _fact(line: bytes, host: str) -> dict[str, Any]:
         return {}
     if not isinstance(told, dict) or not is_session(told.get("id")):
         return {}
-    fact = {
-        name: told[name]
-        if isinstance(told.get(name), types) and not isinstance(told[name], bool)
-        else default
-        for name, (types, default) in _FIELDS.items()
-    }
+    fact = {name: _taken(told.get(name), types, default) for name, (types, default) in _FIELDS.items()}
     return {**fact, "host": host}
+
+
+def _taken(value: object, types: tuple[type, ...], default: object) -> object:
+    """A value of the right type and of a size that a table can show."""
+    if not isinstance(value, types) or isinstance(value, bool):
+        return default
+    if isinstance(value, str):
+        return value[:SHOWN]
+    return value if isinstance(value, int | float) and abs(value) <= HUGE else default

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from deploy.inventory import ConfigError, load
-from quine import bill, origin, rebuild, tapes, tree, verify
+from quine import bill, elsewhere, origin, ps, rebuild, tapes, tree, verify
 from quine.exits import Failure
 from quine.guests import sse
 from quine.guests.anthropic import AnthropicDialect
@@ -34,6 +34,7 @@ from tests.provider import anthropic, chat, gemini, responses
 from tests.provider.server import Said
 from transport import quickjson
 from transport.errors import RequestError
+from transport.status import Status
 
 pytestmark = pytest.mark.timeout(150 + VOLUME // 10_000)
 
@@ -106,6 +107,31 @@ def test_tape(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
     bombard("tape", Target([tape(tmp_path)], feed, (ValueError,), of_lines)).both()
     assert "\x1b" not in capfd.readouterr().err
+
+
+def test_what_a_host_lists(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`quine ps --on HOST`: what comes is shown, or left out."""
+    fact = {"id": new_session(), "session": "s", "pid": 77, "state": "running", "code": 3, "signal": "TERM",
+            "detail": "d", "started": 1.7e9, "seconds": 2.5, "mission": "m", "parent": "p", "root": "r", "stdout": "/o",
+            "stderr": "/e", "host": "x"}  # fmt: skip
+    asked: list[bytes] = []
+    monkeypatch.setattr(ps.roster, "everyone", lambda *_: [])
+    monkeypatch.setattr(elsewhere, "hosts", lambda *_: ["h1"])
+    monkeypatch.setattr(
+        elsewhere, "ask", lambda *_: {"h1": elsewhere.Answer(Status("exited", 0), asked[-1], b"")}
+    )
+
+    def feed(data: bytes) -> None:
+        asked.append(data)
+        for values in ({"on": "h1", "all": True}, {"on": "h1", "all": True, "json": True}):
+            assert ps._ps((), values) == 0
+        out = capfd.readouterr().out
+        assert "\x1b" not in out and len(out) < 10 * len(data) + 100_000
+        if fact["id"] not in out:
+            raise ValueError
+
+    lines = b"".join(quickjson.dumps({**fact, "pid": n}).encode() + b"\n" for n in range(3))
+    bombard("list", Target([lines], feed, (ValueError,), of_lines)).both()
 
 
 # -- the origin and its agents elsewhere -------------------------------------------------------------
