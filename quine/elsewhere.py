@@ -4,7 +4,7 @@ Laws
 1. All hosts are asked at the same time, each in a process of its own and for so long and no longer: one that hangs
    hides nobody, and is told on stderr, once.
 2. What a host answers is foreign: only known fields of the known types are taken, and so many bytes.
-3. A host is asked for an id only where nobody here has it.
+3. A host is asked for an id only where nobody here has it; one that two hosts claim is nobody's until --on says whose.
 """
 
 from __future__ import annotations
@@ -99,8 +99,13 @@ def find(text: str, where: str, values: dict[str, object]) -> list[Remote]:
     names = hosts(where, values)
     if where and len(names) == 1:
         return [Remote(names[0], text)]  # it knows better than a list of its
-    facts = once(listed(names, values)) if names else []
-    return [Remote(fact["host"], fact["id"]) for fact in facts if fact["id"].startswith(text)]
+    facts = [fact for fact in listed(names, values) if fact["id"].startswith(text)] if names else []
+    for fact in (best := once(facts)):
+        rival = next((other for other in facts if _rivals(fact, other)), None)
+        if rival:  # one of them lies, and what we would send it (stdin, a signal) is meant for the other
+            both = f"{fact['id']} is on {fact['host']} and on {rival['host']}"
+            raise Misconfigured(f"{both}, and they tell different things of it", "say which one with --on")
+    return [Remote(fact["host"], fact["id"]) for fact in best]
 
 
 def once(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -111,6 +116,12 @@ def once(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if known["state"] == "unknown":
             best[fact["id"]] = fact
     return list(best.values())
+
+
+def _rivals(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Do two hosts both know a job of this id, and not from the same record in a home that they share?"""
+    known = one["id"] == other["id"] and "unknown" not in (one["state"], other["state"])
+    return known and any(one[name] != other[name] for name in ("pid", "started", "mission", "root"))
 
 
 def show(words: list[str], job: Remote, values: dict[str, object]) -> int:

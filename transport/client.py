@@ -88,7 +88,7 @@ def run(
     Raises Refused where no node can be had here; everything else is in the Status. Must be called in the main thread.
     """
     spawn.capability = os.urandom(16).hex()
-    while True:
+    for _ in range(starter.TRIES):
         face = Face(starter.connect(), spawn, (stdin, stdout, stderr), services or {})
         face.on_start, face.on_note, face.on_refused, face.used = on_start, on_note, on_refused, used
         try:
@@ -97,6 +97,7 @@ def run(
         finally:
             face.close()
         # The node went idle while we connected: it had not read a byte. The next one is started.
+    raise starter.short_lived()
 
 
 class Face:

@@ -31,6 +31,7 @@ CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
 TAKEN = b"+"  # the node's answer to a dial: the streams are its own now
 START_DEADLINE = 20.0  # seconds for the node to be ready on a machine that is busy
 BACKLOG = 1024  # xargs -P 300 must not see a refusal
+TRIES = 3  # nodes that may be gone, idle or dead, before they have read a byte
 LOG_LIMIT = 4 << 20  # bytes of log after which a node begins a new file
 
 
@@ -186,7 +187,7 @@ def dial() -> int:
 
     We stay, because sshd closes the streams when its child ends; no byte passes through us.
     """
-    for _ in range(3):
+    for _ in range(TRIES):
         with connect() as connection:
             rights = array.array("i", [0, 1])
             try:
@@ -206,7 +207,12 @@ def dial() -> int:
             except ConnectionResetError:
                 pass  # the node was killed
             return 0
-    raise Refused("the node of this machine ends as soon as it is started", f"look at {log_path()}")
+    raise short_lived()
+
+
+def short_lived() -> Refused:
+    """For who has met so many nodes that were gone before they had read a byte."""
+    return Refused("the node of this machine ends as soon as it is started", f"look at {log_path()}")
 
 
 def status() -> dict[str, Any] | None:

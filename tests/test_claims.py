@@ -1,0 +1,37 @@
+"""The verbs on jobs of other hosts: whose a job is that several of them list."""
+
+from __future__ import annotations
+
+import pytest
+
+from quine import elsewhere
+from quine.exits import Misconfigured
+
+ID = "01a2012b-9e35-7c17-974b-28781c831bee"
+
+
+def claim(host: str, **more: object) -> dict[str, object]:
+    facts = {"id": ID, "host": host, "state": "running", "pid": 7, "started": 1.0, "mission": "m", "root": ID}
+    return {**facts, **more}
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ([claim("h1")], "h1"),
+        ([claim("h1", state="unknown"), claim("h2")], "h2"),  # a home that they share: one of them knows it
+        ([claim("h1", state="exited"), claim("h2", state="exited")], "h1"),
+        ([claim("h1"), claim("h2", pid=8)], ""),  # one of them lies, and would be given the other's stdin
+        ([claim("h1"), claim("h2", mission="mine")], ""),
+    ],
+)
+def test_an_id_that_two_hosts_claim(
+    monkeypatch: pytest.MonkeyPatch, facts: list[dict[str, object]], found: str
+) -> None:
+    monkeypatch.setattr(elsewhere, "hosts", lambda where, values: ["h1", "h2"])
+    monkeypatch.setattr(elsewhere, "listed", lambda names, values: facts)
+    if found:
+        assert elsewhere.find(ID[:8], "", {}) == [elsewhere.Remote(found, ID)]
+    else:
+        with pytest.raises(Misconfigured, match="is on h1 and on h2"):
+            elsewhere.find(ID[:8], "", {})
