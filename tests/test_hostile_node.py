@@ -158,12 +158,25 @@ def test_a_spawn_towards_the_origin(stage: Stage, bad: Host, tmp_path: Path) -> 
     mark = tmp_path / "it-ran"
     for body in (
         {"id": "a", "tree": "t", "argv": ["touch", str(mark)]},
-        {"id": "b", "tree": "t", "argv": ["x"], "where": "h1"},
+        {"id": "a", "tree": "t", "argv": ["touch", str(mark)], "where": "local"},
     ):
         stage.give(bad, [*BEGIN, frame("SPAWN", 0, 2, json=body), HOLD])
         ended = stage.against(bad)
         assert ended.status == 74 and "spawn from a node that was dialled" in ended.err, ended.err
     assert "bad: link ended: protocol error: spawn from" in stage.log()
+    # On another host it could be for a job that has just ended: refused, and no more than that.
+    spawns = [
+        frame(
+            "SPAWN",
+            0,
+            number,
+            json={"id": "b", "tree": "t", "argv": ["x"], "where": "h1", "context": {"job": job}},
+        )
+        for number, job in ((2, 99), (4, None), (6, "1"))
+    ]
+    stage.give(bad, [*BEGIN, *spawns, ["exit", {}], HOLD])
+    assert stage.against(bad).status == 0
+    assert stage.log().count("bad: asks for a job on 'h1' and may not") == 3
     assert not mark.exists()
 
 
@@ -361,14 +374,14 @@ ASKED: dict[str, tuple[str, str, str]] = {
     ),
     "another tree": ("tape", tape(OURS, line(OURS, OTHER)), "belongs to another tree"),
     "another's head": ("tape", tape(OURS, line(OTHER, "TREE")), "must be the session's own meta"),
-    "a tape that is there": ("tape", tape(OTHER, line(OTHER, "TREE")), "File exists"),
+    "a tape that is there": ("tape", tape(OTHER, line(OTHER, "TREE")), "parent or depth is not true"),
     "no head": ("tape", tape(OURS, line(OURS, "TREE", kind="message")), "must be the session's own meta"),
     "two lines in one": (
         "tape",
         tape(OURS, line(OURS, "TREE") + "\n" + line(OURS, "TREE", 1)),
         "newline in it",
     ),
-    "a number too far": ("tape", tape(OURS, line(OURS, "TREE", 7)), "line 7 came, and 0 is next"),
+    "a number too far": ("tape", tape(OURS, line(OURS, "TREE", 7)), "parent or depth is not true"),
     "no JSON": ("tape", "{", "tape: "),
     "depth": ("infer", "[" * 100_000, "not JSON"),
     "no conversation": ("infer", infer(messages=[{"role": "boss"}]), "not a conversation"),
@@ -410,7 +423,15 @@ def test_what_its_agents_may_not_have(stage: Stage, bad: Host, tmp_path: Path) -
 
 def test_more_than_the_budget(stage: Stage, bad: Host, tmp_path: Path) -> None:
     """Who asks for a hundred inferences gets what the tree may spend."""
-    stage.give(bad, [*BEGIN, *[["ask", "infer", infer()]] * 100, ["exit", {}], HOLD])
+    stage.give(
+        bad,
+        [
+            *BEGIN,
+            *(["ask", "infer", infer(session="TREE", ordinal=n)] for n in range(100)),
+            ["exit", {}],
+            HOLD,
+        ],
+    )
     reply = {"reply": {"text": "hi"}, "usage": {"input": 900, "output": 100}, "repeat": True}
     env = {**stage.lab.script([reply]), "QUINE_DATA_DIR": str(tmp_path), "QUINE_MAX_TOKENS": "10000"}
     client = stage.lab.popen(

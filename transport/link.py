@@ -30,6 +30,7 @@ HEARTBEAT = 3.0  # seconds between pings; keeps idle timeouts of sshd and of mid
 SILENCE = 12.0  # seconds without a byte after which a connection is dead
 LINGER = 2.0  # seconds for the other end to hear a goodbye and hang up: sshd drops what it holds when we do
 SLICE = 0.002  # seconds of one turn of the loop for the frames of one link: a flood of small ones would take them all
+COMPLAINTS = 20  # about the other end of one link
 ROUND = 128 * 1024  # bytes handed to the duplex at a time: two frames, four packets of ssh
 
 
@@ -86,6 +87,7 @@ class Link:
         self._on_down = on_down
         self._owes = 0.0
         self.parted: asyncio.Future[None] | None = None  # after `close`: the other end has heard it
+        self._complaints = 0
         self._paused = False
         self._flush_due = False
         self._frames: Iterator[Frame] | None = None  # of what has come, those that are not handled yet
@@ -114,6 +116,12 @@ class Link:
             "window": largest,
             "queued": self.session.pending,
         }
+
+    def complain(self, of: str) -> None:
+        """A line in the log about the other end, not more than a few: what it repeats is not to fill our disk."""
+        self._complaints += 1
+        if self._complaints <= COMPLAINTS:
+            log.warning("%s: %s", self.name, of)
 
     @property
     def dialled(self) -> bool:

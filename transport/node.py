@@ -281,7 +281,7 @@ class Node:
             )  # it would run here whatever it likes
         parent = self._job_over_there(link, spawn.context.get("job"))
         if parent is None or len(parent.children) >= MAX_ASKED:
-            log.warning("%s: asks for a job on %r and may not", link.name, spawn.where[:80])
+            link.complain(f"asks for a job on {spawn.where[:80]!r} and may not")
             relay = Relay(link, number, "", lambda _: None)
             relay.refuse(Status("denied", DENIED, detail="no such job, or too much was asked for by it"))
             return relay.near
@@ -325,7 +325,7 @@ class Node:
             over_there.asked(relay)
         if up is None or up.dead or up.session.clogged:
             if link.remote:
-                log.warning("%s: a request of a job that it does not run", link.name)
+                link.complain("a request of a job that it does not run")
             relay.refuse(Status("denied", NOT_STARTED, detail="no such job, or its origin is gone"))
             relay.end()
             return relay.near
