@@ -15,6 +15,7 @@ import pytest
 from tests.lab import Lab, Process, peak_rss
 from transport import address
 from transport.frames import Frame, Kind
+from transport.link import HEARTBEAT
 from transport.session import STDIN, STDOUT, Session
 from transport.spawn import Spawn
 from transport.status import Status
@@ -152,6 +153,27 @@ def test_a_thousand_readers_that_do_not_read(own_lab: Callable[..., Lab]) -> Non
         crowd.close()
     assert lab.wait_idle(60) == []
     assert len(held) == 2 and max(held) < MOST, held
+
+
+def test_an_idle_link_costs_its_heartbeat_and_no_more(own_lab: Callable[..., Lab]) -> None:
+    """A day of it is what these seconds say: both nodes, with a link between them that nobody uses."""
+    lab = own_lab(["h1"], lease=60)
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    settle(lambda: [seconds_used(node.pid) for node in nodes(lab)])
+    both = nodes(lab)
+    before = [woken(node.pid) for node in both]
+    select.select([], [], [], 2 * HEARTBEAT)
+    after = [woken(node.pid) for node in both]
+    # a ping and its answer each way, in a few wakings each, and a look at the clock now and then
+    assert len(both) == 2 and all(0 <= now - then < 40 for then, now in zip(before, after, strict=True)), (
+        after
+    )
+
+
+def woken(pid: int) -> int:
+    """How often a process has waited and was woken so far, all its threads."""
+    status = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/status")]
+    return sum(int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for text in status)
 
 
 def nodes(lab: Lab) -> list[Process]:
