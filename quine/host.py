@@ -114,6 +114,10 @@ def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[L
     if config:
         inference.price(config, bool(settings.ledger.mark.cost))
         life = life._replace(model=config.model)
+    elif ask := _relay():
+        from quine.grants import Grant
+
+        settings.ledger.beyond = Grant(settings.ledger, ask)  # it asks once, and watches for nobody
     _admitted(settings, life)  # the place is this process's, for it ends when the agent over there has ended
     return life, settings
 

@@ -60,7 +60,8 @@ def environment(lab: Lab, data: Path, *lines: dict[str, Any]) -> dict[str, str]:
 def tapes(data: Path) -> dict[str, list[dict[str, Any]]]:
     found = {}
     for path in data.glob("*.jsonl"):
-        if entries := [json.loads(line) for line in path.read_text().splitlines()]:
+        whole = path.read_text().rpartition("\n")[0]  # a line may be on its way
+        if entries := [json.loads(line) for line in whole.splitlines()]:
             found[entries[0]["data"]["mission"]] = entries
     return found
 
@@ -134,7 +135,7 @@ def test_what_may_not_be_forked_to_is_denied_and_not_even_named(reach: Lab, data
     one, two, three = results(data, "root")[:3]
     for result, host in ((one, "b3"), (two, "nowhere")):
         assert result.startswith("[EXIT CODE] 77\n")
-        assert f"[STATE] denied: may_fork does not allow '{host}' from here; allowed: b4\n" in result + "\n"
+        assert f"[STATE] denied: may_fork does not allow '{host}' from here; allowed: b4" in result
         assert "quine: b4: hint: see may_fork of [hosts.b4]" in result
     assert three.split("[STDERR]")[0].split() == ["[EXIT", "CODE]", "0", "[STDOUT]", "77", "77", "77"]
     assert set(tapes(data)) == {"root"}
@@ -260,9 +261,9 @@ def test_when_the_origin_is_gone_for_good_all_of_it_ends_in_peace(reach: Lab, da
         reach,
         data,
         says(sh("quine --on b2 child & " + patient), match="^root"),
-        {**says(sh("true"), match="^root"), "repeat": True},
+        {**says(sh("sleep 0.2"), match="^root"), "repeat": True},
         says(sh(patient), match="^child"),
-        {**says(sh("true"), match="^child"), "repeat": True},
+        {**says(sh("sleep 0.2"), match="^child"), "repeat": True},
     )
     options = ["--max-turns", "0", "--on", "b1"]
     process = reach.popen([*options, "root"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
