@@ -181,8 +181,15 @@ def _move(loop: Loop, life: Life, where: str) -> Result:
     )  # a reader that has gone is told to who writes over there
     try:
         streams = {"stdin": 0, "stdout": 1, "stderr": 2}
-        status = loop.face(where, life, loop.ledger, **streams, facts=facts, on_start=begin)
+        with loop.signals.interruptible():  # up to the moment in which the face listens itself
+            status = loop.face(where, life, loop.ledger, **streams, facts=facts, on_start=begin)
         number = signal_number(status.signal) if status.signal else 0
+    except Terminated as late:
+        if not started:
+            raise
+        raise Moved(
+            End(128 + late.number, late.number, loop.account.usage)
+        ) from None  # after the face had let go
     except (Refused, Failure) as error:
         if started:
             raise
