@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,26 +168,26 @@ def test_signals_reach_the_life_over_there(lab: Lab, data: Path, name: str) -> N
     assert lab.wait_idle() == []
 
 
-def test_a_signal_while_the_host_is_dialled_ends_the_old_life(lab: Lab, data: Path) -> None:
+def test_a_signal_while_the_host_is_dialled_ends_the_old_life(
+    own_lab: Callable[..., Lab], data: Path
+) -> None:
+    """In a lab of its own: what is dialled goes on being dialled for a while."""
+    lab = own_lab(["h1", "h3"])
     warm(lab, "h1")
     log = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.log"))
     lab["h3"].proxy.blackhole()
     lab.alias("mute", "h3", lab["h3"].proxy)
     env = environment(lab, data, says(sh("echo up >&4"), call("exec", host="mute")))
     process = lab.popen(["work"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        assert process.stdout
-        read_until(process.stdout.fileno(), b"up\n")
-        while ": to mute\n" not in log.read_text():
-            assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == -signal.SIGTERM
-    finally:
-        lab.unalias("mute")
+    assert process.stdout
+    read_until(process.stdout.fileno(), b"up\n")
+    while ": to mute\n" not in log.read_text():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == -signal.SIGTERM
     process.communicate()
     (life,) = lives(data)
     assert life[-1]["data"]["termination_mode"] == "signal"
-    assert lab.wait_idle() == []
 
 
 def test_a_reader_that_has_gone_is_told_over_there(lab: Lab, data: Path) -> None:
