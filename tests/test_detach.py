@@ -474,14 +474,16 @@ def test_whose_scope_it_is(cgroup: str, place: str) -> None:
 
 
 @pytest.fixture
-def other(lab: Lab) -> dict[str, str]:
+def other(lab: Lab) -> Iterator[dict[str, str]]:
     """The environment of another origin: another home and runtime directory, the same right to log in."""
     home, run = lab.directory / "other", lab.home.parent.parent / "o2"
     run.mkdir(mode=0o700, exist_ok=True)
     (home / ".cache/quine").mkdir(parents=True, exist_ok=True)
     if not (home / ".cache/quine/build").exists():
         (home / ".cache/quine/build").symlink_to(BUILDS)
-    return {"HOME": str(home), "XDG_RUNTIME_DIR": str(run)}
+    env = {"HOME": str(home), "XDG_RUNTIME_DIR": str(run)}
+    yield env
+    lab.run(["node", "--stop"], env=env)  # it is one of this lab's, and not the one that others look for
 
 
 def test_it_outlives_both_nodes_and_another_origin_finds_it(

@@ -6,6 +6,7 @@ QUINE_TEST_FUZZ=10000000 is the long form: so many bytes for each of them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -171,14 +172,18 @@ def asked(life: Life) -> bytes:
 
 def test_what_an_agent_asks(services: dict[str, Any], life: Life) -> None:
     """An answer that can be read over there, or a refusal that names the rule."""
+    ordinals = itertools.count()
+
+    def numbered(data: bytes) -> bytes:
+        return data.replace(b'"ordinal":0', b'"ordinal":%d' % next(ordinals))  # each is answered once
 
     def feed(data: bytes) -> None:
-        guest = RelayGuest(lambda name, _: services[name](data))
+        guest = RelayGuest(lambda name, _: services[name](numbered(data)))
         guest.infer(Request([Message("user", "x")], TOOLS))
 
     def body(data: bytes) -> None:
         try:
-            services["infer"](data)
+            services["infer"](numbered(data))
         except RequestError as error:
             assert str(error).startswith("infer: ")
             raise
@@ -206,15 +211,15 @@ def test_what_a_share_of_the_ledger_asks(services: dict[str, Any]) -> None:
 
 def test_what_a_tape_from_elsewhere_brings(services: dict[str, Any], life: Life, tmp_path: Path) -> None:
     """It makes files of sessions in the data directory, and nothing anywhere else."""
+
+    def recorded(session: str, parent: str, depth: int) -> bytes:
+        meta = {"session_id": session, "root_session_id": life.root, "parent_session_id": parent}
+        entry = {"type": "meta", "data": {**meta, "depth": depth}, "seq": 0, "ts": 1.5, "prev": ""}
+        return quickjson.dumps({"session": session, "lines": [quickjson.dumps(entry)]}).encode()
+
+    services["tape"](recorded(life.session, life.parent, life.depth))
     session = new_session()
-    entry = {
-        "type": "meta",
-        "data": {"session_id": session, "root_session_id": life.root},
-        "seq": 0,
-        "ts": 1.5,
-        "prev": "",
-    }
-    recording = quickjson.dumps({"session": session, "lines": [quickjson.dumps(entry)]}).encode()
+    recording = recorded(session, life.session, life.depth + 1)
     before = set(tmp_path.iterdir())
 
     def feed(data: bytes) -> None:

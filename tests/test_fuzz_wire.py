@@ -66,7 +66,7 @@ def recorded() -> tuple[bytes, bytes]:
     opener.tell(job, Kind.WINCH, {"rows": 24, "columns": 80})
     server.data(job, STDOUT, b"deliverable")
     server.data(job, STDERR, b"words")
-    asked = server.open(Kind.REQUEST, {"name": "echo", "job": job})
+    asked = server.open(Kind.REQUEST, {"name": "echo", "job": job, "capability": "c"})
     carry()
     opener.tell(asked, Kind.ATTACH, {})
     server.data(asked, STDIN, b"question")
@@ -139,7 +139,7 @@ def feed_opener(data: bytes) -> None:
     job = session.open(Kind.SPAWN, SPAWN.to_json())
     session.data(job, STDIN, b"material" * 9)
     read, wake = os.pipe()
-    services = Services(session, {"echo": bytes}, wake)
+    services = Services(session, {"echo": bytes}, wake, "c")
     services._pool = AtOnce()  # type: ignore[assignment]  # what threads do is another test's
     try:
         for piece in pieces(data):

@@ -13,7 +13,7 @@ import fcntl
 import os
 import time
 
-PATIENCE = 2.0  # seconds to come in while others leave; that takes microseconds, unless the machine is busy
+PATIENCE = 10.0  # seconds to come in while others leave; that takes microseconds, unless the machine is busy
 
 
 def enter(path: str) -> int:

@@ -124,7 +124,15 @@ class Lab:
         self._aliases = {key: entry for key, entry in self._aliases.items() if entry["port"] != host.port}
         remove(host.base)
         remove(host.run)
+        self._forget_key(host.port)
         self._write_inventory()
+
+    def _forget_key(self, port: int) -> None:
+        """The port may be another host's next, with another key."""
+        known = self.home / ".ssh" / "known_hosts"
+        if known.exists():
+            lines = known.read_text().splitlines(keepends=True)
+            known.write_text("".join(line for line in lines if not line.startswith(f"[127.0.0.1]:{port} ")))
 
     # -------------------------------------------------------------- inventory
 
