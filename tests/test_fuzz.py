@@ -217,10 +217,10 @@ def test_what_a_tape_from_elsewhere_brings(services: dict[str, Any], life: Life,
         entry = {"type": "meta", "data": {**meta, "depth": depth}, "seq": 0, "ts": 1.5, "prev": ""}
         return quickjson.dumps({"session": session, "lines": [quickjson.dumps(entry)]}).encode()
 
+    before = set(tmp_path.iterdir())
     services["tape"](recorded(life.session, life.parent, life.depth))
     session = new_session()
     recording = recorded(session, life.session, life.depth + 1)
-    before = set(tmp_path.iterdir())
 
     def feed(data: bytes) -> None:
         fresh = new_session().encode()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 
 PATIENCE = 10.0  # seconds to come in while others leave; that takes microseconds, unless the machine is busy
@@ -33,9 +34,17 @@ def enter(path: str) -> int:
             os.close(fd)
         except (FileNotFoundError, FileExistsError, BlockingIOError):
             # It is removed just now, between two steps of ours. What is no folder stays none.
-            if (os.path.lexists(path) and not os.path.isdir(path)) or time.monotonic() > deadline:
+            if _is_something_else(path) or time.monotonic() > deadline:
                 raise
         time.sleep(0.0005)
+
+
+def _is_something_else(path: str) -> bool:
+    """One look: between two of them it may be made and removed."""
+    try:
+        return not stat.S_ISDIR(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def leave(path: str, fd: int = -1) -> None:

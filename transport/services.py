@@ -82,7 +82,7 @@ class Services:
 
     def _open(self, number: int, frame: Frame) -> None:
         body = frame.body()
-        name, shown = body.get("name"), str(body.get("capability")).encode()
+        name, shown = body.get("name"), str(body.get("capability")).encode("utf-8", "backslashreplace")
         self._session.tell(number, Kind.ATTACH, {})
         if not hmac.compare_digest(shown, self._capability):
             self._refuse(number, "the capability is not that of this job")
