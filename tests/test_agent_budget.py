@@ -169,7 +169,7 @@ def test_exec_keeps_what_belongs_to_the_tree(agents: Agents) -> None:
 
 def test_the_deadline_is_told_and_then_only_exit_is_taken(agents: Agents) -> None:
     agents.script(
-        says(sh("sleep 86394")), says(sh("echo more")), says(call("exit", status=3, stderr="half of it")),
+        says(sh("sleep 71194")), says(sh("echo more")), says(call("exit", status=3, stderr="half of it")),
     )  # fmt: skip
     done = agents.run(options=("--deadline", "0.6"))
     assert (done.returncode, done.stderr) == (3, b"half of it")
@@ -189,7 +189,7 @@ def test_a_guest_that_does_not_end_is_ended(agents: Agents) -> None:
 def test_an_inference_that_never_ends_is_ended(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline does not cut an inference short, but it does not wait for it for ever either."""
     program = agents.directory / "guest"
-    program.write_text("#!/bin/sh\nexec sleep 86395\n")
+    program.write_text("#!/bin/sh\nexec sleep 71195\n")
     program.chmod(0o755)
     (agents.directory / "sitecustomize.py").write_text(
         "import quine.signals; quine.signals.ANSWER = (0.2, 0.2)\n"
@@ -211,7 +211,7 @@ def test_the_deadline_is_the_trees(agents: Agents) -> None:
         says(call("fork", intent="child", wait=True), match="^work"), says(OK, match="^work"),
         says(call("exec", wisdom={"n": "1"}), match="^child", wisdom="^{}$"),
         says(sh(f"QUINE_DEADLINE=1000 {QUINE} nested"), match="^child", wisdom="1"),
-        says(sh("sleep 86396"), match="^nested"),
+        says(sh("sleep 71171"), match="^nested"),
         says(call("exit", status=4, stderr="no time"), match="^nested"),
         {**says(call("exit", status=5, stderr="no time")), "repeat": True},
     )  # fmt: skip

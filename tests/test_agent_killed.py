@@ -34,40 +34,40 @@ def until(holds: Callable[[], object], seconds: float = 20) -> None:
 
 def test_a_killed_agent_leaves_no_command(agents: Agents) -> None:
     """Neither the one that runs nor what an earlier one left in the background."""
-    agents.script(says(sh("sleep 86381.5 &"), sh("touch up; sleep 86381.5")))
+    agents.script(says(sh("sleep 71281.5 &"), sh("touch up; sleep 71281.5")))
     with agents.start("work") as process:
         wait_for(agents.directory / "up")
         process.kill()
         process.communicate(timeout=30)
-    until(lambda: not running("sleep", "86381.5"))
+    until(lambda: not running("sleep", "71281.5"))
 
 
 def test_a_killed_agent_ends_the_children_it_waits_for(agents: Agents) -> None:
     """They end by their own rules, with an outcome. A child that nobody waits for was let go on purpose."""
     agents.script(
         says(call("fork", intent="loose"), match="^work"),
-        says(sh("sleep 86387.5 &"), call("fork", intent="held", wait=True), match="^work"),
-        says(sh("echo $PPID >pid; touch loose; sleep 86382.5"), match="^loose"),
-        says(sh("touch held; sleep 86383.5"), match="^held"),
+        says(sh("sleep 71287.5 &"), call("fork", intent="held", wait=True), match="^work"),
+        says(sh("echo $PPID >pid; touch loose; sleep 71282.5"), match="^loose"),
+        says(sh("touch held; sleep 71283.5"), match="^held"),
     )
     with agents.start("work") as process:
         wait_for(agents.directory / "loose")
         wait_for(agents.directory / "held")
         process.kill()
         process.communicate(timeout=30)
-    until(lambda: not running("sleep", "86383.5") and not running("sleep", "86387.5"))
+    until(lambda: not running("sleep", "71283.5") and not running("sleep", "71287.5"))
     until(lambda: agents.tape("held")[-1]["type"] == "outcome")
     assert agents.outcome("held")["exit_code"] == 143
-    assert running("sleep", "86382.5")
+    assert running("sleep", "71282.5")
     os.kill(int((agents.directory / "pid").read_text()), signal.SIGTERM)
-    until(lambda: not running("sleep", "86382.5") and not running("quine", "loose"))
+    until(lambda: not running("sleep", "71282.5") and not running("quine", "loose"))
 
 
 def test_what_is_in_the_background_survives_a_shell_that_ends(agents: Agents) -> None:
     """The shell's end is not the agent's."""
     agents.run(
         says(
-            sh("sleep 86384.5 & echo $! >pid; exit 3"),
+            sh("sleep 71284.5 & echo $! >pid; exit 3"),
             sh("kill -0 $(cat pid); echo $?"),
             sh("kill -0 $(cat pid)"),
         ),
@@ -122,7 +122,7 @@ def test_pid_1_heeds_signals(agents: Agents, number: int) -> None:
     """The kernel gives PID 1 no default action, neither before our end nor for it."""
     agents.script(
         says(call("fork", intent="child", wait=True), match="^work"),
-        says(sh(f"touch up; sleep 86385.{number}")),
+        says(sh(f"touch up; sleep 71285.{number}")),
     )
     with contained(agents) as process:
         wait_for(agents.directory / "up")
@@ -133,4 +133,4 @@ def test_pid_1_heeds_signals(agents: Agents, number: int) -> None:
         process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert agents.outcome()["exit_code"] == 128 + number
-    assert not running("sleep", f"86385.{number}")
+    assert not running("sleep", f"71285.{number}")

@@ -258,7 +258,7 @@ def test_a_stopped_child_ends_when_the_time_is_over(tmp_path: Path) -> None:
     agents.script(
         says(call("fork", intent="child", wait=True), match="^work"),
         says(OK, match="^work"),
-        says(sh("echo $PPID >pid; touch up; sleep 86388"), match="^child"),
+        says(sh("echo $PPID >pid; touch up; sleep 71688"), match="^child"),
         says(call("exit", status=3, stderr="half"), match="^child"),
     )
     with agents.start("work") as process:

@@ -16,7 +16,7 @@ from tests.agents import OK, QUINE, Started, call, running, says, section, sh
 from tests.places import Shell, needs_mounts
 from tests.test_agent_signals import wait_for
 
-NAP = "86394"  # seconds that only a test sleeps
+NAP = "71894"  # seconds that only a test sleeps
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from tests.agents import OK, Agents, call, running, says, sh
 
 ENDING = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE]
-NAP = "86399"  # seconds that only a test sleeps
+NAP = "72299"  # seconds that only a test sleeps
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_during_a_command(agents: Agents, number: int) -> None:
 
 
 def test_pipe_during_a_command(agents: Agents) -> None:
-    agents.script(says(sh("touch up; sleep 86397")))
+    agents.script(says(sh("touch up; sleep 72297")))
     with agents.start("work") as process:
         wait_for(agents.directory / "up")
         end(process, signal.SIGPIPE)
@@ -60,7 +60,7 @@ def test_pipe_during_a_command(agents: Agents) -> None:
 
 
 def test_int_is_for_the_command(agents: Agents) -> None:
-    agents.script(says(sh("touch up; sleep 86398")), says(sh("echo alive >&4")), says(OK))
+    agents.script(says(sh("touch up; sleep 72298")), says(sh("echo alive >&4")), says(OK))
     with agents.start("work") as process:
         wait_for(agents.directory / "up")
         out, _ = end(process, signal.SIGINT)
@@ -69,7 +69,7 @@ def test_int_is_for_the_command(agents: Agents) -> None:
 
 
 def test_int_twice_is_for_the_agent(agents: Agents) -> None:
-    agents.script(says(sh("trap '' INT; touch up; sh -c 'while :; do sleep 86396; done'")))
+    agents.script(says(sh("trap '' INT; touch up; sh -c 'while :; do sleep 72296; done'")))
     with agents.start("work") as process:
         wait_for(agents.directory / "up")
         process.send_signal(signal.SIGINT)
@@ -77,7 +77,7 @@ def test_int_twice_is_for_the_agent(agents: Agents) -> None:
         end(process, signal.SIGINT)
     assert process.returncode == -signal.SIGINT
     assert agents.outcome()["exit_code"] == 130
-    assert not running("86396")
+    assert not running("72296")
 
 
 @pytest.mark.parametrize("number", ENDING)
@@ -199,7 +199,7 @@ def test_an_alarm_set_before_exec_is_heeded_after_it(agents: Agents) -> None:
     """A timer survives execve, a handler does not: the next life must be ready before it is let through."""
     agents.script(
         says(call("exec", wisdom={"n": "1"}), wisdom="^\\{\\}$"),
-        says(sh("sleep 86395"), wisdom="."),
+        says(sh("sleep 72295"), wisdom="."),
         says(call("exit", status=3, stderr="late"), wisdom="."),
     )
     timer: Callable[[], object] = lambda: signal.setitimer(signal.ITIMER_REAL, 2)  # noqa: E731

@@ -164,7 +164,7 @@ def test_a_command_learns_that_nobody_reads_any_more(agents: Agents) -> None:
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
 def test_an_interrupt_ends_the_whole_command(agents: Agents, shell: str) -> None:
     """As ^C does in a terminal: who interrupts `make; deploy` does not want to deploy."""
-    agents.script(says(sh("sh -c 'echo up >&4; exec sleep 86381'; echo deployed >&4")), says(OK))
+    agents.script(says(sh("sh -c 'echo up >&4; exec sleep 71381'; echo deployed >&4")), says(OK))
     with agents.start("work", env={"QUINE_SHELL": shell}) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
@@ -207,7 +207,7 @@ def test_the_shell_is_a_group_of_its_own_and_remembers(agents: Agents) -> None:
 
 
 def test_every_command_has_a_time_limit(agents: Agents) -> None:
-    agents.run(says(sh("sleep 86382")), says(OK), env={"QUINE_SH_TIMEOUT": "1"})
+    agents.run(says(sh("sleep 71382")), says(OK), env={"QUINE_SH_TIMEOUT": "1"})
     assert agents.results()[0].startswith("[EXIT CODE] 124\n")
     assert "[TIMEOUT] the command was ended after 1 s" in agents.results()[0]
 

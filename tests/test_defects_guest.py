@@ -102,7 +102,7 @@ def until(what: str) -> list[Said]:
 @pytest.mark.parametrize("after", ["sh", "fork"])
 def test_defect_13_an_interrupt_is_for_what_runs(agents: Agents, provider: Provider, after: str) -> None:
     """SIGINT kills the shell with the command; after a fork that was waited for it kills the agent instead."""
-    command = sh("sh -c 'echo up >&4; exec sleep 86384'")
+    command = sh("sh -c 'echo up >&4; exec sleep 71584'")
     provider.plan = [*until(after), Said(calls=(command, sh("echo $X >&4"))), DONE]
     with agents.start("work", env=at(provider)) as process:
         assert process.stdout is not None

@@ -109,12 +109,12 @@ def test_a_reply_that_does_not_come(make: Make, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(program, "TIMEOUT", 0.2)
     monkeypatch.setattr(program, "ATTEMPTS", 1)
     with pytest.raises(Unavailable, match=r"no reply after 0\.2 s"):
-        make("import time; time.sleep(86397)").infer(ASKED)
+        make("import time; time.sleep(72097)").infer(ASKED)
 
 
 def test_what_it_started_ends_with_it(make: Make) -> None:
-    make("import subprocess; subprocess.Popen(['sleep', '86398'], stdout=2)\nprint('{}')").infer(ASKED)
-    for pid in running("sleep", "86398"):  # killed, and perhaps not dead yet
+    make("import subprocess; subprocess.Popen(['sleep', '72098'], stdout=2)\nprint('{}')").infer(ASKED)
+    for pid in running("sleep", "72098"):  # killed, and perhaps not dead yet
         pidfd = os.pidfd_open(pid)
         ended, _, _ = select.select([pidfd], [], [], 20)
         os.close(pidfd)
@@ -152,7 +152,7 @@ def test_a_signal_takes_the_program_with_it(tmp_path: Path) -> None:
     agents = Agents(tmp_path)
     path = tmp_path / "guest"
     os.mkfifo(tmp_path / "up")
-    path.write_text("#!/bin/sh\nsleep 86399 &\necho > up\nwait\n")
+    path.write_text("#!/bin/sh\nsleep 72099 &\necho > up\nwait\n")
     path.chmod(0o755)
     env = {"QUINE_API_TYPE": "program", "QUINE_API_BASE": str(path)}
     with agents.start("work", env=env) as process:
@@ -160,5 +160,5 @@ def test_a_signal_takes_the_program_with_it(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
     assert process.returncode == -signal.SIGTERM
-    assert not running("sleep", "86399")
+    assert not running("sleep", "72099")
     assert agents.outcome()["termination_mode"] == "signal"

@@ -307,7 +307,7 @@ def test_the_deadline_crosses_as_what_is_left_of_it(lab: Lab, tmp_path: Path) ->
         says(fork("branch@h1"), match="^root"),
         says(fork("leaf"), match="^branch"),
         says(sh("QUINE_DEADLINE=1000 quine inner"), match="^leaf"),
-        says(sh("sleep 86397"), match="^inner"),
+        says(sh("sleep 71997"), match="^inner"),
         {**says(call("exit", status=4, stderr="no time")), "repeat": True},
     ]
     begun = time.monotonic()

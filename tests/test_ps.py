@@ -170,10 +170,10 @@ def test_wait_for_an_orphan_that_was_killed(agents: Agents) -> None:
 
 
 def test_wait_for_what_another_program_became(agents: Agents) -> None:
-    with adopting(), loose(agents, says(call("exec", argv=["sleep", "86391"]), match="^child")) as job:
+    with adopting(), loose(agents, says(call("exec", argv=["sleep", "72191"]), match="^child")) as job:
         go(agents)
         deadline = time.monotonic() + 20
-        while not running("sleep 86391"):
+        while not running("sleep 72191"):
             assert time.monotonic() < deadline
         assert listed(agents)["child"]["state"] == "running"
         assert quine(agents, "kill", job).returncode == 0
@@ -195,7 +195,7 @@ def test_wait_for_several_is_the_status_of_the_last(agents: Agents) -> None:
 
 
 def test_wait_for_a_signalled_root(agents: Agents) -> None:
-    agents.script(says(sh("touch up; sleep 86390")))
+    agents.script(says(sh("touch up; sleep 72190")))
     with agents.start("work") as process:
         wait_up(agents.directory / "up")
         fact = listed(agents)["work"]

@@ -27,7 +27,7 @@ CANARIES = {
     "COPY": f"https://x:{KEY}@host",  # a name that says nothing
 }  # fmt: skip
 SECRETS = tuple(value.encode() for name, value in CANARIES.items() if name != "COPY")
-NAP = "86393"  # seconds that only a test sleeps
+NAP = "71793"  # seconds that only a test sleeps
 
 
 class Tree(Crowd):
