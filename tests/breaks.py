@@ -56,6 +56,24 @@ def feed(pipe: IO[bytes], seed: int, size: int) -> threading.Thread:
     return thread
 
 
+def carried(
+    process: subprocess.Popen[bytes],
+    seed_in: int,
+    seed_out: int,
+    size: int,
+    between: Callable[[int], None] | None = None,
+) -> tuple[str, int, bytes]:
+    """Feed one stream, check the other; (what is wrong, status, stderr): ("", 0, b"") where all is well."""
+    assert process.stdin and process.stdout and process.stderr
+    thread = feed(process.stdin, seed_in, size)
+    wrong = check(process.stdout, seed_out, size, between)
+    if wrong:
+        process.kill()
+    thread.join()
+    said = process.stderr.read()
+    return wrong, process.wait(30), said
+
+
 def check(pipe: IO[bytes], seed: int, size: int, between: Callable[[int], None] | None = None) -> str:
     """Read to the end; what is wrong with the stream, "" where nothing is. `between` is called after each block."""
     for number in range(size // BLOCK):

@@ -32,15 +32,8 @@ def cat(lab: Lab, host: str, size: int) -> float:
     """`size` bytes there and back through `cat`; the seconds it took."""
     begun = time.monotonic()
     with face(lab, "run", "--on", host, "--", "cat") as process:
-        assert process.stdin and process.stdout and process.stderr
-        thread = breaks.feed(process.stdin, 1, size)
-        wrong = breaks.check(process.stdout, 1, size)
-        if wrong:
-            process.kill()
-        thread.join()
-        said = process.stderr.read()
-        process.wait(30)
-    assert (wrong, process.returncode, said) == ("", 0, b"")
+        result = breaks.carried(process, 1, 1, size)
+    assert result == ("", 0, b"")
     return time.monotonic() - begun
 
 
@@ -266,15 +259,8 @@ def test_a_slow_reader_while_the_link_is_cut(lab: Lab, through: Callable[..., st
             cuts += proxy.cut()
 
     with face(lab, "run", "--on", host, "--", *far) as process:
-        assert process.stdin and process.stdout and process.stderr
-        thread = breaks.feed(process.stdin, SEEDS[0], size)
-        wrong = breaks.check(process.stdout, SEEDS[1], size, between)
-        if wrong:
-            process.kill()
-        thread.join()
-        said = process.stderr.read()
-        process.wait(30)
-    assert (wrong, process.returncode, said) == ("", 0, b"")
+        result = breaks.carried(process, SEEDS[0], SEEDS[1], size, between)
+    assert result == ("", 0, b"")
     assert cuts > 3
 
 

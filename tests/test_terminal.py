@@ -19,7 +19,7 @@ import pytest
 
 from tests.lab import Lab
 from tests.screen import Screen
-from tests.test_run import read_until
+from tests.test_run import nodes, read_until
 from transport import process
 from transport.errors import ProtocolError
 from transport.spawn import Spawn
@@ -157,7 +157,7 @@ def test_leaving_by_keys(lab: Lab, screen: Screen) -> None:
 def test_leaving_a_node_that_does_not_answer(lab: Lab, screen: Screen) -> None:
     """What ~. is for: the node is stopped, no key arrives anywhere, and ^C is only one of them."""
     client = bash(screen, lab)
-    (node,) = [p for p in lab.processes() if p.daemon and "--dial" not in p.argv]
+    (node,) = nodes(lab.processes())
     os.kill(node.pid, signal.SIGSTOP)
     try:
         screen.type(b"\x03\r~?~.")
@@ -171,7 +171,7 @@ def test_leaving_a_node_that_does_not_answer(lab: Lab, screen: Screen) -> None:
 
 def test_the_node_here_is_killed(lab: Lab, screen: Screen) -> None:
     client = bash(screen, lab)
-    (node,) = [p for p in lab.processes() if p.daemon and "--dial" not in p.argv]
+    (node,) = nodes(lab.processes())
     os.kill(node.pid, signal.SIGKILL)
     assert client.wait(20) == 74
     assert screen.settings == screen.found
