@@ -259,9 +259,9 @@ class Job:
         log.info("job %s: is ended: %s", self.spawn.id, why)
         if self.spawn.terminal:
             self._hang_up()
-            return
-        ending.signal_group(self._child.pid, signal.SIGTERM)
-        ending.signal_group(self._child.pid, signal.SIGCONT)
+        else:
+            ending.signal_group(self._child.pid, signal.SIGTERM)
+            ending.signal_group(self._child.pid, signal.SIGCONT)
         self.orphan = True
         for relay in list(self.asking):
             relay.revoke(why)  # who waits for an answer that cannot come could not end in peace
@@ -275,7 +275,6 @@ class Job:
             source.close()
         if self._sink:
             self._sink.close()
-        self._arm(ending.PAUSE, self._kill)
 
     def _kill(self) -> None:
         if self._child and not (self.ended and address.start_time(self._child.pid)):
@@ -304,9 +303,8 @@ class Job:
             self._let_streams_go()
         if self.link is None or self._expired:
             if ending.members(child.pid):
-                self._arm(
-                    ending.PAUSE, self._kill
-                )  # what it left behind has nobody either, but gets its pause
+                # What it left behind has nobody either, but gets its pause.
+                self._arm(ending.PAUSE, self._kill)
             else:
                 self._finish()
             return

@@ -24,9 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-KEEP = (
-    8 * 1024 * 1024
-)  # bytes of one direction under way: 80 MB/s at 100 ms; a break sends at most this again
+KEEP = 8 * 1024 * 1024  # bytes of one direction under way: 80 MB/s at 100 ms; a break sends no more again
 QUANTUM = 256 * 1024  # bytes that are worth a word that they were seen
 MAX_WORDS = 10_000  # words about the connection between two beats of ours: 800 MB/s need so many
 ASKS, ANSWERS = 0, 1  # streams of a ping
