@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from transport import address
 from transport.frames import GREETING, LIFE, VERSION, Frame, Kind, encode, pack
+from transport.greeter import Greeter
+from transport.line import hello
 from transport.link import Link
+from transport.node import Node
 from transport.session import Session
 
 MANY = 60_000  # frames that no machine handles in one slice
@@ -18,6 +25,7 @@ class Pipe:
     def __init__(self) -> None:
         self.reading = True
         self.closed = False
+        self.written = b""
 
     def attach(self, protocol: object) -> None:
         self.protocol = protocol
@@ -32,6 +40,9 @@ class Pipe:
 
     def writelines(self, chunks: list[bytes]) -> None:
         pass
+
+    def write(self, data: bytes) -> None:
+        self.written += data
 
     def close(self) -> None:
         self.closed = True
@@ -107,5 +118,27 @@ def test_after_a_bad_frame_nothing_is_handled() -> None:
                 await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert len(seen.frames) == MANY and "never opened" in seen.lost and pipe.closed
+
+    asyncio.run(main())
+
+
+def test_a_link_that_has_said_goodbye_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last slice may still wait for its turn when somebody dials again."""
+    (tmp_path / "sock").touch()
+    monkeypatch.setattr(address, "socket_path", lambda: str(tmp_path / "sock"))
+
+    async def main() -> None:
+        node = Node(None)  # type: ignore[arg-type]
+        pipes = []
+        for resume in (False, True):
+            pipes.append(Pipe())
+            greeter = Greeter(pipes[-1])  # type: ignore[arg-type]
+            pipes[-1].protocol.data_received(GREETING + hello({}, "0" * 32, 0, resume))  # type: ignore[attr-defined]
+            await node._serve(greeter)
+            for link in node._served.values():
+                assert link.line
+                link.line.over = True  # as a goodbye leaves it
+        assert not node._served and all(pipe.closed for pipe in pipes)
+        assert b'"resume":false' in pipes[1].written.replace(b" ", b"")
 
     asyncio.run(main())

@@ -202,14 +202,15 @@ class Node:
             return
         name, again = peer["link"], peer.get("resume") is True
         link = self._served.get(name)
+        if link and again:
+            link.cut("the other end has dialled again")  # what it has noticed, we may not have
+            link = self._served.get(name)  # one that had said goodbye has ended by that
         if (link is not None) != again:
             log.info("origin: %s", "a link that is not known here" if again else "a second link of one name")
             greeter.duplex.write(hello(self._facts, name, 0, resume=False))
             greeter.duplex.close()
             return
-        if link:
-            link.cut("the other end has dialled again")  # what it has noticed, we may not have
-        else:
+        if link is None:
             link = self._served[name] = self._link(Line(False, name), "origin", self._wait_for)
         assert link.line
         greeter.duplex.write(hello(self._facts, name, link.line.received, resume=again))
