@@ -90,23 +90,28 @@ def test_short_commands_run_once(lab: Lab, through: Callable[..., str], tmp_path
 
 # -- agents ----------------------------------------------------------------------------------------
 
-LEAVES = 3  # of each branch
+LEAVES = 3  # of each branch, two of them with its neighbour
 
 
 def note(ran: Path, command: str) -> str:
-    """The command, and each time it is run a line that says by whom."""
-    return f'echo "$QUINE_SESSION_ID" >>{ran}; {command}'
+    """The command, and each time it is run a line that says by whom and where."""
+    return f'echo "$QUINE_SESSION_ID $QUINE_NODE_NAME" >>{ran}; {command}'
 
 
 def tree(crowd: Crowd, hosts: list[str], ran: Path) -> None:
-    """The root here, a branch on each host, leaves below each; they talk much and say who they are."""
+    """The root here, a branch on each host, its leaves there and on the next one; all talk much and say who they are.
+
+    The last word of a mission is where it is.
+    """
     much = note(ran, f"seq {40_000 if LONG else 4_000}")
     name = note(ran, "seq 2000; echo leaf $QUINE_NODE_NAME >&4")
     crowd.says(
         "root", says(sh(much)), says(fork({f"branch-{host} {host}": host for host in hosts})), says(OK)
     )
-    for host in hosts:
-        leaves = fork({f"leaf {host}.{n}": "" for n in range(LEAVES)})
+    for host, other in zip(hosts, [*hosts[1:], hosts[0]], strict=True):
+        leaves = fork(
+            {f"leaf {host}.{n} {at}": at.removeprefix(host) for n, at in enumerate((host, other, other))}
+        )
         crowd.says(f"branch-{host}", says(sh(much)), says(leaves), says(sh(name)), says(OK))
     crowd.says("leaf", says(sh(much)), says(sh(name)), says(OK))
 
@@ -159,14 +164,15 @@ def grow(lab: Lab, hosts: list[str], directory: Path) -> float:
         f"{sign} {n} {mission}" for mission, count in missions for n in range(count) for sign in "+-"
     )
     assert Counter(told) == inferences, "not each inference once"
-    wanted = Counter({session: each[kind][1] for session, kind in kinds.items()})
+    places = {meta["session_id"]: meta["mission"].split()[-1].replace("root", "") for meta in metas}
+    wanted = Counter({f"{session} {places[session]}": each[kind][1] for session, kind in kinds.items()})
     assert Counter(breaks.lines(ran)) == wanted, "not each command once"
     return took
 
 
 def test_a_tree_on_three_hosts(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     names = ["h1", "h2", "h3"]
-    hosts = [through(name) for name in names]
+    hosts = [through(name, tags=["tree"], may_fork=["@tree"]) for name in names]
     proxies = [lab[name].proxy for name in names]
     cuts = CUTS // 3 if LONG else 5  # of each
     dial = breaks.dial_seconds(lab, hosts[0], proxies[0])
