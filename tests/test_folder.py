@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -47,3 +48,21 @@ for _ in range(400):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err.decode()
     assert not os.path.exists(path)
+
+
+def test_a_successor_is_not_removed_for_what_was_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody removes it and a third makes it anew, just after it was opened to be left."""
+    path = tmp_path / "tree"
+    path.mkdir()
+    lock = fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        path.rmdir()
+        path.mkdir()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    folder.leave(str(path))
+    assert path.is_dir()

@@ -57,7 +57,9 @@ def leave(path: str, fd: int = -1) -> None:
     try:
         with contextlib.suppress(BlockingIOError):  # held by others: the last of them does it
             _lock(fd, fcntl.LOCK_EX)
-            os.rmdir(path)
+            # what was removed and made anew since we opened it is another one's, whatever its name
+            if os.path.samestat(os.stat(path), os.fstat(fd)):
+                os.rmdir(path)
     except OSError:
         pass  # something was left in it, or it is gone
     finally:
