@@ -24,6 +24,7 @@ import pytest
 from tests.agents import OK, call, says
 from tests.agents import sh as shell
 from tests.lab import Lab, Process, processes
+from tests.test_detach import record
 from transport.ending import PAUSE
 
 KILLS = int(os.environ.get("QUINE_TEST_KILLS", 0))
@@ -31,6 +32,7 @@ SEED = int(os.environ.get("QUINE_TEST_SEED", 20261122))
 LEASE = 6  # seconds: a link is back long before, on a busy machine too
 DEADLINE = 60.0  # seconds for a round
 COMMANDS = 6
+DETACHED = 5  # the status of the detached job
 PATTERN = random.Random(7).randbytes(
     1_000_003
 )  # of a prime length: a block twice, lost or out of place is seen
@@ -60,9 +62,10 @@ class Round:
         ] = []  # (mark, status that it was to end with), as they were started
         self.over = threading.Event()  # the commands and the agents are done: the stream may end
         self.gates: dict[str, int] = {}
-        for gate in ("up", "go"):
+        for gate in ("up", "go", "detached"):
             os.mkfifo(directory / gate)
             self.gates[gate] = os.open(directory / gate, os.O_RDWR)  # both ends: nobody waits in open(2)
+        self.job = self._detach()
         self.stream = self._start_stream()
         self.root = self._start_agents()
         self._threads = [threading.Thread(target=work) for work in (self._write, self._read, self._command)]
@@ -73,6 +76,14 @@ class Round:
 
     def _options(self, mark: str, where: str) -> list[str]:
         return ["run", "--report", str(self.directory / f"{mark}.report"), "--on", where, "--"]
+
+    def _detach(self) -> str:
+        """A job that is nobody's child over there; its id."""
+        script = (
+            f"echo up; read line <{self.directory}/detached; echo detached >>{self.marks}; exit {DETACHED}"
+        )
+        done = self.lab.run(["run", "--detach", "--on", "left", "--", "sh", "-c", script], check=True)
+        return done.stdout.decode().strip()
 
     def _start_stream(self) -> subprocess.Popen[bytes]:
         script = f"cat; echo stream >>{self.marks}"
@@ -148,6 +159,7 @@ class Round:
     def finish(self) -> None:
         """Let everything come to its end."""
         os.write(self.gates["go"], b"\n\n")
+        os.write(self.gates["detached"], b"\n")
         self._threads[2].join()
         self.root.wait(DEADLINE)
         self.over.set()
@@ -193,11 +205,16 @@ def is_node(process: Process) -> bool:
     return process.daemon and "--dial" not in process.argv
 
 
+def supervisor(lab: Lab, now: Round) -> list[Process]:
+    return of(lab["h1"].jobs(), lambda p: p.pid == record(now.job, lab["h1"].home)["supervisor"])
+
+
 VICTIMS: dict[str, Callable[[Lab, Round], list[Process]]] = {
     "client": lambda _, now: of([p for p in [processes.find(now.stream.pid)] if p], bool),
     "agent": lambda _, now: of([p for p in [processes.find(now.root.pid)] if p], bool),
     "agent there": agent_there,
     "face": face,
+    "supervisor": supervisor,
     "dial": lambda lab, _: of(lab["h1"].processes(), lambda p: "--dial" in p.argv),
     "sshd": lambda lab, _: [p for pid in lab["h1"].sessions() if (p := processes.find(pid))],
     "guard here": lambda lab, _: of(lab.processes(), lambda p: p.guard),
@@ -240,6 +257,7 @@ def judge(now: Round, victim: str) -> None:
     if now.report("stream")["state"] == "exited":
         assert now.passed == now.sent
     judge_agents(now, victim, marks)
+    judge_detached(now, victim, marks)
 
 
 def judge_agents(now: Round, victim: str, marks: Counter[str]) -> None:
@@ -257,6 +275,17 @@ def judge_agents(now: Round, victim: str, marks: Counter[str]) -> None:
         assert told.count("[EXIT CODE] 0") == 2, told
     elif victim in ("agent there", "face"):
         assert "KILL" in told, told
+
+
+def judge_detached(now: Round, victim: str, marks: Counter[str]) -> None:
+    """It outlives all but its supervisor, with which the kernel ends it; and that is what is told."""
+    told = now.lab.run(["wait", now.job]).returncode, now.lab.run(["logs", now.job]).stdout
+    if victim == "supervisor":
+        # lost: it may have come to its end before the kernel had ended its supervisor
+        assert told == (74, b"up\n") or (told == (-signal.SIGTERM, b"up\n") and not marks["detached"]), told
+        (now.lab["h1"].home / "quine" / now.job).rmdir()  # the empty folder that it would have removed
+    else:
+        assert (told, marks["detached"]) == ((DETACHED, b"up\n"), 1), (told, marks)
 
 
 def settle(lab: Lab, left: Callable[[], list[str]], seconds: float) -> None:
