@@ -224,7 +224,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
 
     def renew(spawn: Spawn) -> dict[str, Callable[[bytes], bytes]]:
         again = another(life)  # of one that was lost there may be a tape
-        spawn.tree, facts["session"] = again.root, again.session
+        spawn.id, spawn.tree, facts["session"] = again.session, again.root, again.session
         return serve(again)
 
     return show(spawn, values, serve(life), facts, renew, _log(life, environ))
@@ -265,10 +265,13 @@ def face(
 
 
 def _agent(where: str, life: Life) -> Spawn:
-    """The spawn of an agent. Its life it asks of us; argv shows its mission, as far as it may be shown."""
+    """The spawn of an agent. Its life it asks of us; argv shows its mission, as far as it may be shown.
+
+    Its session is its id: what the tape and the logs of both machines call it.
+    """
     from transport.spawn import Spawn
 
-    return Spawn(["--", life.shown], own=True, where=where, tree=life.root)
+    return Spawn(["--", life.shown], id=life.session, own=True, where=where, tree=life.root)
 
 
 def _log(life: Life, environ: Mapping[str, str]) -> Callable[[str], None]:

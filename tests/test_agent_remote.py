@@ -68,3 +68,21 @@ def test_nothing_is_left_over_there(lab: Lab, tmp_path: Path) -> None:
     folder = Path(done.stdout.decode().splitlines()[0])
     left = {path.name for path in folder.rglob("*")} if folder.exists() else set()
     assert left <= {"bin", "quine"}  # a `quine` on PATH, where there was none
+
+
+def test_one_id_from_the_call_to_the_process(lab: Lab, tmp_path: Path) -> None:
+    """What the tape says of a fork is in the log of either node, with the host and the pid."""
+    data = tmp_path / "data"
+    lines = [
+        says(call("fork", intent="child", host="h1", wait=True), OK, match="^work"),
+        says(sh("true"), OK, match="^child"),
+    ]
+    env = {**lab.script(lines, f"{tmp_path.name}.jsonl"), "QUINE_DATA_DIR": str(data)}
+    lab.run(["work"], env=env, check=True)
+    ids = {tape[0]["data"]["mission"]: tape[0]["data"]["session_id"] for tape in tapes(data)}
+    (parent,) = [tape for tape in tapes(data) if tape[0]["data"]["mission"] == "work"]
+    (fork,) = [entry["data"] for entry in parent if entry["type"] == "fork"]
+    assert ids["child"] in json.dumps(fork)
+    for run, words in ((Path(lab.env["XDG_RUNTIME_DIR"]), "to h1"), (lab["h1"].run, "started as pid")):
+        logs = "".join(path.read_text() for path in run.glob("quine-*/*.log"))
+        assert f"job {ids['child']}: {words}" in logs
