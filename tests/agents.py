@@ -87,7 +87,7 @@ class Agents:
         if input is not None:
             more["stdin"] = subprocess.PIPE
         with self.start(mission, *options, **more) as process:
-            out, err = process.communicate(input, timeout=60)
+            out, err = process.communicate(input, timeout=120)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def tapes(self) -> list[list[dict[str, Any]]]:

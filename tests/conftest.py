@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.lab import Lab, Settings, processes
@@ -27,10 +28,17 @@ from tests.lab.lab import LEASE
 from tests.lab.machine import SSHD, can_mount
 
 STRAGGLERS = float(
-    os.environ.get("LAB_STRAGGLERS", 10)
+    os.environ.get("LAB_STRAGGLERS", 30)
 )  # seconds that a dying process, thread or descriptor of a test may take to be gone
 DESCRIPTORS = 1024  # soft limit
 NOISE = ("pytest-", "hypothesis-")  # names in the temporary directory that are pytest's own
+
+# No limit on the time of one example, nor on how long it takes to think of one: that depends on who else is at work.
+# The same examples each time, so that a failure belongs to a change (--hypothesis-profile=default looks further).
+hypothesis.settings.register_profile(
+    "here", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("here")
 
 _sessions: list[Lab] = []
 _home = pytest.StashKey[str]()
@@ -179,7 +187,8 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     left = _wait([process for process in new if process], deadline)
     complaints += [f"child process {process}" for process in left]
     for lab in _sessions if with_lab else ():
-        complaints += [f"process of the lab {process}" for process in _wait(lab.jobs(), deadline)]
+        jobs = processes.wait_none(lab.jobs, max(0.0, deadline - time.monotonic()))
+        complaints += [f"process of the lab {process}" for process in jobs]
         complaints += [f"temporary file of the lab {path}" for path in set(lab.litter()) - lab_litter]
     for thread in set(threading.enumerate()) - threads:
         if not _is_labs(thread):

@@ -102,13 +102,9 @@ class Crowd(Agents):
     def let_go(self, count: int = 1000, gate: str = "gate") -> None:
         os.write(self._fifos[gate], b"\n" * count)
 
-    def gone(self, seconds: float = 20) -> bool:
+    def gone(self, seconds: float = 30) -> bool:
         """Have all agents ended, and all that they had started?"""
-        deadline = time.monotonic() + seconds
-        while left := processes.marked(self.mark):
-            if processes.wait_gone(left, deadline - time.monotonic()):
-                return False
-        return True
+        return processes.wait_none(lambda: processes.marked(self.mark), seconds) == []
 
     def most(self, what: str) -> int:
         """The most inferences ("infer") under way, or agents ("agent") alive, at any one moment."""

@@ -30,4 +30,4 @@ class Shell(Agents):
     def sh(self, command: str, shell: str = "sh", **more: Any) -> subprocess.CompletedProcess[bytes]:
         more.setdefault("env", self.env)
         more.setdefault("cwd", self.directory)
-        return subprocess.run([shell, "-c", command], capture_output=True, timeout=60, **more)
+        return subprocess.run([shell, "-c", command], capture_output=True, timeout=120, **more)

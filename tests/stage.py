@@ -127,7 +127,7 @@ class Stage:
         paths = Path(self.lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.log")
         return "".join(path.read_text(errors="replace") for path in sorted(paths))
 
-    def wait_log(self, pattern: str, seconds: float = 20) -> str:
+    def wait_log(self, pattern: str, seconds: float = 40) -> str:
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.log())):
             assert time.monotonic() < deadline, f"no {pattern!r} in\n{self.log()}"
@@ -138,7 +138,7 @@ class Stage:
         """Bytes by which the node's memory was at most larger than at the beginning."""
         return self._status("VmHWM") - self._before
 
-    def wait(self, what: Callable[[], bool], seconds: float = 20) -> None:
+    def wait(self, what: Callable[[], bool], seconds: float = 40) -> None:
         deadline = time.monotonic() + seconds
         while not what():
             assert time.monotonic() < deadline, self.log()

@@ -102,8 +102,8 @@ def fork(intent: str, **more: Any) -> dict[str, Any]:
 
 def leaves_nothing(tree: Tree, out: bytes, err: bytes) -> None:
     assert [secret for secret in SECRETS if secret in out + err] == []
-    assert tree.in_files() == set()
     assert tree.gone()
+    assert tree.in_files() == set()
 
 
 def test_a_whole_tree(tree: Tree) -> None:

@@ -2,7 +2,7 @@
 
 from tests.lab.host import Host, Settings
 from tests.lab.lab import Lab
-from tests.lab.processes import Process, marked, peak_rss, wait_gone
+from tests.lab.processes import Process, clear_peak, marked, peak_rss, wait_gone
 from tests.lab.proxy import Proxy
 
-__all__ = ["Host", "Lab", "Process", "Proxy", "Settings", "marked", "peak_rss", "wait_gone"]
+__all__ = ["Host", "Lab", "Process", "Proxy", "Settings", "clear_peak", "marked", "peak_rss", "wait_gone"]

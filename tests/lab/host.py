@@ -30,7 +30,7 @@ from tests.lab.network import Network
 from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
 
-START = 15.0  # seconds for sshd to say that it listens; it takes 20 ms, on a loaded machine a few hundred
+START = 30.0  # seconds for sshd to say that it listens; it takes 20 ms, on a loaded machine a few hundred
 TRIES = 5  # ports to try: between choosing one and sshd binding it somebody else may take it
 
 
@@ -143,7 +143,7 @@ class Host:
         with self._news:
             return sum("Accepted publickey" in line for line in self._lines)
 
-    def wait_log(self, text: str, seconds: float = 10, after: int = 0) -> str:
+    def wait_log(self, text: str, seconds: float = 30, after: int = 0) -> str:
         """The first line of sshd's log that holds `text`, skipping `after` lines; waits for it."""
 
         def seen() -> str:

@@ -3,7 +3,7 @@
 Laws
 1. A process is found by what it inherited (one environment variable), so whatever a job leaves behind is
    found, whoever its parent is now. A process that cleared its own environment escapes; none of ours does.
-2. Waiting is on pidfds. Nothing here polls, nothing sleeps.
+2. Waiting is on pidfds, nothing sleeps. Only who waits for processes of a kind looks again for those still to come.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+AGAIN = 0.5  # seconds between two looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,19 @@ def wait_gone(processes: Iterable[Process], seconds: float) -> list[Process]:
             os.close(fd)
 
 
-def kill_marked(mark: str, seconds: float = 10) -> list[Process]:
+def wait_none(look: Callable[[], list[Process]], seconds: float) -> list[Process]:
+    """Wait until `look` finds nobody any more; returns who stays.
+
+    It looks again now and then: somebody may have been started since, and who was seen on the way to its exec may be
+    what is not looked for, as the shell of a login that becomes a dial.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := look()) and (left := deadline - time.monotonic()) > 0:
+        wait_gone(found, min(left, AGAIN))
+    return found
+
+
+def kill_marked(mark: str, seconds: float = 30) -> list[Process]:
     """SIGKILL everything that bears `mark` and wait for it; again until none is left that forked."""
     deadline = time.monotonic() + seconds
     while (processes := marked(mark)) and time.monotonic() < deadline:
@@ -154,3 +167,9 @@ def peak_rss(pid: int) -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise ProcessLookupError(pid)
+
+
+def clear_peak(pid: int) -> int:
+    """Forget the most memory that a process had before; returns what it has now."""
+    (PROC / str(pid) / "clear_refs").write_text("5")
+    return peak_rss(pid)

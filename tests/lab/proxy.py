@@ -26,7 +26,7 @@ from typing import Any
 
 IN_FLIGHT = 64 << 20  # bytes under way in one direction: 100 ms at 640 MB/s
 CHUNK = 256 << 10
-ANSWER = 10.0  # seconds in which an order is answered; a proxy that does not is a defect
+ANSWER = 30.0  # seconds in which an order is answered; a proxy that does not is a defect
 
 
 class Proxy:
