@@ -23,7 +23,6 @@ from quine import durable, elsewhere
 from quine.compose import DETACHED_LEASE, settle
 from quine.life import is_session, new_session
 from tests.lab import Lab, processes
-from tests.lab.host import Host
 from tests.lab.lab import BUILDS
 from tests.lab.machine import can_mount
 from tests.test_ps import JSON
@@ -77,10 +76,6 @@ def go(tmp_path: Path) -> Iterator[Path]:
     os.close(fd)
 
 
-def nodes(host: Host) -> list[processes.Process]:
-    return [process for process in host.processes() if process.daemon]
-
-
 # -- here ------------------------------------------------------------------------------------------
 
 
@@ -88,7 +83,8 @@ def test_it_runs_on_and_is_found_by_its_id(lab: Lab, go: Path) -> None:
     job = detach(lab, "--", "sh", "-c", f"echo out; echo err >&2; read x <{go}; echo late; exit 7")
     fact = facts(lab, job)
     assert (fact["state"], fact["code"], fact["host"], fact["root"]) == ("running", None, "local", job)
-    until(lambda: (folder(job, lab.home) / "stderr").read_bytes(), "it has spoken")
+    both = [folder(job, lab.home) / name for name in ("stdout", "stderr")]
+    until(lambda: all(path.read_bytes() for path in both), "it has spoken")
     assert lab.run(["logs", job]).stdout == b"out\n"
     face = lab.popen(["attach", job[:20]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert face.stdout and face.stdout.readline() == b"out\n"
@@ -113,14 +109,13 @@ def test_it_leaves_as_the_job_left(lab: Lab) -> None:
 
 
 def test_what_does_not_start_leaves_nothing(lab: Lab) -> None:
+    kept = lab.home / ".local/state/quine/jobs"
+    before = set(kept.iterdir()) if kept.exists() else set()
     done = lab.run(["run", "--detach", "--", "no-such-command"])
     assert (done.returncode, done.stdout) == (127, b"")
     assert done.stderr == b"quine: error: command not found: no-such-command\n"
     assert lab.run(["run", "--detach", "--cwd", "/no/such", "--", "true"]).returncode == 69
-    kept = lab.home / ".local/state/quine/jobs"
-    assert not [
-        path for path in kept.iterdir() if path.name.startswith(".") or not (path / "status").exists()
-    ]
+    assert set(kept.iterdir()) <= before
 
 
 def test_fifty_megabytes_byte_for_byte_to_two_at_once(lab: Lab) -> None:
@@ -365,9 +360,15 @@ def test_two_hundred_are_listed_at_once(lab: Lab, tmp_path: Path) -> None:
         (path / "job").write_text(
             json.dumps({**facts, "supervisor": 1, "supervisor_started": 1, "intent": f"n{n}"})
         )
-    begun = time.monotonic()
-    done = lab.run(["ps", "-a"], env={"XDG_STATE_HOME": str(state)}, check=True)
-    assert len(done.stdout.splitlines()) == 201 and time.monotonic() - begun < 3
+    took = []
+    for _ in range(3):  # of which others may disturb one
+        begun = time.monotonic()
+        done = lab.run(["ps", "-a"], env={"XDG_STATE_HOME": str(state)}, check=True)
+        took.append(time.monotonic() - begun)
+        assert len(done.stdout.splitlines()) == 201
+        if took[-1] < 3:
+            break
+    assert min(took) < 3, took
     assert all(b"  lost  " in line for line in done.stdout.splitlines()[1:]), "recycled pids fool nobody"
 
 
@@ -492,13 +493,12 @@ def test_it_outlives_both_nodes_and_another_origin_finds_it(
     job = detach(lab, "--on", "h1", "--", "sh", "-c", f"echo out; echo err >&2; read x <{go}; pwd; exit 7")
     home = lab["h1"].home
     assert record(job, home)["pid"] and not folder(job, lab.home).exists()
-    for daemons in (nodes(lab["h1"]), [process for process in lab.processes() if process.daemon]):
-        everyone = {process.pid for process in daemons}
+    for there in (lab["h1"], lab):
+        daemons = [process for process in there.processes() if process.daemon or process.guard]
         for process in daemons:
-            if process.ppid in everyone:  # the node, whose guard then ends what is the node's
+            if process.daemon and "--dial" not in process.argv:  # the guard then ends what is the node's
                 processes.kill(process.pid)
-        for process in processes.wait_gone(daemons, 20):
-            processes.kill(process.pid)
+        assert processes.wait_gone(daemons, 30) == []
     assert processes.find(record(job, home)["pid"]) and processes.find(record(job, home)["supervisor"])
     fact = facts(lab, job, "--on", "any", env=other)
     assert (fact["state"], fact["host"], fact["pid"]) == ("running", "h1", record(job, home)["pid"])
@@ -599,11 +599,11 @@ def test_a_host_without_a_free_slot_answers(lab: Lab, go: Path) -> None:
     busy = lab.popen(["run", "--on", one, "--", "sh", "-c", f"echo up; read x <{go}"], stdout=subprocess.PIPE)
     try:
         assert busy.stdout and busy.stdout.readline() == b"up\n"
-        assert lab.run(["ps", "--on", one], timeout=20).returncode == 0
+        assert lab.run(["ps", "--on", one], timeout=30).returncode == 0
     finally:
         lab.unalias(one)
         go.write_text("\n")
-        busy.communicate(timeout=20)
+        busy.communicate(timeout=30)
 
 
 # -- agents ----------------------------------------------------------------------------------------
