@@ -5,6 +5,7 @@ CI runs dozens; QUINE_TEST_AGENTS=200 runs as many as a busy machine has.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -96,7 +97,11 @@ def test_a_full_tree(crowd: Crowd) -> None:
 def test_a_third_of_them_is_killed(crowd: Crowd) -> None:
     """What the dead had is free for as many others, and for no more; who is left goes on, and the tree ends."""
     drawn = random.Random(SEED)
-    count = plant(crowd, "for n in $(seq $(cat $CROWD/many)); do (quine extra $n; echo $?) & done; wait")
+    refused = (
+        "test $code = 77 && echo 77 >$CROWD/roll"  # else it may try when those who were let go have left
+    )
+    extra = f"(quine extra $n; code=$?; echo $code; {refused})"
+    count = plant(crowd, f"for n in $(seq $(cat $CROWD/many)); do {extra} & done; wait")
     crowd.says("leaf", says(sh(meet())), says(OK))
     with crowd.start("root") as root:
         crowd.arrive(count)
@@ -114,7 +119,8 @@ def test_a_third_of_them_is_killed(crowd: Crowd) -> None:
             os.close(fd)
         (crowd.directory / "many").write_text(str(len(ends) + 1))
         crowd.let_go(1, "door")
-        crowd.arrive(len(ends))  # all of them live at this moment, beside those who were not killed
+        # all of them live at this moment, beside those who were not killed, and one was refused
+        assert crowd.arrive(len(ends) + 1).count("77") == 1
         crowd.let_go(2 * AGENTS)
         out, err = root.communicate(timeout=60)
     assert (root.returncode, out, err) == (0, b"", b"")
@@ -135,9 +141,9 @@ def test_killed_while_they_infer(crowd: Crowd) -> None:
     crowd.env |= {"QUINE_MAX_CONCURRENT": str(INFERENCES)}
     with crowd.start("root") as root:
         first = crowd.arrive(INFERENCES)
-        begun = [
-            tape[0]["data"] for tape in crowd.tapes() if tape
-        ]  # one that waits for its turn may be empty yet
+        firsts = [path.read_text().partition("\n") for path in crowd.data.glob("*.jsonl")]
+        # that of one that waits for its turn may be on its way
+        begun = [json.loads(line)["data"] for line, newline, _ in firsts if newline]
         pids = {meta["mission"]: meta["pid"] for meta in begun}
         assert crowd.nobody_else()
         for mission in first[:3]:
