@@ -37,8 +37,8 @@ def reach(lab: Lab) -> Iterator[Lab]:
 
 def lives(data: Path) -> list[list[dict[str, Any]]]:
     """Tapes in the order of their beginning."""
-    paths = sorted(data.glob("*.jsonl"))
-    return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+    texts = [path.read_text().rpartition("\n")[0] for path in sorted(data.glob("*.jsonl"))]
+    return [[json.loads(line) for line in text.splitlines()] for text in texts]  # a line may be on its way
 
 
 MOVE = call("exec", host="h1", wisdom={"n": "1"})
@@ -104,9 +104,10 @@ def test_not_while_children_run(lab: Lab, data: Path) -> None:
     env = environment(
         lab, data,
         says(call("fork", intent="child"), MOVE, match="^root", wisdom=NONE),
-        says(sh("quine wait $(ls $QUINE_DATA_DIR/jobs); echo waited >&4"), MOVE, match="^root", wisdom=NONE),
+        says(sh("touch $QUINE_DATA_DIR/go; quine wait $(ls $QUINE_DATA_DIR/jobs); echo waited >&4"), MOVE,
+             match="^root", wisdom=NONE),
         says(sh("sleep 1000 & echo $QUINE_NODE_NAME >&4"), OK, match="^root", wisdom=SOME),
-        says(sh("sleep 1"), OK, match="^child"),
+        says(sh("until [ -e $QUINE_DATA_DIR/go ]; do sleep 0.1; done"), OK, match="^child"),
     )  # fmt: skip
     done = lab.run(["root"], env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"waited\nh1\n", b"")
@@ -153,7 +154,8 @@ def test_what_is_not_known_of_a_child_that_moved_is_told(lab: Lab, data: Path) -
 
 @pytest.mark.parametrize("name", ["TERM", "HUP", "INT"])
 def test_signals_reach_the_life_over_there(lab: Lab, data: Path, name: str) -> None:
-    env = environment(lab, data, says(MOVE, wisdom=NONE), says(sh("echo up >&4; sleep 60"), OK, wisdom=SOME))
+    up = sh("(echo up >&4; exec sleep 60)")  # who says it is who takes the signal
+    env = environment(lab, data, says(MOVE, wisdom=NONE), says(up, OK, wisdom=SOME))
     warm(lab, "h1")
     process = lab.popen(["work"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
@@ -184,7 +186,7 @@ def test_a_signal_while_the_host_is_dialled_ends_the_old_life(
     while ": to mute\n" not in log.read_text():
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == -signal.SIGTERM
+    assert process.wait(30) == -signal.SIGTERM
     process.communicate()
     (life,) = lives(data)
     assert life[-1]["data"]["termination_mode"] == "signal"
