@@ -141,12 +141,21 @@ def dial_seconds(lab: Lab, host: str, proxy: Proxy) -> float:
     return max(times)
 
 
-def in_time(cut: float, uncut: float, cuts: int, dial: float) -> None:
-    """1.3 times the uncut run and the dials. The short form runs beside other tests: it is given twice that."""
-    allowed = 1.3 * uncut + cuts * dial
-    assert cut <= (allowed if LONG else 2 * allowed + 5), (
-        f"{cut:.1f} s for {uncut:.1f} s uncut, {cuts} dials of {dial:.2f} s"
-    )
+def in_time(
+    cut: float, uncut: float, cuts: int, dial: float, again: Callable[[], tuple[float, float]]
+) -> None:
+    """1.3 times the uncut run and the dials.
+
+    The short form runs beside other tests: it is given twice that, and where that is not enough the uncut run and the
+    dial are measured once more, for the machine may have become a busier one since.
+    """
+
+    def allowed() -> float:
+        return 1.3 * uncut + cuts * dial if LONG else 2 * (1.3 * uncut + cuts * dial) + 5
+
+    if cut > allowed() and not LONG:
+        uncut, dial = map(max, zip((uncut, dial), again(), strict=True))
+    assert cut <= allowed(), f"{cut:.1f} s for {uncut:.1f} s uncut, {cuts} dials of {dial:.2f} s"
 
 
 def lines(path: Path) -> list[str]:

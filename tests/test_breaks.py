@@ -49,7 +49,9 @@ def test_bytes_both_ways_at_once(lab: Lab, through: Callable[..., str]) -> None:
     proxy.cut_after(*breaks.plan(1, cuts, carried))
     cut = cat(lab, host, size)
     assert proxy.cuts() - done == cuts
-    breaks.in_time(cut, uncut, cuts, dial)
+    breaks.in_time(
+        cut, uncut, cuts, dial, lambda: (cat(lab, host, size), breaks.dial_seconds(lab, host, proxy))
+    )
 
 
 def commands(lab: Lab, host: str, count: int, directory: Path) -> float:
@@ -85,7 +87,10 @@ def test_short_commands_run_once(lab: Lab, through: Callable[..., str], tmp_path
     proxy.cut_after(*breaks.plan(2, cuts, carried))
     cut = commands(lab, host, count, tmp_path / "cut")
     assert proxy.cuts() - done == cuts
-    breaks.in_time(cut, uncut, cuts, dial)
+    breaks.in_time(
+        cut, uncut, cuts, dial,
+        lambda: (commands(lab, host, count, tmp_path / "again"), breaks.dial_seconds(lab, host, proxy)),
+    )  # fmt: skip
 
 
 # -- agents ----------------------------------------------------------------------------------------
@@ -184,7 +189,10 @@ def test_a_tree_on_three_hosts(lab: Lab, through: Callable[..., str], tmp_path: 
         proxy.cut_after(*breaks.plan(30 + seed, cuts, size))
     cut = grow(lab, hosts, tmp_path / "cut")
     assert [proxy.cuts() - then for proxy, then in zip(proxies, done, strict=True)] == [cuts] * 3
-    breaks.in_time(cut, uncut, 3 * cuts, dial)
+    breaks.in_time(
+        cut, uncut, 3 * cuts, dial,
+        lambda: (grow(lab, hosts, tmp_path / "again"), breaks.dial_seconds(lab, hosts[0], proxies[0])),
+    )  # fmt: skip
 
 
 # -- chosen bytes ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import Lab, Process, peak_rss
+from tests.lab import Lab, Process, clear_peak, peak_rss
 from tests.test_run import read_until
 from transport.frames import GREETING, HEADER, LIFE, MAX_PAYLOAD, NAMES, VERSION, Frame, Kind, encode, pack
 
@@ -30,7 +30,7 @@ def call(lab: Lab) -> Iterator[Callable[[], socket.socket]]:
 
     def connect() -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(20)
+        connection.settimeout(30)
         connection.connect(str(path))
         made.append(connection)
         return connection
@@ -175,14 +175,15 @@ def test_a_flood_beyond_the_window_is_cut_off(lab: Lab, call: Callable[[], socke
     connection.sendall(
         hello(lab) + encode(Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["sleep", "60"]})))
     )
+    before = clear_peak(node(lab).pid)  # other tests have used it
     payload, offset = b"x" * MAX_PAYLOAD, 0
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         while offset < 100 * MiB:
             connection.sendall(encode(Frame(Kind.DATA, 1, 0, offset, payload)))
             offset += len(payload)
     assert offset < 20 * MiB
-    assert peak_rss(node(lab).pid) < 150 * MiB
-    assert lab.wait_idle(15) == []
+    assert peak_rss(node(lab).pid) - before < 100 * MiB
+    assert lab.wait_idle() == []
 
 
 def test_half_a_frame_for_ever_disturbs_nobody(lab: Lab, call: Callable[[], socket.socket]) -> None:
@@ -219,9 +220,9 @@ def test_fuzz(lab: Lab, call: Callable[[], socket.socket]) -> None:
         connection.close()
     assert stream.stdout
     assert len(stream.stdout.read()) == 30_000_000
-    assert stream.wait(20) == 0
+    assert stream.wait(30) == 0
     stream.stdout.close()
-    assert lab.wait_idle(15) == []
+    assert lab.wait_idle() == []
     log = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.log")).read_text()
     assert "Traceback" not in log, log[-3000:]
 
@@ -265,7 +266,7 @@ def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
     assert "sh -c echo up; read line" in [each["command"] for each in over_there["running"]]
     (line,) = json.loads(lab.run(["node", "--status"], check=True).stdout)["lines"]
     assert line["up"] and line["reconnects"] == 1
-    job.communicate(b"\n", timeout=20)
+    job.communicate(b"\n", timeout=30)
     lab.run(["node", "--stop"], check=True)
     assert not [process for process in lab.processes() if process.daemon]
     assert alive(lab)  # and the next command starts another
@@ -274,7 +275,7 @@ def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
 def test_an_idle_node_goes(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])
     lab.run(["run", "--on", "h1", "--", "true"], env={"QUINE_NODE_IDLE": "0.2"}, check=True)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while any(process.daemon for process in lab.processes()):
         assert time.monotonic() < deadline, "it stays"
     assert alive(lab)
@@ -288,10 +289,10 @@ def test_a_node_that_ends_slowly_does_not_block_the_next(own_lab: Callable[..., 
     )
     assert job.stdout and job.stdout.readline() == b"up\n"
     os.kill(node(lab).pid, 15)
-    assert job.wait(20) == 74
+    assert job.wait(30) == 74
     job.stdout.close()
     assert alive(lab)
-    assert lab.wait_idle(15) == []
+    assert lab.wait_idle() == []
 
 
 def test_a_node_whose_socket_was_removed_ends(own_lab: Callable[..., Lab]) -> None:
@@ -379,6 +380,6 @@ def test_a_jobs_end_is_the_end_of_all_it_held(lab: Lab, call: Callable[[], socke
         process.communicate()
         lab.run(["run", "--on", "local", "--", "x" * 70_000])
     assert lab.wait_idle() == []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while facts() != before:
         assert time.monotonic() < deadline, (facts(), before)
