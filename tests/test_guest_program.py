@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from quine.guests.base import GuestError, Message, Overflow, Refused, Request, U
 from quine.guests.program import ProgramGuest
 from quine.tools import TOOLS
 from tests.agents import Agents, running
+from tests.test_agent_killed import until
 
 ASKED = Request([Message("system", "s"), Message("user", "u")], TOOLS, "id", "mission", 3, {"k": "v"}, 77)
 Make = Callable[..., ProgramGuest]
@@ -114,11 +114,7 @@ def test_a_reply_that_does_not_come(make: Make, monkeypatch: pytest.MonkeyPatch)
 
 def test_what_it_started_ends_with_it(make: Make) -> None:
     make("import subprocess; subprocess.Popen(['sleep', '72098'], stdout=2)\nprint('{}')").infer(ASKED)
-    for pid in running("sleep", "72098"):  # killed, and perhaps not dead yet
-        pidfd = os.pidfd_open(pid)
-        ended, _, _ = select.select([pidfd], [], [], 20)
-        os.close(pidfd)
-        assert ended
+    until(lambda: not running("sleep", "72098"))  # killed, and perhaps not dead yet
 
 
 def test_its_environment(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
