@@ -25,7 +25,7 @@ import pytest
 from tests.agents import OK, call, says
 from tests.agents import sh as shell
 from tests.lab import Lab, Process, processes
-from tests.test_detach import record
+from tests.test_detach import folder, record, until
 from transport.ending import PAUSE
 
 KILLS = int(os.environ.get("QUINE_TEST_KILLS", 0))
@@ -84,7 +84,9 @@ class Round:
             f"echo up; read line <{self.directory}/detached; echo detached >>{self.marks}; exit {DETACHED}"
         )
         done = self.lab.run(["run", "--detach", "--on", "left", "--", "sh", "-c", script], check=True)
-        return done.stdout.decode().strip()
+        job = done.stdout.decode().strip()
+        until((folder(job, self.lab["h1"].home) / "stdout").read_bytes, "it is up")
+        return job
 
     def _start_stream(self) -> subprocess.Popen[bytes]:
         script = f"cat; echo stream >>{self.marks}"
@@ -283,7 +285,9 @@ def judge_detached(now: Round, victim: str, marks: Counter[str]) -> None:
     told = now.lab.run(["wait", now.job]).returncode, now.lab.run(["logs", now.job]).stdout
     if victim == "supervisor":
         # lost: it may have come to its end before the kernel had ended its supervisor
-        assert told == (74, b"up\n") or (told == (-signal.SIGTERM, b"up\n") and not marks["detached"]), told
+        assert told == (74, b"up\n") or (told == (128 + signal.SIGTERM, b"up\n") and not marks["detached"]), (
+            told
+        )
         (now.lab["h1"].home / "quine" / now.job).rmdir()  # the empty folder that it would have removed
     else:
         assert (told, marks["detached"]) == ((DETACHED, b"up\n"), 1), (told, marks)
