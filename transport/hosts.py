@@ -40,7 +40,7 @@ INSIST = 30.0  # seconds in which a connection that breaks off before the greeti
 HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
 FIRST_PAUSE = 0.1  # seconds between a dial and the next; doubled with each, and about so, lest hosts meet
 LAST_PAUSE = 5.0
-BROKEN_PAUSE = 0.5  # no longer after a connection that broke off: the host is there
+BROKEN_PAUSE = 0.2  # no longer after a connection that broke off: the host is there, and a dial takes its time too
 
 TOLD = ("cwd", "avoid")  # of a spawn's context, what another node may say
 
