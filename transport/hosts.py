@@ -38,7 +38,7 @@ log = logging.getLogger("quine.hosts")
 
 INSIST = 30.0  # seconds in which a connection that breaks off before the greeting is dialled again
 HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
-FIRST_PAUSE = 0.1  # seconds between a dial and the next; doubled with each, and about so, lest hosts meet
+FIRST_PAUSE = 0.1  # seconds between the second dial and the third; more with each, and about so, lest hosts meet
 LAST_PAUSE = 5.0
 BROKEN_PAUSE = 0.2  # no longer after a connection that broke off: the host is there, and a dial takes its time too
 
@@ -387,8 +387,8 @@ class Host:
 
 
 def pause(tries: int, longest: float) -> float:
-    """Seconds between one dial and the next."""
-    return min(FIRST_PAUSE * 2.0 ** min(tries, 10), longest) * random.uniform(0.5, 1.5)
+    """Seconds between one dial and the next: none before the second."""
+    return min(FIRST_PAUSE * (2.0 ** min(tries, 10) - 1), longest) * random.uniform(0.5, 1.5)
 
 
 def refuse(relay: Relay, refused: Refused) -> None:
