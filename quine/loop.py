@@ -128,6 +128,7 @@ class Loop:
         except Ended as ended:
             return self._finish(ended)
         except Terminated as terminated:
+            self.signals.end()
             return self._finish_signalled(terminated.number)
         except Moved as moved:
             return moved.end

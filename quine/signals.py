@@ -4,7 +4,7 @@ A handler that raises anywhere would tear a half-written entry or a half-made ch
 raise in one place: inside `interruptible()`, which the loop holds open exactly while it waits.
 
 Laws
-1. `Terminated` comes out of `interruptible()` and out of nothing else.
+1. `Terminated` comes out of `interruptible()` and out of nothing else; and no more once the end has begun.
 2. A signal that was ignored when we were started (nohup, `&` in a shell) stays ignored.
 3. SIGINT goes to what runs, if something runs; the second within a second ends the agent.
 4. Whoever takes our place (execve) gets the mask back and no disposition of Python's: CPython ignores SIGPIPE
@@ -48,6 +48,7 @@ class Signals:
         self.others: Callable[[], list[int]] = list  # processes that stop and go on with us
         self._running = False
         self._open = 0
+        self._ending = False
         self._last = -TWICE
         self._over = float("inf")
         self._wake = (-1, -1)
@@ -73,7 +74,7 @@ class Signals:
     def renew(self) -> None:
         """In a forked child: nothing has happened to this process yet, and it wakes itself."""
         self.fatal = self.interrupts = self._open = 0
-        self.alarm = self._running = False
+        self.alarm = self._running = self._ending = False
         self._last = -TWICE
         self.others = list
         for fd in (*self._wake, self.tied):
@@ -128,6 +129,13 @@ class Signals:
             yield
         finally:
             self._open -= 1
+
+    def end(self) -> None:
+        """From here on a signal is noted, and interrupts nothing.
+
+        `_open` alone would not do: where Terminated came between a `with` and its manager, that has not been closed.
+        """
+        self._ending = True
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -197,7 +205,7 @@ class Signals:
             self.interrupts += 1
         else:
             self.fatal = self.fatal or number
-            if self._open:
+            if self._open and not self._ending:
                 raise Terminated(self.fatal)
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def says(*calls: dict[str, Any], text: str = "", **guards: Any) -> dict[str, Any
 
 # a command that waits until the child in the background has ended and waits to be reaped
 UNTIL_ENDED = """pid=$(sed 's/.*"pid":\\([0-9]*\\).*/\\1/' "$QUINE_DATA_DIR"/jobs/*/job)
-while ! grep -q ') Z ' /proc/$pid/stat; do :; done"""
+while ! grep -q ') Z ' /proc/$pid/stat; do sleep 0.01; done"""
 
 
 class Started(subprocess.Popen[bytes]):
@@ -46,6 +48,14 @@ class Started(subprocess.Popen[bytes]):
             except subprocess.TimeoutExpired:
                 self.kill()
         super().__exit__(kind, *rest)
+
+
+def until(holds: Callable[[], object], seconds: float = 30) -> None:
+    """Look until it holds. The naps leave the processor to those who are waited for."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.01)
 
 
 class Agents:
@@ -91,13 +101,13 @@ class Agents:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def tapes(self) -> list[list[dict[str, Any]]]:
-        """All tapes, oldest first."""
+        """All tapes, oldest first. A line that is just being written is none yet."""
         paths = sorted(self.data.glob("*.jsonl"))
-        return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+        return [[json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] for path in paths]
 
     def tape(self, mission: str = "work") -> list[dict[str, Any]]:
         """The one tape of a mission."""
-        (found,) = [tape for tape in self.tapes() if tape[0]["data"]["mission"] == mission]
+        (found,) = [tape for tape in self.tapes() if tape and tape[0]["data"]["mission"] == mission]
         return found
 
     def results(self, mission: str = "work") -> list[str]:
@@ -138,4 +148,16 @@ def running(*words: str) -> list[int]:
                 continue
             if all(word in line for word in words):
                 found.append(int(name))
+    return found
+
+
+PATIENCE = 60.0  # seconds for what comes at once on an idle machine
+LOOK = 0.01  # seconds between two looks
+
+
+def left(*words: str) -> list[int]:
+    """Those of them that have not ended soon: who was killed may have to wait for a processor to die on."""
+    deadline = time.monotonic() + PATIENCE / 3
+    while (found := running(*words)) and time.monotonic() < deadline:
+        time.sleep(LOOK)
     return found

@@ -171,7 +171,7 @@ def test_the_deadline_is_told_and_then_only_exit_is_taken(agents: Agents) -> Non
     agents.script(
         says(sh("sleep 71194")), says(sh("echo more")), says(call("exit", status=3, stderr="half of it")),
     )  # fmt: skip
-    done = agents.run(options=("--deadline", "0.6"))
+    done = agents.run(options=("--deadline", "3"))
     assert (done.returncode, done.stderr) == (3, b"half of it")
     results = agents.results()
     assert "[INTERRUPTED]" in results[0]
@@ -181,7 +181,7 @@ def test_the_deadline_is_told_and_then_only_exit_is_taken(agents: Agents) -> Non
 
 def test_a_guest_that_does_not_end_is_ended(agents: Agents) -> None:
     agents.script({**says(sh("echo more")), "repeat": True})
-    done = agents.run(options=("--deadline", "0.3"), env={"QUINE_MAX_TURNS": "0"})
+    done = agents.run(options=("--deadline", "1"), env={"QUINE_MAX_TURNS": "0"})
     assert done.returncode == 124
     assert agents.outcome()["termination_mode"] == "timeout"
 
@@ -199,7 +199,7 @@ def test_an_inference_that_never_ends_is_ended(agents: Agents, monkeypatch: pyte
         "QUINE_API_BASE": str(program),
         "PYTHONPATH": str(agents.directory),
     }
-    done = agents.run(options=("--deadline", "0.3"), env=env)
+    done = agents.run(options=("--deadline", "1"), env=env)
     assert done.returncode == 124
     assert b"the time of the tree is over" in done.stderr
     assert agents.outcome()["termination_mode"] == "timeout"
@@ -215,13 +215,13 @@ def test_the_deadline_is_the_trees(agents: Agents) -> None:
         says(call("exit", status=4, stderr="no time"), match="^nested"),
         {**says(call("exit", status=5, stderr="no time")), "repeat": True},
     )  # fmt: skip
-    done = agents.run(options=("--deadline", "1.5"))
+    done = agents.run(options=("--deadline", "6"))  # by then the last of the three has begun
     assert done.returncode in (0, 5)
     modes = {tape[0]["data"]["mission"]: tape[-1]["data"]["exit_code"] for tape in agents.tapes()}
     assert modes["nested"] in (4, 143)
 
 
 def test_no_time_left_is_no_life(agents: Agents) -> None:
-    agents.script(says(sh(f"sleep 0.7; {QUINE} nested"), match="^work"), {**says(OK), "repeat": True})
-    agents.run(options=("--deadline", "0.5"))
+    agents.script(says(sh(f"sleep 1.2; {QUINE} nested"), match="^work"), {**says(OK), "repeat": True})
+    agents.run(options=("--deadline", "1"))
     assert len(agents.tapes()) == 1

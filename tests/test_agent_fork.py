@@ -17,7 +17,7 @@ from quine import birth
 from quine.jobs import Job, Status
 from quine.life import Life, new_session
 from quine.tape import message_of, read
-from tests.agents import OK, UNTIL_ENDED, Agents, call, running, says, section, sh
+from tests.agents import OK, UNTIL_ENDED, Agents, call, left, says, section, sh
 
 
 @pytest.fixture
@@ -170,9 +170,11 @@ def test_much_output_of_a_child(agents: Agents) -> None:
 
 
 def test_what_a_child_left_behind_does_not_hold_its_end(agents: Agents) -> None:
+    away = ": >away; exec sleep 1000"  # before it has a session of its own it would be ended
     agents.run(
         says(fork("child", wait=True), sh("kill $(cat pid)"), match="^work"), says(OK, match="^work"),
-        says(sh("setsid sleep 1000 >&4 & echo $! >pid"), OK, match="^child"),
+        says(sh(f"setsid sh -c '{away}' >&4 & echo $! >pid; while ! [ -e away ]; do sleep 0.01; done"), OK,
+             match="^child"),
     )  # fmt: skip
     assert all(result.startswith("[EXIT CODE] 0") for result in agents.results())
 
@@ -226,15 +228,17 @@ def test_a_child_that_is_killed(agents: Agents) -> None:
 
 
 def test_race(agents: Agents) -> None:
+    ready = "while ! [ -e up -a -s bad ]; do sleep 0.01; done; pid=$(cat bad)"
+    ready += "; while [ -e /proc/$pid ] && ! grep -qs ') Z ' /proc/$pid/stat; do sleep 0.01; done"
     done = agents.run(
         says(
             fork(children=[{"intent": "slow"}, {"intent": "bad"}, {"intent": "good"}], mode="race"),
             match="^work",
         ),
         says(OK, match="^work"),
-        says(sh("sleep 1234.5"), OK, match="^slow"),
-        says(call("exit", status=1, stderr="bad"), match="^bad"),
-        says(sh("echo won >&4"), OK, match="^good"),
+        says(sh(": >up; sleep 1234.5"), OK, match="^slow"),
+        says(sh("echo $PPID >bad"), call("exit", status=1, stderr="bad"), match="^bad"),
+        says(sh(ready + "; echo won >&4"), OK, match="^good"),
     )
     assert done.returncode == 0
     result = agents.results()[0]
@@ -244,7 +248,7 @@ def test_race(agents: Agents) -> None:
     assert "[EXIT CODE] 1" in bad
     assert "[WINNER]" in good
     assert "won" in good
-    assert not running("sleep", "1234.5")
+    assert not left("sleep", "1234.5")
     assert agents.outcome("slow")["termination_mode"] == "signal"
 
 
@@ -362,7 +366,7 @@ def test_out_of_descriptors(agents: Agents) -> None:
     children = [{"intent": "child"} for _ in range(30)]
     agents.script(says(fork(children=children, wait=True)), says(sh("echo alive >&4")), says(OK))
     with agents.start("work", preexec_fn=limit, env={"QUINE_MAX_AGENTS": "64"}) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, b"alive\n", b"")
     assert agents.results()[0].startswith("[FORK ERROR]")
     assert "too many open files" in agents.results()[0].lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from signal import Signals as S
 from typing import Any
 
-from tests.agents import OK, Agents, call, running, says, sh
+from tests.agents import LOOK, OK, PATIENCE, Agents, call, left, says, sh, until
 
 FATAL = (S.SIGTERM, S.SIGHUP, S.SIGPIPE, S.SIGQUIT, S.SIGUSR1, S.SIGUSR2)
 HARMLESS = (S.SIGCHLD, S.SIGWINCH, S.SIGCONT)
@@ -34,18 +35,14 @@ class One:
     def name(self) -> str:
         return S(self.number).name
 
-    def on_tape(self, text: str) -> Callable[[], bool]:
-        return lambda: any(text in path.read_text() for path in self.agents.data.glob("*.jsonl"))
+    def up(self) -> bool:
+        return (self.agents.directory / "up").exists()
+
+    def on_tape(self, text: str) -> bool:
+        return any(text in path.read_text() for path in self.agents.data.glob("*.jsonl"))
 
     def outcome(self) -> dict[str, Any]:
         return self.agents.outcome()
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 @contextmanager
@@ -61,17 +58,29 @@ def each(
         yield ones
 
 
+def as_they_come(ones: list[One], holds: Callable[[One], object]) -> Iterator[One]:
+    """Each as soon as it holds for it: waited for one after the other, some would be further by then."""
+    waiting, deadline = list(ones), time.monotonic() + PATIENCE
+    while waiting:
+        assert time.monotonic() < deadline, [one.name for one in waiting]
+        for one in waiting.copy():
+            if holds(one):
+                waiting.remove(one)
+                yield one
+        time.sleep(LOOK)
+
+
 def signalled(one: One) -> None:
     """It died of the signal, said so on its tape, and wrote nothing."""
-    out, err = one.process.communicate(timeout=30)
+    out, err = one.process.communicate(timeout=PATIENCE)
     assert (one.process.returncode, out, err) == (-one.number, b"", b""), one.name
     outcome = one.outcome()
     assert (outcome["termination_mode"], outcome["exit_code"]) == ("signal", 128 + one.number), one.name
-    assert not running("sleep", one.nap), one.name
+    assert not left("sleep", one.nap), one.name
 
 
 def went_on(one: One, out: bytes = b"alive\n") -> None:
-    assert one.process.communicate(timeout=30) == (out, b""), one.name
+    assert one.process.communicate(timeout=PATIENCE) == (out, b""), one.name
     assert (one.process.returncode, one.outcome()["exit_code"]) == (0, 0), one.name
 
 
@@ -86,8 +95,7 @@ def test_during_a_command(tmp_path: Path) -> None:
         )
 
     with each(tmp_path, (*FATAL, *HARMLESS), begin) as ones:
-        for one in ones:
-            until((one.agents.directory / "up").exists)
+        for one in as_they_come(ones, One.up):
             one.process.send_signal(one.number)
         for one in ones:
             if one.number in FATAL:
@@ -109,8 +117,7 @@ def test_while_a_child_is_waited_for(tmp_path: Path) -> None:
         )
 
     with each(tmp_path, (*FATAL, *HARMLESS, S.SIGINT), begin) as ones:
-        for one in ones:
-            until((one.agents.directory / "up").exists)
+        for one in as_they_come(ones, One.up):
             one.process.send_signal(one.number)
         for one in ones:
             if one.number in FATAL:
@@ -132,6 +139,7 @@ def test_during_an_inference(tmp_path: Path) -> None:
 
         def begin(one: One) -> None:
             server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            server.settimeout(PATIENCE)
             servers[one.number] = server
             port = server.getsockname()[1]
             one.agents.env |= {"QUINE_API_TYPE": "openai", "QUINE_API_BASE": f"http://127.0.0.1:{port}/v1"}
@@ -142,7 +150,7 @@ def test_during_an_inference(tmp_path: Path) -> None:
             for one in ones:
                 connection, _ = servers[one.number].accept()
                 with connection:
-                    connection.recv(1 << 16)
+                    take_request(connection)
                     one.process.send_signal(one.number)
                     if one.number in HARMLESS:
                         refuse(connection)
@@ -150,15 +158,26 @@ def test_during_an_inference(tmp_path: Path) -> None:
                         signalled(one)
             for one in ones:
                 if one.number in HARMLESS:
-                    one.process.communicate(timeout=30)
+                    one.process.communicate(timeout=PATIENCE)
                     assert one.process.returncode == one.outcome()["exit_code"] > 0, one.name
+
+
+def take_request(connection: socket.socket) -> None:
+    """To its end: a connection that is closed on what nobody has read is reset, and the answer may go with it."""
+    with connection.makefile("rb") as stream:
+        size = 0
+        while (line := stream.readline()) not in (b"\r\n", b""):
+            name, _, value = line.partition(b":")
+            if name.lower() == b"content-length":
+                size = int(value)
+        stream.read(size)
 
 
 def refuse(connection: socket.socket) -> None:
     connection.sendall(b"HTTP/1.1 400 Bad\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
 
 
-STUBBORN = "(trap '' TERM; touch up; while :; do sleep 0.05; done) & while ! [ -e up ]; do :; done"
+STUBBORN = "(trap '' TERM; touch up; while :; do sleep 0.05; done) & while ! [ -e up ]; do sleep 0.01; done"
 
 
 def test_during_exec(tmp_path: Path) -> None:
@@ -172,14 +191,13 @@ def test_during_exec(tmp_path: Path) -> None:
         )
 
     with each(tmp_path, (*FATAL, *HARMLESS, S.SIGINT, S.SIGALRM), begin) as ones:
-        for one in ones:
-            until(one.on_tape('"termination_mode":"exec"'))
+        for one in as_they_come(ones, lambda one: one.on_tape('"termination_mode":"exec"')):
             one.process.send_signal(one.number)
         for one in ones:
             if one.number in (*FATAL, S.SIGINT):
                 signalled(one)
                 continue
-            out, err = one.process.communicate(timeout=30)
+            out, err = one.process.communicate(timeout=PATIENCE)
             assert (one.process.returncode, err) == (0, b""), one.name
             assert out == (b"" if one.number == S.SIGALRM else b"alive\n"), one.name
 
@@ -190,13 +208,15 @@ def test_during_exit(tmp_path: Path) -> None:
     def begin(one: One) -> None:
         one.agents.script(says(sh(STUBBORN), text="first"), says(sh("echo alive >&4"), OK))
 
+    def begun(one: One) -> bool:
+        said = select.select([one.process.stdout], [], [], 0)[0]
+        return bool(said) and one.on_tape('"name":"exit"')
+
     with each(tmp_path, (*FATAL, *HARMLESS, S.SIGINT, S.SIGALRM), begin) as ones:
-        for one in ones:
-            until(one.on_tape('"name":"exit"'))
-            until(lambda one=one: one.process.stdout.peek(1))
+        for one in as_they_come(ones, begun):
             one.process.send_signal(one.number)
         for one in ones:
-            status = one.process.wait(30)
+            status = one.process.wait(PATIENCE)
             outcome = one.outcome()
             one.process.communicate()
             assert status == (0 if outcome["exit_code"] == 0 else -one.number), one.name
@@ -212,11 +232,9 @@ def test_another_one_while_it_ends(tmp_path: Path) -> None:
         one.agents.script(says(sh(f"{STUBBORN}; sleep {one.nap}")))
 
     with each(tmp_path, (S.SIGTERM, S.SIGHUP, S.SIGINT, S.SIGALRM), begin) as ones:
-        for one in ones:
-            until((one.agents.directory / "up").exists)
+        for one in as_they_come(ones, One.up):
             one.process.send_signal(S.SIGTERM)
-        for one in ones:
-            until(one.on_tape('"type":"outcome"'))
+        for one in as_they_come(ones, lambda one: one.on_tape('"type":"outcome"')):
             one.process.send_signal(one.number)
         for one in ones:
             one.number = S.SIGTERM
@@ -245,7 +263,7 @@ def test_stop_while_a_child_is_waited_for(tmp_path: Path) -> None:
         for pid in pids:
             until(lambda pid=pid: state(pid) == "S")
         go.write(b"\n")
-        assert process.communicate(timeout=30) == (b"alive\n", b"")
+        assert process.communicate(timeout=PATIENCE) == (b"alive\n", b"")
 
 
 def state(pid: int) -> str:
@@ -267,6 +285,6 @@ def test_a_stopped_child_ends_when_the_time_is_over(tmp_path: Path) -> None:
         os.kill(child, signal.SIGSTOP)
         until(lambda: state(child) == "T")
         process.send_signal(S.SIGALRM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert agents.results()[0].startswith("[EXIT CODE] 3\n")

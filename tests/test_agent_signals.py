@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.agents import OK, Agents, call, running, says, sh
+from tests.agents import OK, PATIENCE, Agents, call, left, says, sh, until
 
 ENDING = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE]
 NAP = "72299"  # seconds that only a test sleeps
@@ -23,17 +22,14 @@ def agents(tmp_path: Path) -> Agents:
     return Agents(tmp_path)
 
 
-def wait_for(path: Path, seconds: float = 20) -> None:
+def wait_for(path: Path) -> None:
     """A file that a command of the agent makes."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} does not come"
-        os.sched_yield()
+    until(path.exists, f"{path} does not come")
 
 
 def end(process: subprocess.Popen[bytes], number: int) -> tuple[bytes, bytes]:
     process.send_signal(number)
-    return process.communicate(timeout=30)
+    return process.communicate(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -47,7 +43,7 @@ def test_during_a_command(agents: Agents, number: int) -> None:
     assert (out, err) == (b"", b"")
     assert agents.outcome()["termination_mode"] == "signal"
     assert agents.outcome()["exit_code"] == 128 + number
-    assert not running("sleep", nap)
+    assert not left("sleep", nap)
 
 
 def test_pipe_during_a_command(agents: Agents) -> None:
@@ -68,22 +64,38 @@ def test_int_is_for_the_command(agents: Agents) -> None:
     assert agents.results()[0].startswith("[EXIT CODE] 130\n")
 
 
+# a command that does not end of it, and tells that it came
+TAKES_INT = """
+import signal
+signal.signal(signal.SIGINT, lambda *_: open("told", "w").close())
+open("up", "w").close()
+while True:
+    signal.pause()
+"""
+
+
 def test_int_twice_is_for_the_agent(agents: Agents) -> None:
-    agents.script(says(sh("trap '' INT; touch up; sh -c 'while :; do sleep 72296; done'")))
+    agents.script(says(sh(f"{sys.executable} -c '{TAKES_INT}' 72296")))
+    told = agents.directory / "told"
     with agents.start("work") as process:
         wait_for(agents.directory / "up")
         process.send_signal(signal.SIGINT)
-        time.sleep(0.05)  # two signals of one number that are pending at one time are one
-        end(process, signal.SIGINT)
+        # Two signals of one number that are pending at one time are one; and two that are a second apart are not two.
+        while process.poll() is None:
+            until(lambda: told.exists() or process.poll() is not None)
+            told.unlink(missing_ok=True)
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGINT
     assert agents.outcome()["exit_code"] == 130
-    assert not running("72296")
+    assert not left("72296")
 
 
 @pytest.mark.parametrize("number", ENDING)
 def test_during_an_inference(agents: Agents, number: int) -> None:
     """A server that never answers. SIGPIPE is known when the call is over, for a call can cause one itself."""
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
         port = server.getsockname()[1]
         env = {
             "QUINE_API_TYPE": "openai",
@@ -98,7 +110,7 @@ def test_during_an_inference(agents: Agents, number: int) -> None:
                 if number == signal.SIGPIPE:
                     connection.recv(1 << 20)
                     connection.sendall(b"HTTP/1.1 400 Bad\r\nContent-Length: 2\r\n\r\n{}")
-                process.communicate(timeout=30)
+                process.communicate(timeout=PATIENCE)
     assert process.returncode == -number
     assert agents.outcome()["termination_mode"] == "signal"
 
@@ -117,7 +129,7 @@ def test_with_children(agents: Agents) -> None:
         wait_for(agents.directory / "loose")
         end(process, signal.SIGTERM)
     assert process.returncode == -signal.SIGTERM
-    assert not running("sleep", f"{NAP}2")
+    assert not left("sleep", f"{NAP}2")
     missions = ("work", "child loose", "child held", "grand")
     assert [agents.outcome(m)["termination_mode"] for m in missions] == ["signal"] * 4
 
@@ -134,7 +146,7 @@ def test_a_child_that_will_not_end_is_killed(agents: Agents) -> None:
         wait_for(agents.directory / "up")
         end(process, signal.SIGTERM)
     assert process.returncode == -signal.SIGTERM
-    assert not running(f"{NAP}3")
+    assert not left(f"{NAP}3")
 
 
 def test_alarm(agents: Agents) -> None:
@@ -191,8 +203,20 @@ def test_what_was_ignored_stays_ignored(agents: Agents) -> None:
     with agents.start("work", preexec_fn=ignore, stdin=subprocess.PIPE) as process:
         wait_for(agents.directory / "up")
         process.send_signal(signal.SIGHUP)
-        process.communicate(b"go\n", timeout=30)
+        process.communicate(b"go\n", timeout=PATIENCE)
     assert process.returncode == 0
+
+
+AT_EXECVE = """
+import os, signal
+execve = os.execve
+
+def timed(*words):
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    execve(*words)
+
+os.execve = timed
+"""
 
 
 def test_an_alarm_set_before_exec_is_heeded_after_it(agents: Agents) -> None:
@@ -202,9 +226,9 @@ def test_an_alarm_set_before_exec_is_heeded_after_it(agents: Agents) -> None:
         says(sh("sleep 72295"), wisdom="."),
         says(call("exit", status=3, stderr="late"), wisdom="."),
     )
-    timer: Callable[[], object] = lambda: signal.setitimer(signal.ITIMER_REAL, 2)  # noqa: E731
-    with agents.start("work", preexec_fn=timer) as process:
-        process.communicate(timeout=30)
+    (agents.directory / "sitecustomize.py").write_text(AT_EXECVE)
+    with agents.start("work", env={"PYTHONPATH": str(agents.directory)}) as process:
+        process.communicate(timeout=PATIENCE)
     assert process.returncode == 3
 
 
@@ -215,7 +239,7 @@ def test_ignored_children_are_waited_for_all_the_same(agents: Agents) -> None:
     )  # fmt: skip
     ignore: Callable[[], object] = lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # noqa: E731
     with agents.start("work", preexec_fn=ignore) as process:
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
     assert [result.splitlines()[0] for result in agents.results()] == ["[EXIT CODE] 3", "[EXIT CODE] 4"]
 
 
@@ -234,16 +258,13 @@ def test_stop_and_continue(agents: Agents) -> None:
 
 
 def until_state(pid: int, state: str) -> None:
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != state:
-        assert time.monotonic() < deadline
-        os.sched_yield()
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == state)
 
 
 def test_exit_ends_what_is_in_the_background(agents: Agents) -> None:
     done = agents.run(says(sh(f"sleep {NAP}8 & sleep {NAP}8 >/dev/null 2>&1 &")), says(OK))
     assert done.returncode == 0
-    assert not running("sleep", f"{NAP}8")
+    assert not left("sleep", f"{NAP}8")
 
 
 def test_signals_at_any_moment(agents: Agents) -> None:
@@ -260,27 +281,55 @@ def test_signals_at_any_moment(agents: Agents) -> None:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(step * 0.012)
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
+            process.communicate(timeout=PATIENCE)
         assert process.returncode == -signal.SIGTERM
-    assert not running("sleep", f"{NAP}9")
+    assert not left("sleep", f"{NAP}9")
     for tape in agents.tapes():
         assert tape[-1]["type"] == "outcome"
+
+
+# TERM comes when a `with` has entered its manager and does not know it yet, and HUP in the middle of the end
+WITHIN = """
+import contextlib, os, signal
+
+class Manager(contextlib._GeneratorContextManager):
+    def __enter__(self):
+        entered = super().__enter__()
+        if self.gen.__name__ == "running":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return entered
+
+contextlib._GeneratorContextManager = Manager
+import quine.shell
+close = quine.shell.Shell.close
+
+def closed(self):
+    os.kill(os.getpid(), signal.SIGHUP)
+    close(self)
+
+quine.shell.Shell.close = closed
+"""
+
+
+def test_another_one_while_it_ends_wherever_the_first_one_came(agents: Agents) -> None:
+    (agents.directory / "sitecustomize.py").write_text(WITHIN)
+    agents.script(says(sh("true")))
+    done = agents.run(env={"PYTHONPATH": str(agents.directory)})
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, b"")
+    assert agents.outcome()["termination_mode"] == "signal"
 
 
 def test_while_material_is_saved(agents: Agents) -> None:
     agents.script(says(OK))
     with agents.start("work", "-b", stdin=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 20
-        while not list(agents.data.glob("stdin-*")):
-            assert time.monotonic() < deadline
-            os.sched_yield()
+        until(lambda: list(agents.data.glob("stdin-*")))
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == -signal.SIGTERM
+        assert process.wait(PATIENCE) == -signal.SIGTERM
     assert not list(agents.data.glob("stdin-*"))
 
 
 def test_stop_reaches_groups_of_their_own(agents: Agents) -> None:
-    agents.script(says(sh(f"timeout 1000 sleep {NAP}0 & echo $! >pid; touch up; wait")))
+    agents.script(says(sh(f"timeout 1000 sleep {NAP}10 & echo $! >pid; touch up; wait")))
     with agents.start("work", process_group=0) as process:
         wait_for(agents.directory / "up")
         command = int((agents.directory / "pid").read_text())
@@ -289,4 +338,4 @@ def test_stop_reaches_groups_of_their_own(agents: Agents) -> None:
         process.send_signal(signal.SIGCONT)
         until_state(command, "S")
         end(process, signal.SIGTERM)
-    assert not running("sleep", f"{NAP}0")
+    assert not left("sleep", f"{NAP}10")
