@@ -153,7 +153,14 @@ def test_the_search_finds_what_is_there(scene: Scene) -> None:
     scene.provider.replies = {"errand": [Said(calls=(OK,))]}
     agent = scene.start("h1", "errand")
     scene.provider.arrive(1)
-    here = scene.search.processes(process.pid for process in scene.lab.processes())
+    # A node that has logged in need not keep the letters of the key that it has read.
+    reading = ["sh", "-c", 'key=$(cat "$0"); echo up; read x', str(scene.lab.identity)]
+    with subprocess.Popen(
+        reading, env=scene.lab.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as reader:
+        assert reader.stdout and reader.stdout.readline() == b"up\n"
+        here = scene.search.processes(process.pid for process in scene.lab.processes())
+        reader.communicate(b"\n")
     assert {(found.secret, found.what) for found in here} >= {
         ("key", "memory"), ("key", "environ"), ("store", "environ"), ("identity", "memory")
     }  # fmt: skip
@@ -184,7 +191,7 @@ def test_the_search_finds_what_is_there(scene: Scene) -> None:
         assert {found.what for found in there} == {"environ", "cmdline", "memory", "file"}
     finally:
         (home / "planted").unlink()
-        job.communicate(b"x\n", timeout=30)
+        job.communicate(b"x\n", timeout=PATIENCE)
 
 
 def echoes(status: int, kind: str) -> Fault:
@@ -222,7 +229,7 @@ def test_when_the_provider_quotes_the_key(scene: Scene) -> None:
 def test_when_the_link_breaks_in_the_middle(scene: Scene, lab: Lab) -> None:
     """What one end keeps to send it again is no place for a key either."""
     scene.provider.replies = {"errand": [Said(calls=(sh(LOOK),)), Said(calls=(OK,))]}
-    lab.alias("broken", "h1", lab["h1"].proxy)
+    lab.alias("broken", "h1", lab["h1"].proxy, lease=60)
     try:
         agent = scene.start("broken", "errand")
         scene.provider.arrive(1)

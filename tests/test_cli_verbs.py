@@ -168,7 +168,7 @@ def test_doctor_asks_the_agent(home: Path) -> None:
         with connection:
             assert connection.recv(5) == b"\0\0\0\1\x0b"
             connection.sendall(b"\0\0\0\5\x0c\0\0\0\2")
-            out, _ = process.communicate(timeout=30)
+            out, _ = process.communicate(timeout=60)
     assert "the agent holds 2" in out
 
 

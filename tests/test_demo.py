@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.lab import marked
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,18 +57,19 @@ def run_demo(directory: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(ROOT / "examples" / "demo.py"), str(directory)],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=140,
         stdin=subprocess.DEVNULL,
     )
 
 
+@pytest.mark.timeout(300)
 def test_the_demo(tmp_path: Path) -> None:
     known = facts()
     begun = time.monotonic()
     first = run_demo(tmp_path)
     took = time.monotonic() - begun
     assert first.returncode == 0, first.stderr
-    assert took < 60
+    assert took < 120  # ten seconds, on a machine that runs nothing else
 
     assert all(f"{name}: deployed" in first.stderr for name in ("h1", "h2")), first.stderr
     report, _, tree = first.stdout.rpartition("\n\n")

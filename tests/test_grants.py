@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quine import ledger
 from quine.grants import WAKE, Grant, Lender
 from quine.ledger import Ledger
 from quine.life import Limits
@@ -111,7 +112,10 @@ class Tree:
 
 
 @pytest.fixture
-def tree() -> Iterator[Callable[[int], Tree]]:
+def tree(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Tree]]:
+    monkeypatch.setattr(
+        ledger, "RECALL", 30.0
+    )  # they give back at once, as far as the machine has time for them
     made: list[Tree] = []
     before = signal.getsignal(WAKE)
 
@@ -229,8 +233,11 @@ def test_an_ask_that_comes_late_or_twice_gives_nothing(tree: Make) -> None:
     assert wire.lender.places() == 2
 
 
-def test_a_machine_that_lies_has_what_it_was_lent_and_no_more(tree: Make) -> None:
+def test_a_machine_that_lies_has_what_it_was_lent_and_no_more(
+    tree: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     top = tree(6)
+    monkeypatch.setattr(ledger, "RECALL", 0.5)  # for one that will not hear
     _, wire = top.share()
     lender = wire.lender
     assert lender.lend("0" * 32, 1, 0, 1, 1 << 20, 0) == 4

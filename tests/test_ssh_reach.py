@@ -61,10 +61,11 @@ def test_an_address_that_swallows_everything_costs_its_share_only(monkeypatch: p
 
 def test_who_refuses_is_named() -> None:
     async def scene() -> None:
-        with listening() as listener:
-            port = listener.getsockname()[1]
-        with pytest.raises(Unreachable, match=f"connection refused by 127.0.0.1 port {port}") as caught:
-            await reach.connected(SshTarget("h", "127.0.0.1"), "127.0.0.1", port, socket.AF_UNSPEC)
+        with socket.socket() as nobody:  # holds the port, and listens not
+            nobody.bind(("127.0.0.1", 0))
+            port = nobody.getsockname()[1]
+            with pytest.raises(Unreachable, match=f"connection refused by 127.0.0.1 port {port}") as caught:
+                await reach.connected(SshTarget("h", "127.0.0.1"), "127.0.0.1", port, socket.AF_UNSPEC)
         assert caught.value.host == "h" and caught.value.hint
 
     asyncio.run(scene())
