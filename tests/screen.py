@@ -36,7 +36,7 @@ class Screen:
         os.close(self.master)  # what is left on it is hung up
         for process in self._made:
             try:
-                process.wait(5 if kind else 20)
+                process.wait(5 if kind else 60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

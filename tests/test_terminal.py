@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.agents import PATIENCE, until
 from tests.lab import Lab
 from tests.screen import Screen
 from tests.test_run import nodes, read_until
@@ -64,7 +65,7 @@ def test_a_shell_over_there(lab: Lab, screen: Screen) -> None:
         screen.wait(shown)
         screen.wait(b"there> ")
     screen.type(b"exit 7\r")
-    assert client.wait(20) == 7
+    assert client.wait(PATIENCE) == 7
     assert screen.settings == screen.found
     assert lab.wait_idle() == []
 
@@ -78,7 +79,7 @@ def test_its_size_follows(lab: Lab, screen: Screen) -> None:
     screen.resize(10, 20)
     screen.wait(b"10 20\r\n")
     screen.type(b"\r")
-    assert client.wait(20) == 0
+    assert client.wait(PATIENCE) == 0
 
 
 def test_keys_make_signals_over_there(lab: Lab, screen: Screen) -> None:
@@ -90,17 +91,20 @@ def test_keys_make_signals_over_there(lab: Lab, screen: Screen) -> None:
     screen.wait(b"there> ")
     screen.type(b"echo =$?=\r")
     screen.wait(b"=130=\r\n")
-    screen.type(b"sh -c 'echo up$((2)); exec sleep 1000'\r")
+    screen.type(b"sh -c 'echo up$((2)); read x; kill $$'\r")
     screen.wait(b"up2\r\n")
     screen.type(b"\x1a")
     screen.wait(b"Stopped")
-    screen.type(b"kill %1; fg; echo =$?=\r")
+    screen.wait(b"there> ")
+    screen.type(b"fg; echo =$?=\r")
+    screen.wait(b"kill $$'\r\n")  # it is in the foreground again
+    screen.type(b"\r")
     screen.wait(b"=143=\r\n")
     assert client.poll() is None
     screen.type(b"echo up$((3)); exec cat\r")
     screen.wait(b"up3\r\n")
     screen.type(b"\x04")  # the end of input is a key, too
-    assert client.wait(20) == 0
+    assert client.wait(PATIENCE) == 0
     assert screen.settings == screen.found
 
 
@@ -115,7 +119,7 @@ def test_an_editor(lab: Lab, screen: Screen, tmp_path: Path) -> None:
     screen.resize(40, 100)
     screen.wait(b"\x1b[39;1H~")
     screen.type(b"\x1b[Bothree \xc3\xa9\x1b:wq\r")
-    assert client.wait(20) == 0
+    assert client.wait(PATIENCE) == 0
     assert path.read_text() == "one\ntwo\nthree é\n"
     assert screen.settings == screen.found
 
@@ -132,7 +136,7 @@ def test_a_signal_to_the_client_is_for_the_client(
     screen.type(f"trap 'echo bye >{tmp_path}/up' EXIT; echo up$((1))\r".encode())
     screen.wait(b"up1\r\n")
     client.send_signal(getattr(signal, f"SIG{name}"))
-    assert client.wait(20) == -getattr(signal, f"SIG{name}")
+    assert client.wait(PATIENCE) == -getattr(signal, f"SIG{name}")
     assert screen.settings == screen.found
     assert lab.wait_idle() == []
     assert (tmp_path / "up").read_text() == "bye\n"
@@ -141,14 +145,14 @@ def test_a_signal_to_the_client_is_for_the_client(
 @pytest.mark.parametrize("name", ["TERM", "KILL"])
 def test_its_death_by_signal_is_that_death(lab: Lab, screen: Screen, name: str) -> None:
     client = screen.start(lab, sh(f"echo up; kill -{name} $$"))
-    assert client.wait(20) == -getattr(signal, f"SIG{name}")
+    assert client.wait(PATIENCE) == -getattr(signal, f"SIG{name}")
     assert screen.settings == screen.found
 
 
 def test_leaving_by_keys(lab: Lab, screen: Screen) -> None:
     client = bash(screen, lab)
     screen.type(b"sleep 1000\r~.")
-    assert client.wait(20) == 74
+    assert client.wait(PATIENCE) == 74
     screen.wait(b"left by ~.; pid ")
     assert screen.settings == screen.found
     assert lab.wait_idle() == []
@@ -161,7 +165,7 @@ def test_leaving_a_node_that_does_not_answer(lab: Lab, screen: Screen) -> None:
     os.kill(node.pid, signal.SIGSTOP)
     try:
         screen.type(b"\x03\r~?~.")
-        assert client.wait(20) == 74
+        assert client.wait(PATIENCE) == 74
         screen.wait(b"~^Z  suspend")
     finally:
         os.kill(node.pid, signal.SIGCONT)
@@ -173,7 +177,7 @@ def test_the_node_here_is_killed(lab: Lab, screen: Screen) -> None:
     client = bash(screen, lab)
     (node,) = nodes(lab.processes())
     os.kill(node.pid, signal.SIGKILL)
-    assert client.wait(20) == 74
+    assert client.wait(PATIENCE) == 74
     assert screen.settings == screen.found
     lab.stop_nodes()
 
@@ -192,14 +196,14 @@ def test_what_ignores_the_hangup_is_killed(lab: Lab, screen: Screen) -> None:
     client = screen.start(lab, sh("trap '' HUP TERM; echo up; while :; do sleep 1; done"))
     screen.wait(b"up\r\n")
     client.terminate()
-    assert client.wait(20) == -signal.SIGTERM
-    assert lab.wait_idle(15) == []
+    assert client.wait(PATIENCE) == -signal.SIGTERM
+    assert lab.wait_idle(30) == []
 
 
 def test_a_terminal_that_vanishes(lab: Lab) -> None:
     with Screen() as screen:
         client = bash(screen, lab)
-    assert client.wait(20) == -signal.SIGHUP
+    assert client.wait(PATIENCE) == -signal.SIGHUP
     assert lab.wait_idle() == []
 
 
@@ -212,7 +216,7 @@ def test_nobody_at_the_terminal_any_more(lab: Lab) -> None:
     assert client.stdout
     read_until(client.stdout.fileno(), b"half a line")
     os.close(master)
-    rest, _ = client.communicate(timeout=20)
+    rest, _ = client.communicate(timeout=PATIENCE)
     assert (client.returncode, rest) == (0, b"half a line")
 
 
@@ -230,7 +234,7 @@ client.run(Spawn(command, where="h1", context=context, terminal=description(0, o
     started = screen.program(lab, [sys.executable, "-c", program])
     screen.wait(b"up\r\n")
     screen.resize(5, 6)
-    assert started.wait(20) == 1
+    assert started.wait(PATIENCE) == 1
     screen.wait(b"ZeroDivisionError")
     assert screen.settings == screen.found
     assert lab.wait_idle() == []
@@ -240,7 +244,7 @@ def test_what_was_never_started_leaves_the_terminal_alone(lab: Lab, screen: Scre
     """Its keys, too: what was typed meanwhile is for the shell."""
     screen.type(b"next\r")
     client = screen.start(lab, [*RUN, "no-such-command"])
-    assert client.wait(20) == 127
+    assert client.wait(PATIENCE) == 127
     screen.wait(b"quine: h1: error: command not found: no-such-command\r\n")
     assert screen.settings == screen.found
     assert os.read(screen.slave, 100) == b"next\n"
@@ -249,7 +253,7 @@ def test_what_was_never_started_leaves_the_terminal_alone(lab: Lab, screen: Scre
 @pytest.mark.parametrize("verbose", [False, True])
 def test_the_connection_breaks(lab: Lab, verbose: bool) -> None:
     """What was typed and shown goes on where it was; that there was a break is said to who asked for it."""
-    lab.alias("cuttable", "h1", lab["h1"].proxy)
+    lab.alias("cuttable", "h1", lab["h1"].proxy, lease=60)
     with Screen() as screen:
         try:
             words = ["-v"] if verbose else []
@@ -265,7 +269,7 @@ def test_the_connection_breaks(lab: Lab, verbose: bool) -> None:
             assert b"quine: " not in shown or verbose
             screen.resize(33, 44)
             screen.type(b"\x04")
-            assert client.wait(30) == 0
+            assert client.wait(PATIENCE) == 0
         finally:
             lab.unalias("cuttable")
         assert screen.settings == screen.found
@@ -301,7 +305,7 @@ def test_begun_in_the_background(lab: Lab, screen: Screen) -> None:
     screen.wait(b"$ ")
     screen.type(b"quine run -t --on h1 -- cat &\r")
     screen.wait(b"[1] ")
-    screen.type(b"while ! jobs | grep -q Stopped; do :; done; echo stopped$((1))\r")
+    screen.type(b"while ! jobs | grep -q Stopped; do sleep 0.05; done; echo stopped$((1))\r")
     screen.wait(b"stopped1\r\n")
     screen.type(b"fg\r")
     screen.wait(b"cat\r\n")
@@ -318,9 +322,11 @@ def test_ended_in_the_background(lab: Lab, screen: Screen) -> None:
     screen.wait(b"$ ")
     screen.type(b"quine run -t --on h1 -- cat &\r")
     screen.wait(b"[1] ")
-    screen.type(b"while ! jobs | grep -q Stopped; do :; done; echo stopped$((1))\r")
+    screen.type(b"while ! jobs | grep -q Stopped; do sleep 0.05; done; echo stopped$((1))\r")
     screen.wait(b"stopped1\r\n")
-    screen.type(b"kill %1; kill -CONT %1; while kill -0 $! 2>&-; do :; done; wait $!; echo =$?=; exit\r")
+    screen.type(
+        b"kill %1; kill -CONT %1; while kill -0 $! 2>&-; do sleep 0.05; done; wait $!; echo =$?=; exit\r"
+    )
     screen.wait(b"=143=\r\n")
 
 
@@ -340,7 +346,7 @@ def test_suspended_by_a_signal(lab: Lab, screen: Screen, name: str) -> None:
         screen.wait(b"drawn")
     assert screen.settings == raw
     screen.type(b"\r")
-    assert client.wait(20) == 3
+    assert client.wait(PATIENCE) == 3
     assert screen.settings == screen.found
 
 
@@ -353,12 +359,12 @@ def test_ten_megabytes_for_a_slow_reader(lab: Lab, screen: Screen, tmp_path: Pat
     client = screen.start(lab, sh(f"stty raw; cat {tmp_path}/material; echo end"))
     total, got = len(material) + 4, hashlib.sha256()
     while total:
-        assert select.select([screen.master], [], [], 20)[0]
+        assert select.select([screen.master], [], [], PATIENCE)[0]
         data = os.read(screen.master, min(1000, total))
         got.update(data)
         total -= len(data)
     assert got.digest() == hashlib.sha256(material + b"end\n").digest()
-    assert client.wait(20) == 0
+    assert client.wait(PATIENCE) == 0
 
 
 def test_every_byte_can_be_typed(lab: Lab, screen: Screen) -> None:
@@ -368,15 +374,17 @@ def test_every_byte_can_be_typed(lab: Lab, screen: Screen) -> None:
     keys = bytes(range(256)) + bytes(reversed(range(256)))
     screen.type(keys)
     screen.wait(keys.hex().encode())
-    assert client.wait(20) == 0
+    assert client.wait(PATIENCE) == 0
 
 
 def test_output_into_a_file(lab: Lab, screen: Screen, tmp_path: Path) -> None:
     """As ssh -t does: over there it is a terminal all the same."""
     with (tmp_path / "out").open("wb") as out:
         client = screen.start(lab, sh("echo out; echo err >&2; read line; echo $line"), stdout=out)
+        # the echo may come between a line and its end
+        until(lambda: {b"out", b"err"} <= set((tmp_path / "out").read_bytes().split(b"\r\n")[:-1]))
         screen.type(b"typed\r")
-        assert client.wait(20) == 0
+        assert client.wait(PATIENCE) == 0
     lines = (tmp_path / "out").read_bytes().split(b"\r\n")
     assert sorted(lines) == [b"", b"err", b"out", b"typed", b"typed"]  # one of them is the echo
     assert screen.settings == screen.found
@@ -386,7 +394,7 @@ def test_what_is_typed_too_early_is_not_lost(lab: Lab, screen: Screen) -> None:
     screen.type(b"early\r")
     client = screen.start(lab, sh("read line; echo got $line"))
     screen.wait(b"got early\r\n")
-    assert client.wait(20) == 0
+    assert client.wait(PATIENCE) == 0
 
 
 # -- who may ---------------------------------------------------------------------------------------
@@ -415,7 +423,7 @@ def test_on_this_machine(lab: Lab, screen: Screen, where: list[str]) -> None:
     screen.resize(12, 34)
     client = screen.start(lab, ["run", "-t", *where, "--", "sh", "-c", "stty size; test -t 2 && exit 5"])
     screen.wait(b"12 34\r\n")
-    assert client.wait(20) == 5
+    assert client.wait(PATIENCE) == 5
     assert screen.settings == screen.found
 
 
@@ -423,7 +431,7 @@ def test_beside_it_a_command_without_one(lab: Lab, screen: Screen) -> None:
     """Who has a terminal here and does not ask for one there gets pipes, as with ssh."""
     client = screen.start(lab, ["run", "--on", "h1", "--", "sh", "-c", "test -t 0 || test -t 1 || echo none"])
     screen.wait(b"none\r\n")
-    assert client.wait(20) == 0
+    assert client.wait(PATIENCE) == 0
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -442,7 +450,7 @@ def test_a_child_with_a_terminal() -> None:
             break
     assert out.split()[1:] == [b"7", b"9", b"err"] and out.startswith(b"/dev/pts/")
     assert os.read(child.stderr, 1) == b""
-    assert select.select([child.pidfd], [], [], 20)[0]
+    assert select.select([child.pidfd], [], [], PATIENCE)[0]
     assert child.reap().code == 0
     for fd in (child.stdin, child.stdout, child.stderr, child.pidfd):
         os.close(fd)
