@@ -54,8 +54,8 @@ def fresh() -> int:
 
 
 def seal(*values: Any) -> str:
-    """Stands for a signature: changes with the value that it is of."""
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:24]
+    """Stands for a signature: changes with the value that it is of, as that travels (a lone surrogate does not)."""
+    return hashlib.sha256(json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")).hexdigest()[:24]
 
 
 def pieces(text: str) -> Iterator[str]:
