@@ -39,9 +39,7 @@ HI = Said("hi, wörld 🂡", usage=(100, 10, 40))
 def examples(count: int) -> settings:
     """The suite is inherited, and each class is a test of its own."""
     return settings(
-        max_examples=count,
-        deadline=None,
-        suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+        max_examples=count, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
     )
 
 

@@ -24,7 +24,7 @@ def agents(tmp_path: Path) -> Agents:
 
 def wait_for(path: Path) -> None:
     """A file that a command of the agent makes."""
-    until(path.exists, f"{path} does not come")
+    until(path.exists, PATIENCE)
 
 
 def end(process: subprocess.Popen[bytes], number: int) -> tuple[bytes, bytes]:
