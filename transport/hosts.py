@@ -38,9 +38,13 @@ log = logging.getLogger("quine.hosts")
 
 INSIST = 30.0  # seconds in which a connection that breaks off before the greeting is dialled again
 HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
-FIRST_PAUSE = 0.1  # seconds between the second dial and the third; more with each, and about so, lest hosts meet
+FIRST_PAUSE = (
+    0.1  # seconds between the second dial and the third; more with each, and about so, lest hosts meet
+)
 LAST_PAUSE = 5.0
-BROKEN_PAUSE = 0.2  # no longer after a connection that broke off: the host is there, and a dial takes its time too
+BROKEN_PAUSE = (
+    0.2  # no longer after a connection that broke off: the host is there, and a dial takes its time too
+)
 
 TOLD = ("cwd", "avoid")  # of a spawn's context, what another node may say
 
