@@ -3,7 +3,7 @@
 Laws
 1. The watch compares with the moment before the test; what a fixture of the test makes, that fixture removes.
 2. Nodes of the lab stay (the session's lab is shared); jobs must be gone, if need be after their lease.
-3. Waiting for stragglers is on pidfds and joins, with one deadline.
+3. Waiting for stragglers is on pidfds and joins, with one deadline; only files and descriptors are looked at again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import hypothesis
 import pytest
@@ -39,6 +40,8 @@ hypothesis.settings.register_profile(
     "here", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("here")
+
+T = TypeVar("T")
 
 _sessions: list[Lab] = []
 _home = pytest.StashKey[str]()
@@ -189,17 +192,18 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     for lab in _sessions if with_lab else ():
         jobs = processes.wait_none(lab.jobs, max(0.0, deadline - time.monotonic()))
         complaints += [f"process of the lab {process}" for process in jobs]
-        complaints += [f"temporary file of the lab {path}" for path in set(lab.litter()) - lab_litter]
+        files = _until_none(lambda lab=lab: set(lab.litter()) - lab_litter, deadline)  # type: ignore[misc]
+        complaints += [f"temporary file of the lab {path}" for path in files]
     for thread in set(threading.enumerate()) - threads:
         if not _is_labs(thread):
             thread.join(max(0.0, deadline - time.monotonic()))
             complaints += [f"thread {thread.name}"] if thread.is_alive() else []
-    now = _new_fds(fds)
-    if now:
+    if _new_fds(fds):
         gc.collect()  # a cycle may still hold a file; its ResourceWarning then fails the test by itself
-        now = _new_fds(fds)
+    now = _until_none(lambda: _new_fds(fds), deadline)
     complaints += [f"descriptor {fd} -> {target}" for fd, target in now.items()]
-    complaints += [f"temporary file {name}" for name in _litter() - litter]
+    files = _until_none(lambda: _litter() - litter, deadline)
+    complaints += [f"temporary file {name}" for name in files]
     ours = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     if ours != {name: value for name, value in environment.items() if name != "PYTEST_CURRENT_TEST"}:
         complaints.append("a changed environment")
@@ -219,6 +223,13 @@ def _of_labs(what: str) -> set[int]:
 def _new_fds(before: dict[int, str]) -> dict[int, str]:
     known = _of_labs("fds")
     return {fd: at for fd, at in _own_fds().items() if before.get(fd) != at and fd not in known}
+
+
+def _until_none(look: Callable[[], T], deadline: float) -> T:
+    """What is still there when the time is over; a node closes and removes on its own time."""
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
 
 
 def _wait(left: list[processes.Process], deadline: float) -> list[processes.Process]:

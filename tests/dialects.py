@@ -36,11 +36,12 @@ from tests.provider.server import KEY, Cut, Fault, Inside, Provider, Raw, Said, 
 HI = Said("hi, wörld 🂡", usage=(100, 10, 40))
 
 
+SLOW_OR_SHARED = [HealthCheck.differing_executors, HealthCheck.too_slow]
+
+
 def examples(count: int) -> settings:
     """The suite is inherited, and each class is a test of its own."""
-    return settings(
-        max_examples=count, deadline=None, suppress_health_check=[HealthCheck.differing_executors]
-    )
+    return settings(max_examples=count, deadline=None, suppress_health_check=SLOW_OR_SHARED)
 
 
 def name(turns: Any) -> str:

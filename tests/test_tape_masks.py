@@ -79,7 +79,7 @@ def test_a_hostile_secret_is_not_written(tmp_path: Path, secret: str) -> None:
     assert back[2].tool_calls[0].args == {"command": f"echo {MASK}"}, "what was masked can still be read"
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(secret=st.text(min_size=8, max_size=20), around=st.text(max_size=20))
 def test_any_secret_in_any_text(tmp_path: Path, secret: str, around: str) -> None:
     assume(MASK not in secret and secret not in around)

@@ -68,7 +68,7 @@ def test_every_changed_byte_is_found(tmp_path: Path, made: bytes) -> None:
             assert {n for n, _ in faults(verdict)} & {line - 1, line, line + 1}, (line, verdict.faults)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.data())
 def test_any_single_byte_is_found(tmp_path: Path, made: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(made) - 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import select
 import shutil
 import socket
@@ -16,6 +17,9 @@ from pathlib import Path
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
 SYSTEM = Path("/usr/bin")
+PORTS = 10_000  # the first that a lab takes
+
+_random = random.SystemRandom()  # not the one that hypothesis seeds: labs beside each other must differ
 
 
 def search_path(base: Path, python: bool, scripts: Mapping[str, str]) -> str:
@@ -48,8 +52,13 @@ def link(at: Path, to: Path) -> None:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """One that the kernel gives to nobody: who stops listening on it for a while finds it free again."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(100):
+        port = _random.randrange(PORTS, first) if first > PORTS else 0
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)) as listener:
+            return int(listener.getsockname()[1])
+    raise RuntimeError("no port is free")
 
 
 def make_key(path: Path, comment: str) -> None:

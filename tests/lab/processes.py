@@ -19,6 +19,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 AGAIN = 0.5  # seconds between two looks
+EXEC = 0.5  # seconds that one may be in the middle of its exec
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +78,24 @@ def find(pid: int) -> Process | None:
     return Process(pid, facts[1], facts[2], argv)
 
 
+def _environment(pid: int) -> bytes:
+    """What a process had at its exec. In the middle of one it has neither environment nor argv: that is waited for."""
+    deadline = time.monotonic() + EXEC
+    while True:
+        environment = (PROC / str(pid) / "environ").read_bytes()
+        if environment or (PROC / str(pid) / "cmdline").read_bytes() or time.monotonic() > deadline:
+            return environment
+        os.readlink(PROC / str(pid) / "exe")  # OSError: a zombie, or a thread of the kernel's
+        os.sched_yield()
+
+
 def marked(*marks: str) -> list[Process]:
     """Every live process whose environment at its exec held one of `marks` ("NAME=value")."""
     needles = {os.fsencode(mark) for mark in marks}
     found = []
     for pid in _pids():
         try:
-            environment = (PROC / str(pid) / "environ").read_bytes()
+            environment = _environment(pid)
         except OSError:
             continue  # gone, or of another user
         if not needles.isdisjoint(environment.split(b"\0")) and (process := find(pid)):

@@ -33,6 +33,9 @@ class Proxy:
     """The handle: starts the process, sends orders. Use `port` in place of the host's."""
 
     def __init__(self, target: int, address: str = "127.0.0.1") -> None:
+        # not above: this file is the process, too, which knows no `tests`
+        from tests.lab.machine import free_port
+
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -44,6 +47,7 @@ class Proxy:
                     address,
                     str(target),
                     str(theirs.fileno()),
+                    str(free_port()),  # it is still ours when it was refused for a while
                 ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -124,6 +128,10 @@ class Proxy:
         """How many bytes it has delivered, both ways together."""
         return int(self._order("facts")["carried"])
 
+    def connections(self) -> int:
+        """How many are open, at either end."""
+        return int(self._order("facts")["open"])
+
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
@@ -147,7 +155,7 @@ class _Way:
 class _Line:
     """The process: one selector over the listener, the orders and every connection."""
 
-    def __init__(self, target: tuple[str, int], orders: socket.socket) -> None:
+    def __init__(self, target: tuple[str, int], orders: socket.socket, port: int) -> None:
         self.target = target
         self.orders = orders
         self.buffer = b""
@@ -157,7 +165,7 @@ class _Line:
         self.plan: deque[int] = deque()  # bytes until the next cut, and between those after it
         self.ways: dict[socket.socket, tuple[_Way, _Way]] = {}  # by either end: (from it, to it)
         self.selector = selectors.DefaultSelector()
-        self.listener = self.listen(0)
+        self.listener = self.listen(port)
         self.address = self.listener.getsockname()
         self.selector.register(orders, selectors.EVENT_READ)
         self.say({"port": self.address[1]})
@@ -225,7 +233,8 @@ class _Line:
             self.listener.close()
         elif verb == "refuse" and not value and self.listener.fileno() < 0:
             self.listener = self.listen(self.address[1])
-        self.say({"cut": cut, "cuts": self.cuts, "accepted": self.accepted, "carried": self.carried})
+        facts = {"accepted": self.accepted, "carried": self.carried, "open": len(self.ways) // 2}
+        self.say({"cut": cut, "cuts": self.cuts, **facts})
 
     def cut(self) -> int:
         count = len(self.ways) // 2
@@ -338,4 +347,4 @@ def abort(connection: socket.socket) -> None:
 if __name__ == "__main__":
     with socket.socket(fileno=int(sys.argv[3])) as _orders, contextlib.suppress(KeyboardInterrupt):
         os.set_inheritable(_orders.fileno(), False)
-        _Line((sys.argv[1], int(sys.argv[2])), _orders).run()
+        _Line((sys.argv[1], int(sys.argv[2])), _orders, int(sys.argv[4])).run()
