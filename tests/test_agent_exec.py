@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.agents import OK, UNTIL_ENDED, Agents, call, says, sh
+from tests.agents import OK, UNTIL_ENDED, Agents, call, says, sh, until
 
 NONE, SOME = "^\\{\\}$", "."
 
@@ -236,10 +235,7 @@ def test_a_signal_while_the_shell_ends_is_not_lost(agents: Agents) -> None:
 
 def wait_for_outcome(agents: Agents) -> None:
     """It is written before the shell is ended, which takes two seconds where a command does not heed TERM."""
-    deadline = time.monotonic() + 20
-    while not any('"type":"outcome"' in path.read_text() for path in agents.data.glob("*.jsonl")):
-        assert time.monotonic() < deadline
-        os.sched_yield()
+    until(lambda: any(b'"type":"outcome"' in path.read_bytes() for path in agents.data.glob("*.jsonl")))
 
 
 # -- personas --------------------------------------------------------------------------------------

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quine import procs
-from tests.agents import OK, QUINE, Agents, Started, call, running, says, sh
+from tests.agents import OK, QUINE, Agents, Started, call, running, says, sh, until
+from tests.lab import processes
 from tests.test_agent_signals import wait_for
 
 
@@ -25,18 +24,12 @@ def agents(tmp_path: Path) -> Agents:
 # -- SIGKILL: nothing of ours runs any more, the kernel does it ------------------------------------
 
 
-def until(holds: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        os.sched_yield()
-
-
 def test_a_killed_agent_leaves_no_command(agents: Agents) -> None:
     """Neither the one that runs nor what an earlier one left in the background."""
     agents.script(says(sh("sleep 71281.5 &"), sh("touch up; sleep 71281.5")))
     with agents.start("work") as process:
         wait_for(agents.directory / "up")
+        until(lambda: len(running("sleep", "71281.5")) == 2)
         process.kill()
         process.communicate(timeout=30)
     until(lambda: not running("sleep", "71281.5"))
@@ -53,6 +46,7 @@ def test_a_killed_agent_ends_the_children_it_waits_for(agents: Agents) -> None:
     with agents.start("work") as process:
         wait_for(agents.directory / "loose")
         wait_for(agents.directory / "held")
+        until(lambda: all(running("sleep", f"7128{number}.5") for number in (2, 3, 7)))
         process.kill()
         process.communicate(timeout=30)
     until(lambda: not running("sleep", "71283.5") and not running("sleep", "71287.5"))
@@ -127,9 +121,13 @@ def test_pid_1_heeds_signals(agents: Agents, number: int) -> None:
     with contained(agents) as process:
         wait_for(agents.directory / "up")
         (pid,) = procs.children(process.pid)
-        for _ in range(2 if number == signal.SIGINT else 1):
-            os.kill(pid, number)
-            time.sleep(0.05)
+        os.kill(pid, number)
+        while number == signal.SIGINT and process.poll() is None:
+            # Two within a second are for the agent; two that are pending at one time are one.
+            try:
+                process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                processes.kill(pid, number)
         process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert agents.outcome()["exit_code"] == 128 + number

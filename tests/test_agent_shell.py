@@ -14,6 +14,7 @@ from quine import capture, procs
 from quine.env import quote
 from quine.shell import Outcome, Shell
 from quine.signals import HANDLED, PYTHON_IGNORES, Signals, Terminated
+from tests.agents import until
 
 SHELLS = [path for path in ("/bin/sh", "/bin/bash") if os.path.exists(path)]
 
@@ -164,11 +165,12 @@ def test_endless_output_is_ended(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
     assert run(shell, "echo alive").stdout == "alive\n"
 
 
-def test_timeout_ends_the_command_and_keeps_the_shell(shell: Shell) -> None:
+def test_timeout_ends_the_command_and_keeps_the_shell(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quine.shell.GRACE", 60)
     run(shell, "X=kept; sleep 1000 & old=$!")
     began = time.monotonic()
-    got = run(shell, "sleep 1001; true", timeout=0.1)
-    assert time.monotonic() - began < 1.5
+    got = run(shell, "sleep 1001; true", timeout=1)
+    assert time.monotonic() - began < 30  # TERM is enough
     assert got.code == 124
     assert "[TIMEOUT]" in got.notes[0]
     # what an earlier command left in the background goes on
@@ -181,9 +183,7 @@ def test_timeout_kills_what_will_not_end(
     monkeypatch.setattr("quine.shell.GRACE", 0.2)
     got = run(shell, "trap '' TERM; (trap '' TERM; echo $$ >pid; while :; do sleep 1000; done)", timeout=0.3)
     assert got.code == 124
-    deadline = time.monotonic() + 10
-    while [p for p in procs.everyone() if p.group == shell.group and p.pid != shell.group]:
-        assert time.monotonic() < deadline
+    until(lambda: procs.group(shell.group) == [shell.group])
     assert run(shell, "echo alive").stdout == "alive\n"
 
 
@@ -199,27 +199,28 @@ def test_background_output_comes_with_the_next_result(shell: Shell, tmp_path: Pa
     got = run(shell, "(read x <go; echo late; echo done >done) & echo now")
     assert got.stdout == "now\n"
     (tmp_path / "go").write_text("\n")
-    while not (tmp_path / "done").exists():
-        os.sched_yield()
+    until((tmp_path / "done").exists)
     assert run(shell, "echo next") == Outcome(0, "next\n", "", (), "late\n")
 
 
 def test_a_background_process_does_not_hold_the_result(shell: Shell) -> None:
     began = time.monotonic()
     run(shell, "sleep 1000 &")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 25
 
 
 def test_interrupt_goes_to_the_command(shell: Shell, signals: Signals) -> None:
     run(shell, "X=kept")
-    got = run(shell, "(sleep 0.1; kill -INT $PPID) & sleep 1000")
+    got = run(shell, "sh -c 'kill -INT $0; exec sleep 1000' $PPID")
     assert got.code == 130
     assert run(shell, "echo $X").stdout == "kept\n"
 
 
 def test_two_interrupts_are_for_the_agent(shell: Shell) -> None:
+    # The second is sent by a command that was told of the first: pending at one time, two are one.
+    twice = "trap 'kill -INT $0' INT; kill -INT $0; while :; do sleep 0.02; done"
     with pytest.raises(Terminated) as caught:
-        run(shell, "trap '' INT; kill -INT $PPID; sleep 0.1; kill -INT $PPID; sleep 1000")
+        run(shell, f"sh -c {quote(twice)} $PPID")
     assert caught.value.number == signal.SIGINT
 
 
@@ -286,8 +287,8 @@ def test_closing_ends_groups_of_their_own(shell: Shell, command: str) -> None:
 
 def test_interrupt_ends_a_loop_of_short_commands(shell: Shell) -> None:
     began = time.monotonic()
-    run(shell, "(sleep 0.1; kill -INT $PPID) & while :; do sleep 0.05; done", timeout=20)
-    assert time.monotonic() - began < 5
+    run(shell, "(sleep 0.1; kill -INT $PPID) & while :; do sleep 0.05; done", timeout=60)
+    assert time.monotonic() - began < 30
     assert run(shell, "echo alive").stdout == "alive\n"
 
 
@@ -307,8 +308,8 @@ def test_an_interrupted_command_may_clean_up(shell: Shell, monkeypatch: pytest.M
 
 def test_exit_with_a_subshell_in_the_background(shell: Shell) -> None:
     began = time.monotonic()
-    got = run(shell, "(sleep 86393; :) & exit 3", timeout=20)
-    assert time.monotonic() - began < 5
+    got = run(shell, "(sleep 86393; :) & exit 3", timeout=60)
+    assert time.monotonic() - began < 30
     assert got.code == 3
     left = set(shell._left)
     assert left
@@ -320,7 +321,7 @@ def test_no_descriptor_of_the_shell_forges_a_status(shell: Shell) -> None:
     got = run(
         shell,
         "for fd in 10 11 12 13 14 15; do echo 0 >&$fd; printf 1 >&$fd; done 2>/dev/null; false",
-        timeout=9,
+        timeout=30,
     )
     assert got.code in (1, 2)  # dash knows no descriptors of two digits
     assert run(shell, "echo alive").stdout.endswith("alive\n")

@@ -18,7 +18,7 @@ from quine.guests.base import Request
 from quine.guests.chat import ChatDialect
 from quine.tape import message_of
 from quine.tools import TOOLS
-from tests.agents import OK, Agents, call, says, section, sh
+from tests.agents import OK, Agents, call, says, section, sh, until
 from tests.provider import chat
 from tests.provider.server import KEY, Fault, Provider, Said, Silent
 
@@ -93,7 +93,7 @@ def test_defect_12_the_tape_is_what_the_guest_saw(agents: Agents, provider: Prov
     assert all(words in said for words in ("[TURNS LEFT] 1", "[TURNS LEFT] 0", "[LAST REPLY]", "[REMINDER]"))
 
 
-def until(what: str) -> list[Said]:
+def having(what: str) -> list[Said]:
     """Turns that end with a shell that has run something, or with a fork that was waited for."""
     fork = [Said(calls=(call("fork", intent="child", wait=True),)), DONE]
     return [Said(calls=(sh("X=kept"),)), *(fork if what == "fork" else [])]
@@ -103,7 +103,7 @@ def until(what: str) -> list[Said]:
 def test_defect_13_an_interrupt_is_for_what_runs(agents: Agents, provider: Provider, after: str) -> None:
     """SIGINT kills the shell with the command; after a fork that was waited for it kills the agent instead."""
     command = sh("sh -c 'echo up >&4; exec sleep 71584'")
-    provider.plan = [*until(after), Said(calls=(command, sh("echo $X >&4"))), DONE]
+    provider.plan = [*having(after), Said(calls=(command, sh("echo $X >&4"))), DONE]
     with agents.start("work", env=at(provider)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
@@ -116,7 +116,7 @@ def test_defect_13_an_interrupt_is_for_what_runs(agents: Agents, provider: Provi
 @pytest.mark.parametrize("after", ["sh", "fork"])
 def test_defect_13_an_interrupt_ends_who_only_waits(agents: Agents, provider: Provider, after: str) -> None:
     """As soon as there is a shell, SIGINT never ends the agent, whatever it does."""
-    provider.plan = [*until(after), Silent(Said("let me"))]
+    provider.plan = [*having(after), Silent(Said("let me"))]
     with agents.start("work", env=at(provider)) as process:
         assert provider.silent.wait(30)
         process.send_signal(signal.SIGINT)
@@ -199,6 +199,7 @@ def test_defect_16_nothing_of_ours_can_be_read_by_others(agents: Agents) -> None
         umask=0,
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, b"", b"")
+    until(lambda: list(agents.data.glob("jobs/*/status")))  # the child that nobody waits for has ended
     text = b"".join(path.read_bytes() for path in agents.data.rglob("*") if path.is_file())
     assert key.encode() not in text
     assert "errand" not in section(agents.results("secret errand")[0], "STDOUT")

@@ -45,7 +45,7 @@ for _ in range(400):
     path = str(tmp_path / "tree")
     several = [subprocess.Popen([sys.executable, "-c", code, path], stderr=subprocess.PIPE) for _ in range(3)]
     for process in several:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=120)
         assert process.returncode == 0, err.decode()
     assert not os.path.exists(path)
 

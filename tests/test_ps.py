@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 
 from quine import procs, roster
 from quine.life import new_session
-from tests.agents import OK, QUINE, Agents, call, running, says, sh
+from tests.agents import OK, QUINE, Agents, Started, call, running, says, sh, until
 from transport.address import boot_id
 
 NONE, SOME = "^\\{\\}$", "."
@@ -36,7 +35,7 @@ def agents(tmp_path: Path) -> Agents:
 def quine(agents: Agents, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     more.setdefault("capture_output", True)
     return subprocess.run(
-        [*QUINE, *words], cwd=agents.directory, env=agents.env, text=True, timeout=30, **more
+        [*QUINE, *words], cwd=agents.directory, env=agents.env, text=True, timeout=60, **more
     )
 
 
@@ -48,11 +47,8 @@ def listed(agents: Agents) -> dict[str, dict[str, Any]]:
 
 
 def wait_for(path: Path) -> str:
-    deadline = time.monotonic() + 20
-    while not (path.exists() and (text := path.read_text())):
-        assert time.monotonic() < deadline, f"{path} does not come"
-        os.sched_yield()
-    return text
+    until(lambda: path.exists() and path.read_text())
+    return path.read_text()
 
 
 @contextmanager
@@ -60,8 +56,10 @@ def adopting() -> Iterator[None]:
     """Orphans become children of this process, so that it is known when they are reaped."""
     subreaper, libc = 36, ctypes.CDLL(None)
     assert libc.prctl(subreaper, 1) == 0
-    yield
-    libc.prctl(subreaper, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(subreaper, 0)
 
 
 @contextmanager
@@ -172,9 +170,7 @@ def test_wait_for_an_orphan_that_was_killed(agents: Agents) -> None:
 def test_wait_for_what_another_program_became(agents: Agents) -> None:
     with adopting(), loose(agents, says(call("exec", argv=["sleep", "72191"]), match="^child")) as job:
         go(agents)
-        deadline = time.monotonic() + 20
-        while not running("sleep 72191"):
-            assert time.monotonic() < deadline
+        until(lambda: running("sleep 72191"))
         assert listed(agents)["child"]["state"] == "running"
         assert quine(agents, "kill", job).returncode == 0
         os.waitpid(listed(agents)["child"]["pid"], 0)
@@ -197,7 +193,7 @@ def test_wait_for_several_is_the_status_of_the_last(agents: Agents) -> None:
 def test_wait_for_a_signalled_root(agents: Agents) -> None:
     agents.script(says(sh("touch up; sleep 72190")))
     with agents.start("work") as process:
-        wait_up(agents.directory / "up")
+        until((agents.directory / "up").exists)
         fact = listed(agents)["work"]
         assert (fact["state"], fact["pid"], fact["code"]) == ("running", process.pid, None)
         assert quine(agents, "kill", fact["id"]).returncode == 0
@@ -205,13 +201,6 @@ def test_wait_for_a_signalled_root(agents: Agents) -> None:
         assert process.wait(30) == -signal.SIGTERM
     fact = listed(agents)["work"]
     assert (fact["state"], fact["signal"], fact["code"]) == ("signaled", "TERM", 143)
-
-
-def wait_up(path: Path) -> None:
-    deadline = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline
-        os.sched_yield()
 
 
 def test_an_agent_cannot_be_waited_for_by_its_own_command(agents: Agents) -> None:
@@ -273,9 +262,9 @@ def test_ps(agents: Agents) -> None:
         assert row.split()[:2] == [job[:18], "local"]
         assert row.split()[3:5] == ["running", "-"]
         assert quine(agents, "kill", "-STOP", job).returncode == 0
-        until(agents, "stopped")
+        until_it_is(agents, "stopped")
         assert quine(agents, "kill", "-CONT", job).returncode == 0
-        until(agents, "running")
+        until_it_is(agents, "running")
         everyone = quine(agents, "ps", "--all").stdout.splitlines()
         assert [line.split()[3] for line in everyone[1:]] == ["exited", "running"]
         go(agents)
@@ -287,10 +276,8 @@ def test_ps(agents: Agents) -> None:
     assert quine(agents, "ps", "--data-dir", "nowhere").stdout.split()[:1] == ["ID"]
 
 
-def until(agents: Agents, state: str) -> None:
-    deadline = time.monotonic() + 20
-    while listed(agents)["child"]["state"] != state:
-        assert time.monotonic() < deadline
+def until_it_is(agents: Agents, state: str) -> None:
+    until(lambda: listed(agents)["child"]["state"] == state)
 
 
 JSON = st.recursive(
@@ -374,7 +361,7 @@ def test_logs(agents: Agents) -> None:
         assert following.stdout
         assert following.stdout.readline() == "begun\n"
         go(agents)
-        assert following.communicate(timeout=30)[0] == "more\n"
+        assert following.communicate(timeout=60)[0] == "more\n"
         assert following.returncode == 0
         assert quine(agents, "logs", "--both", job).stderr == "warned\nwhy"
         for words in (("--both", "--offset=1"), ("--offset=-1",), ("--both", "--stderr")):
@@ -402,7 +389,7 @@ def test_kill_ends_a_stopped_agent_and_its_command(agents: Agents) -> None:
     with loose(agents) as job:
         assert quine(agents, "kill", "-0", job).returncode == 0
         assert quine(agents, "kill", "-s", "STOP", job).returncode == 0
-        until(agents, "stopped")
+        until_it_is(agents, "stopped")
         assert quine(agents, "kill", job).returncode == 0
         assert quine(agents, "wait", job).returncode == 143
         assert not quine(agents, "ps").stdout.splitlines()[1:]
@@ -417,7 +404,7 @@ def test_a_recycled_pid_is_nobody(agents: Agents) -> None:
     session = new_session()
     directory = agents.data / "jobs" / session
     directory.mkdir(parents=True)
-    with subprocess.Popen(["sleep", "1000"]) as other:
+    with Started(["sleep", "1000"]) as other:
         process = procs.look(other.pid)
         assert process
         facts = {
