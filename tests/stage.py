@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.agents import until
 from tests.lab import Host, Lab, Process
 
 DOUBLE = Path(__file__).with_name("double.py")
@@ -29,7 +30,9 @@ class Stage:
         self._echo = lab.popen(
             ["run", "--on", "h1", "--", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+        self.beats(1)  # it runs
         self._read = len(self.whole_log())
+        self.node = self._alone()
         self.usual = self.beat(25)
         self._clear_peak()
         self._before = self._status("VmRSS")
@@ -37,7 +40,7 @@ class Stage:
 
     def finish(self, client: subprocess.Popen[bytes]) -> Ended:
         """A client that did not read until now; with the beats since the beginning."""
-        out, err = client.communicate(timeout=60)
+        out, err = client.communicate(timeout=90)
         beats, self._waited = self._waited, []
         return Ended(client.returncode, out, err.decode(), beats)
 
@@ -75,7 +78,7 @@ class Stage:
         (path,) = (host.home / ".cache/quine").glob("*/plan.said")
         return [tuple(json.loads(line)) for line in path.read_text().splitlines()]
 
-    def against(self, host: Host, *options: str, seconds: float = 60.0, **more: Any) -> Ended:
+    def against(self, host: Host, *options: str, seconds: float = 90.0, **more: Any) -> Ended:
         """`quine run` on the hostile host, while the good node is used; until it has ended."""
         process = self.lab.popen(
             ["run", *options, "--on", host.name, "--", "cat"],
@@ -85,7 +88,7 @@ class Stage:
         )
         return self.watch(process, seconds)
 
-    def watch(self, process: subprocess.Popen[bytes], seconds: float = 60.0) -> Ended:
+    def watch(self, process: subprocess.Popen[bytes], seconds: float = 90.0) -> Ended:
         beats: list[float] = []
         deadline = time.monotonic() + seconds
         while process.poll() is None:
@@ -99,10 +102,16 @@ class Stage:
 
     # -- the origin ----------------------------------------------------------------------------------
 
-    @property
-    def node(self) -> Process:
-        (node,) = [process for process in self.lab.processes() if process.daemon]
-        return node
+    def _alone(self) -> Process:
+        """The node. What it forks has its argv until it execs, and one that was stopped takes its time to go."""
+        found: list[Process] = []
+
+        def alone() -> bool:
+            found[:] = [process for process in self.lab.processes() if process.daemon]
+            return len(found) == 1
+
+        until(alone)
+        return found[0]
 
     def beats(self, count: int) -> list[float]:
         """Seconds of round trips through the good node."""
@@ -127,7 +136,7 @@ class Stage:
         paths = Path(self.lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.log")
         return "".join(path.read_text(errors="replace") for path in sorted(paths))
 
-    def wait_log(self, pattern: str, seconds: float = 40) -> str:
+    def wait_log(self, pattern: str, seconds: float = 60) -> str:
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.log())):
             assert time.monotonic() < deadline, f"no {pattern!r} in\n{self.log()}"
@@ -138,7 +147,7 @@ class Stage:
         """Bytes by which the node's memory was at most larger than at the beginning."""
         return self._status("VmHWM") - self._before
 
-    def wait(self, what: Callable[[], bool], seconds: float = 40) -> None:
+    def wait(self, what: Callable[[], bool], seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not what():
             assert time.monotonic() < deadline, self.log()

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests import breaks
+from tests.agents import until
 from tests.breaks import LONG, PYTHON, MiB, down, face
 from tests.lab import Lab, Settings, processes
 from tests.lab.host import Host
@@ -45,6 +46,18 @@ def job_of(host: Host, word: object) -> processes.Process:
     return found
 
 
+def far_node(host: Host) -> processes.Process:
+    """The one that stays: what it forks has its argv until it execs, and one that was replaced takes its time to go."""
+    found: list[processes.Process] = []
+
+    def alone() -> bool:
+        found[:] = nodes(host.processes())
+        return len(found) == 1
+
+    until(alone)
+    return found[0]
+
+
 # -- within the lease ------------------------------------------------------------------------------
 
 
@@ -58,7 +71,7 @@ def test_what_ends_meanwhile_has_its_whole_record(
         job = job_of(lab["h1"], go)
         with down(proxy):
             go.touch()
-            assert processes.wait_gone([job], 20) == []
+            assert processes.wait_gone([job], 30) == []
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (7, b"200000\n", b"")
     told = json.loads(report.read_text())
@@ -156,6 +169,7 @@ def survives(lab: Lab, host: str, go: Path, broken: Callable[[], None]) -> None:
 def test_a_half_open_connection(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     """Packets vanish and nobody is told: silence ends it. Late, the old connection wakes up: nobody listens to it."""
     host, proxy = through("h1"), lab["h1"].proxy
+    until(lambda: proxy.connections() == 1)  # those that an earlier test had broken are gone
     accepted = proxy.accepted()
 
     def half_open() -> None:
@@ -191,7 +205,7 @@ def test_the_far_node_is_stopped_for_a_while(lab: Lab, through: Callable[..., st
     host = through("h1")
 
     def stop() -> None:
-        (node,) = nodes(lab["h1"].processes())
+        node = far_node(lab["h1"])
         processes.kill(node.pid, signal.SIGSTOP)
         try:
             time.sleep(10 if LONG else 2)
@@ -248,7 +262,7 @@ def test_beyond_the_lease_it_is_lost_here_and_ended_there(
     assert err.startswith(f"quine: {host}: error: connection lost: ".encode())
     assert b"was started (pid " in err and b"its outcome is not known" in err
     assert breaks.lines(tmp_path / "died") == ["TERM"]
-    assert 0.9 < took < 8
+    assert 0.9 < took < 25
     assert lab.run(["run", "--on", host, "--", "echo", "again"]).stdout == b"again\n"
 
 
@@ -265,7 +279,7 @@ def test_two_leases_on_one_link(lab: Lab, through: Callable[..., str], tmp_path:
         (tmp_path / "go").touch()
         assert second.communicate(timeout=30) == (b"done\n", b"")
         assert second.returncode == 7
-    assert lab.wait_idle(15) == []
+    assert lab.wait_idle() == []
 
 
 @pytest.mark.parametrize("back", [True, False], ids=["link back", "lease over"])
@@ -279,8 +293,8 @@ def test_the_client_is_killed_meanwhile(
             process.kill()
             process.communicate()
             if not back:
-                assert processes.wait_gone([job], 10) == []
-        assert processes.wait_gone([job], 10) == []
+                assert processes.wait_gone([job], 30) == []
+        assert processes.wait_gone([job], 30) == []
 
 
 def test_a_node_that_is_stopped_is_not_waited_for(own_lab: Callable[..., Lab], tmp_path: Path) -> None:
@@ -292,7 +306,7 @@ def test_a_node_that_is_stopped_is_not_waited_for(own_lab: Callable[..., Lab], t
     ):
         job = job_of(lab["h1"], "died")
         lab.run(["node", "--stop"], check=True)
-        assert processes.wait_gone([job], 15) == []
+        assert processes.wait_gone([job], 30) == []
     assert breaks.lines(tmp_path / "died") == ["TERM"]
 
 
@@ -300,10 +314,10 @@ def test_the_far_node_is_killed_meanwhile(lab: Lab, through: Callable[..., str],
     """The one that comes after it does not know the link: the job is lost at once, not after the lease."""
     host, proxy = through("h1"), lab["h1"].proxy
     with up(lab, host, "echo up; exec sleep 61") as process:
-        (node,) = nodes(lab["h1"].processes())
+        node = far_node(lab["h1"])
         with down(proxy):
             os.kill(node.pid, signal.SIGKILL)
-            assert processes.wait_gone([node], 10) == []
+            assert processes.wait_gone([node], 30) == []
         _, err = process.communicate(timeout=30)
     assert process.returncode == 74
     assert err.startswith(f"quine: {host}: error: ".encode()) and b"was started (pid " in err
@@ -316,10 +330,10 @@ def test_the_far_node_is_killed_meanwhile(lab: Lab, through: Callable[..., str],
 def test_nobody_waits_and_nobody_dials(lab: Lab, through: Callable[..., str]) -> None:
     """An idle link that breaks is dialled by the next who needs it, who is not told of the break."""
     host, proxy = through("h1"), lab["h1"].proxy
+    until(lambda: proxy.connections() == 1)
     accepted = proxy.accepted()
     assert proxy.cut() == 1
-    with down(proxy):
-        time.sleep(1)
+    time.sleep(1)  # the door is open: whoever dials is counted
     assert proxy.accepted() == accepted
     done = lab.run(["run", "--on", host, "--", "echo", "next"])
     assert (done.returncode, done.stdout, done.stderr) == (0, b"next\n", b"")

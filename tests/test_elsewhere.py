@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.agents import until
 from tests.lab import Lab, processes
 from tests.test_run import read_until
 
@@ -45,10 +47,17 @@ def tapes(data: Path) -> dict[str, list[dict[str, Any]]]:
     """Tapes by mission."""
     found = {}
     for path in data.glob("*.jsonl"):
-        entries = [json.loads(line) for line in path.read_text().splitlines()]
-        if entries:  # one that has just been made is still empty
+        entries = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+        if entries:  # one that has just been made is still empty, and a line under way is none
             found[entries[0]["data"]["mission"]] = entries
     return found
+
+
+def files(top: Path) -> list[Path]:
+    """Those below it, while a node may remove folders there."""
+    return [
+        path for folder, _, names in os.walk(top) for name in names if (path := Path(folder, name)).is_file()
+    ]
 
 
 def test_an_agent_over_there_with_its_face_here(lab: Lab, data: Path) -> None:
@@ -61,7 +70,9 @@ def test_an_agent_over_there_with_its_face_here(lab: Lab, data: Path) -> None:
     assert tape[0]["type"] == "meta" and tape[-1]["type"] == "outcome"
     assert tape[0]["data"]["node"] == "h1"
     assert any("h1" in str(entry["data"].get("content")) for entry in tape)
-    assert not list(lab["h1"].home.rglob("*.jsonl")), "no tape and no script over there"
+    assert not [path for path in files(lab["h1"].home) if path.suffix == ".jsonl"], (
+        "no tape and no script over there"
+    )
 
 
 @pytest.mark.parametrize("status", [1, 3, 63, 255])
@@ -204,11 +215,13 @@ def test_signals_end_an_agent_over_there(lab: Lab, data: Path, name: str) -> Non
     process = lab.popen(["--on", "h1", "sleep"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
     read_until(process.stdout.fileno(), b"up\n")
-    if name == "INT":  # the first is for the command, two within a second are for the agent
-        process.send_signal(signal.SIGINT)
-        read_until(process.stdout.fileno(), b"int\n")
     process.send_signal(getattr(signal, f"SIG{name}"))
-    _, err = process.communicate(timeout=30)
+    if (
+        name == "INT"
+    ):  # the first is for the command, two within a second are for the agent: the next, if they are slow
+        while os.read(process.stdout.fileno(), 65536):
+            process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == -getattr(signal, f"SIG{name}"), err
     (tape,) = tapes(data).values()
     assert tape[-1]["data"]["termination_mode"] == "signal"
@@ -225,16 +238,18 @@ def test_kill_9_of_the_root_ends_its_children_over_there(lab: Lab, data: Path) -
         ],
     )
     process = lab.popen(["root"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    tape = None
-    while tape is None:  # the child is there when its tape has its first tool call
-        tape = tapes(data).get("child") if data.exists() else None
-        tape = tape if tape and len(tape) > 2 else None
+
+    def called() -> bool:
+        """The child is there when its tape has its first tool call."""
         assert process.poll() is None
+        return len(tapes(data).get("child", ())) > 2
+
+    until(called, 60)
     for job in lab.processes():
         if not (job.daemon or job.guard):
             processes.kill(job.pid)
     process.communicate()
-    assert lab.wait_idle(20) == []
+    assert lab.wait_idle() == []
 
 
 def test_no_key_reaches_the_host(lab: Lab, data: Path) -> None:
@@ -248,8 +263,8 @@ def test_no_key_reaches_the_host(lab: Lab, data: Path) -> None:
     assert done.returncode == 0
     text = "".join(path.read_text() for path in data.rglob("*") if path.is_file())
     assert canary not in text and "QUINE_NODE_NAME=h1" in text
-    for path in lab["h1"].home.rglob("*"):
-        if path.is_file() and ".cache/quine" not in str(path):
+    for path in files(lab["h1"].home):
+        if ".cache/quine" not in str(path):
             assert canary.encode() not in path.read_bytes(), path
 
 

@@ -38,9 +38,9 @@ def stage(lab: Lab) -> Iterator[Stage]:
 
 
 def served(stage: Stage, ended: Ended) -> None:
-    """The good node was as quick as before, on a machine that the flood has to share with it."""
+    """The good node was as quick as before, on a machine that the flood and others have to share with it."""
     print(f"beat {stage.usual * 1e3:.2f} ms -> {ended.median * 1e3:.2f} ms ({len(ended.beats)})")
-    assert ended.median < 10 * stage.usual + 0.2, (stage.usual, ended.median)
+    assert ended.median < 10 * stage.usual + 1, (stage.usual, ended.median)
 
 
 def hello(payload: str) -> Plan:
@@ -326,7 +326,7 @@ def test_those_who_never_come_to_the_point(stage: Stage, odd_host: Callable[...,
         command = ["run", "--on", name, "--", "cat"]
         clients[name] = stage.lab.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     for name, client in clients.items():
-        ended = stage.watch(client, 80)
+        ended = stage.watch(client, 100)
         assert ended.status == 69, ended.err
         assert f"quine: {name}: error: " in ended.err and "no " in ended.err, ended.err
         assert re.search(rf"{name}: not reached: ", stage.log())

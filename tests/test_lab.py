@@ -22,9 +22,13 @@ from tests.lab.network import can_separate
 pytestmark = pytest.mark.skipif(not Path("/usr/bin/ssh").exists(), reason="needs the ssh client")
 
 
+# It names itself after its last exec: in the middle of one a process has no environment to be found by.
+LOITER = "setsid sh -c 'echo $$; exec >/dev/null 2>&1; kill -STOP $$' </dev/null &"
+
+
 def ssh(lab: Lab, name: str, command: str, **options: object) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [*lab.ssh(name), command], capture_output=True, env=lab.env, timeout=20, stdin=subprocess.DEVNULL
+        [*lab.ssh(name), command], capture_output=True, env=lab.env, timeout=60, stdin=subprocess.DEVNULL
     )
 
 
@@ -64,9 +68,7 @@ def test_the_origin_inherits_no_secret(lab: Lab, monkeypatch: pytest.MonkeyPatch
 
 def test_a_job_is_found_by_its_mark_and_dies_with_the_machine(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])
-    # It names itself, after its last exec: in the middle of one a process has no environment to be found by.
-    command = "setsid sh -c 'echo $$; exec >/dev/null 2>&1; kill -STOP $$' </dev/null &"
-    pid = int(ssh(lab, "h1", command).stdout)
+    pid = int(ssh(lab, "h1", LOITER).stdout)
     assert pid in [job.pid for job in lab["h1"].jobs()]
     lab["h1"].crash()
     assert processes.find(pid) is None
@@ -81,8 +83,8 @@ def test_a_killed_session_ends_its_client_and_not_the_listener(lab: Lab) -> None
         assert client.stdout is not None and client.stdout.readline() == b"here\n"
         assert len(host.sessions()) >= 1
         assert host.kill_sessions() >= 1
-        assert client.wait(10) == 255
-    assert not processes.wait_gone(host.jobs(), 5)
+        assert client.wait(30) == 255
+    assert not processes.wait_gone(host.jobs(), 30)
     assert ssh(lab, "h1", "true").returncode == 0
 
 
@@ -134,7 +136,7 @@ def test_a_host_with_a_network_of_its_own(own_lab: Callable[..., Lab]) -> None:
         host.network.up()
         assert client.stdout.readline() == b"a\n"
         client.stdin.close()
-        assert client.wait(10) == 0
+        assert client.wait(30) == 0
     port = host.port
     host.stop()
     host.start()
@@ -174,7 +176,7 @@ def line() -> object:
     server, thread = echo_server()
     proxy = Proxy(server.getsockname()[1])
     client = socket.create_connection(("127.0.0.1", proxy.port))
-    client.settimeout(10)
+    client.settimeout(60)
     yield proxy, client
     client.close()
     proxy.close()
@@ -191,7 +193,7 @@ def test_a_proxy_delays_without_throttling(line) -> None:  # type: ignore[no-unt
     start = time.monotonic()
     client.sendall(b"b")
     assert client.recv(1) == b"b"
-    assert 0.1 <= time.monotonic() - start < 2
+    assert 0.1 <= time.monotonic() - start < 20
     # 8 MB at 100 ms: with a window of a few hundred KB this would take seconds
     data = os.urandom(8 << 20)
     sender = threading.Thread(target=client.sendall, args=(data,))
@@ -223,7 +225,7 @@ def test_a_proxy_cuts_at_a_byte(line) -> None:  # type: ignore[no-untyped-def]
     assert received(client) == b"12"
     assert proxy.cuts() == 1
     for sent, came in ((b"1", b""), (b"123456789", b"123"), (b"123456789", b"123456789")):
-        with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as again:
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as again:
             again.sendall(sent)
             if sent == came:  # the plan is done
                 again.shutdown(socket.SHUT_WR)
@@ -231,7 +233,7 @@ def test_a_proxy_cuts_at_a_byte(line) -> None:  # type: ignore[no-untyped-def]
     assert proxy.cuts() == 3 and proxy.accepted() == 4
     proxy.cut_after(1)
     proxy.heal()
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as again:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as again:
         again.sendall(b"a")
         assert again.recv(1) == b"a"
 
@@ -251,7 +253,7 @@ def test_a_half_open_connection_is_silent_and_new_ones_work(line) -> None:  # ty
     assert client.recv(1) == b"a"
     assert proxy.half_open() == 1
     client.sendall(b"b")
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as other:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as other:
         other.sendall(b"c")
         assert other.recv(1) == b"c"
     assert not readable(client.fileno(), 0.2)
@@ -302,7 +304,7 @@ def test_a_lab_leaves_nothing_behind(tmp_path: Path) -> None:
     with Lab(["a"], directory=tmp_path / "kept") as kept, Lab(["a"]) as gone:
         kept.alias("slow", of="a", via=kept["a"].proxy)
         for lab in (kept, gone):
-            ssh(lab, "a", "setsid sleep 1000 </dev/null >/dev/null 2>&1 &")
+            assert ssh(lab, "a", LOITER).stdout
         marks = [lab["a"].mark for lab in (kept, gone)]
     assert not any(processes.marked(mark) for mark in marks)
     assert not gone.directory.exists()

@@ -76,7 +76,7 @@ def fork(*intents: str, wait: bool = True, **more: Any) -> dict[str, Any]:
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
     return process.returncode, out, err
 
 
@@ -310,11 +310,13 @@ def test_the_deadline_crosses_as_what_is_left_of_it(lab: Lab, tmp_path: Path) ->
         says(sh("sleep 71997"), match="^inner"),
         {**says(call("exit", status=4, stderr="no time")), "repeat": True},
     ]
+    limit = 12  # all four must have begun by then
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
     begun = time.monotonic()
-    run(lab, tmp_path, lines, "--deadline", "4", "root")
-    assert 3.9 < time.monotonic() - begun < 20
+    run(lab, tmp_path, lines, "--deadline", str(limit), "root")
+    assert limit - 0.1 < time.monotonic() - begun < limit + 60
     found = tapes(tmp_path)
     assert set(found) == {"root", "branch", "leaf", "inner"}
     for mission, tape in found.items():
-        assert tape[0]["data"]["limits"]["deadline"] <= 4 or mission == "inner"
+        assert tape[0]["data"]["limits"]["deadline"] <= limit or mission == "inner"
         assert tape[-1]["data"]["exit_code"] in (4, 124, 143), mission

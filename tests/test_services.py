@@ -54,7 +54,7 @@ class Asker:
     def wait(self, count: int) -> None:
         """Until so many handlers have answered."""
         while count:
-            assert select.select([self.read], [], [], 20)[0]
+            assert select.select([self.read], [], [], 60)[0]
             count -= len(os.read(self.read, count))
         self.services.send()
         self.carry()
@@ -72,7 +72,7 @@ def asker(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[As
     monkeypatch.setattr(services, "MAX_OPEN", 4)
 
     def work(body: bytes) -> bytes:
-        assert gate.wait(20)
+        assert gate.wait(60)
         return b"%d" % len(body)
 
     made = Asker({"work": work})
