@@ -21,7 +21,7 @@ import pytest
 from tests import breaks
 from tests.agents import until
 from tests.breaks import LONG, PYTHON, MiB, down, face
-from tests.lab import Lab, Settings, processes
+from tests.lab import Lab, Proxy, Settings, processes
 from tests.lab.host import Host
 from tests.lab.network import can_separate
 from tests.test_run import nodes, read_until
@@ -46,15 +46,22 @@ def job_of(host: Host, word: object) -> processes.Process:
     return found
 
 
+def alone(lab: Lab, host: str, proxy: Proxy) -> None:
+    """A link by way of this proxy and no other: tests before this one leave theirs, which have another lease."""
+    proxy.cut()
+    lab.run(["run", "--on", host, "--", "true"], check=True)
+    until(lambda: proxy.connections() == 1)
+
+
 def far_node(host: Host) -> processes.Process:
     """The one that stays: what it forks has its argv until it execs, and one that was replaced takes its time to go."""
     found: list[processes.Process] = []
 
-    def alone() -> bool:
+    def single() -> bool:
         found[:] = nodes(host.processes())
         return len(found) == 1
 
-    until(alone)
+    until(single)
     return found[0]
 
 
@@ -169,7 +176,7 @@ def survives(lab: Lab, host: str, go: Path, broken: Callable[[], None]) -> None:
 def test_a_half_open_connection(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     """Packets vanish and nobody is told: silence ends it. Late, the old connection wakes up: nobody listens to it."""
     host, proxy = through("h1"), lab["h1"].proxy
-    until(lambda: proxy.connections() == 1)  # those that an earlier test had broken are gone
+    alone(lab, host, proxy)
     accepted = proxy.accepted()
 
     def half_open() -> None:
@@ -330,7 +337,7 @@ def test_the_far_node_is_killed_meanwhile(lab: Lab, through: Callable[..., str],
 def test_nobody_waits_and_nobody_dials(lab: Lab, through: Callable[..., str]) -> None:
     """An idle link that breaks is dialled by the next who needs it, who is not told of the break."""
     host, proxy = through("h1"), lab["h1"].proxy
-    until(lambda: proxy.connections() == 1)
+    alone(lab, host, proxy)
     accepted = proxy.accepted()
     assert proxy.cut() == 1
     time.sleep(1)  # the door is open: whoever dials is counted

@@ -130,8 +130,9 @@ def test_forks_land_on_other_hosts_at_the_same_time(lab: Lab, data: Path, tmp_pa
     """Two children meet: each waits for what the other does."""
     for name in ("a", "b"):
         subprocess.run(["mkfifo", tmp_path / name], check=True)
-    meet = f"if [ $QUINE_NODE_NAME = h1 ]; then timeout 30 sh -c 'echo x >{tmp_path}/a; cat {tmp_path}/b'; "
-    meet += f"else timeout 30 sh -c 'cat {tmp_path}/a; echo x >{tmp_path}/b'; fi >/dev/null; echo $QUINE_NODE_NAME >&4"
+    meet = f"if [ $QUINE_NODE_NAME = h1 ]; then timeout 60 sh -c 'echo x >{tmp_path}/a; cat {tmp_path}/b'; "
+    meet += f"else timeout 60 sh -c 'cat {tmp_path}/a; echo x >{tmp_path}/b'; fi >/dev/null "
+    meet += "&& echo $QUINE_NODE_NAME >&4"
     env = environment(
         lab,
         data,
