@@ -81,6 +81,8 @@ def pytest_report_header() -> str:
 def session_lab() -> Iterator[Lab]:
     with Lab() as lab:
         _sessions.append(lab)
+        # the binary is built: after a change of the sources a minute on a loaded machine, which is no test's own time
+        lab.run(["deploy", "h1"], check=True, timeout=140)
         yield lab
         _sessions.remove(lab)
 
