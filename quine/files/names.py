@@ -1,0 +1,53 @@
+"""Names of the tier: a path is text, `/` between names, relative to the root; every byte of a name survives.
+
+Laws
+1. A path is `str` as the operating system gives it (surrogateescape): a name that is no UTF-8 goes there and back.
+2. A clean path has no empty name, no `.`, no `..`, no NUL; the root is "". What would lead out of the tier is refused
+   before any store sees it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+LONGEST_NAME = 255  # bytes, as every filesystem that a tier may be copied to
+LONGEST_PATH = 4096 - 256  # bytes, so that it can still be joined to a directory's
+
+
+def clean(path: str | bytes) -> str:
+    """The path as the tier knows it: `/a//b/./c/` is `a/b/c`. Raises OSError: EINVAL, ENAMETOOLONG, EPERM for `..`."""
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise OSError(errno.EINVAL, "a NUL in a name", text)
+    names = [name for name in text.split("/") if name not in ("", ".")]
+    if ".." in names:
+        raise PermissionError(errno.EPERM, "leads out of the files tier", text)
+    encoded = [os.fsencode(name) for name in names]
+    if (
+        any(len(name) > LONGEST_NAME for name in encoded)
+        or sum(map(len, encoded)) + len(names) > LONGEST_PATH
+    ):
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), text)
+    return "/".join(names)
+
+
+def parent(path: str) -> str:
+    """Of a clean path; the root's is the root."""
+    return path.rpartition("/")[0]
+
+
+def name(path: str) -> str:
+    """The last name of a clean path."""
+    return path.rpartition("/")[2]
+
+
+def join(*parts: str) -> str:
+    """Clean paths to one."""
+    return "/".join(part for part in parts if part)
+
+
+def ancestors(path: str) -> list[str]:
+    """The directories above a clean path, the nearest last, without the root."""
+    names = path.split("/")[:-1]
+    return ["/".join(names[: count + 1]) for count in range(len(names))]

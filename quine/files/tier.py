@@ -1,0 +1,231 @@
+"""What a files tier is: the face that every store has, whatever lies behind it.
+
+Laws
+1. A file is replaced whole or not at all: what a Writer was given is seen by nobody before `commit`, and after it by
+   everybody who opens the file then (close-to-open). Who has it open reads on in what he opened, or is told ESTALE.
+2. `if_absent` is decided by the store in one step: of many who try, one wins, and the others get FileExistsError.
+3. What `commit` has returned is kept as the store keeps things: a local one has synced the file and its directory.
+4. Directories come into being with what is put below them, and a directory that was made stays when it is empty.
+5. What is wrong is said as the OSError that a local filesystem would raise, with the tier's path as its filename.
+   Errors: ENOENT EEXIST EISDIR ENOTDIR ENOTEMPTY EACCES EPERM ENAMETOOLONG EINVAL ENOSPC EDQUOT ESTALE EIO.
+6. A Tier may be used by many threads; a Reader or a Writer by one at a time.
+7. Paths are clean ones (`names.clean`) everywhere below this line; the root is "".
+"""
+
+from __future__ import annotations
+
+import abc
+import errno
+import os
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Literal, NamedTuple
+
+FILE_MODE, DIRECTORY_MODE = 0o644, 0o755  # where a store keeps none
+BLOCK = 1024 * 1024  # bytes that are read or written at once by who copies
+Range = tuple[int, int]  # offset and length in bytes
+Kind = Literal["file", "directory"]
+
+
+class Entry(NamedTuple):
+    """What is known of a file or directory."""
+
+    path: str  # clean, from the root of the tier; "" is the root
+    kind: Kind
+    size: int = 0  # bytes; 0 of a directory
+    mtime: float = 0.0  # seconds since the epoch
+    mode: int = FILE_MODE  # permission bits
+    version: str = ""  # differs when the content does; "" of a directory
+
+    @property
+    def is_file(self) -> bool:
+        return self.kind == "file"
+
+
+class Reader(abc.ABC):
+    """An open file: one version of it, from `offset` on. A context manager.
+
+    `holes` are ranges of the whole file, in order, which are known to be zeros and within what is read. `data` leaves
+    them out, `read` fills them.
+    """
+
+    entry: Entry
+    offset: int = 0  # where reading began
+    length: int = 0  # how much there is to read from there
+    holes: tuple[Range, ...] = ()
+    _at: int = -1  # where `read` is
+
+    @abc.abstractmethod
+    def data(self, size: int) -> bytes:
+        """The next bytes, at most `size`, not those of holes; b"" at the end. Shorter than asked is not the end.
+
+        Raises OSError; ESTALE where the version that was opened is gone.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+    def fileno(self) -> int:
+        """A descriptor, its position where `data` is, from which the rest can be read; -1 where there is none."""
+        return -1
+
+    def read(self, size: int = BLOCK) -> bytes:
+        """The next bytes with holes as zeros, at most `size`; b"" at the end."""
+        if self._at < 0:
+            self._at = self.offset
+        for start, length in self.holes:
+            if start <= self._at < start + length:
+                zeros = bytes(min(size, start + length - self._at))
+                self._at += len(zeros)
+                return zeros
+            if start > self._at:
+                size = min(size, start - self._at)
+                break
+        block = self.data(size)
+        self._at += len(block)
+        return block
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Writer(abc.ABC):
+    """A file that is being made. Left as a context manager without `commit`, it leaves nothing behind."""
+
+    @abc.abstractmethod
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append. Raises OSError: ENOSPC, EDQUOT and what the store says."""
+
+    def hole(self, length: int) -> None:
+        """Append so many zeros; a store that can keeps none of them."""
+        zeros = bytes(min(length, BLOCK))
+        while length:
+            self.write(zeros[: min(length, BLOCK)])
+            length -= min(length, BLOCK)
+
+    @abc.abstractmethod
+    def commit(self) -> Entry:
+        """Let everybody see it. Raises OSError, FileExistsError with `if_absent`; then nothing was left."""
+
+    @abc.abstractmethod
+    def abort(self) -> None:
+        """Leave nothing; harmless after commit, and twice."""
+
+    def fileno(self) -> int:
+        """A descriptor at the end of what was written, where the rest may be written to it; -1 where there is none."""
+        return -1
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+class Tier(abc.ABC):
+    """A tree of files and directories, nothing else: no links, no owners. `url` is how it is shown, without secrets."""
+
+    url: str
+
+    @abc.abstractmethod
+    def stat(self, path: str) -> Entry:
+        """ENOENT, ENOTDIR."""
+
+    @abc.abstractmethod
+    def list(self, path: str) -> Iterator[Entry]:
+        """What is directly in a directory, in the order of the names' bytes. ENOENT, ENOTDIR (also for a file)."""
+
+    @abc.abstractmethod
+    def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        """Read from `offset`, at most `length` bytes; beyond the end there is nothing. ENOENT, EISDIR, ENOTDIR."""
+
+    @abc.abstractmethod
+    def create(
+        self,
+        path: str,
+        *,
+        if_absent: bool = False,
+        mode: int | None = None,
+        mtime: float | None = None,
+        size: int | None = None,
+    ) -> Writer:
+        """Make or replace a file. `size`, where known, lets a store or a quota refuse at once, and is no promise.
+
+        EISDIR where a directory stands there, ENOTDIR where a file stands above it, EEXIST at once or at commit.
+        """
+
+    @abc.abstractmethod
+    def mkdir(self, path: str, exist_ok: bool = False) -> None:
+        """Make a directory and those above it. EEXIST (a file always; a directory unless `exist_ok`), ENOTDIR."""
+
+    @abc.abstractmethod
+    def remove(self, path: str, recursive: bool = False) -> None:
+        """A file, an empty directory, or with `recursive` all of it. ENOENT, ENOTEMPTY; EPERM for the root."""
+
+    @abc.abstractmethod
+    def rename(self, source: str, target: str, if_absent: bool = False) -> None:
+        """A file or a directory; a file replaces a file. In one step where the store can, which `docs/manual.md` says.
+
+        ENOENT, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL (a directory into itself), EEXIST.
+        """
+
+    def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
+        """A file; the target is replaced whole."""
+        with self.open(source) as reader:
+            entry = reader.entry
+            with self.create(
+                target, if_absent=if_absent, mode=entry.mode, mtime=entry.mtime, size=entry.size
+            ) as writer:
+                pour(reader, writer)
+                return writer.commit()
+
+    def walk(self, path: str) -> Iterator[Entry]:
+        """Everything below a directory, each directory before what is in it."""
+        for entry in self.list(path):
+            yield entry
+            if not entry.is_file:
+                try:
+                    yield from self.walk(entry.path)
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+
+    def url_of(self, path: str) -> str:
+        """How somebody who may reach the store by himself names this file; without secrets."""
+        return f"{self.url.rstrip('/')}/{path}" if path else self.url
+
+    def close(self) -> None:
+        """Let go of connections."""
+        return
+
+
+def pour(reader: Reader, writer: Writer) -> int:
+    """All that is left of a reader into a writer, holes as holes; how many bytes."""
+    at, end = reader.offset, reader.offset + reader.length
+    for start, length in (*reader.holes, (end, 0)):
+        while at < start:
+            block = reader.data(min(BLOCK, start - at))
+            if not block:
+                raise stale(reader.entry.path)
+            writer.write(block)
+            at += len(block)
+        if length:
+            writer.hole(length)
+            at += length
+    return at - reader.offset
+
+
+def stale(path: str) -> OSError:
+    """The version that was opened is gone, or is not what it was."""
+    return OSError(errno.ESTALE, "was replaced while it was read", path)
+
+
+def error(number: int, path: str) -> OSError:
+    """The OSError of an errno, in the words of the system."""
+    return OSError(number, os.strerror(number), path)
