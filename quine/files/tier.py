@@ -69,6 +69,14 @@ class Reader(abc.ABC):
         """A descriptor, its position where `data` is, from which the rest can be read; -1 where there is none."""
         return -1
 
+    def give(self, fd: int, size: int) -> int:
+        """As `data`, but written to a descriptor at its position: how many bytes, 0 at the end."""
+        block = self.data(min(size, BLOCK))
+        left = memoryview(block)
+        while left:
+            left = left[os.write(fd, left) :]
+        return len(block)
+
     def read(self, size: int = BLOCK) -> bytes:
         """The next bytes with holes as zeros, at most `size`; b"" at the end."""
         if self._at < 0:
@@ -100,6 +108,14 @@ class Writer(abc.ABC):
     @abc.abstractmethod
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append. Raises OSError: ENOSPC, EDQUOT and what the store says."""
+
+    def take(self, fd: int, length: int) -> int:
+        """Append so many bytes of a descriptor, from its position; less where that ends sooner. How many it were."""
+        left = length
+        while left and (block := os.read(fd, min(left, BLOCK))):
+            self.write(block)
+            left -= len(block)
+        return length - left
 
     def hole(self, length: int) -> None:
         """Append so many zeros; a store that can keeps none of them."""
@@ -208,6 +224,10 @@ class Tier(abc.ABC):
 def pour(reader: Reader, writer: Writer) -> int:
     """All that is left of a reader into a writer, holes as holes; how many bytes."""
     at, end = reader.offset, reader.offset + reader.length
+    if not reader.holes and (fd := reader.fileno()) >= 0:
+        if writer.take(fd, reader.length) < reader.length:
+            raise stale(reader.entry.path)
+        return reader.length
     for start, length in (*reader.holes, (end, 0)):
         while at < start:
             block = reader.data(min(BLOCK, start - at))
