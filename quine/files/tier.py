@@ -204,11 +204,16 @@ class Tier(abc.ABC):
 
     def walk(self, path: str) -> Iterator[Entry]:
         """Everything below a directory, each directory before what is in it."""
-        for entry in self.list(path):
+        todo = [self.list(path)]  # no recursion: a path may have two thousand names
+        while todo:
+            entry = next(todo[-1], None)
+            if entry is None:
+                todo.pop()
+                continue
             yield entry
             if not entry.is_file:
                 try:
-                    yield from self.walk(entry.path)
+                    todo.append(self.list(entry.path))
                 except FileNotFoundError:
                     continue  # removed meanwhile
 

@@ -1,0 +1,121 @@
+"""Directories below a root, by descriptors: no symlink is followed, so nothing leads out, whoever swaps what meanwhile.
+
+Laws
+1. Every name is looked up alone, relative to the descriptor of the directory that holds it, and never followed. A path
+   that was checked and then opened could have become another one in between.
+2. What is no regular file and no directory is refused with EPERM, wherever in a path it stands.
+3. Descriptors are O_PATH: a directory that may only be searched is enough to go through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+TRIES = 100  # how often a directory may be removed under who puts something into it
+_WALK = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def about(path: str) -> Iterator[None]:
+    """Errors of the system name the tier's path, not ours."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename == path or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+def look(directory: int, name: str) -> os.stat_result:
+    """What a name is. ENOENT; EPERM for what is neither a file nor a directory."""
+    facts = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode):
+        return facts
+    what = "a symlink, and none is followed" if stat.S_ISLNK(facts.st_mode) else "neither file nor directory"
+    raise PermissionError(errno.EPERM, f"is {what} in the files tier", name)
+
+
+def directory(root: int, path: str, make: bool = False) -> int:
+    """A descriptor of a directory below `root`; `make`: with those above it, where they are missing.
+
+    Raises OSError: ENOENT (with `make` only where one was removed meanwhile), ENOTDIR, EPERM for a symlink.
+    """
+    fd = os.dup(root)
+    try:
+        for name in path.split("/") if path else ():
+            below = _step(fd, name, make)
+            os.close(fd)
+            fd = below
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _step(fd: int, name: str, make: bool) -> int:
+    while True:
+        try:
+            return os.open(name, _WALK | os.O_NOFOLLOW, dir_fd=fd)
+        except FileNotFoundError:
+            if not make:
+                raise
+        except NotADirectoryError:
+            look(fd, name)
+            raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=fd)
+            sync(fd)
+
+
+def top(path: str) -> int:
+    """The descriptor of a root, which its owner may have made a symlink."""
+    return os.open(path, _WALK)
+
+
+def readable(fd: int) -> int:
+    """The same directory, to be listed or synced."""
+    return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+
+
+def sync(fd: int) -> None:
+    """What was made, moved and removed in a directory is on the disk."""
+    again = readable(fd)
+    try:
+        os.fsync(again)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some mounts by FUSE know no such thing
+            raise
+    finally:
+        os.close(again)
+
+
+def move_new(source: int, name: str, target: int, new: str) -> None:
+    """Rename where nothing stands, decided by the filesystem. FileExistsError."""
+    import ctypes
+
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is not None:
+        no_replace = 1
+        if rename(source, os.fsencode(name), target, os.fsencode(new), no_replace) == 0:
+            return
+        number = ctypes.get_errno()
+        if number not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # NFS, and some mounts by FUSE
+            raise OSError(number, os.strerror(number), new)
+    if stat.S_ISDIR(look(source, name).st_mode):
+        os.mkdir(
+            new, dir_fd=target
+        )  # whoever makes it has it, and an empty directory is replaced in one step
+        os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
+        return
+    try:
+        os.link(name, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+    except FileExistsError:
+        # An answer of NFS that was lost: the same request again is told that it exists.
+        ours, there = look(source, name), look(target, new)
+        if (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
+            raise
+    os.unlink(name, dir_fd=source)
