@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from transport.services import Services
+    from transport.services import Service, Services
     from transport.spawn import Spawn
     from transport.terminal import Terminal
-
-    Service = Callable[[bytes], bytes]
 
 BLOCKED = 5.0  # seconds that a reader who takes nothing holds us after a fatal signal
 IMPATIENT = 1.0  # seconds within which a third ^C leaves without waiting
@@ -79,7 +77,7 @@ def run(
 ) -> Status:
     """Start a job through this machine's node and be its face until it ends.
 
-    services   name -> function from request body to reply body; called in threads, may raise
+    services   name -> function from request body to reply body, or a Streaming; called in threads, may raise
     on_start   called with the job's pid over there, before a request of it is answered
     on_note    called with what the node says of the link that the job is behind
     on_refused called with what is said of a request that was refused

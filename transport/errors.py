@@ -4,6 +4,7 @@ TransportError
 ├── ProtocolError        bytes that break the rules of the wire; the link that carried them is dead
 ├── LinkLost             the link ended while something was under way
 ├── RequestError         a request to the origin was refused or failed there
+├── Abandoned            nobody waits for the answer to a request any more
 └── Refused              nothing was started (exit status 69), with a cure
     ├── Unreachable      a host that cannot be used
     │   └── Interrupted  it answered, and then the connection broke: the same again may work
@@ -29,6 +30,10 @@ class LinkLost(TransportError):
 
 class RequestError(TransportError):
     """The origin refused a request or failed to answer it."""
+
+
+class Abandoned(TransportError):
+    """Who asked has gone, or has given up; what its handler does now is for nobody."""
 
 
 class Refused(TransportError):

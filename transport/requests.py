@@ -1,4 +1,4 @@
-"""A job's line to its origin: a call by name, through the node it runs on; one that blocks, or one that is posted.
+"""A job's line to its origin: a call by name, through the node it runs on; one that blocks, is posted, or streams.
 
 Laws
 1. The token that names the job and the capability that its origin asks for come from the inherited memo, die with
@@ -16,9 +16,9 @@ import socket
 from transport import address, inherit, starter
 from transport.errors import ProtocolError, RequestError
 from transport.frames import CHUNK, Kind
+from transport.outgoing import DEADLINE, Asked, Pool
 from transport.session import STDIN, STDOUT, Session
 
-DEADLINE = 3600.0  # seconds without a byte; a dead link is noticed by the node long before
 POST_DEADLINE = 5.0  # seconds for the node of this machine to take a request that is posted
 
 
@@ -32,6 +32,7 @@ class Relay:
         self._socket: socket.socket | None = None
         self._session: Session | None = None
         self._pid = 0
+        self._pool = Pool(path)
 
     @classmethod
     def from_environment(cls) -> Relay | None:
@@ -57,6 +58,20 @@ class Relay:
         if self._socket:
             self._socket.close()
         self._socket = self._session = None
+        self._pool.close()
+
+    def stream(self, name: str) -> Asked:
+        """Ask by a request whose body is written and whose answer is read piece by piece, from any thread.
+
+        Close it, or use it as a context manager: what was not ended by then is given up.
+        """
+        try:
+            return Asked(self._pool.take(), self._asked(name), self._pool.give_back)
+        except OSError as error:
+            raise RequestError(f"the origin cannot be reached: {error}") from None
+
+    def _asked(self, name: str) -> dict[str, object]:
+        return {"name": name, "token": self._token, "capability": self._capability}
 
     def _connect(self) -> tuple[socket.socket, Session]:
         if self._pid != os.getpid():
@@ -72,7 +87,7 @@ class Relay:
 
     def _request(self, name: str, body: bytes) -> bytes:
         connection, session = self._connect()
-        call = _Call(session, {"name": name, "token": self._token, "capability": self._capability}, body)
+        call = _Call(session, self._asked(name), body)
         while not call.finished:
             connection.sendall(call.output())
             data = connection.recv(256 * 1024)
@@ -93,7 +108,7 @@ class Relay:
             connection.connect(self._path)
             connection.sendall(starter.CLIENT)
             session = Session(opener=True, hello={"build": address.build_hash(), "pid": os.getpid()})
-            call = _Call(session, {"name": name, "token": self._token, "capability": self._capability}, body)
+            call = _Call(session, self._asked(name), body)
             connection.sendall(call.output())
             connection.setblocking(False)
             fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())

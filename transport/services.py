@@ -1,5 +1,7 @@
 """The origin's side of requests: bodies gathered, handlers called in threads, replies sent as credit allows.
 
+What is said here of bodies and replies is about plain services; of streaming ones nothing is gathered (`incoming.py`).
+
 Laws
 1. The main thread alone touches the session; a thread gets bytes and leaves bytes, and wakes the main thread.
 2. A request is answered only with the capability of this very job, which dies with it; any other is refused unread.
@@ -19,6 +21,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from transport.frames import CHUNK, LIFE, Frame, Kind
+from transport.incoming import Streaming, Streams
 from transport.session import STDIN, STDOUT
 from transport.window import INITIAL_WINDOW
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from transport.session import Session
+
+    Service = Callable[[bytes], bytes] | Streaming
 
 MAX_BODY = 64 * 1024 * 1024  # a conversation of ten million tokens; more is not one
 MAX_OPEN = 256  # requests of one job at a time; each of its agents has one
@@ -43,7 +48,7 @@ class Services:
     def __init__(
         self,
         session: Session,
-        handlers: Mapping[str, Callable[[bytes], bytes]],
+        handlers: Mapping[str, Service],
         wake: int,
         capability: str,
         note: Callable[[str], None] | None = None,
@@ -64,11 +69,14 @@ class Services:
         self._replies: dict[int, memoryview] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+        self._streams = Streams(session, self._wake_up, self._say)
 
     def on_frame(self, frame: Frame) -> None:
         number = frame.channel
         if frame.kind == Kind.REQUEST:
             self._open(number, frame)
+        elif number in self._streams:
+            self._streams.on_frame(frame)
         elif frame.stream == LIFE:
             self._forget(number)  # answered, or nobody waits for it any more
         elif frame.kind == Kind.DATA and number in self._bodies:
@@ -88,6 +96,11 @@ class Services:
             self._refuse(number, "the capability is not that of this job")
         elif not isinstance(name, str) or name not in self._handlers:
             self._refuse(number, f"no service named {str(name)[:40]!r} at the origin")
+        elif isinstance(service := self._handlers[name], Streaming):
+            if len(self._streams) < MAX_OPEN:
+                self._streams.open(number, service)
+            else:
+                self._refuse(number, "too many requests at one time")
         elif len(self._names) >= MAX_OPEN and not self._make_room():
             self._refuse(number, "too many requests at one time")
         else:
@@ -169,7 +182,9 @@ class Services:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, "request")
         self._working.add(number)
-        self._pool.submit(self._work, number, self._handlers[self._names[number]], body)
+        handler = self._handlers[self._names[number]]
+        assert not isinstance(handler, Streaming)
+        self._pool.submit(self._work, number, handler, body)
 
     def _work(self, number: int, handler: Callable[[bytes], bytes], body: bytes) -> None:
         """In a thread."""
@@ -178,6 +193,10 @@ class Services:
         except Exception as error:
             result = (number, b"", str(error) or type(error).__name__)
         self._done.append(result)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        """From any thread: the main thread has something to do."""
         with self._lock:
             if self._wake < 0:
                 return  # the face has ended meanwhile, and its descriptor may be somebody else's
@@ -188,6 +207,7 @@ class Services:
 
     def send(self) -> None:
         """Send what the threads have finished."""
+        self._streams.send()
         while self._done:
             number, reply, error = self._done.popleft()
             self._working.discard(number)
@@ -233,5 +253,6 @@ class Services:
         """Forget the handlers that still run: their replies have no way to go."""
         with self._lock:
             self._wake = -1
+        self._streams.close()
         if self._pool:
             self._pool.shutdown(wait=False, cancel_futures=True)
