@@ -1,0 +1,186 @@
+"""Stores for the one conformance suite of the files tier (tests/test_tier.py): each backend brings a maker.
+
+Laws
+1. A maker gives an empty store, and leaves nothing behind. What is dear (a server) it shares by session fixtures.
+2. What a store lacks it says by name, in `LACKS`; the suite is the same for all. A lack is documented in the manual.
+
+As a program it is another process at the same store: `python -m tests.tiers URL DATA_DIR VERB ARG…`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from quine.files.open import open_store
+from quine.files.tier import Tier
+
+LACKS = {
+    "mode": "permission bits",
+    "mtime": "times that are given",
+    "listed": "mode and mtime in listings; stat knows them",
+    "holes": "sparse files: zeros take room",
+    "stays": "directories that came with their files, when these are gone",
+    "if_absent": "deciding who was first: such writers are refused with ENOTSUP",
+    "old": "the content that was opened, after it was replaced: readers get ESTALE",
+    "rename": "renaming a directory in one step",
+    "processes": "other processes that see the same",
+    "descriptors": "Reader.fileno and Writer.fileno",
+}
+
+
+@dataclass
+class Store:
+    """An empty store. `another` opens it once more, as a client of its own; `url` and so on are for other processes."""
+
+    tier: Tier
+    another: Callable[[], Tier]
+    url: str = ""
+    data_dir: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    lacks: frozenset[str] = frozenset()
+
+    def has(self, what: str) -> bool:
+        assert what in LACKS
+        return what not in self.lacks
+
+    def needs(self, what: str) -> None:
+        if not self.has(what):
+            pytest.skip(f"this store lacks {LACKS[what]}")
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "tests.tiers", self.url, self.data_dir, *words]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of `command`, whose directory is anyone."""
+        return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **self.environ}
+
+
+Make = Callable[[pytest.FixtureRequest, Path], AbstractContextManager[Store]]
+MAKERS: dict[str, Make] = {}
+
+
+def maker(
+    name: str, *lacks: str
+) -> Callable[[Callable[[pytest.FixtureRequest, Path], Iterator[Store]]], Make]:
+    """Register a generator that yields one empty Store and cleans up after it."""
+    assert not set(lacks) - set(LACKS)
+
+    def register(make: Callable[[pytest.FixtureRequest, Path], Iterator[Store]]) -> Make:
+        @contextlib.contextmanager
+        def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+            with contextlib.contextmanager(make)(request, tmp_path) as store:
+                store.lacks = frozenset(lacks)
+                yield store
+
+        MAKERS[name] = made
+        return made
+
+    return register
+
+
+def opened(url: str, data_dir: str = "", environ: Mapping[str, str] | None = None) -> Store:
+    """A store that a URL is enough for."""
+
+    def another() -> Tier:
+        return open_store(url, environ or {}, data_dir)
+
+    return Store(another(), another, url, data_dir, environ or {})
+
+
+@maker("origin")
+def origin(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    yield opened("origin:", str(tmp_path))
+
+
+@maker("file")
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    yield opened(f"file://{tmp_path}/a mount")
+
+
+@maker("memory", "processes", "descriptors")
+def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    from quine.files.memory import forget
+
+    name = f"{os.getpid()}/{tmp_path}"
+    yield opened(f"memory://{name}")
+    forget(name)
+
+
+# -- what every test does --------------------------------------------------------------------------
+
+
+def put(tier: Tier, path: str, data: bytes = b"", **more: object) -> str:
+    """Its version."""
+    with tier.create(path, **more) as writer:  # type: ignore[arg-type]
+        if data:
+            writer.write(data)
+        return writer.commit().version
+
+
+def get(tier: Tier, path: str, offset: int = 0, length: int | None = None) -> bytes:
+    with tier.open(path, offset, length) as reader:
+        return b"".join(iter(reader.read, b""))
+
+
+def below(tier: Tier, path: str = "") -> list[str]:
+    """The names in a directory, as listed."""
+    return [entry.path[len(path) + 1 if path else 0 :] for entry in tier.list(path)]
+
+
+def marked(seed: str, size: int) -> bytes:
+    """Content that tells of itself whether it is whole."""
+    body = (hashlib.sha256(seed.encode()).digest() * (size // 32 + 1))[:size]
+    return hashlib.sha256(body).digest() + body
+
+
+def whole(data: bytes) -> bool:
+    return hashlib.sha256(data[32:]).digest() == data[:32]
+
+
+# -- another process -------------------------------------------------------------------------------
+
+
+def _contend(tier: Tier, name: str, count: str) -> None:
+    """Try to be the first at so many names; print which."""
+    won = []
+    for index in range(int(count)):
+        with contextlib.suppress(FileExistsError):
+            put(tier, f"locks/{index}", name.encode(), if_absent=True)
+            won.append(index)
+    print(json.dumps(won))
+
+
+def _overwrite(tier: Tier, path: str, name: str, count: str) -> None:
+    for index in range(int(count)):
+        put(tier, path, marked(f"{name}{index}", 100_000 + 1000 * index))
+
+
+def _hang(tier: Tier, path: str, size: str) -> None:
+    """Begin a file, say so, and wait to be killed."""
+    with tier.create(path) as writer:
+        writer.write(b"x" * int(size))
+        print("begun", flush=True)
+        signal.pause()
+
+
+def _append(tier: Tier, directory: str, name: str, count: str) -> None:
+    """Many files of our own in one directory."""
+    for index in range(int(count)):
+        put(tier, f"{directory}/{name}-{index}", name.encode())
+
+
+if __name__ == "__main__":
+    _verbs = {"contend": _contend, "overwrite": _overwrite, "hang": _hang, "append": _append}
+    _verbs[sys.argv[3]](open_store(sys.argv[1], os.environ, sys.argv[2]), *sys.argv[4:])  # type: ignore[operator]
