@@ -1,0 +1,36 @@
+"""Names of the tier as keys of an object store: ordinary ones as they are, the others escaped, each one reversible.
+
+Laws
+1. A key is valid UTF-8 without control characters and backslashes: such a byte of a name is `%XX` in its key. A `%`
+   is escaped only where it would else be read as such an escape, so `50%.txt` stays what it is.
+2. A key that no name would get is nobody's: listings leave it out. So what begins with `ASIDE` is hidden.
+3. Unicode is not normalised.
+"""
+
+from __future__ import annotations
+
+import re
+
+ASIDE = "%51uine-aside/"  # an escaped `Q`, which needs none: no name has this key
+
+# What XML 1.0 or a gateway in between cannot carry; SeaweedFS makes a slash of a backslash
+_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\\\\\udc80-\udcff\ufffe\uffff]|%(?=[0-9A-F]{2})")
+_ESCAPED = re.compile(rb"%([0-9A-F]{2})")
+
+
+def key_of(path: str) -> str:
+    """The key of a clean path."""
+    return _UNFIT.sub(_escape, path)
+
+
+def path_of(key: str) -> str | None:
+    """The path that has this key; None where there is none."""
+    if "\ufffd" not in key and "%" not in key:
+        return key if key_of(key) == key else None
+    raw = _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), key.encode("utf-8", "surrogatepass"))
+    path = raw.decode("utf-8", "surrogateescape")
+    return path if key_of(path) == key and "\0" not in path else None
+
+
+def _escape(found: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogateescape"))

@@ -1,0 +1,395 @@
+"""A tier in a bucket: flat keys, on which directories are prefixes and, where they were made, empty objects `dir/`.
+
+Laws
+1. A file is one object: its put, or the completion of its parts, is the moment at which all see it. Parts that were
+   never completed are seen by nobody, and `abort` drops them.
+2. `if_absent` is If-None-Match at that moment, and a store that does not heed it is found out before it is trusted.
+   Each object bears a mark of its writer: who asks again for an answer that was lost does not lose to himself.
+3. A reader asks for the one version that it opened, by ETag; where that is gone it says ESTALE.
+4. Mode and mtime are in the object's metadata, which `stat` and `open` read and a listing does not.
+5. What takes several calls (directories, rename) is not one step, and `docs/manual.md` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from quine.files import names
+from quine.files.keys import ASIDE, key_of, path_of
+from quine.files.object_io import (
+    MARK,
+    MODE,
+    MTIME,
+    PARTS,
+    ObjectReader,
+    ObjectWriter,
+    Upload,
+    entry,
+    mode_of,
+    mtime_of,
+)
+from quine.files.s3 import Bucket, Found, Unmet, bare
+from quine.files.tier import DIRECTORY_MODE, FILE_MODE, Entry, Reader, Tier, Writer, error, stale
+
+WHOLE = 5 << 30  # bytes that the store copies in one call
+LONGEST_KEY = 1024  # bytes, S3's limit
+REST = 5.0  # seconds for which a directory that was seen is taken to be still there
+
+
+class ObjectTier(Tier):
+    """s3://BUCKET/PREFIX."""
+
+    lists_metadata = False  # a listing's mode and mtime are not those of `stat`
+
+    def __init__(self, url: str, bucket: Bucket, prefix: str) -> None:
+        self.url = url
+        self.bucket = bucket
+        self.base = key_of(prefix) + "/" if prefix else ""
+        self._seen: dict[str, float] = {}  # directories, and until when we believe it
+        self._conditional: bool | None = None
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+
+    def key(self, path: str) -> str:
+        key = self.base + key_of(path)
+        if len(key.encode()) > LONGEST_KEY:
+            raise error(errno.ENAMETOOLONG, path)
+        return key
+
+    def folder(self, path: str) -> str:
+        """The prefix of what is in a directory."""
+        return self.key(path) + "/" if path else self.base
+
+    # ----------------------------------------------------------------- looks
+
+    def stat(self, path: str) -> Entry:
+        if not path:
+            return Entry("", "directory", mode=DIRECTORY_MODE)
+        key, folder = self.key(path), self.folder(path)
+        file, below = self.bucket.begin("head_object", Key=key), self.bucket.some(folder)
+        there = self.bucket.headed(file, key, path)
+        if there is not None:
+            below.cancel()
+            return entry(path, there)
+        first = self.bucket.done(below, path).get("Contents", ())[:1]
+        if not first:
+            raise self._missing(path)
+        made = first[0]["LastModified"].timestamp() if first[0]["Key"] == folder else 0.0
+        return Entry(path, "directory", mtime=made, mode=DIRECTORY_MODE)
+
+    def _missing(self, path: str) -> OSError:
+        """ENOENT, or ENOTDIR where a file stands above."""
+        above = [(self.key(each), each) for each in names.ancestors(path)]
+        asked = [self.bucket.begin("head_object", Key=key) for key, _ in above]
+        heads = [self.bucket.headed(future, *pair) for future, pair in zip(asked, above, strict=True)]
+        return error(errno.ENOTDIR if any(heads) else errno.ENOENT, path)
+
+    def list(self, path: str) -> Iterator[Entry]:
+        folder = self.folder(path)
+        objects, below = self.bucket.listed(folder, path)
+        if path and not objects and not below:
+            if self.bucket.head(self.key(path), path) is not None:
+                raise error(errno.ENOTDIR, path)
+            raise self._missing(path)
+        entries = {}
+        for prefix in below:
+            name = path_of(prefix[len(folder) : -1])
+            if name:
+                at = names.join(path, name)
+                entries[name] = Entry(at, "directory", mode=DIRECTORY_MODE)
+        for each in objects:
+            name = path_of(each.key[len(folder) :])
+            if name:
+                entries[name] = entry(names.join(path, name), each)
+        return iter([entries[name] for name in sorted(entries, key=os.fsencode)])
+
+    def walk(self, path: str) -> Iterator[Entry]:
+        """In as few calls as there are thousands of keys, where `list` would take one for each directory."""
+        folder = self.folder(path)
+        objects, _ = self.bucket.listed(folder, path, deep=True)
+        if path and not objects:
+            yield from self.list(path)  # which says what is wrong
+        entries: dict[str, Entry] = {}
+        for each in objects:
+            key = each.key[len(folder) :]
+            below = path_of(key.rstrip("/")) if not key.endswith("//") and not key.startswith("/") else None
+            if not below or "//" in below:
+                continue
+            for above in (*names.ancestors(below), *([below] if key.endswith("/") else [])):
+                at = names.join(path, above)
+                entries.setdefault(above, Entry(at, "directory", mode=DIRECTORY_MODE))
+            if not key.endswith("/"):
+                entries[below] = entry(names.join(path, below), each)
+        order = sorted(entries, key=lambda below: [os.fsencode(name) for name in below.split("/")])
+        yield from (entries[below] for below in order)
+
+    def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        if not path:
+            raise error(errno.EISDIR, path)
+        try:
+            return ObjectReader(self.bucket, self.key(path), path, offset, length)
+        except FileNotFoundError as missing:
+            if "bucket" in str(missing.strerror):
+                raise
+        raise self._unlike_file(path)
+
+    def _unlike_file(self, path: str) -> OSError:
+        if self.bucket.done(self.bucket.some(self.folder(path)), path).get("Contents"):
+            return error(errno.EISDIR, path)
+        return self._missing(path)
+
+    # --------------------------------------------------------------- changes
+
+    def create(
+        self,
+        path: str,
+        *,
+        if_absent: bool = False,
+        mode: int | None = None,
+        mtime: float | None = None,
+        size: int | None = None,
+    ) -> Writer:
+        if not path:
+            raise error(errno.EISDIR, path)
+        if if_absent:
+            self._heeds(path)
+        missing = self._room(path, if_absent)
+        meta = {
+            MODE: f"{FILE_MODE if mode is None else mode:o}",
+            MTIME: repr(time.time() if mtime is None else mtime),
+        }
+        return ObjectWriter(
+            self.bucket,
+            self.key(path),
+            path,
+            meta,
+            if_absent,
+            size or 0,
+            lambda: self.put_folders(missing),
+        )
+
+    def _room(self, path: str, if_absent: bool = False) -> Sequence[str]:
+        """See that a file can stand there: EISDIR, ENOTDIR, EEXIST. The directories above that have no object yet."""
+        key = self.key(path)
+        below = self.bucket.some(self.folder(path))
+        there = self.bucket.begin("head_object", Key=key) if if_absent else None
+        missing = self._above(path)
+        if self.bucket.done(below, path).get("Contents"):
+            raise error(errno.EEXIST if if_absent else errno.EISDIR, path)
+        if there is not None and self.bucket.headed(there, key, path) is not None:
+            raise error(errno.EEXIST, path)
+        return missing
+
+    def _above(self, path: str) -> Sequence[str]:
+        """The directories above that have no object of their own yet. ENOTDIR where one of them is a file."""
+        now = time.monotonic()
+        unsure = [each for each in names.ancestors(path) if self._seen.get(each, 0) < now]
+        asked = []
+        for each in unsure:
+            key, folder = self.key(each), self.folder(each)
+            asked.append((each, key, self.bucket.begin("head_object", Key=key)))
+            asked.append((each, folder, self.bucket.begin("head_object", Key=folder)))
+        heads = [(each, key, self.bucket.headed(future, key, path)) for each, key, future in asked]
+        if any(head is not None for _, key, head in heads if not key.endswith("/")):
+            raise error(errno.ENOTDIR, path)
+        missing = [each for each, key, head in heads if key.endswith("/") and head is None]
+        self._sure(each for each in unsure if each not in missing)
+        return missing
+
+    def _sure(self, paths: Iterable[str]) -> None:
+        if len(self._seen) > 10_000:
+            self._seen.clear()
+        self._seen.update(dict.fromkeys(paths, time.monotonic() + REST))
+
+    def put_folders(self, paths: Sequence[str]) -> None:
+        asked = [self.bucket.begin("put_object", Key=self.folder(each), Body=b"") for each in paths]
+        for future, each in zip(asked, paths, strict=True):
+            self.bucket.done(future, each)
+        self._sure(paths)
+
+    def mkdir(self, path: str, exist_ok: bool = False) -> None:
+        if not path:
+            if not exist_ok:
+                raise error(errno.EEXIST, path)
+            return
+        file = self.bucket.begin("head_object", Key=self.key(path))
+        below = self.bucket.some(self.folder(path))
+        missing = self._above(path)
+        if self.bucket.headed(file, self.key(path), path) is not None:
+            raise error(errno.EEXIST, path)
+        there = [each["Key"] for each in self.bucket.done(below, path).get("Contents", ())]
+        if there and not exist_ok:
+            raise error(errno.EEXIST, path)
+        self.put_folders(missing if self.folder(path) in there else [*missing, path])
+
+    def remove(self, path: str, recursive: bool = False) -> None:
+        if not path:
+            raise error(errno.EPERM, path)
+        key, folder = self.key(path), self.folder(path)
+        file, below = self.bucket.begin("head_object", Key=key), self.bucket.some(folder)
+        if self.bucket.headed(file, key, path) is not None:
+            below.cancel()
+            self.bucket.call("delete_object", path, Key=key)
+            return
+        there = [each["Key"] for each in self.bucket.done(below, path).get("Contents", ())]
+        if not there:
+            raise self._missing(path)
+        if there != [folder]:
+            if not recursive:
+                raise error(errno.ENOTEMPTY, path)
+            there = [each.key for each in self.bucket.listed(folder, path, deep=True)[0]]
+        self._seen.clear()
+        # What is deepest goes first: some gateways keep a real directory, which must be empty
+        self.bucket.delete(sorted(there, reverse=True), path)
+
+    def rename(self, source: str, target: str, if_absent: bool = False) -> None:
+        if not source or not target:
+            raise error(errno.EPERM if not source else errno.EEXIST, source)
+        if f"{target}/".startswith(f"{source}/") and source != target:
+            self.stat(source)
+            raise error(errno.EINVAL, target)
+        here = self.stat(source)
+        if source == target:
+            if if_absent:
+                raise error(errno.EEXIST, target)
+            return
+        if here.is_file:
+            self._copied(source, target, if_absent)
+            with contextlib.suppress(Unmet):  # replaced meanwhile: the new one is nobody's to remove
+                self._drop(source, here.version)
+            return
+        self._rename_folder(source, target, if_absent)
+
+    def _drop(self, path: str, version: str) -> None:
+        """Delete that version of a file, where the store can tell them apart."""
+        try:
+            self.bucket.call("delete_object", path, Key=self.key(path), IfMatch=f'"{version}"')
+        except OSError as fault:
+            if fault.errno != errno.ENOTSUP:
+                raise
+            self.bucket.call("delete_object", path, Key=self.key(path))
+
+    def _rename_folder(self, source: str, target: str, if_absent: bool) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            there = self.stat(target)
+            if if_absent:
+                raise error(errno.EEXIST, target)
+            if there.is_file:
+                raise error(errno.ENOTDIR, target)
+            if next(self.list(target), None) is not None:
+                raise error(errno.ENOTEMPTY, target)
+        self.put_folders([*self._above(target), target])
+        old, new = self.folder(source), self.folder(target)
+        objects, _ = self.bucket.listed(old, source, deep=True)
+        self._each(objects, lambda each: self._store_copy(each, new + each.key[len(old) :], target))
+        self._seen.clear()
+        self.bucket.delete(sorted((each.key for each in objects), reverse=True), source)
+
+    def _each(self, objects: Iterable[Found], begin: Callable[[Found], Future[Any] | None]) -> None:
+        """A call for each, some at a time."""
+        waiting: deque[tuple[str, Future[Any]]] = deque()
+        for each in objects:
+            future = begin(each)
+            if future is not None:
+                waiting.append((each.key, future))
+            if len(waiting) >= 16:
+                key, first = waiting.popleft()
+                self._copied_call(first, key)
+        for key, future in waiting:
+            self._copied_call(future, key)
+
+    def _copied_call(self, future: Future[Any], path: str) -> Any:
+        try:
+            return self.bucket.done(future, path)
+        except Unmet:
+            raise stale(path) from None
+
+    def _store_copy(self, source: Found, key: str, path: str) -> Future[Any] | None:
+        """Have the store copy an object; None where it took several calls and is done."""
+        if key.endswith("/"):  # a directory's, which some gateways do not copy
+            return self.bucket.begin("put_object", Key=key, Body=b"")
+        if source.size > WHOLE:
+            whole = self.bucket.head(source.key, path)
+            if whole is not None:
+                self._by_parts(whole, key, path, False)
+            return None
+        return self.bucket.begin(
+            "copy_object",
+            Key=key,
+            CopySource={"Bucket": self.bucket.name, "Key": source.key},
+            CopySourceIfMatch=f'"{source.etag}"',
+        )
+
+    def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
+        return self._copied(source, target, if_absent)
+
+    def _copied(self, source: str, target: str, if_absent: bool) -> Entry:
+        if not source:
+            raise error(errno.EISDIR, source)
+        here = self.bucket.head(self.key(source), source)
+        if here is None:
+            raise self._unlike_file(source)
+        if not target:
+            raise error(errno.EISDIR, target)
+        if if_absent:
+            self._heeds(target)
+        self.put_folders(self._room(target, if_absent))
+        key = self.key(target)
+        if if_absent and not here.size:
+            with self.create(target, if_absent=True, mode=mode_of(here), mtime=mtime_of(here)) as writer:
+                return writer.commit()
+        if if_absent or here.size > WHOLE:
+            return self._by_parts(here, key, target, if_absent)
+        future = self._store_copy(here, key, source)
+        answer = self._copied_call(future, source) if future is not None else {}
+        return entry(target, here)._replace(version=bare(answer.get("CopyObjectResult", {})))
+
+    def _by_parts(self, source: Found, key: str, path: str, if_absent: bool) -> Entry:
+        """A copy by the store which can be conditional, and of any size."""
+        upload = Upload(self.bucket, key, path, {**source.meta, MARK: secrets.token_hex(8)})
+        try:
+            size = max(WHOLE // 5, -(-source.size // PARTS))
+            for start in range(0, source.size, size):
+                upload.copy(source, start, min(start + size, source.size) - 1)
+            etag = upload.complete(if_absent)
+        except BaseException:
+            upload.abort()
+            raise
+        return entry(path, source)._replace(version=etag)
+
+    def _heeds(self, path: str) -> None:
+        """See once whether the store heeds If-None-Match. ENOTSUP where it does not."""
+        with self._lock:
+            if self._conditional is None:
+                key = f"{self.base}{ASIDE}{secrets.token_hex(8)}"
+                self.bucket.call("put_object", path, Key=key, Body=b"")
+                try:
+                    self.bucket.call("put_object", path, Key=key, Body=b"", IfNoneMatch="*")
+                    self._conditional = False
+                except Unmet:
+                    self._conditional = True
+                except OSError as fault:
+                    if fault.errno != errno.ENOTSUP:
+                        raise
+                    self._conditional = False
+                finally:
+                    with contextlib.suppress(OSError):
+                        self.bucket.call("delete_object", path, Key=key)
+        if not self._conditional:
+            text = "this store does not heed If-None-Match: it cannot decide who is first"
+            raise OSError(errno.ENOTSUP, text, path)
+
+    def close(self) -> None:
+        self.bucket.close()
