@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from quine import book, private, shown
 from quine.exits import Misconfigured, NotBuilt
+from quine.files import credentials
 from quine.guests import FILES, Config
 from quine.guests.base import Usage
 from quine.guests.vendors import KEYS, choose
@@ -78,6 +79,7 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
     removed = {name: environ.pop(name) for name in [name for name in environ if inherit.is_secret(name)]}
     # A key out of a file has a newline at its end.
     secrets.update({name: value.strip() for name, value in removed.items() if name in KEYS and value.strip()})
+    masked = _store(environ, removed, secrets)
     for name in [n for n, v in environ.items() if any(len(s) >= 8 and s in v for s in secrets.values())]:
         removed[name] = environ.pop(name)
     if environ is os.environ:
@@ -114,8 +116,31 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         began=float(former.get("began") or time.time()),
         top="lineage" not in memo or former.get("top") is True,
         masked=tuple(
-            {*secrets.values(), *map(str.strip, removed.values()), *(told if isinstance(told, list) else ())}
+            {
+                *(value for name, value in secrets.items() if name != credentials.URL),
+                *map(str.strip, removed.values()),
+                *masked,
+                *(told if isinstance(told, list) else ()),
+            }
         ),
+    )
+
+
+def _store(
+    environ: MutableMapping[str, str], removed: dict[str, str], secrets: dict[str, str]
+) -> list[str]:
+    """Keep what opens the store of the files tier, and only that; show its URL without a password.
+
+    What of it no tape may hold.
+    """
+    url, options = environ.get(credentials.URL, ""), removed.get(credentials.OPTIONS, "")
+    secrets.update(credentials.kept(url, removed))
+    if credentials.shown(url) != url:
+        environ[credentials.URL] = credentials.shown(url)
+        if environ is os.environ:
+            shown.forget([credentials.URL])
+    return credentials.secrets_of(
+        secrets.get(credentials.URL, url), options or secrets.get(credentials.OPTIONS, "")
     )
 
 

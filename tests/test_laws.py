@@ -28,6 +28,7 @@ IMPORTERS = {
     "httpx": {"quine/guests/http.py"},
     "typer": {"quine/cli.py"},
     "fsspec": set(),
+    "s3fs": {"quine/files/s3.py"},
     "pydantic": {
         "deploy/inventory.py",
         "quine/arrivals.py",

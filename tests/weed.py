@@ -62,7 +62,11 @@ class Weed:
         data.mkdir()
         port = free_port()
         self.endpoint = f"http://127.0.0.1:{port}"
-        ports = [f"-{part}.port{kind}={free_port()}" for part in ("master", "volume", "filer") for kind in ("", ".grpc")]
+        ports = [
+            f"-{part}.port{kind}={free_port()}"
+            for part in ("master", "volume", "filer")
+            for kind in ("", ".grpc")
+        ]
         options = [
             *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={data}", "-s3", f"-s3.config={config}"),
             *(f"-s3.port={port}", f"-s3.port.grpc={free_port()}", "-s3.port.iceberg=0", "-s3.port.lance=0", *ports),

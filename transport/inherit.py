@@ -28,15 +28,19 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 # NPMTOKEN and PGPASSWORD have them at their end, AWS_SECRET_ACCESS_KEY_ID in its midst
-_SECRET_ENDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS")
+_SECRET_ENDS = (
+    *("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS"),
+    "CONNECTION_STRING",  # AZURE_STORAGE_CONNECTION_STRING has the account's key in it
+)
 _SECRET_WORDS = {*_SECRET_ENDS, "PASS", "PWD", "PAT", "AUTH", "SSHPASS"}
+_OUR_SECRETS = ("QUINE_API_KEY", "QUINE_FS_OPTIONS")
 _NO_SECRETS = ("PWD", "OLDPWD", "SSH_AUTH_SOCK")
 
 
 def is_secret(name: str) -> bool:
     """Does the name of an environment variable say that its value is a key, a token or a password?"""
     if name.startswith("QUINE_"):
-        return name == "QUINE_API_KEY"  # ours are known: QUINE_MAX_TOKENS is none, nor is the memo's number
+        return name in _OUR_SECRETS  # ours are known: QUINE_MAX_TOKENS is none, nor is the memo's number
     upper = name.upper()
     words = upper.split("_")
     return name not in _NO_SECRETS and (upper.endswith(_SECRET_ENDS) or not _SECRET_WORDS.isdisjoint(words))
@@ -44,7 +48,17 @@ def is_secret(name: str) -> bool:
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
     """An environment without what looks like a secret, and without the memo of its owner."""
-    return {name: value for name, value in environ.items() if name != VARIABLE and not is_secret(name)}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name != VARIABLE and not is_secret(name) and not _opens(name, value)
+    }
+
+
+def _opens(name: str, value: str) -> bool:
+    """Does the URL of the files tier hold a password?"""
+    places = [part.partition("/")[0] for part in value.split("://")[1:]] if name == "QUINE_FS" else []
+    return any(":" in place.rpartition("@")[0] for place in places)
 
 
 def write(memo: Mapping[str, object]) -> int:

@@ -43,9 +43,9 @@ def open_store(url: str, environ: Mapping[str, str], data_dir: str) -> Tier:
             f"QUINE_FS=file://{os.path.abspath(url)}" if "/" in url else "origin:, file:///DIR, s3://BUCKET"
         )
         raise Misconfigured(f"the files tier needs a URL, and {url[:80]!r} has no scheme", hint)
-    raise Misconfigured(
-        f"nothing here speaks {scheme}: for the files tier", "origin:, file:///DIR, memory://NAME"
-    )
+    from quine.files.foreign import open_foreign
+
+    return open_foreign(url, environ)
 
 
 def _origin(rest: str, data_dir: str) -> Tier:

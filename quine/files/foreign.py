@@ -1,0 +1,73 @@
+"""Stores that are reached through a library: which one a URL means, and how it is opened.
+
+Laws
+1. A driver is imported when its URL is opened, and one that is missing is an error that names the extra.
+2. Options of a driver come from QUINE_FS_OPTIONS, which holds keys and is treated as one; a URL carries none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from quine.exits import Misconfigured
+from quine.files import credentials, names
+from quine.files.tier import Tier
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
+EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "az": "azure",
+    "abfs": "azure",
+    "abfss": "azure",
+}
+
+
+def open_foreign(url: str, environ: Mapping[str, str]) -> Tier:
+    """The tier of a URL that is not local. Raises Misconfigured."""
+    whole = credentials.completed(environ)
+    if whole.get(credentials.URL) and credentials.shown(whole[credentials.URL]) == url:
+        url = whole[credentials.URL]
+    options = _options(whole)
+    scheme = credentials.schemes(url)[0]
+    if "::" not in url and scheme in ("s3", "s3a"):
+        return _s3(url, whole, options)
+    raise Misconfigured(f"nothing here speaks {scheme}: for the files tier")
+
+
+def _options(environ: Mapping[str, str]) -> dict[str, Any]:
+    text = environ.get(credentials.OPTIONS, "")
+    try:
+        options = json.loads(text) if text else {}
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        hint = """QUINE_FS_OPTIONS='{"endpoint_url": "https://…"}'"""
+        raise Misconfigured(f"{credentials.OPTIONS} must be a JSON object", hint)
+    return options
+
+
+def _s3(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> Tier:
+    from quine.files.objects import ObjectTier
+    from quine.files.s3 import Bucket
+
+    bucket, _, prefix = url.partition("://")[2].partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        hint = "s3://BUCKET/PREFIX; keys belong into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        raise Misconfigured(f"no name of a bucket in {credentials.shown(url)[:80]}", hint)
+    opened = Bucket(bucket, environ, options)
+    opened.driver()
+    return ObjectTier(credentials.shown(url).rstrip("/"), opened, inside(prefix))
+
+
+def inside(prefix: str) -> str:
+    """The root of the tier in its store. Misconfigured."""
+    try:
+        return names.clean(prefix)
+    except OSError as error:
+        raise Misconfigured(f"no root of a tier: {prefix[:80]!r}: {error.strerror}") from None
