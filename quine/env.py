@@ -126,9 +126,7 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
     )
 
 
-def _store(
-    environ: MutableMapping[str, str], removed: dict[str, str], secrets: dict[str, str]
-) -> list[str]:
+def _store(environ: MutableMapping[str, str], removed: dict[str, str], secrets: dict[str, str]) -> list[str]:
     """Keep what opens the store of the files tier, and only that; show its URL without a password.
 
     What of it no tape may hold.
