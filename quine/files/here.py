@@ -1,0 +1,82 @@
+"""Which files tier a process uses, and the one that the face of a job answers with.
+
+Laws
+1. Who has a `QUINE_FS` opens that. A job without one asks its origin, whatever machine it is on; everybody else has the
+   directory of the origin: itself.
+2. A face answers with the tier of its own environment, so one that is itself elsewhere passes on what it is asked.
+3. Standard library only, and next to nothing before the first request: every `quine run` on a host has this.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from quine.files.tier import Tier
+    from transport.incoming import Incoming
+    from transport.services import Service
+
+SERVICE = "fs"
+
+
+def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
+    """The tier of this process. Raises Misconfigured; an origin that is gone is told by the first operation."""
+    if not environ.get("QUINE_FS"):
+        from transport.requests import Relay
+
+        if (relay := Relay.from_environment()) is not None:
+            from quine.files.remote import Remote
+
+            return Remote(relay)
+    from quine.files.open import open_store
+
+    data_dir = os.path.abspath(os.path.expanduser(environ.get("QUINE_DATA_DIR") or ".quine"))
+    return open_store(environ.get("QUINE_FS") or "origin:", environ, data_dir)
+
+
+class Services(Mapping[str, "Service"]):
+    """What a face answers: `plain` services, and the files tier, made when it is first asked for."""
+
+    def __init__(
+        self, environ: Mapping[str, str], plain: Mapping[str, Callable[[bytes], bytes]] | None = None
+    ) -> None:
+        self._environ = environ
+        self._plain = plain or {}
+        self._files: Service | None = None
+
+    def __getitem__(self, name: str) -> Service:
+        if name != SERVICE:
+            return self._plain[name]
+        if self._files is None:
+            from transport.incoming import Streaming
+
+            self._files = Streaming(answering(self._environ))
+        return self._files
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (*self._plain, SERVICE)
+
+    def __len__(self) -> int:
+        return len(self._plain) + 1
+
+
+def answering(environ: Mapping[str, str]) -> Callable[[Incoming], None]:
+    """The handler of `fs`, which brings its modules and opens its store in the thread of the first request."""
+    import threading
+
+    made: list[Callable[[Incoming], None]] = []
+    lock = threading.Lock()
+
+    def answer(incoming: Incoming) -> None:
+        with lock:
+            if not made:
+                from quine.files.service import Service
+
+                made.append(Service(lambda: tier_here(environ)))
+        made[0](incoming)
+
+    return answer

@@ -1,0 +1,52 @@
+"""Where the files tier is, as text: what of `QUINE_FS` is passed on, and to whom.
+
+Laws
+1. A relative directory is one of the process that read it first, and is made absolute there.
+2. Another machine is told a URL only where it opens the store itself, and never a password in it.
+3. Standard library only, and little of it: everything that starts reads this.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLES = ("QUINE_FS", "QUINE_FS_QUOTA")
+OURS = ("origin", "memory")  # of this machine or this process alone
+
+
+def absolute(url: str) -> str:
+    """`origin:DIR` with the directory from the root on; any other URL as it is."""
+    directory = url.removeprefix("origin:")
+    if directory == url or not directory:
+        return url
+    try:
+        here = os.getcwd()
+    except OSError:
+        here = "/"
+    return "origin:" + os.path.normpath(os.path.join(here, os.path.expanduser(directory)))
+
+
+def shareable(url: str, environ: Mapping[str, str]) -> str | None:
+    """What a host is told that has its own access to the store; None where it has to ask us all the same.
+
+    With a quota it has: what it writes would be counted by nobody.
+    """
+    scheme = url.partition(":")[0]
+    if not url or environ.get("QUINE_FS_QUOTA") or scheme in OURS:
+        return None
+    return "::".join(_without_password(part) for part in url.split("::"))
+
+
+def _without_password(url: str) -> str:
+    """A user is part of an address, a password is none; a key without its secret opens nothing."""
+    scheme, between, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    user, at, host = place.rpartition("@")
+    if ":" in user:
+        user = user.partition(":")[0] if scheme in ("sftp", "ssh", "ftp") else ""
+        at = "@" if user else ""
+    return f"{scheme}{between}{user}{at}{host}{slash}{path}"
