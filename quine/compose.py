@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transport.duplex import Duplex
     from transport.guard import Guarded
     from transport.hosts import Target
+    from transport.services import Service
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -161,6 +162,12 @@ def settle(spawn: Spawn, host: Host) -> None:
     if spawn.cwd is None and host.same_paths and isinstance(caller, str):
         spawn.cwd = caller
     spawn.env = {**host.env, **spawn.env, "QUINE_NODE_NAME": host.name}
+    store = spawn.context.get("fs")
+    if host.fs == "direct" and isinstance(store, str):
+        spawn.env.setdefault("QUINE_FS", store)
+    spawn.context = {
+        name: value for name, value in spawn.context.items() if name != "fs"
+    }  # no other host's business
     spawn.limits = {**{name: str(value) for name, value in host.limits.items()}, **spawn.limits}
     spawn.lease = max(host.lease, DETACHED_LEASE) if spawn.context.get("detached") else host.lease
 
@@ -219,10 +226,10 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
     environ = {**given, **settled}
 
-    def serve(life: Life) -> dict[str, Callable[[bytes], bytes]]:
+    def serve(life: Life) -> Mapping[str, Service]:
         return _services(life, settings.ledger, environ, facts)
 
-    def renew(spawn: Spawn) -> dict[str, Callable[[bytes], bytes]]:
+    def renew(spawn: Spawn) -> Mapping[str, Service]:
         again = another(life)  # of one that was lost there may be a tape
         spawn.id, spawn.tree, facts["session"] = again.session, again.root, again.session
         return serve(again)
@@ -286,13 +293,14 @@ def _log(life: Life, environ: Mapping[str, str]) -> Callable[[str], None]:
 
 def _services(
     life: Life, ledger: Ledger | None, environ: dict[str, str], facts: dict[str, object] | None = None
-) -> dict[str, Callable[[bytes], bytes]]:
+) -> Mapping[str, Service]:
     """What we answer one remote child, made when the first request comes. Tokens are counted in `facts`.
 
     Its imports (pydantic, a provider's client) take longer than the child over there needs to start.
     """
     import threading
 
+    from quine.files import here
     from quine.host import is_relayed
     from transport import inherit
 
@@ -312,7 +320,7 @@ def _services(
                     made.update(origin.services(life, ledger, environ, spent, _log(life, environ)))
         return made[name](body)
 
-    return {name: partial(answer, name) for name in SERVICES}
+    return here.Services(environ, {name: partial(answer, name) for name in SERVICES})
 
 
 def _ask() -> Callable[[str, bytes], bytes]:

@@ -20,8 +20,8 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 from quine import book, private, shown
-from quine.exits import Misconfigured, NotBuilt
-from quine.files import credentials
+from quine.exits import Misconfigured
+from quine.files import credentials, place
 from quine.guests import FILES, Config
 from quine.guests.base import Usage
 from quine.guests.vendors import KEYS, choose
@@ -84,8 +84,8 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         removed[name] = environ.pop(name)
     if environ is os.environ:
         shown.forget(removed.keys())
-    if environ.get("QUINE_FS", "origin:") != "origin:":
-        raise NotBuilt("QUINE_FS")
+    if environ.get("QUINE_FS"):
+        environ["QUINE_FS"] = place.absolute(environ["QUINE_FS"])
     data_dir = _absolute(environ.get("QUINE_DATA_DIR") or ".quine")
     environ["QUINE_DATA_DIR"] = data_dir
     for name in ("QUINE_INVENTORY", "QUINE_PRICES"):

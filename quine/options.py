@@ -47,7 +47,14 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         True,
         "the hosts (QUINE_INVENTORY, ./inventory.toml)",
     ),
-    ("fs", "", "URL", "agent run", False, "the files tier (QUINE_FS)"),
+    (
+        "fs",
+        "",
+        "URL",
+        "agent run",
+        True,
+        "the files tier: origin:[DIR], file://, s3:// and others (QUINE_FS)",
+    ),
     ("cwd", "", "DIR", "agent run", True, "directory to start in"),
     ("env", "", "K[=V]", "agent run", True, "set or pass an environment variable; may be repeated"),
     (

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from quine.retry import Tries
+    from transport.services import Service
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -42,6 +43,10 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
         if name in values:
             raise Misconfigured(f"--{name} goes with --detach")
     env, limited = environment(values, os.environ), limits(values)
+    if "fs" in values:
+        from quine.files.place import absolute
+
+        os.environ["QUINE_FS"] = absolute(str(values["fs"]))
     terminal = _terminal() if "terminal" in values else None
     _tries(values)  # refused here, whatever becomes of the rest
     if "on" not in values and "report" not in values:
@@ -58,7 +63,14 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
         context=caller(values),
         terminal=terminal,
     )
-    return show(spawn, values)
+    return show(spawn, values, _services())
+
+
+def _services() -> Mapping[str, Service]:
+    """What the command may ask of us: the files tier."""
+    from quine.files.here import Services
+
+    return Services(dict(os.environ))
 
 
 def _tries(values: dict[str, object]) -> Tries | None:
@@ -81,12 +93,19 @@ def _terminal() -> dict[str, object]:
 
 
 def callers_environment(values: dict[str, object]) -> dict[str, str]:
-    """What a job has of our environment: here all, less secrets where --on asks for a job; elsewhere nothing."""
+    """What a job has of our environment: here all; elsewhere nothing.
+
+    Where --on asks for a job here: less secrets and less the files tier, which it asks us for as any job does.
+    """
     from transport.inherit import scrubbed
 
     if values.get("on", "local") != "local":
         return {}
-    return scrubbed(os.environ) if "on" in values else dict(os.environ)
+    if "on" not in values:
+        return dict(os.environ)
+    from quine.files.place import VARIABLES
+
+    return {name: value for name, value in scrubbed(os.environ).items() if name not in VARIABLES}
 
 
 def starting_directory(values: dict[str, object]) -> str | None:
@@ -136,15 +155,19 @@ def caller(values: dict[str, object]) -> dict[str, object]:
     context = {"inventory": inventory, "cwd": _current(), "ssh_agent": os.environ.get("SSH_AUTH_SOCK")}
     if "token" in memo and "inventory" not in values and ("lineage" in memo or not inventory):
         context["token"] = str(memo["token"])
+    if store := str(values.get("fs") or os.environ.get("QUINE_FS") or ""):
+        from quine.files.place import shareable
+
+        context["fs"] = shareable(store, os.environ)
     return dict(context)
 
 
 def show(
     spawn: Spawn,
     values: dict[str, object],
-    services: Mapping[str, Callable[[bytes], bytes]] | None = None,
+    services: Mapping[str, Service] | None = None,
     facts: dict[str, object] | None = None,
-    renew: Callable[[Spawn], Mapping[str, Callable[[bytes], bytes]]] | None = None,
+    renew: Callable[[Spawn], Mapping[str, Service]] | None = None,
     on_refused: Callable[[str], None] | None = None,
 ) -> int:
     """Run a job as its face; print what there is to say once; leave as the job left.

@@ -3,12 +3,13 @@
 Laws
 1. A relative directory is one of the process that read it first, and is made absolute there.
 2. Another machine is told a URL only where it opens the store itself, and never a password in it.
-3. Standard library only, and little of it: everything that starts reads this.
 """
 
 from __future__ import annotations
 
 import os
+
+from quine.files import credentials
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,15 +39,4 @@ def shareable(url: str, environ: Mapping[str, str]) -> str | None:
     scheme = url.partition(":")[0]
     if not url or environ.get("QUINE_FS_QUOTA") or scheme in OURS:
         return None
-    return "::".join(_without_password(part) for part in url.split("::"))
-
-
-def _without_password(url: str) -> str:
-    """A user is part of an address, a password is none; a key without its secret opens nothing."""
-    scheme, between, rest = url.partition("://")
-    place, slash, path = rest.partition("/")
-    user, at, host = place.rpartition("@")
-    if ":" in user:
-        user = user.partition(":")[0] if scheme in ("sftp", "ssh", "ftp") else ""
-        at = "@" if user else ""
-    return f"{scheme}{between}{user}{at}{host}{slash}{path}"
+    return credentials.shown(url)
