@@ -27,7 +27,7 @@ IMPORTERS = {
     "asyncssh": {"transport/ssh.py"},
     "httpx": {"quine/guests/http.py"},
     "typer": {"quine/cli.py"},
-    "fsspec": set(),
+    "fsspec": {"quine/files/fs.py"},
     "s3fs": {"quine/files/s3.py"},
     "pydantic": {
         "deploy/inventory.py",
