@@ -177,7 +177,7 @@ def _is_labs(thread: threading.Thread) -> bool:
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     # labs of the session come up before the snapshot
-    with_lab = "lab" in request.fixturenames
+    with_lab = "lab" in request.fixturenames or request.node.get_closest_marker("lab") is not None
     if with_lab:
         request.getfixturevalue("session_lab")
     environment, directory = dict(os.environ), Path.cwd()

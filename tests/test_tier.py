@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quine.files.tier import BLOCK, Tier, pour
-from tests.tiers import MAKERS, Store, below, get, put
+from tests.tiers import MAKERS, Store, below, get, makers, put
 
 LONG = int(os.environ.get("QUINE_TEST_TIER", 0))
 NAMES = [
@@ -28,7 +28,7 @@ NAMES = [
 SIZES = [0, 1, 4095, 4096, 4097, 65536, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7]
 
 
-@pytest.fixture(params=sorted(MAKERS))
+@pytest.fixture(params=makers())
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     with MAKERS[request.param](request, tmp_path) as store:
         yield store

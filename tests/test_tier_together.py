@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 from quine.files import names
 from quine.files.tier import Tier
-from tests.tiers import MAKERS, Store, below, get, marked, put, whole
+from tests.tiers import MAKERS, Store, below, get, makers, marked, put, whole
 
 EXAMPLES = int(os.environ.get("QUINE_TEST_TIER", 0)) // 100
 
 
-@pytest.fixture(params=sorted(MAKERS))
+@pytest.fixture(params=makers())
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     with MAKERS[request.param](request, tmp_path) as store:
         yield store

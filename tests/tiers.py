@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,13 @@ class Store:
 
 Make = Callable[[pytest.FixtureRequest, Path], AbstractContextManager[Store]]
 MAKERS: dict[str, Make] = {}
+WITH_LAB = {"link"}  # those whose hosts must be there before the test is watched
+
+
+def makers() -> list[Any]:
+    """The parameters of a fixture that gives one store after the other."""
+    marks = {name: [pytest.mark.lab] if name in WITH_LAB else [] for name in MAKERS}
+    return [pytest.param(name, marks=marks[name]) for name in sorted(MAKERS)]
 
 
 def maker(
@@ -116,6 +124,15 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     name = f"{os.getpid()}/{tmp_path}"
     yield opened(f"memory://{name}")
     forget(name)
+
+
+@maker("link", "descriptors")
+def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """That of a job on another host, over a real link; other processes are those of the origin."""
+    from tests import doors
+
+    with doors.opened(request.getfixturevalue("lab"), "h1", tmp_path / "fs") as door:
+        yield Store(door.tier(), door.tier, f"origin:{door.root}", str(tmp_path))
 
 
 # -- what every test does --------------------------------------------------------------------------

@@ -64,6 +64,8 @@ class Remote(Tier):
         return self._list("walk", path)
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        if offset < 0 or (length is not None and length < 0):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
         asked = self.stream(path)
         try:
             _say(asked, words.ask("get", path=path, offset=offset, length=length), path)
