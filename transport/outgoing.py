@@ -134,6 +134,7 @@ class Asked:
         self._answer: deque[bytes] = deque()
         self._taken = 0
         self._error: str | None = None
+        self._finished = False  # the answer has come, whole, or the error
         self._over = ""  # why nothing can be done with it any more
         self._flush()
 
@@ -152,7 +153,7 @@ class Asked:
             at = 0
             while at < len(left):
                 with self._change:
-                    self._wait(lambda: flow.credit > 0 or flow.stopped or self._channel.finished)
+                    self._wait(lambda: flow.credit > 0 or flow.stopped or self._finished)
                     self._check_read()
                     until = min(at + ROUND, len(left))
                     while size := min(CHUNK, flow.credit, until - at):
@@ -165,7 +166,7 @@ class Asked:
         """Nobody reads the body any more: say why, if that has been said."""
         if self._error is not None:
             raise RequestError(self._error)
-        if self._channel.flows[STDIN].stopped or self._channel.finished:
+        if self._channel.flows[STDIN].stopped or self._finished:
             raise BrokenPipeError("the origin reads no more of the request")
 
     def end(self, last: Buffer = b"") -> None:
@@ -173,6 +174,8 @@ class Asked:
         if len(last):
             self.write(last)
         with self._change:
+            if self._finished and self._error is None:
+                return  # it was answered before
             self._check()
             if not self._channel.flows[STDIN].ended and not self._channel.flows[STDIN].stopped:
                 self._session.eof(self._number, STDIN)
@@ -192,7 +195,7 @@ class Asked:
         """At most `size` bytes of the answer, at least one; b"" is its end, and that the origin did what was asked."""
         with self._change:
             if not self._answer:
-                self._wait(lambda: bool(self._answer) or self._channel.finished)
+                self._wait(lambda: bool(self._answer) or self._finished)
             if not self._answer:
                 return self._ended()
             data = gather(self._answer, size)
@@ -238,6 +241,7 @@ class Asked:
         self._over = self._error = "the request was given up"
         self._connection.hang_up()
         with self._change:
+            self._answer.clear()
             self._let_go()
 
     def _let_go(self) -> None:
@@ -263,7 +267,7 @@ class Asked:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         """Until it is so, with what comes; the lock is held on entry and at the end."""
-        if self._channel.finished and ready():
+        if self._finished and ready():
             return
         self._check()
         while not ready():
@@ -271,7 +275,7 @@ class Asked:
                 self._change.wait()
             else:
                 self._receive()
-            if not self._channel.finished:
+            if not self._finished:
                 self._check()
 
     def _receive(self) -> None:
@@ -299,6 +303,7 @@ class Asked:
             for frame in self._session.receive(data):
                 if frame.channel == self._number:
                     self._take(frame)
+            self._finished = self._finished or self._channel.finished
         except ProtocolError as error:
             raise self._lost(error) from None
 

@@ -1,0 +1,87 @@
+"""Streaming requests of jobs on other machines, over real sshd: whole, over cuts, through a face on the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import breaks, streaming
+from tests.breaks import CUTS, LONG, MiB
+from tests.lab import Lab
+
+pytestmark = pytest.mark.timeout(300 + 15 * CUTS)
+
+
+def asked(lab: Lab, *words: object) -> str:
+    """What a job says that asks so; its face and the job end well, and say nothing else."""
+    argv, more = streaming.command(lab, *map(str, words))
+    done = subprocess.run(argv, capture_output=True, timeout=120 + 20 * CUTS, check=False, **more)
+    assert (done.returncode, done.stderr) == (0, b""), done
+    return done.stdout.decode().rstrip("\n")
+
+
+@pytest.mark.parametrize("way", [["h1"], ["h1", "between", "h1"]], ids=["here", "between"])
+def test_bytes_cross(lab: Lab, way: list[str]) -> None:
+    assert asked(lab, *way, "put", 3_000_001) == "same"
+    assert asked(lab, *way, "get", 3_000_001) == "same"
+    assert asked(lab, *way, "both", 3_000_001) == "same"
+    assert asked(lab, *way, "files", 3_000_001) == "3000001 3000001 same"
+    assert asked(lab, *way, "refused", 3_000_001).endswith("RequestError / enough of that")
+
+
+def test_two_hundred_at_one_time(lab: Lab) -> None:
+    assert asked(lab, "h1", "many", 200, 100_000) == "same"
+
+
+@pytest.mark.parametrize("threads", [1, 16])
+def test_short_ones_use_few_connections(lab: Lab, threads: int) -> None:
+    count = 10_000 if LONG else 500
+    assert int(asked(lab, "h1", "short", count, threads)) <= threads + 1
+
+
+def test_a_handler_that_does_not_read_holds_a_window(lab: Lab) -> None:
+    assert int(asked(lab, "h1", "held", 100 * MiB)) <= 2 * (1 << 16)
+
+
+def test_a_fork_asks_on_its_own(lab: Lab) -> None:
+    assert asked(lab, "h1", "forked") == "0 after"
+
+
+def test_streams_that_wait_hold_up_no_plain_request(lab: Lab) -> None:
+    assert asked(lab, "h1", "mixed", 100) == "cba"
+
+
+@pytest.mark.parametrize(
+    ("how", "end"), [("closed", "abandoned"), ("killed", "abandoned"), ("ended", "whole")]
+)
+@pytest.mark.parametrize("way", [["h1"], ["h1", "between", "h1"]], ids=["here", "between"])
+def test_only_the_end_is_an_end(lab: Lab, tmp_path: Path, way: list[str], how: str, end: str) -> None:
+    """Who gives up or is killed before it leaves a handler that knows; after it the body counts."""
+    argv, more = streaming.command(lab, *way, "die", 60_000, how)
+    noted = tmp_path / "noted"
+    subprocess.run(argv, capture_output=True, timeout=120, check=False, **{**more, "cwd": tmp_path})
+    assert how != "closed" or noted.exists()
+    if noted.exists():  # a face that leaves with its job waits for no handler
+        size = int(noted.read_text().split()[1])
+        assert noted.read_text() == f"{end} {size}\n" and (end == "abandoned" or size == 60_000)
+
+
+def test_a_face_leaves_with_its_job_whoever_waits_in_it(lab: Lab) -> None:
+    argv, more = streaming.command(lab, "h1", "leave")
+    done = subprocess.run(argv, capture_output=True, timeout=60, check=False, **more)
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"", b"")
+
+
+@pytest.mark.parametrize("verb", ["put", "get", "both"])
+def test_over_cuts(lab: Lab, through: Callable[..., str], verb: str) -> None:
+    host, proxy = through("h1"), lab["h1"].proxy
+    size, cuts = (1024 * MiB, CUTS) if LONG else (16 * MiB, 6)
+    assert asked(lab, host, "put", 1) == "same"  # the link is there
+    done = proxy.cuts()
+    proxy.cut_after(*breaks.plan(os.getpid(), cuts, size))
+    assert asked(lab, host, verb, size) == "same"
+    assert proxy.cuts() - done == cuts
