@@ -83,6 +83,25 @@ async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
     return duplex
 
 
+async def files(
+    target: SshTarget, note: Note
+) -> tuple[asyncssh.SFTPClient, list[asyncssh.SSHClientConnection]]:
+    """An SFTP session, its paths bytes, and the connections to close, the last first; raises Unreachable."""
+    async with handshakes(target):
+        connections = await _reach(target, note)
+    try:
+        for connection in connections:
+            _no_chaff(connection)
+        return await connections[-1].start_sftp_client(path_encoding=None), connections
+    except (asyncssh.Error, OSError) as error:
+        _abort(connections)
+        hint = "is there a `Subsystem sftp` in its sshd_config?"
+        raise target.unreachable(f"it offers no sftp: {_text(error)}", hint) from None
+    except BaseException:
+        _abort(connections)
+        raise
+
+
 def _no_chaff(connection: asyncssh.SSHClientConnection) -> None:
     """Drop the empty ignore packet that asyncssh puts before each packet, a system call and an encryption each.
 

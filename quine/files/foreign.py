@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from quine.exits import Misconfigured
 from quine.files import credentials, names
 from quine.files.tier import Tier
+from transport.reach import SshTarget
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::([0-9]{1,5}))?")
 EXTRAS = {
     "s3": "s3",
     "s3a": "s3",
@@ -37,6 +40,8 @@ def open_foreign(url: str, environ: Mapping[str, str]) -> Tier:
     scheme = credentials.schemes(url)[0]
     if "::" not in url and scheme in ("s3", "s3a"):
         return _s3(url, whole, options)
+    if "::" not in url and scheme in ("sftp", "ssh"):
+        return _sftp(url, whole, options)
     raise Misconfigured(f"nothing here speaks {scheme}: for the files tier")
 
 
@@ -63,6 +68,33 @@ def _s3(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> Tier:
     opened = Bucket(bucket, environ, options)
     opened.driver()
     return ObjectTier(credentials.shown(url).rstrip("/"), opened, inside(prefix))
+
+
+def _sftp(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> Tier:
+    """Options: identity, jump (another [USER@]HOST[:PORT]), as in the inventory."""
+    from quine.files.sftp import SftpTier
+
+    place, _, path = url.partition("://")[2].partition("/")
+    if ":" in place.rpartition("@")[0]:
+        hint = "keys: the ssh agent, ~/.ssh/config, or identity in QUINE_FS_OPTIONS"
+        raise Misconfigured("sftp:// takes no password", hint)
+    target = _target(place, environ)
+    jump, identity = options.pop("jump", None), options.pop("identity", None)
+    if options or not all(isinstance(value, str | None) for value in (jump, identity)):
+        raise Misconfigured("options of sftp:// are identity and jump", "see QUINE_FS_OPTIONS")
+    target = replace(target, identity=identity, jump=_target(jump, environ) if jump else None)
+    root = "~" if path in ("", "~") else path if path.startswith("~/") else f"/{path}"
+    inside(root)
+    return SftpTier(credentials.shown(url).rstrip("/"), target, root)
+
+
+def _target(place: str, environ: Mapping[str, str]) -> SshTarget:
+    user, _, rest = place.rpartition("@")
+    found = _HOST.fullmatch(rest)
+    if found is None or user.startswith("-"):
+        raise Misconfigured(f"no host in {rest[:80]!r}", "sftp://[USER@]HOST[:PORT]/DIRECTORY")
+    host, port = found[1].strip("[]"), int(found[2]) if found[2] else None
+    return SshTarget(host, host, user or None, port, agent=environ.get("SSH_AUTH_SOCK"))
 
 
 def inside(prefix: str) -> str:
