@@ -41,8 +41,8 @@ class SftpTier(Tier):
     def __init__(self, url: str, target: SshTarget, root: str) -> None:
         self.url = url
         self.session = Session(target)
-        self._told = os.fsencode(root) or b"."
-        self._root = b""  # without links, as the server names it
+        self._told = os.fsencode(root)
+        self._root = b""  # absolute, once the server has said where home is
         self._seen: dict[str, float] = {}
         self._swept = -SWEEP
 
@@ -53,8 +53,8 @@ class SftpTier(Tier):
         if not self._root:
             told = self._told
             if told == b"~" or told.startswith(b"~/"):
-                told = told[2:] or b"."
-            self._root = await client.realpath(told)
+                told = (await client.realpath(b".")) + told[1:]
+            self._root = told
         return self._root.rstrip(b"/") + b"/" + os.fsencode(path) if path else self._root
 
     async def _look(self, client: Any, path: str) -> Any:
