@@ -58,6 +58,10 @@ def dispatch(words: list[str]) -> int:
         from quine.ps import main as ps
 
         return ps(verb, words[1:])
+    if verb == "fs":
+        from quine.files.commands import main as fs
+
+        return fs(words[1:])
     if verb == "node" and {"--dial", "--ready-fd"} & set(words):
         from quine.compose import node
 

@@ -12,6 +12,7 @@ Laws
 from __future__ import annotations
 
 from quine.exits import Misconfigured
+from quine.files import grammar
 from quine.options import TABLE, UNBUILT, VERBS
 
 # words that follow the verbs whose command line is not in the table
@@ -21,6 +22,7 @@ ACTIONS = {
     "tape": "ls show tree cost replay verify --data-dir --help",
     "doctor": "--inventory --help",
     "node": "--dial --stop --status --help",
+    "fs": " ".join(grammar.COMMANDS) + " --help",
 }
 SHELLS = ("bash", "zsh", "fish")
 HOSTS = "quine hosts 2>/dev/null | awk 'NR > 1 { print $1 }'"
@@ -65,7 +67,10 @@ def _options(verb: str) -> list[str]:
 
 def _bash() -> str:
     words = {verb: ACTIONS.get(verb) or " ".join(_options(verb)) for verb in _verbs()}
-    cases = "\n".join(f'                {verb}) words="{text}" ;;' for verb, text in words.items())
+    cases = "\n".join(
+        f"                {verb}) {_bash_fs(text) if verb == 'fs' else _set(text)} ;;"
+        for verb, text in words.items()
+    )
     paths = sorted({f"--{row[0]}" for row in TABLE if row[2] in ("FILE", "DIR", "FILE|FD")})
     return BASH.format(
         hosts=HOSTS,
@@ -75,6 +80,21 @@ def _bash() -> str:
         agent=" ".join(_options("agent")),
         verbs=" ".join(_verbs()),
     )
+
+
+def _set(words: str) -> str:
+    return f'words="{words}"'
+
+
+def _bash_fs(words: str) -> str:
+    """After a command of `quine fs`, its options; paths are those of the shell."""
+    inner = " ".join(f"{name}) {_set(' '.join(_fs_options(name)))} ;;" for name in grammar.COMMANDS)
+    after = f"case ${{COMP_WORDS[2]}} in {inner} esac"
+    return f"case $COMP_CWORD in 2) {_set(words)} ;; *) {after} ;; esac"
+
+
+def _fs_options(command: str) -> list[str]:
+    return [f"--{row[0]}" for row in grammar.OPTIONS if command in row[3].split()]
 
 
 def _fish() -> str:
@@ -99,6 +119,10 @@ def _fish() -> str:
         plain = [word for word in words.split() if not word.startswith("-")]
         lines += [f"complete -c quine -n {seen} -a {word}" for word in plain]
         lines += [f"complete -c quine -n {seen} -l {word[2:]}" for word in words.split() if word not in plain]
+    for name, short, value, commands, text in grammar.OPTIONS:
+        seen = f"'__fish_seen_subcommand_from fs; and __fish_seen_subcommand_from {commands}'"
+        more = (f" -s {short}" if short else "") + (" -r" if value else "")
+        lines.append(f"complete -c quine -n {seen} -l {name}{more} -d {_quoted(text)}")
     return "\n".join(lines) + "\n"
 
 

@@ -155,9 +155,9 @@ VERBS = {
     "kill": "signal them",
     "logs": "output of jobs that nobody waits for",
     "attach": "be the face of a running job again",
-    "fs": "the files tier",
+    "fs": "the files that all agents of a tree share: ls cat put get cp mv rm find stat mkdir url sync",
 }
-UNBUILT = ("xargs", "fs")
+UNBUILT = ("xargs",)
 
 # what --help says before the options
 USAGE = {

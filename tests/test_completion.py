@@ -19,6 +19,9 @@ CASES = [
     ("quine run --", {"--on", "--cwd"}, {"--max-turns"}),
     ("quine ps --", {"--json", "--all", "--on"}, {"--stdin"}),
     ("quine tape ", {"ls", "verify", "replay"}, {"run"}),
+    ("quine fs ", {"ls", "put", "sync"}, {"verify"}),
+    ("quine fs ls --", {"--long", "--json"}, {"--if-absent"}),
+    ("quine fs put --", {"--if-absent", "--recursive"}, {"--long"}),
     ("quine --completion ", set(SHELLS), {"run"}),
 ]
 

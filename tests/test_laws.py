@@ -190,7 +190,8 @@ def loaded(*statements: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["transport.client", "quine.run", "quine.options", "quine.host", "quine.ps"]
+    "module",
+    ["transport.client", "quine.run", "quine.options", "quine.host", "quine.ps", "quine.files.commands"],
 )
 def test_a_client_and_an_agent_import_the_standard_library_only(module: str) -> None:
     assert not loaded(f"import {module}") & BLOCKING
@@ -211,6 +212,16 @@ def imported_by(lab: Lab, *args: str, env: dict[str, str] | None = None) -> set[
 
 def test_a_plain_command_imports_the_standard_library_only(lab: Lab) -> None:
     assert not imported_by(lab, "run", "--", "true") & BLOCKING
+
+
+def test_a_command_of_the_files_tier_imports_the_standard_library_only(lab: Lab) -> None:
+    for words in (
+        ["ls"],
+        ["find"],
+        ["put", str(ROOT / "README.md"), "a"],
+        ["sync", "-n", str(ROOT / "docs"), "tier:d"],
+    ):
+        assert not imported_by(lab, "fs", *words) & BLOCKING
 
 
 def test_a_scripted_agent_imports_the_standard_library_only(lab: Lab) -> None:

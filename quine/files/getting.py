@@ -1,0 +1,139 @@
+"""get: files of the tier to this machine, or to stdout.
+
+Laws
+1. A file appears whole or not at all, with its mode and its time.
+2. Nothing is written outside of the directory that was named, whatever names the store has, whatever links lie there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from quine.exits import Misconfigured
+from quine.files import disk, names
+from quine.files.shown import escaped
+from quine.files.targets import below, crew_of, keeps, operands
+from quine.files.tier import error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
+    from quine.files.commands import Call
+    from quine.files.crew import Crew
+
+
+def get(call: Call) -> int:
+    sources, last = operands(call)
+    if last == "-":
+        return _get_stdout(call, sources)
+    many = len(sources) > 1 or last.endswith("/")
+    into = not call.values.get("no_target_directory") and (many or os.path.isdir(last))
+    expanded = list(call.expand(sources))
+    if len(expanded) > 1 and call.values.get("no_target_directory"):
+        raise Misconfigured("-T takes one path and its target")
+    with _Here(last, into or len(expanded) > 1) as here, crew_of(call.values) as crew:
+        for path, _ in expanded:
+            try:
+                _get(call, crew, path, here)
+            except OSError as problem:
+                crew.failed(problem)
+        crew.progress.found_all = True
+        return crew.finish() or call.end()
+
+
+class _Here:
+    """Where on this machine things come to: a directory, or a name in one. Directories are opened when first needed."""
+
+    def __init__(self, written: str, into: bool) -> None:
+        self.written, self.into = written, into
+        self._open: list[disk.Folder] = []
+        self._folder: disk.Folder | None = None
+
+    def folder(self) -> disk.Folder:
+        """The directory that files come into."""
+        if self._folder is None:
+            path = self.written if self.into else os.path.dirname(self.written.rstrip("/")) or "."
+            self._folder = disk.Folder(path)
+            self._open.append(self._folder)
+        return self._folder
+
+    def name(self, path: str) -> str:
+        """What a file of the tier is called in that directory."""
+        own = names.name(path) if self.into else os.path.basename(self.written.rstrip("/"))
+        if own in ("", ".", ".."):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), self.written)
+        return own
+
+    def top(self, path: str) -> disk.Folder:
+        """The directory that a directory of the tier becomes; made where it is not there."""
+        own = names.name(path) if self.into else ""
+        made = os.path.join(self.written, own) if own else self.written
+        try:
+            os.mkdir(made)
+        except FileExistsError:
+            if made != self.written and os.path.islink(made):
+                raise error(errno.ENOTDIR, made) from None
+        folder = disk.Folder(made)
+        self._open.append(folder)
+        return folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for folder in self._open:
+            folder.__exit__()
+
+
+def _get(call: Call, crew: Crew, path: str, here: _Here) -> None:
+    recursive = bool(call.values.get("recursive"))
+    if not recursive and path:
+
+        def fetch() -> None:
+            get_file(call, crew, path, here.folder(), here.name(path))
+
+        here.name(path), here.folder()
+        crew.do(fetch)
+        return
+    entry = call.tier.stat(path)
+    if entry.is_file:
+        crew.progress.expect(entry.size)
+        crew.do(get_file, call, crew, path, here.folder(), here.name(path))
+        return
+    if not recursive:
+        raise error(errno.EISDIR, path)
+    folder = here.top(path)
+    for entry in call.tier.walk(path):
+        relative = below(entry, path)
+        if entry.is_file:
+            crew.progress.expect(entry.size)
+            crew.do(get_file, call, crew, entry.path, folder, relative)
+        else:
+            crew.do(folder.make, relative)
+
+
+def get_file(call: Call, crew: Crew, path: str, folder: disk.Folder, relative: str) -> None:
+    """One file of the tier. Raises OSError, Stopped."""
+    absent = keeps(call)
+    if absent and os.path.lexists(folder.shown(relative)):
+        raise error(errno.EEXIST, folder.shown(relative))
+    with call.tier.open(path) as reader:
+        if not crew.progress.files_known:
+            crew.progress.expect(reader.length)
+        folder.fill(relative, reader, crew.tick, absent)
+    crew.progress.file()
+    call.say(f"{escaped(path)} -> {escaped(folder.shown(relative))}")
+
+
+def _get_stdout(call: Call, sources: list[str]) -> int:
+    if call.values.get("recursive"):
+        raise Misconfigured("-r does not go with stdout (-)")
+
+    def copy(path: str) -> None:
+        with call.tier.open(path) as reader:
+            call.out.copy(reader)
+
+    call.each(copy, sources)
+    return call.end()

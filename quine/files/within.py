@@ -1,0 +1,98 @@
+"""cp and mv: what stays within the tier; no content comes to this machine.
+
+Laws
+1. Of many who move one thing, or move many to one name with --if-absent, one wins, and the others are told so.
+2. One path and one target are one round trip, unless a directory stands there.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from quine.exits import FAILED
+from quine.files import names
+from quine.files.shown import escaped
+from quine.files.targets import Target, below, crew_of, keeps, needed, operands
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quine.files.commands import Call
+    from quine.files.crew import Crew
+    from quine.files.tier import Tier
+
+
+def cp(call: Call) -> int:
+    sources, last = operands(call)
+    absent = keeps(call)
+    with crew_of(call.values) as crew:
+        expanded = [path for path, _ in call.expand(sources)]
+        target = Target(call, last, len(expanded) > 1)
+
+        def copy(source: str, path: str) -> None:
+            if source == path:
+                raise OSError(errno.EINVAL, "is the same file", path)
+            call.tier.copy(source, path, absent)
+            call.say(f"{escaped(source)} -> {escaped(path)}")
+
+        for source in expanded:
+            try:
+                if call.values.get("recursive"):
+                    _copy_tree(call, crew, source, target.under(names.name(source)), copy)
+                else:
+                    crew.do(_copy_file, call.tier, source, target, copy)
+            except OSError as problem:
+                crew.failed(problem)
+        return crew.finish() or call.end()
+
+
+def _copy_file(tier: Tier, source: str, target: Target, copy: Callable[[str, str], None]) -> None:
+    try:
+        target.try_each(names.name(source), lambda path: copy(source, path))
+    except (IsADirectoryError, NotADirectoryError):
+        if tier.stat(source).is_file:
+            raise
+        raise OSError(errno.EISDIR, "is a directory; -r copies it with what is in it", source) from None
+
+
+def _copy_tree(call: Call, crew: Crew, source: str, top: str, copy: Callable[[str, str], None]) -> None:
+    if call.tier.stat(source).is_file:
+        crew.do(copy, source, top)
+        return
+    if top == source or top.startswith(f"{source}/") or not source:
+        raise OSError(errno.EINVAL, "cannot be copied into itself", source)
+    call.tier.mkdir(top, exist_ok=True)
+    for entry in needed(call.tier.walk(source)):
+        path = names.join(top, below(entry, source))
+        if entry.is_file:
+            crew.do(copy, entry.path, path)
+        else:
+            crew.do(call.tier.mkdir, path, True)
+
+
+def mv(call: Call) -> int:
+    """First as if nothing stood there: that is one round trip, and the one that decides among many who try."""
+    sources, last = operands(call)
+    expanded = [path for path, _ in call.expand(sources)]
+    target = Target(call, last, len(expanded) > 1)
+    absent = keeps(call)
+
+    def rename(source: str, path: str, if_absent: bool) -> None:
+        call.tier.rename(source, path, if_absent)
+        call.say(f"{escaped(source)} -> {escaped(path)}")
+
+    for source in expanded:
+        try:
+            if target.known:
+                rename(source, target.under(names.name(source)), absent)
+                continue
+            try:
+                rename(source, target.path, True)
+            except FileExistsError:
+                if not target.into() and absent:
+                    raise
+                rename(source, target.under(names.name(source)), absent)
+        except OSError as problem:
+            call.failed(problem)
+    return call.end() if not call.failures else FAILED
