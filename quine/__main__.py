@@ -66,6 +66,10 @@ def dispatch(words: list[str]) -> int:
         from quine.compose import node
 
         return node(words[1:])
+    if verb == "fs" and words[1:2] in (["mount"], ["umount"]):
+        from quine.mount.command import main as mount
+
+        return mount(words[1:])
     if verb in options.UNBUILT:
         complain(f"not built yet: quine {verb}")
         return 2

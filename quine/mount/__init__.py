@@ -1,0 +1,1 @@
+"""The files tier as a directory: the kernel's FUSE protocol, spoken without a library."""

@@ -1,0 +1,180 @@
+"""`quine fs mount DIR`, `quine fs umount DIR`, and how a process gets a mount of its own ($QUINE_MOUNT).
+
+Laws
+1. A mount for a process is kept by a fresh image of this program, which has nothing of what that process knows.
+2. Where nothing can be mounted the variable is absent; what is wrong with the configuration is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from quine.exits import NOT_STARTED, Failure, Misconfigured, complain
+from quine.exits import USAGE as WRONG_USAGE
+from transport import address, inherit
+from transport.errors import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+VARIABLE = "QUINE_MOUNT"
+WANTED = "auto"  # its value where a mount is asked for and not there yet
+SECONDS = 20.0  # for a keeper to mount
+
+USAGE = """\
+usage: quine fs mount [--foreground] [--fs URL] DIR
+       quine fs umount DIR…
+
+Show the files tier as the directory DIR, until it is unmounted. A file that is written appears when it is closed,
+whole or not at all; close says what went wrong. Needs /dev/fuse, and to be root or to have fusermount3.
+
+options:
+  -f, --foreground     stay; end with ^C
+      --fs URL         another files tier than QUINE_FS
+  -h, --help           this text"""
+
+
+def main(words: list[str]) -> int:
+    """`mount …` or `umount …`."""
+    verb, words = words[0], words[1:]
+    values: dict[str, str] = {}
+    paths: list[str] = []
+    while words:
+        word = words.pop(0)
+        name, given, value = word.partition("=")
+        if word == "--":
+            paths += words
+            break
+        if not word.startswith("-") or word == "-":
+            paths.append(word)
+        elif word in ("-h", "--help"):
+            print(USAGE)
+            return 0
+        elif verb == "mount" and word in ("-f", "--foreground"):
+            values["foreground"] = "1"
+        elif verb == "mount" and name in ("--fs", "--keep", "--ready-fd"):
+            if not given:
+                value = words.pop(0) if words else ""
+            if not value:
+                raise Misconfigured(f"{name} needs a value")
+            values[name[2:]] = value
+        else:
+            raise Misconfigured(f"no such option: {word}", f"see quine fs {verb} --help")
+    if "fs" in values:
+        os.environ["QUINE_FS"] = values["fs"]
+    if "keep" in values:
+        from quine.mount.keeper import keep
+
+        return keep("", int(values["ready-fd"]), int(values["keep"]))
+    if not paths or (verb == "mount" and len(paths) > 1):
+        raise Misconfigured(f"quine fs {verb} needs a directory", f"see quine fs {verb} --help")
+    if verb == "umount":
+        return max(map(_umount, paths))
+    return _mount(os.path.realpath(paths[0]), "foreground" in values)
+
+
+def _mount(path: str, foreground: bool) -> int:
+    from quine.mount import mounts, places
+    from quine.mount.keeper import keep
+
+    places.sweep()
+    if mounts.is_mounted(path):
+        raise Misconfigured(f"a files tier is mounted there already: {path}", f"quine fs umount {path}")
+    if not os.path.isdir(path):
+        raise Misconfigured(f"not a directory: {path}", f"mkdir {path}")
+    ready, told = os.pipe()
+    if foreground:
+        inherit.hold_standard_streams()
+        status = keep(path, told, detach=False)
+        if status:
+            _raise_told(ready)
+        return status
+    pid = os.fork()
+    if not pid:
+        os.close(ready)
+        os._exit(keep(path, told))
+    os.close(told)
+    os.waitpid(pid, 0)
+    _raise_told(ready)
+    return 0
+
+
+def _umount(path: str) -> int:
+    from quine.mount import mounts, places
+
+    swept = places.sweep()
+    path = os.path.abspath(path)  # not realpath, which asks a mount that may hang
+    try:
+        if mounts.is_mounted(path) or path not in swept:
+            mounts.unmount(path, lazily=False)
+    except OSError as error:
+        hint = "end what uses it: fuser -vm DIR" if error.errno == 16 else ""
+        complain(f"{path}: {(error.strerror or '').lower()}", hint)
+        return 1
+    return 0
+
+
+def attach(environ: MutableMapping[str, str]) -> str:
+    """Mount for this process, and put the path into `environ`; "" or why there is none.
+
+    Raises Misconfigured where the URL of the tier is wrong.
+    """
+    environ.pop(VARIABLE, None)
+    try:
+        environ[VARIABLE] = _started(dict(environ))
+    except Refused as refused:
+        return refused.detail
+    except Failure as failure:
+        if failure.status == WRONG_USAGE:
+            raise
+        return failure.detail
+    return ""
+
+
+def _started(environ: dict[str, str]) -> str:
+    from quine.mount.keeper import heard
+
+    ready, told = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, told, 3), *((os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2))]
+        words = [*address.own_command(), "fs", "mount", "--keep", str(os.getpid()), "--ready-fd", "3"]
+        pid = os.posix_spawn(
+            words[0],
+            words,
+            environ,
+            file_actions=actions,
+            setsigmask=[],
+            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        )
+        os.close(told)
+        told = -1
+        try:
+            kind, *rest = heard(ready, SECONDS)
+        finally:
+            os.waitpid(pid, 0)  # the keeper itself is a child of that one
+    finally:
+        for fd in (ready, told, null):
+            if fd >= 0:
+                os.close(fd)
+    if kind != "ok":
+        raise _error(rest)
+    return rest[0]
+
+
+def _raise_told(ready: int) -> None:
+    from quine.mount.keeper import heard
+
+    try:
+        kind, *rest = heard(ready, SECONDS)
+    finally:
+        os.close(ready)
+    if kind != "ok":
+        raise _error(rest)
+
+
+def _error(rest: list[str]) -> Failure:
+    detail, hint, status = (*rest, "", "", "")[:3]
+    return Failure(int(status) if status.isdigit() else NOT_STARTED, detail, hint)

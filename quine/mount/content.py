@@ -1,0 +1,151 @@
+"""What is read of one version of a file: fetched as it is asked for, kept while it is open.
+
+Laws
+1. A small file is fetched whole when it is opened; of a large one a reader is held from the start, so that a version
+   that is replaced can still be read to its end.
+2. Who jumps ahead is served by a reader of its own, if the version is still there; else the way there is read.
+3. Bytes lie in a file without a name, which ends with the process. Zeros take no room in it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+
+from quine.files.tier import BLOCK, Entry, Reader, Tier, stale
+
+WHOLE = 1 << 20  # bytes up to which a file is fetched when it is opened
+NEAR = 4 << 20  # bytes that are rather read than jumped over
+AHEAD = 8 << 20  # bytes that a jump asks for
+
+
+class Content:
+    """One version. `users` is the filesystem's count of who has it open."""
+
+    def __init__(self, tier: Tier, path: str, wanted: Entry) -> None:
+        """Raises OSError: ESTALE where another version is there now."""
+        self._tier = tier
+        self._path = path
+        self._lock = threading.Lock()
+        self._side: Reader | None = None
+        self._at = self._until = 0  # where it is, and where it ends
+        self._reader: Reader | None = tier.open(path)
+        self.entry = self._reader.entry
+        self.size = self.entry.size
+        self.users = 0
+        self._filled = 0  # from the start, without a gap
+        self._jumped: set[int] = set()  # blocks beyond, which are here, too
+        self._fd = -1
+        try:
+            if self.entry.version != wanted.version or self.size != wanted.size:
+                raise stale(path)
+            self._fd = temporary()
+            os.ftruncate(self._fd, self.size)
+            if self.size <= WHOLE:
+                self._fill(self.size)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def whole(self) -> bool:
+        """Is it small, and all here?"""
+        return self.size <= WHOLE and self._filled >= self.size
+
+    def ready(self, offset: int, length: int) -> bool:
+        """Is all of that here?"""
+        return min(offset + length, self.size) <= self._filled
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Shorter only at the end. Raises OSError: ESTALE where the store has let go of the version."""
+        end = min(offset + length, self.size)
+        if end > self._filled:
+            with self._lock:
+                self._fetch(offset, end)
+        return os.pread(self._fd, max(0, end - offset), offset)
+
+    def close(self) -> None:
+        with self._lock:
+            for reader in (self._reader, self._side):
+                if reader is not None:
+                    reader.close()
+            self._reader = self._side = None
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = -1
+
+    def _fetch(self, offset: int, end: int) -> None:
+        first, last = offset // BLOCK, (end + BLOCK - 1) // BLOCK
+        missing = [n for n in range(first, last) if n not in self._jumped and (n + 1) * BLOCK > self._filled]
+        if not missing:
+            return
+        end = min(last * BLOCK, self.size)
+        if missing[0] * BLOCK - self._filled <= NEAR or not self._jump(missing[0], last):
+            self._fill(end)
+
+    def _fill(self, end: int) -> None:
+        """Read on in the order of the file, up to there."""
+        while self._filled < end:
+            if self._reader is None:
+                raise stale(self._path)
+            block = self._reader.read(BLOCK)
+            if not block:
+                raise stale(self._path)
+            self._keep(block, self._filled)
+            self._filled += len(block)
+        if self._filled >= self.size and self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _jump(self, first: int, last: int) -> bool:
+        """Blocks far ahead; False where that version cannot be opened any more."""
+        if self._side is not None and self._at == first * BLOCK:
+            reader = self._side
+        else:
+            if self._side is not None:
+                self._side.close()
+                self._side = None
+            try:
+                reader = self._tier.open(self._path, first * BLOCK, max(AHEAD, (last - first) * BLOCK))
+            except OSError:
+                return False
+            if reader.entry.version != self.entry.version:
+                reader.close()
+                return False
+            self._side, self._at, self._until = reader, first * BLOCK, reader.offset + reader.length
+        end = min(last * BLOCK, self.size)
+        at = self._at
+        while at < end:
+            block = reader.read(min(BLOCK, (at // BLOCK + 1) * BLOCK - at))
+            if not block:
+                reader.close()
+                self._side = None
+                return False
+            self._keep(block, at)
+            at += len(block)
+            if at % BLOCK == 0 or at >= self.size:
+                self._jumped.add((at - 1) // BLOCK)
+        self._at = at
+        if at >= self._until:
+            reader.close()
+            self._side = None
+        return True
+
+    def _keep(self, block: bytes, offset: int) -> None:
+        if block.count(0) != len(block):
+            write_all(self._fd, block, offset)
+
+
+def temporary() -> int:
+    """A file without a name, which the kernel removes with its last descriptor."""
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """All of it, at that place."""
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, offset)
+        view, offset = view[count:], offset + count

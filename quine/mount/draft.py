@@ -1,0 +1,152 @@
+"""A file that is being written: a local copy, which becomes the file of the tier in one step.
+
+Laws
+1. Nobody but who opened it sees a draft; `commit` makes all of it the file, or raises and leaves the file as it was.
+2. What could not be committed is not tried again unless something is written to it again.
+3. A draft whose name was removed or replaced is never committed: like a local file, it ends with its last descriptor.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+
+from quine.files.tier import BLOCK, FILE_MODE, Entry, Tier, Writer, error
+from quine.mount import fuse
+from quine.mount.content import temporary, write_all
+from quine.mount.nodes import inode_of
+
+PATIENCE = 10.0  # seconds for which a draft waits for the one that it was made for
+
+
+class Draft:
+    """The methods below `lock` are called with it held."""
+
+    def __init__(self, path: str, base: Entry | None, mode: int = FILE_MODE) -> None:
+        self.lock = threading.RLock()
+        self.path = path
+        self.base = base  # what was there; None where nothing was
+        self.mode = base.mode if base else mode
+        self.mtime: float | None = None  # that somebody has set
+        self.dirty = False
+        self.orphan = False
+        self.users = 0  # handles
+        self.writers = 0  # of them those that may write
+        self.owners: set[int] = set()  # processes that opened it
+        self.committed: Entry | None = None
+        self._expected = 0  # the thread that it was made for
+        self._until = 0.0
+        self._fd = -1
+        self._written = time.time()
+
+    def expect(self, thread: int) -> None:
+        """The kernel was told to look again, and will find this."""
+        self._expected, self._until = thread, time.monotonic() + PATIENCE
+
+    def expected_by(self, thread: int) -> bool:
+        return self._until > time.monotonic() and self._expected == thread
+
+    @property
+    def forsaken(self) -> bool:
+        """Made for somebody who never came."""
+        return not self.users and self._until <= time.monotonic()
+
+    def arrived(self) -> None:
+        self._until = 0.0
+
+    @property
+    def loaded(self) -> bool:
+        return self._fd >= 0
+
+    def attributes(self) -> fuse.Attributes:
+        size = os.fstat(self._fd).st_size if self._fd >= 0 else self.base.size if self.base else 0
+        mtime = self.mtime
+        if mtime is None:
+            known = self.committed or self.base
+            mtime = self._written if self.dirty or known is None else known.mtime
+        return fuse.Attributes(inode_of(self.path), stat.S_IFREG | self.mode & 0o777, size, mtime)
+
+    # -- below the lock
+
+    def begin(self) -> None:
+        """Empty."""
+        if self._fd < 0:
+            self._fd = temporary()
+
+    def load(self, tier: Tier) -> None:
+        """What is in the file now. Raises OSError; ENOENT where it has gone."""
+        if self._fd >= 0:
+            return
+        fd = temporary()
+        try:
+            with tier.open(self.path) as reader:
+                self.base, self.mode = reader.entry, reader.entry.mode
+                at = 0
+                while block := reader.read(BLOCK):
+                    if block.count(0) != len(block):
+                        write_all(fd, block, at)
+                    at += len(block)
+            os.ftruncate(fd, at)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self._fd, length, offset)
+
+    def write(self, data: bytes | memoryview, offset: int) -> int:
+        write_all(self._fd, data, offset)
+        self._changed()
+        return len(data)
+
+    def resize(self, size: int) -> None:
+        if size < 0:
+            raise error(errno.EINVAL, self.path)
+        os.ftruncate(self._fd, size)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.dirty, self.mtime, self._written = True, None, time.time()
+
+    def commit(self, tier: Tier) -> Entry | None:
+        """Let it be the file; None where there was nothing to do. Raises OSError."""
+        if not self.dirty or self.orphan or self._fd < 0:
+            return None
+        self.dirty = False
+        size = os.fstat(self._fd).st_size
+        with tier.create(self.path, mode=self.mode & 0o777, mtime=self.mtime, size=size) as writer:
+            _pour(self._fd, size, writer)
+            entry = writer.commit()
+        self.base = self.committed = entry
+        return entry
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def _pour(fd: int, size: int, writer: Writer) -> None:
+    """A local file into a writer, its holes as holes."""
+    at = 0
+    while at < size:
+        try:
+            data = os.lseek(fd, at, os.SEEK_DATA)
+            end = os.lseek(fd, data, os.SEEK_HOLE)
+        except OSError as wrong:
+            if wrong.errno != errno.ENXIO:
+                raise
+            data = end = size  # nothing but a hole is left
+        if data > at:
+            writer.hole(data - at)
+        at = data
+        while at < end:
+            block = os.pread(fd, min(BLOCK, end - at), at)
+            if not block:
+                raise error(errno.EIO, "")
+            writer.write(block)
+            at += len(block)

@@ -1,0 +1,150 @@
+"""The two processes of a mount: the keeper, which sees to its end, and the server, which answers the kernel.
+
+Laws
+1. Either unmounts when the other ends, however that ended; both do nothing else that could fail at that time.
+2. A mount for a job ends with the process that it was made for; what its close had not committed by then is not kept.
+3. The tier is opened in the server alone: its connections and threads are made after the last fork.
+4. Nothing of the job's is held: no stream, no directory, no descriptor but the memo that says who may ask the origin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+
+from quine.exits import NOT_STARTED, Failure
+from quine.files.here import tier_here
+from quine.mount import mounts, places
+from transport import inherit
+from transport.errors import Refused
+
+GRACE = 5.0  # seconds that a server has to end what is under way after it was unmounted
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def keep(path: str, ready: int, target: int = 0, detach: bool = True) -> int:
+    """Mount the tier at `path` ("": in a directory of ours), for the process `target` or until it is unmounted.
+
+    `ready` is told how it began. With `detach` the caller's child goes on and the caller ends; else it ends with
+    the mount. The exit status.
+    """
+    watched = -1
+    if target:
+        watched = os.pidfd_open(target)
+        if os.getppid() != target:
+            return 1  # it has ended already
+    if detach and os.fork():
+        return 0
+    if detach:
+        os.setsid()
+        os.chdir("/")
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+    memo = os.environ.get(inherit.VARIABLE, "")
+    keep_open = {ready, watched} | ({int(memo)} if memo.isdigit() else set())
+    inherit.close_others(keep_open)
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in _ENDS:
+        signal.signal(number, lambda *_: None)
+    place = None
+    try:
+        places.sweep()
+        place = places.Place(path)
+        fd = mounts.mount(place.path, "quine")
+    except (Refused, OSError) as error:
+        if place is not None:
+            place.leave()
+        _tell(ready, "error", *_words(error))
+        return 1
+    server = _fork_server(place, fd, ready, watched)
+    os.close(fd)
+    os.close(ready)
+    return _watch(place, server, watched, woken)
+
+
+def _fork_server(place: places.Place, fd: int, ready: int, watched: int) -> int:
+    keeper = os.getpid()
+    above = os.pidfd_open(keeper)
+    server = os.fork()
+    if server:
+        os.close(above)
+        return server
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in _ENDS:
+            signal.signal(number, signal.SIG_IGN)  # the keeper is told, and unmounts
+        serve(place, fd, ready, above)
+        status = 0
+    except (Refused, Failure, OSError) as error:
+        _tell(ready, "error", *_words(error))
+    finally:
+        os._exit(status)
+
+
+def serve(place: places.Place, fd: int, ready: int, keeper: int) -> None:
+    """The server's life."""
+    from quine.mount.server import Server
+    from quine.mount.state import State
+
+    server = Server(fd, State(tier_here(os.environ)))
+    _tell(ready, "ok", place.path)
+    os.close(ready)
+
+    def woken(which: int) -> bool:
+        place.leave()  # the keeper has ended; the kernel says when nobody is left who holds a file
+        return False
+
+    server.serve([keeper], woken)
+    server.wait(GRACE)
+
+
+def _watch(place: places.Place, server: int, watched: int, woken: int) -> int:
+    """Until the server, the job or we are to end."""
+    pidfd = os.pidfd_open(server)
+    poll = select.poll()
+    for fd in (pidfd, watched, woken):
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+    poll.poll()
+    place.leave()
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    if not poll.poll(GRACE * 1000):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGKILL)  # files are still held, by whom nobody waits for
+    os.waitpid(server, 0)
+    place.leave()
+    return 0
+
+
+def _tell(ready: int, *words: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(ready, "\0".join(words).encode("utf-8", "surrogateescape") + b"\n")
+
+
+def _words(error: Exception) -> tuple[str, str, str]:
+    if isinstance(error, (Refused, Failure)):
+        return error.detail, error.hint or "", str(error.status)
+    return f"the files tier cannot be mounted: {error}", "", str(NOT_STARTED)
+
+
+def heard(ready: int, seconds: float) -> list[str]:
+    """What a keeper told: "ok" and the path, or "error", what, a hint and the status. Refused where it told nothing."""
+    told = b""
+    poll = select.poll()
+    poll.register(ready, select.POLLIN)
+    while not told.endswith(b"\n"):
+        if not poll.poll(seconds * 1000):
+            raise Refused("the files tier was not mounted in time")
+        block = os.read(ready, 8192)
+        if not block:
+            raise Refused("the files tier was not mounted: its keeper has ended", "quine doctor")
+        told += block
+    return told[:-1].decode("utf-8", "surrogateescape").split("\0")

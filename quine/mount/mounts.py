@@ -1,0 +1,176 @@
+"""Mounting and unmounting: by the kernel itself where we may, else by fusermount3; and what is mounted where.
+
+Laws
+1. Only what the kernel lists as ours is ever unmounted.
+2. What is needed and missing is said in one sentence, with its cure.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+from transport.errors import Refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ctypes
+
+DEVICE = "/dev/fuse"
+KIND = "fuse.quine"
+_NOSUID, _NODEV = 2, 4
+_DETACH, _NOFOLLOW = 2, 8
+
+
+def lacking() -> tuple[str, str]:
+    """Why nothing can be mounted here, and the cure; ("", "") where it can, as far as can be seen without trying."""
+    try:
+        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return f"there is no {DEVICE}", "modprobe fuse; a container needs --device /dev/fuse"
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        return (
+            f"{DEVICE} cannot be opened: {why}",
+            "its mode should be 0666; a container needs --device /dev/fuse",
+        )
+    if not _may_mount() and _helper() is None:
+        return "only root may mount, and there is no fusermount3", "install the package fuse3"
+    return "", ""
+
+
+def mount(path: str, source: str) -> int:
+    """The descriptor on which the kernel asks. Raises Refused."""
+    why, cure = lacking()
+    if why:
+        raise Refused(f"the files tier cannot be mounted: {why}", cure)
+    helper = _helper()
+    try:
+        if _may_mount():
+            try:
+                return _mount_ourselves(path, source)
+            except PermissionError:
+                if helper is None:
+                    raise
+        assert helper is not None
+        return _mount_by(helper, path, source)
+    except OSError as error:
+        raise Refused(
+            f"the files tier cannot be mounted at {path}: {(error.strerror or str(error)).lower()}",
+            "a container needs --device /dev/fuse and --cap-add SYS_ADMIN",
+        ) from None
+
+
+def unmount(path: str, lazily: bool = True) -> None:
+    """Raises OSError: EINVAL where nothing of ours is mounted, EBUSY unless lazily."""
+    if not is_mounted(path):
+        raise OSError(errno.EINVAL, "nothing of quine is mounted there", path)
+    if _may_mount():
+        number = _call("umount2", os.fsencode(path), _NOFOLLOW | (_DETACH if lazily else 0))
+        if not number:
+            return
+        if number != errno.EPERM:
+            raise OSError(number, os.strerror(number), path)
+    helper = _helper()
+    if helper is None:
+        raise OSError(errno.EPERM, "only root may unmount, and there is no fusermount3", path)
+    import subprocess
+
+    words = [helper, "-u", "-q", *(["-z"] if lazily else []), "--", path]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode and is_mounted(path):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+
+
+def is_mounted(path: str) -> bool:
+    """Is a tier mounted there? Asks the kernel's list and not the path, which may hang."""
+    return path in mounted()
+
+
+def mounted() -> list[str]:
+    """Where tiers are mounted, the latest last."""
+    found = []
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file:
+            before, _, after = line.partition(b" - ")
+            if after.split(b" ")[0] == KIND.encode():
+                found.append(os.fsdecode(_plain(before.split(b" ")[4])))
+    return found
+
+
+def _plain(text: bytes) -> bytes:
+    """`\\040` for a space and the like, as the kernel writes paths."""
+    parts = text.split(b"\\")
+    return parts[0] + b"".join(bytes([int(part[:3], 8) & 0xFF]) + part[3:] for part in parts[1:])
+
+
+def _may_mount() -> bool:
+    """CAP_SYS_ADMIN, as far as this namespace goes."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"CapEff:"):
+                    return bool(int(line.split()[1], 16) >> 21 & 1)
+    except OSError:
+        pass
+    return False
+
+
+def _helper() -> str | None:
+    return shutil.which("fusermount3") or shutil.which("fusermount")
+
+
+def _options(fd: int) -> str:
+    return f"fd={fd},rootmode=40755,user_id={os.getuid()},group_id={os.getgid()},default_permissions"
+
+
+def _mount_ourselves(path: str, source: str) -> int:
+    fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    options = os.fsencode(_options(fd))
+    number = _call("mount", os.fsencode(source), os.fsencode(path), KIND.encode(), _NOSUID | _NODEV, options)
+    if number:
+        os.close(fd)
+        raise OSError(number, os.strerror(number), path)
+    return fd
+
+
+def _mount_by(helper: str, path: str, source: str) -> int:
+    """fusermount3 mounts and hands the descriptor over a socket, whose number its environment names."""
+    import socket
+    import subprocess
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        options = f"nosuid,nodev,default_permissions,fsname={source.replace(',', '_')},subtype=quine"
+        done = subprocess.run(
+            [helper, "-o", options, "--", path],
+            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+        theirs.close()
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+            raise OSError(errno.EPERM, said[:200] or "fusermount3 failed", path)
+        ours.settimeout(10)
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    if not descriptors:
+        raise OSError(errno.EPERM, "fusermount3 gave no descriptor", path)
+    os.set_inheritable(descriptors[0], False)
+    return descriptors[0]
+
+
+_libc: ctypes.CDLL | None = None
+
+
+def _call(name: str, *args: bytes | int) -> int:
+    """A function of the C library; its errno, 0 where it went well."""
+    global _libc
+    import ctypes
+
+    if _libc is None:
+        _libc = ctypes.CDLL(None, use_errno=True)
+    return 0 if getattr(_libc, name)(*args) == 0 else ctypes.get_errno() or errno.EIO

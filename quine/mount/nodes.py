@@ -1,0 +1,141 @@
+"""The table of what the kernel knows: a node is a directory, one version of a file, or a draft of one.
+
+Laws
+1. A file that is replaced becomes another node, so that who reads the old one keeps its pages, its size and its end.
+2. A node lives as long as the kernel counts a lookup of it, or somebody has it open.
+3. Every method is called with the lock held that the filesystem has for all its tables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+
+from quine.files.tier import Entry
+from quine.mount import fuse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.mount.content import Content
+    from quine.mount.draft import Draft
+
+ROOT = 1
+Key = tuple[str, str]
+
+
+class Node:
+    __slots__ = ("content", "draft", "entry", "id", "key", "lookups", "opened", "path")
+
+    def __init__(self, number: int, entry: Entry, key: Key | None) -> None:
+        self.id = number
+        self.path = entry.path
+        self.entry = entry
+        self.key = key  # under which others find it; None for a draft and for what was replaced
+        self.lookups = 0
+        self.opened = 0
+        self.draft: Draft | None = None  # while somebody writes it
+        self.content: Content | None = None  # while somebody reads it
+
+    def attributes(self) -> fuse.Attributes:
+        if self.draft is not None:
+            return self.draft.attributes()
+        return attributes(self.entry)
+
+
+def attributes(entry: Entry) -> fuse.Attributes:
+    """As the kernel is told of it; the number of the inode is that of the path, as if files were written in place."""
+    kind = stat.S_IFREG if entry.is_file else stat.S_IFDIR
+    size = entry.size if entry.is_file else 4096
+    return fuse.Attributes(inode_of(entry.path), kind | entry.mode & 0o777, size, entry.mtime)
+
+
+def inode_of(path: str) -> int:
+    if not path:
+        return ROOT
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=8).digest()
+    return int.from_bytes(digest, "big") | 2  # neither 0 nor the root's
+
+
+class Nodes:
+    def __init__(self) -> None:
+        root = Node(ROOT, Entry("", "directory", mode=0o755), ("", ""))
+        root.lookups = 1
+        self._by_id: dict[int, Node] = {ROOT: root}
+        self._by_key: dict[Key, Node] = {("", ""): root}
+        self._last = ROOT
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, number: int) -> Node | None:
+        return self._by_id.get(number)
+
+    def of(self, entry: Entry) -> Node:
+        """The node of this version, made where there is none."""
+        key = (entry.path, _version(entry))
+        node = self._by_key.get(key)
+        if node is None:
+            node = self._by_key[key] = self.make(entry, key)
+        else:
+            node.entry = entry
+        return node
+
+    def make(self, entry: Entry, key: Key | None = None) -> Node:
+        """One that nobody finds by its path, unless a key is given."""
+        self._last += 1
+        node = self._by_id[self._last] = Node(self._last, entry, key)
+        return node
+
+    def settle(self, node: Node, entry: Entry) -> None:
+        """A draft has become this version, and the kernel's pages of it are right; others may find it as that."""
+        node.entry, node.path = entry, entry.path
+        key = (entry.path, _version(entry))
+        if node.key is None and key not in self._by_key and node.id in self._by_id:
+            node.key = key
+            self._by_key[key] = node
+
+    def forget(self, number: int, count: int) -> None:
+        node = self._by_id.get(number)
+        if node is not None and number != ROOT:
+            node.lookups = max(0, node.lookups - count)
+            self.drop(node)
+
+    def drop(self, node: Node) -> None:
+        """If nobody needs it any more."""
+        if node.lookups or node.opened or node.draft is not None or node.id == ROOT:
+            return
+        self._by_id.pop(node.id, None)
+        self.hide(node)
+
+    def hide(self, node: Node) -> None:
+        """It is not what its path names any more."""
+        if node.key is not None and self._by_key.get(node.key) is node:
+            del self._by_key[node.key]
+        node.key = None
+
+    def moved(self, source: str, target: str) -> None:
+        """A rename: what was below the one path is below the other; what was there before is hidden."""
+        for node in list(self._by_id.values()):
+            if node.key is not None and below(node.path, target):
+                self.hide(node)
+        for node in list(self._by_id.values()):
+            if not below(node.path, source):
+                continue
+            path = target + node.path[len(source) :]
+            key = node.key
+            self.hide(node)
+            node.path, node.entry = path, node.entry._replace(path=path)
+            if key is not None and (path, key[1]) not in self._by_key:
+                node.key = (path, key[1])
+                self._by_key[node.key] = node
+
+
+def below(path: str, top: str) -> bool:
+    """Is it that, or below it?"""
+    return path == top or path.startswith(top + "/")
+
+
+def _version(entry: Entry) -> str:
+    """What one node stands for: the content and, of a file, what stat tells of it."""
+    return f"{entry.version} {entry.mode} {entry.mtime} {entry.size}" if entry.is_file else ""

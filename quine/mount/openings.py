@@ -1,0 +1,126 @@
+"""Open files and directories: what a handle of the kernel stands for, and who holds it.
+
+Laws
+1. A handle is of one kind for its life: a version that is read, a draft, or the listing of a directory.
+2. What a handle holds is let go of once, by `release`.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.files.tier import Entry
+    from quine.mount.content import Content
+    from quine.mount.draft import Draft
+    from quine.mount.nodes import Node
+
+
+class Handle:
+    __slots__ = ("content", "draft", "listing", "node", "owner", "writes")
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        content: Content | None = None,
+        draft: Draft | None = None,
+        writes: bool = False,
+        owner: int = 0,
+    ) -> None:
+        self.node = node
+        self.content = content
+        self.draft = draft
+        self.writes = writes
+        self.owner = owner  # the process that opened it
+        self.listing: list[tuple[bytes, Entry]] | None = None
+
+
+class Handles:
+    """By number. Every method with the filesystem's lock held."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Handle] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, handle: Handle) -> int:
+        self._last += 1
+        self._open[self._last] = handle
+        return self._last
+
+    def get(self, number: int) -> Handle | None:
+        return self._open.get(number)
+
+    def pop(self, number: int) -> Handle | None:
+        return self._open.pop(number, None)
+
+    def all(self) -> list[int]:
+        return list(self._open)
+
+
+def process_of(thread: int) -> int:
+    """The process that a thread is one of; 0 where we cannot see it."""
+    return _status(thread).get("Tgid", 0)
+
+
+def holds_still(process: int, path: str) -> bool:
+    """Has a process another descriptor that may write a file of this path? What is being closed has left its table."""
+    ending = "/" + path
+    try:
+        for number in os.listdir(f"/proc/{process}/fd"):
+            try:
+                name = os.readlink(f"/proc/{process}/fd/{number}").removesuffix(" (deleted)")
+                if name.endswith(ending) and _may_write(process, number):
+                    return True
+            except OSError:
+                continue  # closed meanwhile
+    except OSError:
+        return False  # gone, or not for us to see
+    return False
+
+
+def _may_write(process: int, number: str) -> bool:
+    with open(f"/proc/{process}/fdinfo/{number}", "rb") as file:
+        for line in file:
+            if line.startswith(b"flags:"):
+                return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+    return False
+
+
+# Who gets one of these and neither catches nor ignores it goes on.
+_HARMLESS = sum(1 << number - 1 for number in (17, 18, 19, 20, 21, 22, 23, 28))
+_KILL = 1 << 8
+
+
+def is_dying(thread: int) -> bool:
+    """Has a thread been sent what will end it? Also where it has gone, or we cannot see it."""
+    told = _status(thread)
+    if "SigPnd" not in told:
+        return True
+    pending = told["SigPnd"] | told.get("ShdPnd", 0)
+    heeded = told.get("SigIgn", 0) | told.get("SigCgt", 0) | told.get("SigBlk", 0) | _HARMLESS
+    return bool(pending & _KILL or pending & ~heeded)
+
+
+def _status(thread: int) -> dict[str, int]:
+    """Numbers of /proc/…/status; masks of signals are in hexadecimal there."""
+    try:
+        with open(os.path.join("/proc", str(thread), "status"), "rb") as file:
+            text = file.read()
+    except OSError:
+        return {}
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, value = line.decode("ascii", "replace").partition(":")
+        try:
+            if name == "Tgid":
+                found[name] = int(value)
+            elif name in ("SigPnd", "ShdPnd", "SigIgn", "SigCgt", "SigBlk"):
+                found[name] = int(value, 16)
+        except ValueError:
+            continue
+    return found

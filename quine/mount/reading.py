@@ -1,0 +1,185 @@
+"""What the kernel asks without changing anything: names, attributes, listings, and the content of what is open.
+
+Laws
+1. A name is looked up in the store each time, so that what was committed elsewhere is seen by the next open. Only
+   directories, and what a listing has just told, are believed for a second.
+2. Opening asks the store again: where it has another version now, the kernel is told to look once more (ESTALE).
+3. The attributes of a version never change; a draft shows its own to those who have it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from quine.files import names
+from quine.files.tier import Entry, error, stale
+from quine.mount import fuse
+from quine.mount.draft import Draft
+from quine.mount.fuse import Op, Request
+from quine.mount.nodes import Node, attributes, inode_of
+from quine.mount.openings import Handle, process_of
+from quine.mount.state import State
+
+Parts = tuple[bytes | memoryview, ...]
+
+BELIEVED = 1  # seconds
+
+
+def lookup(state: State, request: Request) -> Parts:
+    path = state.below(request.node, request.names[0])
+    node = state.draft_for(path, request.pid)
+    if node is not None:
+        return (entry_of(state, node),)
+    entry = state.stat(path)
+    with state.lock:
+        return (entry_of(state, state.nodes.of(entry)),)
+
+
+def entry_of(state: State, node: Node, seconds: int | None = None) -> bytes:
+    """A node as the answer to a lookup, which the kernel counts from now on."""
+    with state.lock:
+        node.lookups += 1
+        if seconds is None:
+            seconds = 0 if node.entry.is_file else BELIEVED
+        attr = fuse.attributes(node.attributes(), state.uid, state.gid)
+        return fuse.entry(node.id, attr, seconds, 0 if node.draft else BELIEVED)
+
+
+def getattr_(state: State, request: Request) -> Parts:
+    node = state.node(request.node)
+    if not node.entry.is_file:
+        node.entry = state.stat(node.path)
+    return (attr_of(state, node),)
+
+
+def attr_of(state: State, node: Node) -> bytes:
+    with state.lock:
+        attr = fuse.attributes(node.attributes(), state.uid, state.gid)
+        return fuse.attr_out(attr, 0 if node.draft else BELIEVED)
+
+
+def statfs(state: State, request: Request) -> Parts:
+    """A store does not tell; there is room until it says that there is none."""
+    return (fuse.statfs(fuse.PAGE, 1 << 40, 1 << 39, names.LONGEST_NAME),)
+
+
+# -- files
+
+
+def open_(state: State, request: Request) -> Parts:
+    node, flags = state.node(request.node), request.args[0]
+    if not node.entry.is_file:
+        raise error(errno.EISDIR, node.path)
+    writes = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
+    if node.draft is not None:
+        return (fuse.opened(open_draft(state, node, request.pid, writes, bool(flags & os.O_TRUNC))),)
+    if writes:
+        expect_draft(state, node, request.pid)
+        raise stale(node.path)
+    content = state.open_content(node)
+    with state.lock:
+        node.opened += 1
+        number = state.handles.add(Handle(node, content=content))
+    return (fuse.opened(number, fuse.KEEP_CACHE),)
+
+
+def expect_draft(state: State, node: Node, thread: int) -> None:
+    """A version is not written to, for others may read it: the same thread will look again, and find a draft."""
+    with state.lock:
+        for other in state.drafts(node.path):
+            if other.draft is not None and other.draft.expected_by(thread):
+                return  # it did not look again: it has the old one by a descriptor
+        draft = Draft(node.path, node.entry)
+        draft.expect(thread)
+        state.start_draft(draft, node.entry)
+
+
+def open_draft(state: State, node: Node, thread: int, writes: bool, empty: bool) -> int:
+    """One more handle of a draft."""
+    draft = node.draft
+    assert draft is not None
+    with draft.lock:
+        if empty:
+            draft.begin()
+            draft.resize(0)
+        else:
+            draft.load(state.tier)
+        return hold_draft(state, node, draft, thread, writes)
+
+
+def hold_draft(state: State, node: Node, draft: Draft, thread: int, writes: bool) -> int:
+    process = process_of(thread)
+    with state.lock:
+        draft.arrived()
+        draft.users += 1
+        draft.writers += writes
+        draft.owners.add(process)
+        node.opened += 1
+        return state.handles.add(Handle(node, draft=draft, writes=writes, owner=process))
+
+
+def read(state: State, request: Request) -> Parts:
+    number, offset, size = request.args[:3]
+    handle = state.handle(number)
+    if handle.draft is not None:
+        with handle.draft.lock:
+            return (handle.draft.read(offset, min(size, fuse.LARGEST)),)
+    if handle.content is None:
+        raise error(errno.EBADF, handle.node.path)
+    return (handle.content.read(offset, min(size, fuse.LARGEST)),)
+
+
+# -- directories
+
+
+def opendir(state: State, request: Request) -> Parts:
+    node = state.node(request.node)
+    if node.entry.is_file:
+        raise error(errno.ENOTDIR, node.path)
+    with state.lock:
+        node.opened += 1
+        return (fuse.opened(state.handles.add(Handle(node))),)
+
+
+def readdir(state: State, request: Request) -> Parts:
+    """What the directory held when it was read from its beginning, as much as there is room for."""
+    number, offset, room = request.args[:3]
+    handle = state.handle(number)
+    if handle.listing is None or offset == 0:
+        handle.listing = _listing(state, handle.node.path)
+    plus = request.op == Op.READDIRPLUS
+    packed: list[bytes] = []
+    for index in range(offset, len(handle.listing)):
+        name, entry = handle.listing[index]
+        kind = stat.S_IFREG if entry.is_file else stat.S_IFDIR
+        dirent = fuse.dirent(inode_of(entry.path), index + 1, kind, name)
+        room -= len(dirent) + (128 if plus else 0)
+        if room < 0:
+            break
+        if plus:
+            dirent = _told(state, name, entry) + dirent
+        packed.append(dirent)
+    return (b"".join(packed),)
+
+
+def _listing(state: State, path: str) -> list[tuple[bytes, Entry]]:
+    listing = [(b".", Entry(path, "directory")), (b"..", Entry(names.parent(path), "directory"))]
+    prefix = path + "/" if path else ""
+    for entry in state.tier.list(path):
+        name = entry.path.removeprefix(prefix)
+        # what a store tells may be anything
+        if names.join(path, name) == entry.path and "/" not in name and "\0" not in name and name:
+            encoded = os.fsencode(name)
+            if len(encoded) <= names.LONGEST_NAME and name not in (".", ".."):
+                listing.append((encoded, entry))
+    return listing
+
+
+def _told(state: State, name: bytes, entry: Entry) -> bytes:
+    """What stands before a name in READDIRPLUS; `.` and `..` are not counted as lookups."""
+    if name in (b".", b".."):
+        return fuse.entry(0, fuse.attributes(attributes(entry), state.uid, state.gid), 0, 0)
+    with state.lock:
+        return entry_of(state, state.nodes.of(entry), 0 if state.drafts(entry.path) else BELIEVED)

@@ -1,0 +1,185 @@
+"""Serving a mount: one thread reads what the kernel asks, others wait for the store.
+
+Laws
+1. The reader answers what waits for nothing, and never waits itself; everything else has a thread, at most THREADS.
+2. Every request has one answer. Whoever is being killed is answered at once, and what comes later is undone.
+3. Whatever goes wrong is an errno to who asked; the server goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import select
+import threading
+import time
+
+from quine.mount import fuse, operations
+from quine.mount.fuse import Op, Request
+from quine.mount.openings import is_dying
+from quine.mount.reading import Parts
+from quine.mount.state import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+THREADS = 32  # operations of the store at one time
+LOOK = 0.2  # seconds between looks at those that were interrupted
+
+
+class Server:
+    def __init__(self, fd: int, state: State) -> None:
+        self._fd = fd
+        self._state = state
+        self._work: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Request] = {}  # handed to a thread and not answered
+        self._interrupted: dict[int, int] = {}  # unique -> the thread that was sent a signal
+        self._threads = self._idle = 0
+        self._buffer = bytearray(fuse.BUFFER)
+        self.ended = False
+        os.set_blocking(fd, False)
+
+    def serve(self, also: list[int], woken: Callable[[int], bool]) -> None:
+        """Until it is unmounted, or `woken` says so of one of the descriptors `also`, which is readable."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        for fd in also:
+            poll.register(fd, select.POLLIN)
+        looked = time.monotonic()
+        while not self.ended:
+            for fd, _ in poll.poll(LOOK * 1000 if self._interrupted else None):
+                if fd != self._fd:
+                    if woken(fd):
+                        return
+                    poll.unregister(fd)
+            for _ in range(64):
+                if not self._one():
+                    break
+            if self._interrupted and time.monotonic() - looked > LOOK:
+                looked = time.monotonic()
+                self._free_the_dying()
+
+    def wait(self, seconds: float) -> bool:
+        """For the operations that are under way; False where they are not done by then."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with self._lock:
+                if not self._waiting:
+                    return True
+            time.sleep(0.01)
+        return False
+
+    def _one(self) -> bool:
+        """Take one request; False where there is none now."""
+        try:
+            count = os.readv(self._fd, [self._buffer])
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                self.ended = True
+            return error.errno in (errno.EINTR, errno.ENOENT)  # taken back before we had it
+        if not count:
+            self.ended = True
+            return False
+        message = memoryview(self._buffer)[:count]
+        try:
+            request = fuse.parse(message)
+        except ValueError as wrong:
+            self._state.note(f"not understood: {wrong}")
+            if count >= fuse.HEADER.size:
+                self._write(fuse.failure(fuse.HEADER.unpack_from(message)[2], errno.EIO))
+            return True
+        if not self._told(request):
+            if operations.is_quick(self._state, request):
+                self._answer(request)
+            else:
+                self._hand_over(request)
+        return True
+
+    def _told(self, request: Request) -> bool:
+        """What is no question, and the greeting."""
+        if request.op in (Op.FORGET, Op.BATCH_FORGET):
+            try:
+                with self._state.lock:
+                    for node, count in fuse.forgotten(request):
+                        self._state.nodes.forget(node, count)
+            except ValueError as wrong:
+                self._state.note(f"not understood: {wrong}")
+        elif request.op == Op.INTERRUPT:
+            with self._lock:
+                asked = self._waiting.get(request.args[0])
+                if asked is not None:
+                    self._interrupted[asked.unique] = asked.pid
+            self._free_the_dying()
+        elif request.op == Op.INIT:
+            answer, agreed = fuse.initial(request)
+            if not agreed and request.args[0] == fuse.MAJOR:
+                self._write(fuse.failure(request.unique, errno.EPROTO))
+            else:
+                self._write(fuse.answer(request.unique, answer))
+        else:
+            return False
+        return True
+
+    def _free_the_dying(self) -> None:
+        """The kernel lets nobody die whose request we have, until we answer it."""
+        with self._lock:
+            dying = [unique for unique, pid in self._interrupted.items() if is_dying(pid)]
+            for unique in dying:
+                del self._interrupted[unique]
+                if self._waiting.pop(unique, None) is not None:
+                    self._write(fuse.failure(unique, errno.EINTR))
+
+    def _hand_over(self, request: Request) -> None:
+        if not isinstance(request.data, bytes):
+            request = request._replace(data=bytes(request.data))  # the buffer is filled anew meanwhile
+        with self._lock:
+            self._waiting[request.unique] = request
+            more = self._idle < self._work.qsize() + 1 and self._threads < THREADS
+            if more:
+                self._threads += 1
+        self._work.put(request)
+        if more:
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            request = self._work.get()
+            with self._lock:
+                self._idle -= 1
+            self._answer(request, handed=True)
+
+    def _answer(self, request: Request, handed: bool = False) -> None:
+        if handed:
+            with self._lock:
+                if request.unique not in self._waiting and request.op not in (Op.RELEASE, Op.RELEASEDIR):
+                    return  # it was answered while it waited for a thread
+        parts: Parts = ()
+        try:
+            parts = operations.perform(self._state, request)
+            message = fuse.answer(request.unique, *parts)
+        except OSError as error:
+            message = fuse.failure(request.unique, error.errno or errno.EIO)
+        except Exception as error:
+            self._state.note(f"{type(error).__name__}: {error}")
+            message = fuse.failure(request.unique, errno.EIO)
+        wanted = True
+        if handed:
+            with self._lock:
+                self._interrupted.pop(request.unique, None)
+                wanted = self._waiting.pop(request.unique, None) is not None
+        if not wanted or not self._write(message):
+            operations.undo(self._state, request, parts)
+
+    def _write(self, message: list[bytes | memoryview]) -> bool:
+        try:
+            os.writev(self._fd, message)
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                self.ended = True
+            return False
+        return True

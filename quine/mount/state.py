@@ -1,0 +1,200 @@
+"""What a mounted tier holds: its nodes, its open files, its drafts, and the small files that were read last.
+
+Laws
+1. One lock for all tables, held for no operation of the tier and for no wait.
+2. A draft is found by the thread that it was made for, and by the processes that have it open; by nobody else.
+3. What is kept of files that nobody has open is bounded, and used only after the store has said that it is current.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import OrderedDict
+
+from quine.files import names
+from quine.files.tier import Entry, Tier, error, stale
+from quine.mount.content import Content
+from quine.mount.draft import Draft
+from quine.mount.nodes import Node, Nodes
+from quine.mount.openings import Handle, Handles, process_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEPT = 64 << 20  # bytes of files that nobody has open
+
+
+class State:
+    def __init__(self, tier: Tier, note: Callable[[str], None] = lambda text: None) -> None:
+        self.tier = tier
+        self.note = note
+        self.lock = threading.RLock()
+        self.nodes = Nodes()
+        self.handles = Handles()
+        self.uid, self.gid = os.getuid(), os.getgid()
+        self._drafts: dict[str, list[Node]] = {}
+        self._kept: OrderedDict[tuple[str, str], Content] = OrderedDict()
+        self._kept_bytes = 0
+
+    # -- names
+
+    def node(self, number: int) -> Node:
+        """ESTALE where the kernel speaks of one that it has forgotten."""
+        with self.lock:
+            node = self.nodes.get(number)
+        if node is None:
+            raise error(errno.ESTALE, "")
+        return node
+
+    def below(self, parent: int, name: bytes) -> str:
+        """The path of a name in a directory."""
+        node = self.node(parent)
+        text = os.fsdecode(name)
+        if "/" in text or text in (".", ".."):
+            raise error(errno.EINVAL, text)
+        return names.clean(names.join(node.path, text))
+
+    def stat(self, path: str) -> Entry:
+        """The root is there also where the store has nothing yet."""
+        try:
+            return self.tier.stat(path)
+        except FileNotFoundError:
+            if path:
+                raise
+            return Entry("", "directory", mode=0o755)
+
+    # -- handles
+
+    def handle(self, number: int) -> Handle:
+        with self.lock:
+            handle = self.handles.get(number)
+        if handle is None:
+            raise error(errno.EBADF, "")
+        return handle
+
+    def open_content(self, node: Node) -> Content:
+        """What is read of a version, one more user of it. ESTALE where another version is there now."""
+        with self.lock:
+            known = node.content or self._kept.get((node.path, node.entry.version))
+        if known is not None and self.tier.stat(node.path).version != known.entry.version:
+            raise stale(node.path)
+        with self.lock:
+            known = node.content or self._unkeep((node.path, node.entry.version))
+            if known is not None:
+                node.content = known
+                known.users += 1
+                return known
+        fresh = Content(self.tier, node.path, node.entry)
+        with self.lock:
+            other = node.content  # somebody was quicker
+            if other is None:
+                node.content = fresh
+            used = other or fresh
+            used.users += 1
+        if used is not fresh:
+            fresh.close()
+        return used
+
+    def close_content(self, node: Node, content: Content) -> None:
+        with self.lock:
+            content.users -= 1
+            if content.users:
+                return
+            if node.content is content:
+                node.content = None
+            key = (node.path, content.entry.version)
+            if content.whole and key not in self._kept:
+                self._kept[key] = content
+                self._kept_bytes += content.size
+                spare = []
+                while self._kept_bytes > KEPT or len(self._kept) > 256:
+                    _, oldest = self._kept.popitem(last=False)
+                    self._kept_bytes -= oldest.size
+                    spare.append(oldest)
+            else:
+                spare = [content]
+        for each in spare:
+            each.close()
+
+    def _unkeep(self, key: tuple[str, str]) -> Content | None:
+        content = self._kept.pop(key, None)
+        if content is not None:
+            self._kept_bytes -= content.size
+        return content
+
+    # -- drafts
+
+    def drafts(self, path: str) -> list[Node]:
+        """Those of a path, without what was made for somebody who never came."""
+        with self.lock:
+            found = self._drafts.get(path)
+            if not found:
+                return []
+            for node in list(found):
+                if node.draft is not None and node.draft.forsaken:
+                    self.end_draft(node)
+            return [node for node in self._drafts.get(path, ()) if node.draft is not None]
+
+    def draft_for(self, path: str, thread: int) -> Node | None:
+        """The one that this thread sees in place of the file."""
+        nodes = self.drafts(path)
+        if not nodes:
+            return None
+        for node in nodes:
+            if node.draft is not None and node.draft.expected_by(thread):
+                return node
+        process = process_of(thread)
+        for node in nodes:
+            if node.draft is not None and node.draft.users and process in node.draft.owners:
+                return node
+        return None
+
+    def start_draft(self, draft: Draft, entry: Entry) -> Node:
+        with self.lock:
+            node = self.nodes.make(entry)
+            node.draft = draft
+            self._drafts.setdefault(draft.path, []).append(node)
+            return node
+
+    def end_draft(self, node: Node) -> None:
+        """Nobody has it open any more: it is the version that it has become, or nothing."""
+        with self.lock:
+            draft = node.draft
+            assert draft is not None
+            self._unlist(node, draft.path)
+            node.draft = None
+            if draft.base is not None and not draft.orphan and not draft.dirty and draft.loaded:
+                self.nodes.settle(node, draft.base)
+            draft.close()
+            self.nodes.drop(node)
+
+    def _unlist(self, node: Node, path: str) -> None:
+        listed = self._drafts.get(path, [])
+        if node in listed:
+            listed.remove(node)
+        if not listed:
+            self._drafts.pop(path, None)
+
+    def removed(self, path: str) -> None:
+        """Drafts of that name, or below it, end with their descriptors."""
+        with self.lock:
+            for known in [p for p in self._drafts if p == path or p.startswith(path + "/")]:
+                for node in self._drafts.pop(known):
+                    if node.draft is not None:
+                        node.draft.orphan = True
+
+    def moved(self, source: str, target: str) -> None:
+        """After a rename: drafts will be what they are called now."""
+        with self.lock:
+            self.removed(target)
+            for known in [p for p in self._drafts if p == source or p.startswith(source + "/")]:
+                path = target + known[len(source) :]
+                listed = self._drafts.pop(known)
+                self._drafts.setdefault(path, []).extend(listed)
+                for node in listed:
+                    if node.draft is not None:
+                        node.draft.path = path
+            self.nodes.moved(source, target)

@@ -1,0 +1,250 @@
+"""What the kernel asks that changes something: drafts that become files, names that come and go.
+
+Laws
+1. The close of a file is its commit, and says how that went; but only the last close of the process that opened it:
+   a shell closes a descriptor that it has just doubled, and a child the ones that it was born with.
+2. O_EXCL is decided when the file is created: an empty file is put there in one step, and one of many wins.
+3. Modes and times of a file that nobody writes are changed by writing it anew; those of directories are not kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from quine.files.tier import BLOCK, Entry, error
+from quine.mount import fuse
+from quine.mount.draft import Draft
+from quine.mount.fuse import Op, Request
+from quine.mount.nodes import Node
+from quine.mount.openings import Handle, holds_still, process_of
+from quine.mount.reading import Parts, attr_of, entry_of, hold_draft
+from quine.mount.state import State
+
+# -- files
+
+
+def create(state: State, request: Request) -> Parts:
+    flags, mode = request.args[:2]
+    path = state.below(request.node, request.names[0])
+    mode &= 0o777
+    base: Entry | None = None
+    if flags & os.O_EXCL:
+        with state.tier.create(path, if_absent=True, mode=mode, size=0) as writer:
+            base = writer.commit()
+    draft = Draft(path, base, mode)
+    draft.begin()
+    draft.dirty = base is None
+    node = state.start_draft(draft, Entry(path, "file", mode=mode))
+    number = hold_draft(state, node, draft, request.pid, True)
+    return (entry_of(state, node), fuse.opened(number))
+
+
+def mknod(state: State, request: Request) -> Parts:
+    path = state.below(request.node, request.names[0])
+    kind = request.args[0] & 0o170000
+    if kind not in (0, 0o100000):
+        raise error(errno.EPERM, path)  # no pipes, sockets and devices in a tier
+    with state.tier.create(path, if_absent=True, mode=request.args[0] & 0o777, size=0) as writer:
+        entry = writer.commit()
+    with state.lock:
+        return (entry_of(state, state.nodes.of(entry)),)
+
+
+def write(state: State, request: Request) -> Parts:
+    number, offset = request.args[:2]
+    draft = _draft(state, number)
+    with draft.lock:
+        return (fuse.written(draft.write(request.data, offset)),)
+
+
+def fallocate(state: State, request: Request) -> Parts:
+    number, offset, length, mode = request.args[:4]
+    if mode not in (0, 1):
+        raise error(errno.EOPNOTSUPP, "")
+    draft = _draft(state, number)
+    with draft.lock:
+        if mode == 0 and offset + length > draft.attributes().size:
+            draft.resize(offset + length)
+    return ()
+
+
+def _draft(state: State, number: int) -> Draft:
+    handle = state.handle(number)
+    if handle.draft is None or not handle.writes:
+        raise error(errno.EBADF, handle.node.path)
+    return handle.draft
+
+
+def flush(state: State, request: Request) -> Parts:
+    handle = state.handle(request.args[0])
+    draft = handle.draft
+    if draft is not None and handle.writes and draft.dirty:
+        process = process_of(request.pid)
+        if process in (0, handle.owner) and not holds_still(process, draft.path):
+            _commit(state, handle.node, draft)
+    return ()
+
+
+def fsync(state: State, request: Request) -> Parts:
+    """What it has returned for is kept, so it commits."""
+    handle = state.handle(request.args[0])
+    if handle.draft is not None:
+        _commit(state, handle.node, handle.draft)
+    return ()
+
+
+def _commit(state: State, node: Node, draft: Draft) -> None:
+    with draft.lock:
+        entry = draft.commit(state.tier)
+    if entry is not None:
+        with state.lock:
+            node.entry, node.path = entry, draft.path
+
+
+def release(state: State, request: Request) -> Parts:
+    with state.lock:
+        handle = state.handles.pop(request.args[0])
+    if handle is not None:
+        _let_go(state, handle)
+    return ()
+
+
+def _let_go(state: State, handle: Handle) -> None:
+    node, draft = handle.node, handle.draft
+    if handle.content is not None:
+        state.close_content(node, handle.content)
+    if draft is not None and handle.writes and draft.writers == 1 and draft.dirty:
+        try:
+            _commit(
+                state, node, draft
+            )  # nobody's close has: it was handed to another process, or that was killed
+        except OSError as wrong:
+            state.note(f"{draft.path}: not kept: {wrong.strerror}")
+    with state.lock:
+        node.opened -= 1
+        if draft is not None:
+            draft.users -= 1
+            draft.writers -= handle.writes
+            if not draft.users and node.draft is draft:
+                state.end_draft(node)
+        state.nodes.drop(node)
+
+
+def setattr_(state: State, request: Request) -> Parts:
+    valid, _, number, size = request.args[:4]
+    mode, uid, gid = request.args[11], request.args[13], request.args[14]
+    node = state.node(request.node)
+    strange = (valid & fuse.SET_UID and uid != state.uid) or (valid & fuse.SET_GID and gid != state.gid)
+    if strange:
+        raise error(errno.EPERM, node.path)  # a tier knows no owners
+    if not node.entry.is_file:
+        return (attr_of(state, node),)
+    mtime: float | None = None
+    if valid & fuse.SET_MTIME and not valid & fuse.SET_MTIME_NOW:
+        mtime = fuse.time_of(request.args[6], request.args[9])
+    draft = node.draft
+    if valid & fuse.SET_BY_HANDLE:
+        draft = state.handle(number).draft or draft
+    wanted = valid & (fuse.SET_SIZE | fuse.SET_MODE | fuse.SET_MTIME)
+    new_size = size if valid & fuse.SET_SIZE else None
+    new_mode = mode & 0o777 if valid & fuse.SET_MODE else None
+    if wanted and draft is not None and draft.users:
+        with draft.lock:
+            if new_size is not None:
+                draft.resize(new_size)
+            draft.mode = draft.mode if new_mode is None else new_mode
+            draft.mtime = draft.mtime if mtime is None else mtime
+            draft.dirty = True
+    elif wanted:
+        if new_size is None and mtime is None and not valid & fuse.SET_MTIME and new_mode == node.entry.mode:
+            return (attr_of(state, node),)
+        _rewrite(state, node, new_size, new_mode, mtime, bool(valid & fuse.SET_MTIME))
+    return (attr_of(state, node),)
+
+
+def _rewrite(
+    state: State, node: Node, size: int | None, mode: int | None, mtime: float | None, timed: bool
+) -> None:
+    """The same file with another length, mode or time; in one step, as everything."""
+    with state.tier.open(node.path) as reader:
+        old = reader.entry
+        length = old.size if size is None else size
+        kept = old.mtime if size is None and not timed else None
+        with state.tier.create(
+            node.path,
+            mode=old.mode if mode is None else mode,
+            mtime=kept if mtime is None else mtime,
+            size=length,
+        ) as writer:
+            left = min(length, old.size)
+            while left:
+                block = reader.read(min(BLOCK, left))
+                if not block:
+                    raise error(errno.EIO, node.path)
+                writer.write(block)
+                left -= len(block)
+            if length > old.size:
+                writer.hole(length - old.size)
+            entry = writer.commit()
+    with state.lock:
+        if not node.opened and node.draft is None:
+            state.nodes.hide(node)
+            state.nodes.settle(node, entry)
+        # else: who has the old version open keeps it, and the next lookup finds the new one
+
+
+# -- names
+
+
+def mkdir(state: State, request: Request) -> Parts:
+    path = state.below(request.node, request.names[0])
+    state.tier.mkdir(path)
+    entry = Entry(path, "directory", mode=0o755)
+    try:
+        entry = state.stat(path)
+    except FileNotFoundError:
+        pass  # removed again already
+    with state.lock:
+        return (entry_of(state, state.nodes.of(entry)),)
+
+
+def unlink(state: State, request: Request) -> Parts:
+    path = state.below(request.node, request.names[0])
+    drafts = state.drafts(path)
+    try:
+        if not drafts and not state.stat(path).is_file:
+            raise error(errno.EISDIR, path)
+        state.tier.remove(path)
+    except FileNotFoundError:
+        if not drafts:
+            raise
+    state.removed(path)
+    return ()
+
+
+def rmdir(state: State, request: Request) -> Parts:
+    path = state.below(request.node, request.names[0])
+    if state.stat(path).is_file:
+        raise error(errno.ENOTDIR, path)
+    state.tier.remove(path)
+    state.removed(path)
+    return ()
+
+
+def rename(state: State, request: Request) -> Parts:
+    flags = request.args[1] if request.op == Op.RENAME2 else 0
+    source = state.below(request.node, request.names[0])
+    target = state.below(request.args[0], request.names[1])
+    if flags & ~fuse.NO_REPLACE:
+        raise error(errno.EINVAL, source)
+    if source == target:
+        return ()
+    drafts = state.drafts(source)
+    try:
+        state.tier.rename(source, target, if_absent=bool(flags & fuse.NO_REPLACE))
+    except FileNotFoundError:
+        if not drafts:
+            raise  # of a draft that is not committed yet, only its name changes
+    state.moved(source, target)
+    return ()
