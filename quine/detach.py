@@ -19,6 +19,7 @@ import time
 
 from quine import private
 from quine.exits import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
+from quine.files.place import GONE
 from quine.life import Life, is_session, new_session
 from quine.options import TABLE, environment, limits
 from quine.roster import state_directory
@@ -48,6 +49,8 @@ def command(values: dict[str, object], argv: list[str], tree: str) -> int:
     cwd = starting_directory({**values, "on": "local"})
     shown = " ".join(_quoted(word) for word in argv)
     env = {**os.environ, **environment(values, os.environ)}
+    if "token" in inherit.read() and not env.get("QUINE_FS"):
+        env["QUINE_FS"] = GONE  # whom it would ask ends with the job that we are
     return _start(values, job, argv, env, cwd or "/", limits(values), {"intent": shown, "root": tree or job})
 
 

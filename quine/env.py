@@ -84,6 +84,8 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         removed[name] = environ.pop(name)
     if environ is os.environ:
         shown.forget(removed.keys())
+    if environ.get("QUINE_FS") == place.GONE:
+        del environ["QUINE_FS"]  # an agent that has no origin elsewhere is its own
     if environ.get("QUINE_FS"):
         environ["QUINE_FS"] = place.absolute(environ["QUINE_FS"])
     data_dir = _absolute(environ.get("QUINE_DATA_DIR") or ".quine")

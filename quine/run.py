@@ -37,16 +37,16 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
         return version()
     if not command or not command[0]:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
+    if "fs" in values:
+        from quine.files.place import absolute
+
+        os.environ["QUINE_FS"] = absolute(str(values["fs"]))
     if values.get("detach"):
         return detach(values, command, _tree())
     for name in ("job", "stdin", "spool"):
         if name in values:
             raise Misconfigured(f"--{name} goes with --detach")
     env, limited = environment(values, os.environ), limits(values)
-    if "fs" in values:
-        from quine.files.place import absolute
-
-        os.environ["QUINE_FS"] = absolute(str(values["fs"]))
     terminal = _terminal() if "terminal" in values else None
     _tries(values)  # refused here, whatever becomes of the rest
     if "on" not in values and "report" not in values:

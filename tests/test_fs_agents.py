@@ -225,3 +225,18 @@ def test_a_plain_run_pays_nothing_for_files(lab: Lab) -> None:
     assert "quine.files.here" in found
     assert not found & {"quine.files.service", "quine.files.open", "quine.files.tier", "transport.incoming"}
     assert not imported_by(lab, "run", "--on", "h1", "--", *command("about", "")) & HEAVY
+
+
+def test_a_detached_command_is_told_that_its_origin_is_gone(lab: Lab, root: Path, tmp_path: Path) -> None:
+    """It must not write into a directory of the host that nobody meant."""
+    for on in ("h1", "local"):
+        env = {"QUINE_FS": f"origin:{root}", "QUINE_DATA_DIR": str(tmp_path / "data")}
+        words = ["run", "--detach", "--on", on, "--", *command("put", "a")]
+        job = lab.run(words, env=env, input="x", check=True).stdout.decode().strip()
+        status = lab.run(["wait", "--on", on, job] if on != "local" else ["wait", job]).returncode
+        if on == "local":
+            assert status == 0 and (root / "a").read_text() == "x"
+            continue
+        assert status == 1 and not root.exists()
+        said = lab.run(["logs", "--stderr", "--on", on, job], check=True).stdout
+        assert b"has no origin that it could ask" in said

@@ -12,6 +12,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from quine.exits import Misconfigured
+from quine.files.place import GONE
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +28,11 @@ SERVICE = "fs"
 
 def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
     """The tier of this process. Raises Misconfigured; an origin that is gone is told by the first operation."""
+    if environ.get("QUINE_FS") == GONE:
+        raise Misconfigured(
+            "a command that was detached has no origin that it could ask for files",
+            'fs = "direct" in the inventory, or --env QUINE_FS=URL; a detached agent keeps its origin',
+        )
     if not environ.get("QUINE_FS"):
         from transport.requests import Relay
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VARIABLES = ("QUINE_FS", "QUINE_FS_QUOTA")
-OURS = ("origin", "memory")  # of this machine or this process alone
+GONE = "gone:"  # in place of a URL: there was an origin to ask, and this job has outlived it
+OURS = ("origin", "memory", "gone")  # of this machine or this process alone
 
 
 def absolute(url: str) -> str:

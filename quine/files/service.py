@@ -117,22 +117,24 @@ def _put(tier: Tier, asked: Asked, incoming: Incoming) -> None:
     with tier.create(
         asked.path, if_absent=asked.if_absent, mode=asked.mode, mtime=asked.mtime, size=asked.size
     ) as writer:
+        promised = asked.size or 0  # what is beyond goes through the hands of a store that counts
         while True:
             length, hole = words.marked(incoming.read)
+            promised -= length
             if hole:
                 writer.hole(length)
             elif length == COMMIT:
                 break
             else:
-                _receive(writer, incoming, length)
+                _receive(writer, incoming, length, lent=promised >= 0)
         if incoming.read(1):
             raise Garbled("more bytes after the end of a put")
         entry = writer.commit()
     incoming.write(words.word({"entry": words.row(entry, asked.path)}))
 
 
-def _receive(writer: Writer, incoming: Incoming, left: int) -> None:
-    fd = writer.fileno() if left >= LARGE else -1
+def _receive(writer: Writer, incoming: Incoming, left: int, lent: bool) -> None:
+    fd = writer.fileno() if lent and left >= LARGE else -1
     if fd >= 0:
         if incoming.receive_file(fd, left) < left:
             raise Garbled("it ends in the middle of a file")
