@@ -109,8 +109,8 @@ class Crew:
         assert self._queue is not None
         self._queue.put((what, args))
 
-    def finish(self) -> int:
-        """Wait until all is done. The exit status; raises Failure, and what a worker died of."""
+    def wait(self) -> None:
+        """Until all is done. Raises Failure, and what a worker died of."""
         if self._queue is None and self._first is not None:
             (what, args), self._first = self._first, None
             self._run(what, args)
@@ -119,8 +119,13 @@ class Crew:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
+        self._threads, self._queue = [], None
         self.progress.clear()
         self._raise()
+
+    def finish(self) -> int:
+        """Wait; the exit status."""
+        self.wait()
         if self.failures > MOST_SAID:
             complain(f"{self.failures - MOST_SAID} more went wrong")
         return FAILED if self.failures else OK

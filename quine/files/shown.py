@@ -40,13 +40,9 @@ class Output:
 
     def flush(self) -> None:
         """Raises OSError of a full disk; Hungup."""
-        left = memoryview(bytes(self._kept))
+        block = bytes(self._kept)
         self._kept.clear()
-        try:
-            while left:
-                left = left[os.write(self.fd, left) :]
-        except BrokenPipeError:
-            raise Hungup from None
+        self._all(block)
 
     def copy(self, reader: Reader) -> int:
         """All of an open file; how many bytes."""
@@ -54,13 +50,18 @@ class Output:
         total = 0
         while block := reader.read():
             total += len(block)
-            left = memoryview(block)
-            try:
-                while left:
-                    left = left[os.write(self.fd, left) :]
-            except BrokenPipeError:
-                raise Hungup from None
+            self._all(block)
         return total
+
+    def _all(self, block: bytes) -> None:
+        left = memoryview(block)
+        try:
+            while left:
+                left = left[os.write(self.fd, left) :]
+        except BrokenPipeError:
+            raise Hungup from None
+        except OSError as problem:
+            raise OSError(problem.errno, problem.strerror, "stdout") from None
 
     def terminal(self) -> bool:
         return os.isatty(self.fd)

@@ -10,7 +10,6 @@ Laws
 from __future__ import annotations
 
 import errno
-import math
 import os
 
 from quine.exits import Misconfigured
@@ -56,8 +55,8 @@ def same_time(one: float, other: float) -> bool:
     if abs(one - other) < CLOSE:
         return True
     for unit in UNITS:
-        for exact, rough in ((one, other), (other, one)):
-            if rough * unit == math.floor(rough * unit) == math.floor(exact * unit):
+        for exact, rough in ((one * unit, other * unit), (other * unit, one * unit)):
+            if abs(rough - round(rough)) < CLOSE * unit and abs(exact - round(rough)) < 1:
                 return True
     return False
 
@@ -86,7 +85,9 @@ def sync(call: Call) -> int:
         try:
             job.run()
             crew.progress.found_all = True
-            return crew.finish() or job.remove() or call.end()
+            crew.wait()
+            job.remove()
+            return crew.finish() or call.end()
         finally:
             job.close()
 
@@ -115,12 +116,10 @@ class _Sync:
             there = self.there.get(item.path)
             if item.kind not in ("file", "directory"):
                 self.crew.failed(self.odd(item))
-            elif there and there.kind != item.kind and not self.replace(item, there):
-                continue
             elif item.kind == "directory":
-                if not there or there.kind != "directory":
+                if not there:
                     self.begin("mkdir", item.path, self.make, item.path)
-            elif there and there.kind == "file" and there.size == item.size and not self.differs(item, there):
+            elif there and there.size == item.size and not self.differs(item, there):
                 self.unchanged(item, there)
             else:
                 self.crew.progress.expect(item.size)
@@ -161,21 +160,21 @@ class _Sync:
 
     def compare(self, item: Item, there: Item) -> None:
         """Send it only if the content is another."""
-        if there.kind == "file" and there.size == item.size and self.same_content(item):
+        if there.size == item.size and self.same_content(item):
             return
         self.say(self.verb, item.path)
         if not self.dry:
             self.send(item, there)
 
-    def remove(self) -> int:
+    def remove(self) -> None:
         """What the source does not have."""
         if not self.delete:
-            return 0
+            return
         if not self.whole:
             self.crew.failed(
                 OSError(errno.EIO, "nothing is removed, for not all of the source could be read", self.source)
             )
-            return self.crew.finish()
+            return
         gone = ""
         for path in sorted(self.there, key=lambda path: os.fsencode(path).split(b"/")):
             if path in self.seen or (gone and path.startswith(f"{gone}/")):
@@ -189,7 +188,6 @@ class _Sync:
                     continue
                 except OSError as problem:
                     self.crew.failed(problem)
-        return self.crew.finish()
 
     def say(self, verb: str, path: str) -> None:
         if self.dry:
@@ -198,8 +196,21 @@ class _Sync:
             self.call.say(f"{verb} {escaped(path)}")
 
     def noted(self) -> Iterator[Item]:
+        """What the source has, less what cannot come to its place."""
+        blocked = ""
         for item in self.ours():
             self.seen.add(item.path)
+            if blocked and item.path.startswith(f"{blocked}/"):
+                continue
+            there = self.there.get(item.path)
+            if (
+                there
+                and there.kind != item.kind
+                and item.kind in ("file", "directory")
+                and not self.replace(item, there)
+            ):
+                blocked = item.path
+                continue
             yield item
 
     def ours(self) -> Iterator[Item]:
