@@ -28,7 +28,7 @@ NAME = "quine-ledger"
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two looks for something free
 PATIENCE = 60.0  # seconds for the lock of the numbers, which is held for microseconds
 
-_HEADER = struct.Struct("<QQQQddQQdQQQQQ16s")
+_HEADER = struct.Struct("<QQQQddQQdQQQQQ16sQQ")
 _RECORDS = 256  # where the records of the first kind begin
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _BYTES = 1 << 22  # from one kind of slot to the next, in the bytes to lock; nothing is ever written there
@@ -52,6 +52,8 @@ class Numbers(NamedTuple):
     had: int = 0  # the last of these whose answer was taken
     back: int = 0  # how many were given back, in all
     ident: bytes = b""  # names this book to the origin
+    limit_stored: int = 0  # bytes in the files tier
+    stored: int = 0  # what the tree has put there, less what it replaced and removed
 
 
 class Kind:
@@ -68,14 +70,18 @@ class Kind:
         return self.at + self.most * self.record.size
 
 
-# Inferences at one time where there is no limit: 1024. Tokens and cost that are reserved, and how much of that is
+# Inferences at one time where there is no limit: 768. Tokens and cost that are reserved, and how much of that is
 # sure to be used: the prompt. All in 20 KiB, for a shell that makes only small files (ulimit -f).
-INFER = Kind(2, 1 << 10, "<IfIf", _RECORDS)
+INFER = Kind(2, 768, "<IfIf", _RECORDS)
 # Processes that have lent places to another machine: how many, and what they have heard of `wanted`. What one more
 # has lent does not come back before its job ends.
 LENDER = Kind(3, 480, "<II", INFER.end)
+# Files that are being written to a tier with a quota: the bytes that are reserved for each.
+PUT = Kind(7, 512, "<Q", LENDER.end)
 AGENT = Kind(1, 1 << 20)
 MUTEX, ASKING, WATCHING = (Kind(number, 1) for number in (4, 5, 6))
+# Who changes what a path of such a tier is: one at a time for each, by a hash; or one alone for all.
+PATH, TURN, GATE = Kind(8, _BYTES), Kind(9, 1), Kind(10, 1)
 
 
 class Book:
@@ -84,11 +90,11 @@ class Book:
         self._writer = -1
 
     @classmethod
-    def create(cls, numbers: Numbers) -> Book:
+    def create(cls, numbers: Numbers, name: str = NAME) -> Book:
         fd = -1
         try:
-            fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(fd, LENDER.end)
+            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, PUT.end)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             os.pwrite(fd, _HEADER.pack(*numbers), 0)
             return cls(inherited(f"/proc/self/fd/{fd}"))
@@ -109,14 +115,14 @@ class Book:
     @contextlib.contextmanager
     def changing(self) -> Iterator[Numbers]:
         """The numbers, with the right to `put` and `note` others."""
-        fd = self._again()
+        fd = self.again()
         deadline = time.monotonic() + PATIENCE
         # Asked for first: a handler that raises may run inside the call that blocks, and then its answer is lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             while True:
                 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-                if _lock(fd, MUTEX.first):
+                if lock(fd, MUTEX.first):
                     break
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
                 if time.monotonic() > deadline:
@@ -140,9 +146,9 @@ class Book:
 
     def slot(self, kind: Kind, limit: int) -> tuple[int, int]:
         """(descriptor that holds it, index) of the first free slot; (-1, -1) where all are held."""
-        fd = self._again()
+        fd = self.again()
         for index in range(min(limit, kind.most)):
-            if _lock(fd, kind.first + index):
+            if lock(fd, kind.first + index):
                 return fd, index
         os.close(fd)
         return -1, -1
@@ -174,7 +180,7 @@ class Book:
             if any(values) and index != but and self.held(kind, index):
                 yield values
 
-    def _again(self) -> int:
+    def again(self) -> int:
         """An open file description of its own: the lock on it belongs to whoever has its descriptor."""
         return reopened(f"/proc/self/fd/{self.fd}", os.O_RDWR)
 
@@ -191,9 +197,10 @@ def release(held: list[int]) -> None:
         os.close(fd)
 
 
-def _lock(fd: int, at: int) -> bool:
+def lock(fd: int, at: int, how: int = fcntl.F_WRLCK) -> bool:
+    """One byte, for the open file description of `fd`: F_WRLCK alone, F_RDLCK with others, F_UNLCK. False: held."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(how, os.SEEK_SET, at, 1, 0))
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, says POSIX
         return False
     return True

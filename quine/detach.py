@@ -17,7 +17,7 @@ import os
 import sys
 import time
 
-from quine import private
+from quine import private, sizes
 from quine.exits import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
 from quine.files.place import GONE
 from quine.life import Life, is_session, new_session
@@ -96,12 +96,7 @@ def _job(values: dict[str, object]) -> str:
 
 def supervisor_quota(values: dict[str, object]) -> int:
     """--spool SIZE in bytes."""
-    text = str(values.get("spool", "1G"))
-    units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-    digits, unit = (text[:-1], units[text[-1].lower()]) if text[-1].lower() in units else (text, 1)
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 16 and int(digits)):
-        raise Misconfigured(f"--spool must be a size as 500M or 2G, not {text[:80]}")
-    return int(digits) * unit
+    return sizes.parse(str(values.get("spool", "1G")), "--spool")
 
 
 # -- here ------------------------------------------------------------------------------------------

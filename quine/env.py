@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
-from quine import book, private, shown
+from quine import book, private, shown, sizes
 from quine.exits import Misconfigured
 from quine.files import credentials, place
 from quine.guests import FILES, Config
@@ -314,6 +314,7 @@ def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:
         tokens=_integer(environ, "QUINE_MAX_TOKENS", default.tokens),
         cost=_number(environ, "QUINE_MAX_COST", default.cost),
         deadline=_number(environ, "QUINE_DEADLINE", default.deadline),
+        stored=sizes.of(environ, "QUINE_FS_QUOTA"),
     )
     told = memo.get("lineage")
     if isinstance(told, dict) and isinstance(told.get("limits"), dict):

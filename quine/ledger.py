@@ -98,6 +98,7 @@ class Ledger:
         deadline = _now() + limits.deadline if limits.deadline else 0.0
         tokens, cost = (0, 0.0) if share else (limits.tokens, limits.cost)
         numbers = Numbers(limits.depth, limits.agents, limits.concurrent, tokens, cost, deadline)
+        numbers = numbers._replace(limit_stored=0 if share else limits.stored)
         if share:
             numbers = numbers._replace(granted=int(limits.agents > 0), ident=os.urandom(16))
         return cls(Book.create(numbers))

@@ -36,6 +36,7 @@ class Limits(NamedTuple):
     tokens: int = 0
     cost: float = 0.0  # US dollars
     deadline: float = 0.0  # seconds
+    stored: int = 0  # bytes of the tree in the files tier; the root's holds
 
 
 class Life(NamedTuple):

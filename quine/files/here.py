@@ -41,9 +41,10 @@ def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
 
             return Remote(relay)
     from quine.files.open import open_store
+    from quine.files.quota import bounded
 
     data_dir = os.path.abspath(os.path.expanduser(environ.get("QUINE_DATA_DIR") or ".quine"))
-    return open_store(environ.get("QUINE_FS") or "origin:", environ, data_dir)
+    return bounded(open_store(environ.get("QUINE_FS") or "origin:", environ, data_dir), environ)
 
 
 class Services(Mapping[str, "Service"]):

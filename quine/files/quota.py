@@ -1,0 +1,307 @@
+"""How much a tree may have in the files tier: what it has put there, less what it replaced and removed.
+
+The count is in the book of the tree (quine/book.py), so all processes of the tree at the origin share it: faces of jobs
+elsewhere, and commands of agents here.
+
+Laws
+1. What is under way is reserved, in a slot that dies with who holds it: never is more kept than the limit says, and who
+   is killed while he writes leaves nothing reserved.
+2. What grows is counted before it is kept, what shrinks after it is gone. So who is killed in the moment between may
+   leave more counted than there is, never less.
+3. What a path is changes while nobody else of the tree changes it, so nothing is counted twice. What others do past
+   this tree is theirs.
+4. A reservation is refused at once and not waited for: who holds the rest may be the one who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+
+from quine import sizes
+from quine.book import GATE, PATH, PUT, TURN, Book, Numbers, lock
+from quine.files.tier import BLOCK, Entry, Reader, Tier, Writer
+
+AHEAD = (
+    8 * BLOCK
+)  # bytes that are reserved at once by who does not know how much is to come, where there is plenty
+PATIENCE = 600.0  # seconds for another change of the same path, which may be an upload
+SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks whether it is done
+NAME = "quine-quota"
+
+
+def bounded(tier: Tier, environ: Mapping[str, str]) -> Tier:
+    """With the limit of our tree, which its root has set by QUINE_FS_QUOTA. Misconfigured where that is no size."""
+    from quine.ledger import Ledger
+    from quine.life import Limits
+
+    ledger = Ledger.join(None, Limits())
+    if ledger is not None:
+        return Quota(tier, ledger.book) if ledger.book.numbers().limit_stored else tier
+    limit = sizes.of(environ, "QUINE_FS_QUOTA")
+    if not limit:
+        return tier
+    return Quota(tier, Book.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=limit), NAME))
+
+
+class Quota(Tier):
+    def __init__(self, tier: Tier, book: Book) -> None:
+        self.url = tier.url
+        self._tier = tier
+        self._account = Account(book)
+
+    def stat(self, path: str) -> Entry:
+        return self._tier.stat(path)
+
+    def list(self, path: str) -> Iterator[Entry]:
+        return self._tier.list(path)
+
+    def walk(self, path: str) -> Iterator[Entry]:
+        return self._tier.walk(path)
+
+    def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        return self._tier.open(path, offset, length)
+
+    def url_of(self, path: str) -> str:
+        return self._tier.url_of(path)
+
+    def close(self) -> None:
+        self._tier.close()
+
+    def mkdir(self, path: str, exist_ok: bool = False) -> None:
+        self._tier.mkdir(path, exist_ok)
+
+    def create(
+        self,
+        path: str,
+        *,
+        if_absent: bool = False,
+        mode: int | None = None,
+        mtime: float | None = None,
+        size: int | None = None,
+    ) -> Writer:
+        inner = self._tier.create(path, if_absent=if_absent, mode=mode, mtime=mtime, size=size)
+        writer = _Writer(inner, self._tier, self._account, path, if_absent, size)
+        try:
+            writer.reserve(size or 0)
+        except BaseException:
+            writer.abort()
+            raise
+        return writer
+
+    def remove(self, path: str, recursive: bool = False) -> None:
+        with self._account.changing(path, alone=recursive):
+            before = self._held(path) if recursive else _size(self._tier, path)
+            try:
+                self._tier.remove(path, recursive)
+            except OSError:
+                if recursive:  # some of it may be gone
+                    self._account.add(self._held(path) - before)
+                raise
+            self._account.add(-before)
+
+    def _held(self, path: str) -> int:
+        """Bytes in a file, or in all files below a directory."""
+        try:
+            return sum(entry.size for entry in self._tier.walk(path))
+        except FileNotFoundError:
+            return 0
+        except NotADirectoryError:
+            return _size(self._tier, path)
+
+    def rename(self, source: str, target: str, if_absent: bool = False) -> None:
+        with self._account.changing(target, alone=True):
+            replaced = 0 if if_absent or source == target else _size(self._tier, target)
+            self._tier.rename(source, target, if_absent)
+            self._account.add(-replaced)
+
+
+class _Writer(Writer):
+    def __init__(
+        self, inner: Writer, tier: Tier, account: Account, path: str, if_absent: bool, size: int | None
+    ) -> None:
+        self._inner = inner
+        self._tier = tier
+        self._account = account
+        self._path = path
+        self._if_absent = if_absent
+        self._declared = size is not None
+        self._written = 0
+        self._room = 0  # how much may be written with what is reserved
+        self._replaced = 0  # bytes of the file that goes, as far as somebody has looked
+        self._slot = (-1, -1)
+
+    def reserve(self, total: int) -> None:
+        """So much will be written. Raises OSError: EDQUOT."""
+        if total <= self._room:
+            return
+        ahead = 0 if self._declared else AHEAD
+        try:
+            reserved, self._slot = self._account.reserve(
+                self._slot, total - self._replaced, ahead, self._path
+            )
+        except OSError:
+            if self._replaced or self._if_absent or not (replaced := _size(self._tier, self._path)):
+                raise
+            self._replaced = replaced
+            reserved, self._slot = self._account.reserve(self._slot, total - replaced, 0, self._path)
+        self._room = reserved + self._replaced
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.reserve(self._written + len(data))
+        self._inner.write(data)
+        self._written += len(data)
+
+    def take(self, fd: int, length: int) -> int:
+        left = length
+        while left:
+            step = min(left, AHEAD)
+            try:
+                self.reserve(self._written + step)
+            except OSError:  # perhaps it ends before
+                return length - left + super().take(fd, left)
+            taken = self._inner.take(fd, step)
+            self._written += taken
+            left -= taken
+            if taken < step:
+                break
+        return length - left
+
+    def hole(self, length: int) -> None:
+        self.reserve(self._written + length)
+        self._inner.hole(length)
+        self._written += length
+
+    def fileno(self) -> int:
+        """Only where the size was said before: what goes through it is counted at the end."""
+        return self._inner.fileno() if self._declared else -1
+
+    def commit(self) -> Entry:
+        try:
+            fd = self.fileno()
+            if fd >= 0:
+                self._written = max(self._written, os.lseek(fd, 0, os.SEEK_CUR))
+            with self._account.changing(self._path):
+                before = _file(self._tier, self._path)
+                self._replaced = before.size if before and not self._if_absent else 0
+                more = self._written - self._replaced
+                # What it replaces may have become smaller since somebody looked.
+                _, self._slot = self._account.reserve(self._slot, more, 0, self._path)
+                if more > 0:
+                    more = self._account.add(more, self._slot)
+                try:
+                    entry = self._inner.commit()
+                except FileExistsError:  # of who was first
+                    self._account.add(-max(0, more))
+                    raise
+                except BaseException:
+                    if more > 0 and not self._is_there(before):
+                        self._account.add(-more)
+                    raise
+                if more <= 0:
+                    self._account.add(more, self._slot)
+                return entry
+        finally:
+            self.abort()
+
+    def _is_there(self, before: Entry | None) -> bool:
+        """After an error: who knows whether the store has kept it?"""
+        try:
+            now = _file(self._tier, self._path)
+        except OSError:
+            return True
+        changed = now is not None and (before is None or now.version != before.version)
+        return changed and now is not None and now.size == self._written
+
+    def abort(self) -> None:
+        try:
+            self._inner.abort()
+        finally:
+            if self._slot[0] >= 0:
+                os.close(self._slot[0])
+                self._slot = (-1, -1)
+
+
+class Account:
+    """The numbers of one tree, and the locks on what it changes."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    def reserve(
+        self, slot: tuple[int, int], amount: int, ahead: int, path: str
+    ) -> tuple[int, tuple[int, int]]:
+        """(reserved, slot) with at least `amount` bytes in all, `ahead` more where there is plenty. EDQUOT."""
+        if amount <= 0:
+            return 0, slot
+        with self._book.changing() as facts:
+            # Taken and noted in one change: what a dead holder has left in it must count for nobody.
+            fd, index = slot if slot[0] >= 0 else self._book.slot(PUT, PUT.most)
+            others = sum(int(reserved) for (reserved,) in self._book.records(PUT, index))
+            free = facts.limit_stored - facts.stored - others
+            if fd < 0 or amount > free:
+                if fd >= 0 and slot[0] < 0:
+                    os.close(fd)
+                raise OSError(errno.EDQUOT, _full(facts, others), path)
+            amount = min(amount + ahead, max(amount, free // 8))
+            self._book.note(PUT, fd, index, amount)
+        return amount, (fd, index)
+
+    def add(self, amount: int, slot: tuple[int, int] = (-1, -1)) -> int:
+        """Count it, and give up what the slot has reserved; how much the count has changed, which is never below 0."""
+        if not amount and slot[0] < 0:
+            return 0
+        with self._book.changing() as facts:
+            stored = max(0, facts.stored + amount)
+            self._book.put(facts._replace(stored=stored))
+            if slot[0] >= 0:
+                self._book.note(PUT, *slot, 0)
+        return stored - facts.stored
+
+    @contextlib.contextmanager
+    def changing(self, path: str, alone: bool = False) -> Iterator[None]:
+        """Nobody else of the tree changes what this path is; `alone`: what any path is. EBUSY after a while."""
+        fd = self._book.again()
+        try:
+            # Who waits to be alone holds the turn, so that others do not go on before him for ever.
+            _wait(lambda: lock(fd, TURN.first), path)
+            _wait(lambda: lock(fd, GATE.first, fcntl.F_WRLCK if alone else fcntl.F_RDLCK), path)
+            lock(fd, TURN.first, fcntl.F_UNLCK)
+            if not alone:
+                _wait(lambda: lock(fd, PATH.first + zlib.crc32(os.fsencode(path)) % PATH.most), path)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _wait(done: Callable[[], bool], path: str) -> None:
+    pause, deadline = SHORTEST, time.monotonic() + PATIENCE
+    while not done():
+        if time.monotonic() > deadline:
+            raise OSError(errno.EBUSY, "another process of the tree is changing it", path)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
+
+
+def _full(facts: Numbers, others: int) -> str:
+    under_way = f" and {others} under way" if others else ""
+    return f"the tree has {facts.stored} of {facts.limit_stored} bytes in the files tier{under_way}"
+
+
+def _file(tier: Tier, path: str) -> Entry | None:
+    """What is there, if it is a file."""
+    try:
+        entry = tier.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return entry if entry.is_file else None
+
+
+def _size(tier: Tier, path: str) -> int:
+    entry = _file(tier, path)
+    return entry.size if entry else 0

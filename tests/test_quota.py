@@ -1,0 +1,383 @@
+"""The quota of a tree in the files tier: shared by its processes, never exceeded, and kill -9 takes nothing of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quine.book import PUT, Book, Numbers
+from quine.exits import Misconfigured
+from quine.files.local import Local
+from quine.files.memory import Memory, forget
+from quine.files.quota import Quota, bounded
+from quine.files.tier import Entry, Tier, Writer
+from quine.ledger import Ledger
+from quine.life import Limits
+from tests.test_ledger import in_child, kill
+from tests.tiers import below, get, put
+
+LIMIT = 1_000_000
+Make = Callable[..., Quota]
+
+
+@pytest.fixture
+def book() -> Iterator[Book]:
+    book = Book.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=LIMIT), "quine-quota")
+    yield book
+    os.close(book.fd)
+
+
+@pytest.fixture
+def tier(book: Book, tmp_path: Path) -> Quota:
+    return Quota(Local(str(tmp_path / "store")), book)
+
+
+def held(tier: Tier) -> int:
+    return sum(entry.size for entry in tier.walk(""))
+
+
+def full(what: Callable[[], object]) -> None:
+    with pytest.raises(OSError) as caught:
+        what()
+    assert caught.value.errno == errno.EDQUOT
+
+
+def test_what_does_not_fit_is_refused(tier: Quota, book: Book) -> None:
+    put(tier, "a", bytes(600_000))
+    full(lambda: put(tier, "b", bytes(400_001)))
+    assert below(tier) == ["a"]
+    put(tier, "b", bytes(400_000))
+    full(lambda: put(tier, "c", b"x"))
+    put(tier, "empty")
+    assert book.numbers().stored == held(tier) == LIMIT
+
+
+def test_a_size_that_is_known_is_refused_before_a_byte_is_written(tier: Quota) -> None:
+    full(lambda: tier.create("a", size=LIMIT + 1))
+    put(tier, "a", b"x", size=LIMIT)  # a size is no promise
+    put(tier, "b", bytes(LIMIT - 1))
+
+
+def test_a_size_that_is_not_known_is_refused_while_it_comes(tier: Quota, book: Book) -> None:
+    with tier.create("a") as writer:
+        for _ in range(10):
+            writer.write(bytes(LIMIT // 10))
+        full(lambda: writer.write(b"x"))
+    assert below(tier) == []
+    put(tier, "b", bytes(LIMIT))
+    assert book.count(PUT) == 0
+
+
+def test_what_is_replaced_and_removed_counts_no_more(tier: Quota, book: Book) -> None:
+    for _ in range(3):
+        put(tier, "a", bytes(LIMIT))
+        put(tier, "a", bytes(LIMIT), size=LIMIT)
+    put(tier, "a", bytes(10))
+    assert book.numbers().stored == 10
+    put(tier, "d/b", bytes(500_000))
+    put(tier, "d/c/e", bytes(300_000))
+    tier.rename("d/b", "a")
+    assert book.numbers().stored == held(tier) == 800_000
+    tier.remove("d", recursive=True)
+    tier.remove("a")
+    assert book.numbers().stored == 0
+    put(tier, "d", bytes(LIMIT), if_absent=True)
+    tier.remove("d", recursive=True)
+    assert book.numbers().stored == 0
+
+
+def test_what_others_have_put_is_not_counted(tier: Quota, book: Book, tmp_path: Path) -> None:
+    other = Local(str(tmp_path / "store"))
+    put(other, "theirs", bytes(5 * LIMIT))
+    put(tier, "ours", bytes(LIMIT))
+    tier.remove("theirs")
+    assert book.numbers().stored == 0  # never below: nothing is saved up for later
+    full(lambda: put(tier, "more", bytes(LIMIT + 1)))
+
+
+def test_a_copy_and_a_hole_count_as_they_are_read(tier: Quota, book: Book) -> None:
+    put(tier, "a", bytes(400_000))
+    tier.copy("a", "b")
+    full(lambda: tier.copy("a", "c"))
+    with tier.create("d") as writer:
+        writer.hole(200_000)
+        full(lambda: writer.hole(1))
+        writer.commit()
+    assert book.numbers().stored == held(tier) == LIMIT
+
+
+def test_descriptors_are_counted(tier: Quota, book: Book, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(LIMIT + 1))
+    with (tmp_path / "file").open("rb", buffering=0) as file:
+        with tier.create("a") as writer:
+            assert writer.fileno() == -1
+            full(lambda: writer.take(file.fileno(), LIMIT + 1))
+        file.seek(1)
+        with tier.create("a") as writer:
+            assert writer.take(file.fileno(), LIMIT + 1) == LIMIT
+            writer.commit()
+    tier.remove("a")
+    for size, much in ((1000, 1000), (10, 2000)):
+        with tier.create("a", size=size) as writer:
+            os.write(writer.fileno(), bytes(much))
+            writer.commit()
+        assert book.numbers().stored == much
+    with tier.create("a", size=1) as writer:
+        os.write(writer.fileno(), bytes(LIMIT + 1))
+        full(writer.commit)
+    assert book.numbers().stored == held(tier) == 2000
+
+
+def test_who_comes_second_costs_nothing(tier: Quota, book: Book) -> None:
+    put(tier, "lock", b"one", if_absent=True)
+    for _ in range(5):
+        with contextlib.suppress(FileExistsError):
+            put(tier, "lock", b"two", if_absent=True)
+        with tier.create("late", if_absent=True) as late:
+            late.write(b"two")
+            put(tier, "late", b"one")
+            with pytest.raises(FileExistsError):
+                late.commit()
+        tier.remove("late")
+    assert book.numbers().stored == 3
+    assert book.count(PUT) == 0
+
+
+class Failing(Memory):
+    """Keeps it, or does not, and fails in both cases."""
+
+    keeps = False
+
+    def create(self, path: str, **more: object) -> Writer:  # type: ignore[override]
+        writer = super().create(path, **more)  # type: ignore[arg-type]
+        commit = writer.commit
+
+        def failing() -> Entry:
+            if self.keeps:
+                commit()
+            raise OSError(errno.EIO, "lost")
+
+        writer.commit = failing  # type: ignore[method-assign]
+        return writer
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_commit_that_fails_is_counted_where_it_was_kept(book: Book, keeps: bool) -> None:
+    store = Failing("failing")
+    tier = Quota(store, book)
+    store.keeps = keeps
+    for path in ("a", "b", "a"):
+        with pytest.raises(OSError, match="lost"):
+            put(tier, path, bytes(1000))
+    assert book.numbers().stored == held(tier) == (2000 if keeps else 0)
+    assert book.count(PUT) == 0
+    forget("failing")
+
+
+# -- many ------------------------------------------------------------------------------------------
+
+
+def churn(tier: Tier, seed: int, rounds: int) -> None:
+    """Anything that changes what is there, at random; the quota may refuse it."""
+    choice = random.Random(seed)
+    for _ in range(rounds):
+        path, other = (f"{choice.choice('ab')}/{choice.randrange(4)}" for _ in range(2))
+        size = choice.choice((0, 1000, 100_000, 400_000, LIMIT))
+        try:
+            match choice.randrange(6):
+                case 0 | 1:
+                    put(tier, path, bytes(size), size=choice.choice((size, None)))
+                case 2:
+                    put(tier, path, bytes(size), if_absent=True)
+                case 3:
+                    tier.rename(
+                        *choice.choice([(path, other), ("a", "b"), ("b", "a"), ("a", "c"), ("c", "b")])
+                    )
+                case 4:
+                    tier.copy(path, other)
+                case _:
+                    tier.remove(choice.choice([path, path, "a", "b"]), recursive=choice.random() < 0.5)
+        except OSError as problem:
+            assert problem.errno in (
+                errno.EDQUOT, errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR
+            ), problem  # fmt: skip
+        assert held_at_most(tier) <= LIMIT
+
+
+def held_at_most(tier: Tier) -> int:
+    """What is there, as one walk sees it; a file that moves while it walks may be seen twice, so small ones only."""
+    return max((entry.size for entry in tier.walk("")), default=0)
+
+
+def test_threads_share_the_count(tier: Quota, book: Book) -> None:
+    failed: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        try:
+            churn(tier, seed, 60)
+        except BaseException as problem:
+            failed.append(problem)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    assert book.numbers().stored == held(tier) <= LIMIT
+    assert book.count(PUT) == 0
+
+
+def test_processes_share_the_count_and_never_exceed_it(tier: Quota, book: Book) -> None:
+    children = []
+    for seed in range(4):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                churn(tier, seed, 80)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(pid)
+    while children:
+        pid, status = os.waitpid(children[0], os.WNOHANG)
+        if pid:
+            assert status == 0
+            children.pop(0)
+    assert book.numbers().stored == held(tier) <= LIMIT
+    assert book.count(PUT) == 0
+
+
+def test_only_as_many_are_written_at_once_as_fit(tier: Quota, book: Book) -> None:
+    writers = []
+    for index in range(4):
+        writer = tier.create(str(index), size=300_000)
+        writers.append(writer)
+        if index == 2:
+            full(lambda: tier.create("more", size=300_000))
+            writers.pop(0).abort()
+    for writer in writers:
+        writer.write(bytes(300_000))
+        writer.commit()
+    assert book.numbers().stored == held(tier) == 900_000
+
+
+def test_who_is_killed_while_he_writes_has_nothing_reserved(tier: Quota, book: Book) -> None:
+    def begin() -> None:
+        writer = tier.create("a", size=LIMIT)
+        writer.write(bytes(1000))
+        kept.append(writer)
+
+    kept: list[Writer] = []
+    for _ in range(3):
+        pid = in_child(begin)
+        full(lambda: put(tier, "b", b"x"))
+        kill(pid)
+        put(tier, "b", bytes(LIMIT))
+        tier.remove("b")
+    assert book.numbers().stored == 0
+
+
+def test_who_is_killed_at_random_never_lets_others_exceed_it(tier: Quota, book: Book) -> None:
+    """What is counted is at least what is there: a kill in a commit leaves it too strict, never too lax."""
+    chance = random.Random(7)
+    for seed in range(12):
+        pid = in_child_running(lambda seed=seed: churn(tier, seed, 10_000))  # type: ignore[misc]
+        threading.Event().wait(chance.uniform(0.005, 0.05))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert held(tier) <= book.numbers().stored <= LIMIT
+    assert book.count(PUT) == 0
+
+
+def in_child_running(what: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            what()
+        finally:
+            os._exit(1)
+    return pid
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "absent", "remove", "all", "rename", "copy"]),
+        st.sampled_from(["a", "b", "d/a", "d/b", "d"]),
+        st.sampled_from(["a", "b", "d/a", "d/b", "d", "e/f"]),
+        st.integers(0, 60),
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS)
+def test_the_count_is_what_is_there(steps: list[tuple[str, str, str, int]]) -> None:
+    book = Book.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=100), "quine-quota")
+    forget("count")
+    tier = Quota(Memory("count"), book)
+    try:
+        for what, path, other, size in steps:
+            before, there = list(tier.walk("")), held(tier)
+            try:
+                match what:
+                    case "put":
+                        put(tier, path, bytes(size))
+                    case "absent":
+                        put(tier, path, bytes(size), if_absent=True)
+                    case "rename":
+                        tier.rename(path, other)
+                    case "copy":
+                        tier.copy(path, other)
+                    case _:
+                        tier.remove(path, recursive=what == "all")
+            except OSError as problem:
+                assert list(tier.walk("")) == before
+                if problem.errno == errno.EDQUOT:  # rightly
+                    assert what != "put" or there + size > 100
+            assert book.numbers().stored == held(tier) <= 100
+            assert book.count(PUT) == 0
+    finally:
+        os.close(book.fd)
+
+
+# -- whose quota it is -----------------------------------------------------------------------------
+
+
+def test_the_root_of_the_tree_decides(tmp_path: Path) -> None:
+    store = Local(str(tmp_path / "store"))
+    assert bounded(store, {}) is store
+    ledger = Ledger.create(Limits(stored=1000))
+    try:
+        first, second = bounded(store, {}), bounded(store, {"QUINE_FS_QUOTA": "1T"})
+        put(first, "a", bytes(600))
+        full(lambda: put(second, "b", bytes(600)))
+        assert ledger.book.numbers().stored == 600
+    finally:
+        os.close(ledger.fd)
+
+
+def test_without_a_tree_it_is_of_this_process(tmp_path: Path) -> None:
+    store = Local(str(tmp_path / "store"))
+    tier = bounded(store, {"QUINE_FS_QUOTA": "1k"})
+    assert isinstance(tier, Quota)
+    try:
+        put(tier, "a", bytes(1024))
+        full(lambda: put(tier, "b", b"x"))
+        assert get(tier, "a") == bytes(1024)
+    finally:
+        os.close(tier._account._book.fd)
+    with pytest.raises(Misconfigured, match="QUINE_FS_QUOTA must be a size as 500M or 2G, not much"):
+        bounded(store, {"QUINE_FS_QUOTA": "much"})
