@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
+import os
 import random
-from collections.abc import Iterator
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from quine.files import words
 from quine.files.tier import BLOCK, Tier
 from tests import doors
 from tests.doors import Door
 from tests.lab import Lab
+from transport.errors import RequestError
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -75,3 +83,178 @@ def test_anothers_right_is_no_right(door: Door) -> None:
         assert caught.value.errno == errno.ENOTCONN
         tier.close()
     door.settled()
+
+
+# -- time and size -------------------------------------------------------------------------------------
+
+
+def middle(act: Callable[[], object], times: int = 3) -> float:
+    """Seconds that it takes, of so many times the one in the middle."""
+    taken = []
+    for _ in range(times):
+        begun = time.monotonic()
+        act()
+        taken.append(time.monotonic() - begun)
+    return sorted(taken)[times // 2]
+
+
+def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Path) -> None:
+    """Each as long as the shortest question: two round trips would be twice that."""
+    host = lab.slow("h3", 0.1)
+    try:
+        lab.run(["run", "--on", host, "--", "true"], check=True)
+        with doors.opened(lab, host, tmp_path / "fs") as door:
+            tier = door.tier()
+            for number in range(200):
+                (door.root / "d").mkdir(parents=True, exist_ok=True)
+                (door.root / "d" / str(number)).write_bytes(b"x" * number)
+            names = iter(range(10**6))
+            one = middle(lambda: tier.url_of(""))
+            assert one > 0.2
+            for name, act in {
+                "stat": lambda: tier.stat("d/7"),
+                "get": lambda: get(tier, "d/199"),
+                "put": lambda: put(tier, f"e/{next(names)}", content(50_000)),
+                "list": lambda: list(tier.list("d")),
+                "walk": lambda: list(tier.walk("")),
+                "mkdir": lambda: tier.mkdir(f"m/{next(names)}/n"),
+                "rename": lambda: tier.rename(f"d/{next(names)}", f"e/n{next(names)}"),
+                "copy": lambda: tier.copy("d/199", f"c/{next(names)}"),
+                "absent": lambda: put(tier, f"l/{next(names)}", b"", if_absent=True),
+            }.items():
+                assert middle(act) < 1.6 * one, name
+            tier.close()
+    finally:
+        lab["h3"].proxy.delay(0)
+        lab.unalias(host)
+
+
+def test_ten_thousand_entries(door: Door) -> None:
+    directory = door.root / "many"
+    directory.mkdir(parents=True)
+    names = [f"{number:05} {'name' * (number % 20)}" for number in range(10_000)]
+    for name in names:
+        (directory / name).touch()
+    tier = door.tier()
+    assert [entry.path for entry in tier.list("many")] == [f"many/{name}" for name in names]
+    assert sum(1 for _ in tier.walk("")) == 10_001
+    tier.close()
+
+
+def test_a_slow_reader_holds_up_who_sends_and_nobody_else(door: Door) -> None:
+    tier = door.tier()
+    data = content(24 * BLOCK)
+    put(tier, "f", data)
+    before = resident(door.face.pid)
+    with tier.open("f") as reader:
+        first = reader.data(1000)
+        for number in range(20):  # while it waits
+            put(tier, f"g{number}", b"x" * 1000)
+        assert resident(door.face.pid) - before < 16 * BLOCK
+        assert first + b"".join(iter(reader.read, b"")) == data
+    tier.close()
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+def test_sixty_four_operations_at_one_time(door: Door) -> None:
+    tier, wrong = door.tier(), []
+    gate = threading.Barrier(64)
+
+    def work(number: int) -> None:
+        data = content(20_000 + number, number)
+        try:
+            with tier.create(f"d/{number}") as writer:
+                writer.write(data)
+                gate.wait(60)
+                writer.commit()
+            if get(tier, f"d/{number}") != data:
+                wrong.append(f"{number} is another")
+        except Exception as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(list(tier.list("d"))) == 64
+    tier.close()
+
+
+def test_a_fork_has_streams_of_its_own(door: Door) -> None:
+    """What was open is the parent's; what the child does and how it ends is nothing to it."""
+    tier = door.tier()
+    data = content(4 * BLOCK)
+    put(tier, "f", data)
+    with tier.open("f") as reader, tier.create("g") as writer:
+        first = reader.data(10)
+        writer.write(data)
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                put(tier, "child", data)
+                with contextlib.suppress(OSError):
+                    writer.commit()
+                    os._exit(2)
+                writer.abort()
+                reader.close()
+                status = 0 if get(tier, "child") == data else 3
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert first + b"".join(iter(reader.read, b"")) == data
+        writer.commit()
+    assert get(tier, "child") == get(tier, "g") == data
+    tier.close()
+
+
+# -- what a hostile job may try --------------------------------------------------------------------------
+
+
+def test_garbage_is_refused_and_harms_nobody(door: Door) -> None:
+    relay, drawn = door.relay(), random.Random(3)
+    said = [
+        b"",
+        b"\xff" * 100,
+        struct.pack("!I", 1 << 31),
+        words.word({"op": "get"}),
+        words.word({"op": "exec", "path": "x"}),
+        words.ask("put", path="f") + b"\xff" * 64,
+        words.ask("put", path="f") + words.mark(1 << 61),
+        words.ask("put", path="f") + words.mark(10) + b"x",
+        words.ask("get", path="../../etc/passwd"),
+        words.ask("get", path="/etc/passwd"),
+        words.ask("stat", path="a/\0"),
+        words.ask("rename", path="x", target="../../tmp/x"),
+        *(drawn.randbytes(drawn.choice((5, 500, 300_000))) for _ in range(20)),
+    ]
+    for body in said:
+        with relay.stream("fs") as asked, contextlib.suppress(RequestError, BrokenPipeError):
+            asked.write(body)
+            asked.end()
+            told = b"".join(iter(lambda asked=asked: asked.read(1 << 16), b""))  # type: ignore[misc]
+            with pytest.raises(OSError):
+                words.check(words.heard(io.BytesIO(told).read, 1 << 20))
+    relay.close()
+    door.settled()
+    tier = door.tier()
+    put(tier, "f", b"x")
+    assert door.kept() == ["f"]
+    tier.close()
+
+
+def test_a_hole_takes_no_room_at_the_origin_before_it_is_kept(door: Door) -> None:
+    tier = door.tier()
+    with tier.create("f") as writer:
+        writer.hole(1 << 40)
+        writer.write(b"x")
+        assert writer.commit().size == (1 << 40) + 1
+    assert os.stat(door.root / "f").st_blocks * 512 < 1 << 20
+    with tier.open("f", 1 << 40) as reader:
+        assert reader.read(10) == b"x"
+    tier.close()
