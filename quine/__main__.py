@@ -47,6 +47,10 @@ def dispatch(words: list[str]) -> int:
         from transport.guard import main as guard
 
         return guard(words[2:])
+    if words[:2] == ["node", "--stage"]:
+        from quine.staging.there import main as stage
+
+        return stage(words[2:])
     from quine import options
 
     verb = words[0] if words else ""
@@ -120,6 +124,10 @@ def agent(words: list[str]) -> int:
         from quine.retry import Tries
 
         Tries(values)  # refused here where it makes no sense
+    if "files" in values or "returns" in values:
+        from quine.run import staging
+
+        staging(values, here="--files and --returns of an agent here")
     if values.get("detach"):
         from quine.detach import agent as detach
 

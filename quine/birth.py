@@ -125,7 +125,8 @@ def _be_face(loop: Loop, life: Life, job: Job, report: int) -> NoReturn:
     code = DEFECT
     try:
         loop.signals.remove()
-        status = loop.face(job.host, life, loop.ledger, stdin=0, stdout=1, stderr=2)
+        moved = {"files": job.files, "returns": job.returns} if job.files or job.returns else {}
+        status = loop.face(job.host, life, loop.ledger, stdin=0, stdout=1, stderr=2, **moved)
         if status.detail:
             complain(status.detail, status.hint, status.host)
         code = status.code

@@ -212,7 +212,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     from quine.host import life_from
     from quine.life import another
     from quine.options import environment, limits
-    from quine.run import caller, callers_environment, show, starting_directory
+    from quine.run import caller, callers_environment, show, staging, starting_directory
 
     detached = os.environ.pop("QUINE_DETACHED", "") == "1"
     given = dict(os.environ)
@@ -234,7 +234,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
         spawn.id, spawn.tree, facts["session"] = again.session, again.root, again.session
         return serve(again)
 
-    return show(spawn, values, serve(life), facts, renew, _log(life, environ))
+    return show(spawn, values, serve(life), facts, renew, _log(life, environ), staging(values))
 
 
 def face(
@@ -247,10 +247,13 @@ def face(
     stderr: int,
     facts: dict[str, object] | None = None,
     on_start: Callable[[int], None] | None = None,
+    files: list[str] | None = None,
+    returns: list[str] | None = None,
 ) -> Status:
     """The face of a life elsewhere: in a process forked for it, or in the one whose former life it continues.
 
-    That one gives `on_start`, and has all of its stdin still if nothing was started.
+    That one gives `on_start`, and has all of its stdin still if nothing was started. `files` and `returns` are relative
+    to the current directory.
     """
     from quine.run import caller
     from transport import client
@@ -259,13 +262,19 @@ def face(
     spawn = _agent(where, life)
     spawn.context = caller({})
     services = _services(life, ledger, environ, facts)
-    return client.run(
+    run = client.run
+    if files or returns:
+        from quine.staging.face import Staging
+
+        data_dir = environ.get("QUINE_DATA_DIR") or ".quine"
+        run = Staging(files or [], returns or [], os.getcwd(), data_dir).run  # type: ignore[assignment]
+    return run(
         spawn,
         stdin,
         stdout,
         stderr,
-        services,
-        on_start,
+        services=services,
+        on_start=on_start,
         on_refused=_log(life, environ),
         used=client.Used() if on_start else None,
     )

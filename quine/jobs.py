@@ -58,6 +58,8 @@ class Job:
         self.intent = intent
         self.host = host
         self.directory = directory  # "" where somebody waits
+        self.files: list[str] = []  # what goes to its host, and what is brought back
+        self.returns: list[str] = []
         self.pid = 0
         self.pidfd = -1
         self.report = -1

@@ -316,8 +316,6 @@ class Loop:
             return prompt.last_refusal(self.account.last)
         if call.fault:
             return f"Bad call: {call.fault}; send it again"
-        if call.name == "fork" and (later := next((k for k in fork_tool.LATER if k in call.args), "")):
-            return f"[FORK ERROR] not built yet: {later}"
         if fault := tools.fault(call.name, call.args):
             return f"Bad call: {fault}; send it again"
         if call.name == "fork":

@@ -56,6 +56,22 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         "the files tier: origin:[DIR], file://, s3:// and others (QUINE_FS)",
     ),
     ("cwd", "", "DIR", "agent run", True, "directory to start in"),
+    (
+        "files",
+        "",
+        "PATH",
+        "agent run",
+        True,
+        "have it there before it starts: a file, a directory, FROM:NAME; may be repeated",
+    ),
+    (
+        "returns",
+        "",
+        "PATTERN",
+        "agent run",
+        True,
+        "bring it back here after it has ended, all or nothing; may be repeated",
+    ),
     ("env", "", "K[=V]", "agent run", True, "set or pass an environment variable; may be repeated"),
     (
         "limit",
@@ -140,7 +156,7 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
     ("help", "h", "", "agent run ps wait logs kill attach", True, "this text"),
     ("version", "", "", "agent run", True, "version and build hash"),
 )
-REPEATED = ("env", "limit")
+REPEATED = ("env", "limit", "files", "returns")
 
 VERBS = {
     "run": "one plain command, here or on a node",

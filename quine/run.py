@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from quine.retry import Tries
+    from quine.staging.face import Staging
     from transport.services import Service
     from transport.spawn import Spawn
     from transport.status import Status
@@ -41,6 +42,7 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
         from quine.files.place import absolute
 
         os.environ["QUINE_FS"] = absolute(str(values["fs"]))
+    stage = staging(values)
     if values.get("detach"):
         return detach(values, command, _tree())
     for name in ("job", "stdin", "spool"):
@@ -49,7 +51,7 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
     env, limited = environment(values, os.environ), limits(values)
     terminal = _terminal() if "terminal" in values else None
     _tries(values)  # refused here, whatever becomes of the rest
-    if "on" not in values and "report" not in values:
+    if "on" not in values and "report" not in values and stage is None:
         return _here(command, env, limited, str(values["cwd"]) if "cwd" in values else None)
     from transport.spawn import Spawn
 
@@ -63,7 +65,7 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
         context=caller(values),
         terminal=terminal,
     )
-    return show(spawn, values, _services())
+    return show(spawn, values, _services(), stage=stage)
 
 
 def _services() -> Mapping[str, Service]:
@@ -80,6 +82,35 @@ def _tries(values: dict[str, object]) -> Tries | None:
     from quine.retry import Tries
 
     return Tries(values)
+
+
+def staging(values: dict[str, object], here: str = "") -> Staging | None:
+    """--files and --returns; None where there are none, or nothing to be moved: in the same directory all is there.
+
+    `here` is what cannot be done without --on. Raises Misconfigured.
+    """
+    files, returns = values.get("files", []), values.get("returns", [])
+    assert isinstance(files, list) and isinstance(returns, list)
+    if not files and not returns:
+        return None
+    if values.get("detach"):
+        raise Misconfigured("not built yet: --files and --returns with --detach")
+    if files and "terminal" in values:
+        raise Misconfigured("not built yet: --files with -t")
+    from quine.staging.face import Staging
+
+    folder = _current()
+    if folder is None:
+        raise Misconfigured("the current directory has been removed")
+    found = Staging(files, returns, folder, os.environ.get("QUINE_DATA_DIR") or ".quine")
+    if values.get("on", "local") != "local":
+        return found
+    start = starting_directory({**values, "on": "local"})
+    if start is not None and os.path.realpath(start) == os.path.realpath(folder):
+        return None
+    if here:
+        raise Misconfigured(f"not built yet: {here} in another directory")
+    return found
 
 
 def _terminal() -> dict[str, object]:
@@ -169,11 +200,13 @@ def show(
     facts: dict[str, object] | None = None,
     renew: Callable[[Spawn], Mapping[str, Service]] | None = None,
     on_refused: Callable[[str], None] | None = None,
+    stage: Staging | None = None,
 ) -> int:
     """Run a job as its face; print what there is to say once; leave as the job left.
 
     `facts` are for the report, and read after the end: a service may still count in them. `renew` makes another
     job of the spawn, and its services, when it is tried again. `on_refused` as in client.run.
+    `stage` are the files that it needs, and those that it returns.
     """
     from transport import client, inherit
     from transport.errors import Refused
@@ -185,7 +218,7 @@ def show(
     while True:
         used = client.Used() if tries else None
         try:
-            status = client.run(
+            status = (stage.run if stage else client.run)(
                 spawn,
                 services=services,
                 on_start=_say_started if values.get("verbose") else None,

@@ -165,7 +165,7 @@ def test_exit_is_sent_back(agents: Agents, arguments: dict[str, object], words: 
         (call("fork", intent=" "), "blank"),
         (call("fork", children=[]), "at least 1"),
         (call("fork", children=[{"host": "h1"}]), "children[0].intent is missing"),
-        (call("fork", intent="x", files=["a"]), "not built yet: files"),
+        (call("fork", intent="x", files=["a"]), "files a: no such file"),
         (call("fork", intent="x", wait=True, stdin="/no/such"), "no such file"),
         (call("exec", wisdom={"a=b": "x"}), "must match"),
         (call("exec", wisdom={"a": 1}), "wisdom.a must be a string"),

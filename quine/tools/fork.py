@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quine import birth, env, prompt
 from quine.ends import Result, sections
+from quine.exits import Misconfigured
 from quine.guests.base import Message, Tool, ToolCall, ToolResult
 from quine.jobs import Job
 from quine.life import Life, new_session
@@ -28,6 +29,16 @@ _CHILD = {
         "type": "string",
         "minLength": 1,
         "description": "null, inherit (your material), or the path of a file",
+    },
+    "files": {
+        "type": "array",
+        "items": {"type": "string", "minLength": 1},
+        "description": "with host: files and directories of yours that it has, under the same names, before it starts",
+    },
+    "returns": {
+        "type": "array",
+        "items": {"type": "string", "minLength": 1},
+        "description": "with host: names or patterns, relative to its directory, brought back to yours after its end",
     },
 }
 
@@ -61,7 +72,6 @@ FORK = Tool(
 TOLD = (
     "Their end is told with a later result; in sh there are quine wait ID, quine logs ID and quine kill ID."
 )
-LATER = ("files", "returns")
 
 
 class Spec(NamedTuple):
@@ -71,6 +81,8 @@ class Spec(NamedTuple):
     host: str
     stdin: int
     material: str
+    files: list[str]
+    returns: list[str]
 
 
 class Call(NamedTuple):
@@ -94,6 +106,9 @@ def fault(args: dict[str, Any]) -> str:
             return "[FORK ERROR] intent is blank"
         for name in ("intent", "stdin", "host"):
             if fault := env.unfit(child.get(name, "")):
+                return f"[FORK ERROR] {name} holds {fault}"
+        for name in ("files", "returns"):
+            if fault := env.unfit("".join(child.get(name, args.get(name, [])))):
                 return f"[FORK ERROR] {name} holds {fault}"
     if fault := env.unfit(args.get("stdin", "") + args.get("host", "")):
         return f"[FORK ERROR] stdin or host holds {fault}"
@@ -146,6 +161,9 @@ def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
     children = args.get("children", [args])
     hosts = [child.get("host", args.get("host", "local")) for child in children]
     clone = args.get("context", "clone") == "clone"
+    staged = [[child.get(name, args.get(name, [])) for name in ("files", "returns")] for child in children]
+    if fault := _unstaged(loop, staged):
+        return _error(f"{fault}, nothing was started")
     if not loop.account.affords(len(children), loop.account.used(loop.messages) if clone else 0):
         return _error("the tree cannot pay for that any more, nothing was started")
     specs: list[Spec] = []
@@ -156,10 +174,11 @@ def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
     if taken is None:
         return _error(f"too many agents: the limit of the tree is {limits.agents}, nothing was started")
     try:
-        for child, host in zip(children, hosts, strict=True):
+        for child, host, (files, returns) in zip(children, hosts, staged, strict=True):
             wanted = child.get("stdin", args.get("stdin", "null"))
             fd = _open_stdin(loop, wanted)
-            specs.append(Spec(child["intent"], host, fd, "none" if wanted == "null" else prompt.material(fd)))
+            material = "none" if wanted == "null" else prompt.material(fd)
+            specs.append(Spec(child["intent"], host, fd, material, files, returns))
     except OSError as error:
         for held in (*taken, *(spec.stdin for spec in specs)):
             os.close(held)
@@ -167,6 +186,21 @@ def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
     race = args.get("mode") == "race"
     each = [[fd] for fd in taken] if taken else [[] for _ in children]
     return Call(index, call, specs, each, race or bool(args.get("wait")), race, clone)
+
+
+def _unstaged(loop: Loop, staged: list[list[list[str]]]) -> str:
+    """What is wrong with the files that are to go and to come back; "" where nothing is."""
+    if not any(files or returns for files, returns in staged):
+        return ""
+    from quine.staging import words
+
+    try:
+        for files, returns in staged:
+            words.sources(files, loop.shell.cwd)
+            words.returns(returns)
+    except Misconfigured as error:
+        return error.detail.removeprefix("--")
+    return ""
 
 
 def _open_stdin(loop: Loop, wanted: str) -> int:
@@ -193,6 +227,8 @@ def _start(
     life = _child_life(loop, one, spec, session, reply)
     directory = "" if one.wait else os.path.join(loop.settings.data_dir, "jobs", session)
     job = Job(session, spec.intent, spec.host, directory)
+    if spec.host != "local":  # here all of it is there already
+        job.files, job.returns = spec.files, spec.returns
     facts = {"session": session, "intent": spec.intent, "host": spec.host, "tool_id": one.call.id}
     loop.tape.add("fork", facts)
     loop.tape.sync()  # the child may run, and end, before we do anything else

@@ -1,0 +1,338 @@
+"""Laying out: what comes is made in a directory of its own, and renamed to where it belongs when all of it is there.
+
+Laws
+1. Nothing appears under its name before everything has come and was verified; then whoever looks sees the old or the
+   new of each file, never a part. A directory that was not there appears with all that is in it, by one rename.
+2. Nothing is written through a link, and nothing above the base is named.
+3. With `undo`, all of it appears or nothing: what the renames replace is kept until the last of them, and a journal
+   lets the next who comes finish what a crash left in the middle (`recover`).
+4. The directory of its own is held by a lock that dies with its owner; one that nobody holds is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+
+from quine.staging.content import BLOCK, Broken, Feed, blank, extents, facts_of, head, measure, parse_head
+from quine.staging.manifest import IMPLIED, PERMISSIONS, SIZE, SPARSE, Manifest, blake2b, shown
+from quine.staging.renames import FOLDER, Conflict, Parents, move, remove
+from quine.staging.survey import ASIDE, FACTS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from quine.staging.objects import Objects, Pack
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Layout:
+    """One manifest on its way into `base`. `here` is what a look found there; `known` what a record says of it."""
+
+    def __init__(
+        self,
+        base: bytes,
+        manifest: Manifest,
+        here: dict[bytes, bytes],
+        known: dict[bytes, tuple[bytes, bytes]],
+        exact: bool = False,
+    ) -> None:
+        self._manifest = manifest
+        self._base = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._here = here
+        self._known = known
+        self._exact = exact  # no umask: a file has its mode from the moment it is made
+        self._name = b""
+        self._top = -1  # our directory, and in it `new` and `old`
+        self._new = -1
+        self._spots: list[bytes] = [b""] * len(
+            manifest
+        )  # where an entry is made, below `new`; "" where it is there
+        self._folders: dict[bytes, bytes] = {
+            b"": b""
+        }  # of the manifest: where it is made, "" where it is there
+        self.needs: list[int] = []  # files to be made
+        self._moves: list[int] = []  # entries to be renamed
+        self._plan(base)
+
+    # -- what is to be done ------------------------------------------------------------------------
+
+    def _plan(self, base: bytes) -> None:
+        manifest = self._manifest
+        for index, name in enumerate(manifest.names):
+            above, _, last = name.rpartition(b"/")
+            home = self._folders[above]
+            fact = self._here.get(name) if not home else None
+            if not home and fact is None and manifest.modes[index] & IMPLIED:
+                with contextlib.suppress(FileNotFoundError):  # no look was taken at it
+                    fact = facts_of(os.lstat(os.path.join(base, name)))
+            if home:
+                spot = home + b"/" + last
+            elif fact is not None and self._is_there(base, index, fact):
+                spot = b""
+            else:
+                spot = b"%d" % index
+                self._moves.append(index)
+            self._spots[index] = spot
+            if manifest.is_directory(index):
+                self._folders[name] = spot
+            elif spot and manifest.is_file(index):
+                self.needs.append(index)
+
+    def _is_there(self, base: bytes, index: int, facts: bytes) -> bool:
+        """Is what stands there what should? Raises Conflict where it can neither stay nor be replaced."""
+        manifest = self._manifest
+        name, mode = manifest.names[index], manifest.modes[index]
+        _, size, _, _, found = FACTS.unpack(facts)
+        if stat.S_ISDIR(found) != stat.S_ISDIR(mode & 0xFFFF):
+            what = "a directory" if stat.S_ISDIR(found) else "no directory"
+            raise Conflict(errno.EEXIST, f"{what} stands where it should go", name)
+        if stat.S_ISDIR(found):
+            return True
+        if stat.S_IFMT(found) != stat.S_IFMT(mode & 0xFFFF):
+            return False
+        path = os.path.join(base, name)
+        if stat.S_ISLNK(found):
+            return os.readlink(path) == manifest.marks[index]
+        if size != manifest.sizes[index]:
+            return False
+        known = self._known.get(name)
+        if known and known[0] == facts:
+            return known[1] == manifest.marks[index]
+        with contextlib.suppress(OSError):
+            return measure(path).digest == manifest.marks[index]
+        return False
+
+    # -- making it ---------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make our directory and the new ones in it."""
+        fcntl.flock(self._base, fcntl.LOCK_SH)  # against who would clear it away before it is locked
+        try:
+            self._name = ASIDE + os.urandom(8).hex().encode()
+            os.mkdir(self._name, 0o700, dir_fd=self._base)
+            self._top = os.open(self._name, FOLDER, dir_fd=self._base)
+            fcntl.flock(self._top, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            fcntl.flock(self._base, fcntl.LOCK_UN)
+        for name in ("new", "old"):
+            os.mkdir(name, 0o700, dir_fd=self._top)
+        self._new = os.open("new", FOLDER, dir_fd=self._top)
+        for index, spot in enumerate(self._spots):
+            if spot and not self._manifest.is_file(index):
+                if self._manifest.is_directory(index):
+                    os.mkdir(spot, 0o700, dir_fd=self._new)
+                else:
+                    os.symlink(self._manifest.marks[index], spot, dir_fd=self._new)
+                    self._touch_link(index, spot)
+
+    def _touch_link(self, index: int, spot: bytes) -> None:
+        mtime = self._manifest.mtimes[index]
+        with contextlib.suppress(OSError):
+            os.utime(spot, ns=(mtime, mtime), dir_fd=self._new, follow_symlinks=False)
+
+    def fill(self, feed: Feed | None, wanted: set[bytes], objects: Objects | None, pack: Pack | None) -> None:
+        """Make the files: `wanted` from what comes, the others from what is here. Raises OSError, Broken."""
+        made: dict[bytes, int] = {}
+        manifest, folder, above = self._manifest, self._new, b""
+        try:
+            for index in self.needs:
+                spot, digest = self._spots[index], manifest.marks[index]
+                parent, _, last = spot.rpartition(b"/")
+                if parent != above:
+                    if folder != self._new:
+                        os.close(folder)
+                    above, folder = parent, self._new
+                    if parent:
+                        folder = os.open(parent, FOLDER, dir_fd=self._new)
+                mode = manifest.modes[index]
+                fd = os.open(last, _NEW, mode & PERMISSIONS if self._exact else 0o600, dir_fd=folder)
+                try:
+                    if not self._exact:
+                        os.fchmod(fd, mode & PERMISSIONS)
+                    if digest in made:
+                        self._copy(made[digest], fd)
+                    elif manifest.sizes[index] or mode & SPARSE:
+                        self._pour(index, fd, digest in wanted, feed, objects, pack)
+                        made[digest] = index
+                    os.utime(fd, ns=(manifest.mtimes[index], manifest.mtimes[index]))
+                finally:
+                    os.close(fd)
+        finally:
+            if folder != self._new:
+                os.close(folder)
+
+    def _pour(
+        self, index: int, fd: int, comes: bool, feed: Feed | None, objects: Objects | None, pack: Pack | None
+    ) -> None:
+        digest = self._manifest.marks[index]
+        if comes:
+            assert feed
+            if pack:
+                pack.begin(self._manifest.sizes[index])
+            found = self._content(index, fd, feed, pack.put if pack else None)
+            if found != digest:
+                raise Broken(f"{shown(self._manifest.names[index])} came with another content")
+            if pack:
+                pack.end(digest)
+            return
+        assert objects
+        try:
+            found = self._content(index, fd, Feed(_Stored(objects.pieces(digest))), None)
+        except Broken:
+            found = b""
+        if found != digest:
+            objects.drop(digest)
+            raise Broken("a content that was kept here is not what it was")
+
+    def _content(
+        self, index: int, fd: int, feed: Feed, keep: Callable[[bytes | memoryview], None] | None
+    ) -> bytes:
+        """Write one content as it comes; its digest."""
+        size, sparse = self._manifest.sizes[index], self._manifest.modes[index] & SPARSE
+        if not sparse and size <= BLOCK:
+            data = feed.take(size)
+            if keep:
+                keep(data)
+            if os.write(fd, data) != size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return blake2b(data, digest_size=SIZE).digest()
+        found = parse_head(feed.take, size) if sparse else [(0, size)]
+        digest = blank(size, found) if sparse else blake2b(digest_size=SIZE)
+        if sparse:
+            if keep:
+                keep(head(found))
+            os.ftruncate(fd, size)
+        for start, length in found:
+            os.lseek(fd, start, os.SEEK_SET)
+            for piece in feed.pieces(length):
+                digest.update(piece)
+                if keep:
+                    keep(piece)
+                while piece:
+                    piece = piece[os.write(fd, piece) :]
+        whole: bytes = digest.digest()
+        return whole
+
+    def _copy(self, first: int, fd: int) -> None:
+        """The same content once more."""
+        size = self._manifest.sizes[first]
+        source = os.open(self._spots[first], os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._new)
+        try:
+            os.ftruncate(fd, size)
+            for start, length in extents(source, size):
+                os.lseek(fd, start, os.SEEK_SET)
+                while length:
+                    data = os.pread(source, min(BLOCK, length), start)
+                    if not data:
+                        raise Broken("a content that was made here is not what it was")
+                    os.write(fd, data)
+                    start += len(data)
+                    length -= len(data)
+        finally:
+            os.close(source)
+
+    # -- putting it where it belongs ---------------------------------------------------------------
+
+    def commit(self, undo: bool = False) -> None:
+        """Rename all of it to where it belongs. Raises OSError; with `undo`, everything is then as it was."""
+        manifest = self._manifest
+        for index in range(
+            len(manifest) - 1, -1, -1
+        ):  # those within first: what is made in one changes its time
+            spot = self._spots[index]
+            if spot and manifest.is_directory(index) and (b"/" in spot or manifest.modes[index] & 0o200):
+                self._finish(index, spot, self._new)
+        moves = [(self._spots[index], manifest.names[index]) for index in self._moves]
+        with Parents(self._base) as parents:
+            if undo:
+                self._keep_old(moves, parents)
+            move(self._new, moves, parents, self._top if undo else -1)
+            for index in range(len(manifest) - 1, -1, -1):
+                if b"/" not in self._spots[index]:
+                    self._settle(index, parents)
+
+    def _keep_old(self, moves: list[tuple[bytes, bytes]], parents: Parents) -> None:
+        """Room for the way back, and the journal; whatever would fail shall fail now."""
+        device = os.fstat(self._top).st_dev
+        for spot, name in moves:
+            folder, last = parents.of(name)
+            if os.fstat(folder).st_dev != device:
+                raise OSError(
+                    errno.EXDEV, "is on another filesystem than the directory that it goes to", name
+                )
+            if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+            with contextlib.suppress(FileNotFoundError):
+                os.link(last, b"old/" + spot, src_dir_fd=folder, dst_dir_fd=self._top, follow_symlinks=False)
+        text = b"".join(spot + b"\0" + name + b"\0" for spot, name in moves)
+        fd = os.open("journal.new", _NEW, 0o600, dir_fd=self._top)
+        with open(fd, "wb") as file:
+            file.write(text)
+        os.rename("journal.new", "journal", src_dir_fd=self._top, dst_dir_fd=self._top)
+
+    def _settle(self, index: int, parents: Parents) -> None:
+        """Mode and time of what stands under its name now."""
+        mode, name = self._manifest.modes[index], self._manifest.names[index]
+        if stat.S_ISLNK(mode & 0xFFFF) or (self._spots[index] and not stat.S_ISDIR(mode & 0xFFFF)):
+            return  # it had them before
+        if self._spots[index] or not self._as_it_should(index):
+            with contextlib.suppress(OSError):  # it is another one's, and has what it should but for its time
+                folder, last = parents.of(name)
+                self._finish(index, last, folder)
+
+    def _as_it_should(self, index: int) -> bool:
+        facts = self._here.get(self._manifest.names[index])
+        if facts is None or self._manifest.modes[index] & IMPLIED:
+            return True
+        _, _, mtime, _, mode = FACTS.unpack(facts)
+        same_mode = mode & PERMISSIONS == self._manifest.modes[index] & PERMISSIONS
+        return bool(same_mode and mtime == self._manifest.mtimes[index] and not stat.S_ISDIR(mode))
+
+    def _finish(self, index: int, name: bytes, folder: int) -> None:
+        mtime, mode = self._manifest.mtimes[index], self._manifest.modes[index] & PERMISSIONS
+        kind = os.O_DIRECTORY if self._manifest.is_directory(index) else 0
+        try:
+            fd = os.open(
+                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | kind, dir_fd=folder
+            )
+        except PermissionError:
+            os.chmod(name, mode, dir_fd=folder)
+            os.utime(name, ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
+            return
+        try:
+            os.utime(fd, ns=(mtime, mtime))
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Away with what was made and not renamed."""
+        if self._top >= 0:
+            remove(self._name, self._base)
+        self.leave()
+
+    def leave(self) -> None:
+        """Let go, and leave what was made to who comes next."""
+        for fd in (self._new, self._top, self._base):
+            if fd >= 0:
+                os.close(fd)
+        self._top = self._new = self._base = -1
+
+
+class _Stored:
+    """A content of this host as a line."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+
+    def read(self, size: int) -> bytes:
+        return next(self._pieces, b"")
+
+    def write(self, data: bytes) -> None:
+        raise AssertionError("nobody listens")

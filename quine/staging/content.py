@@ -1,0 +1,234 @@
+"""What is in a file: its digest, its form on the way, and how both ends speak while it travels.
+
+Laws
+1. A file is read once where it can be: what was read for its digest is kept, up to KEEP bytes, and sent from there.
+2. A file that changed while it was read is read again, and after a few times it is an error that names it; nothing that
+   was half of one version and half of another gets a digest.
+3. A sparse file travels as its extents, so that its holes cost nothing and stay holes.
+4. What comes is bounded by what was announced: nothing is read beyond it, and a length is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from quine.staging.manifest import LARGEST, PERMISSIONS, SIZE, SPARSE, blake2b, shown
+from quine.staging.survey import FACTS
+from transport import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, Protocol
+
+    class Line(Protocol):
+        """Either end of a streaming request."""
+
+        def read(self, size: int) -> bytes: ...
+
+        def write(self, data: bytes) -> None: ...
+
+
+BLOCK = 1 << 20  # bytes read or written at a time
+KEEP = 64 << 20  # bytes of contents kept between the digest and the sending
+TRIES = 3
+MOST_EXTENTS = 1 << 20
+LONGEST_MESSAGE = 1 << 20
+LONGEST_BLOB = 1 << 28  # a manifest of some millions of files
+
+_EXTENT = struct.Struct("<QQ")
+_PERSON = b"quine sparse"
+
+
+class Changed(OSError):
+    """A file was written to all the time that it was read."""
+
+
+class Broken(Exception):
+    """What came is not what was announced."""
+
+
+# -- words -----------------------------------------------------------------------------------------
+
+
+def tell(line: Line, message: dict[str, Any], blob: bytes = b"") -> None:
+    """One message, and the bytes that belong to it."""
+    text = quickjson.dumps(message).encode()
+    line.write(struct.pack("<IQ", len(text), len(blob)) + text + blob)
+
+
+class Feed:
+    """What comes on a line, in the pieces that are asked for."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._left = memoryview(b"")
+
+    def _more(self) -> None:
+        data = self._line.read(BLOCK)
+        if not data:
+            raise Broken("the other end said no more")
+        self._left = memoryview(data)
+
+    def pieces(self, length: int) -> Iterator[memoryview]:
+        while length:
+            if not self._left:
+                self._more()
+            piece = self._left[:length]
+            self._left = self._left[len(piece) :]
+            length -= len(piece)
+            yield piece
+
+    def take(self, length: int) -> bytes:
+        """Exactly so many bytes."""
+        if length <= len(self._left):
+            piece = bytes(self._left[:length])
+            self._left = self._left[length:]
+            return piece
+        return b"".join(self.pieces(length))
+
+    def hear(self) -> tuple[dict[str, Any], bytes]:
+        """One message. Raises Broken."""
+        size, blob = struct.unpack("<IQ", self.take(12))
+        if size > LONGEST_MESSAGE or blob > LONGEST_BLOB:
+            raise Broken("a message that is too long")
+        try:
+            message = quickjson.loads(self.take(size))
+        except (ValueError, RecursionError):
+            raise Broken("not a message") from None
+        if not isinstance(message, dict):
+            raise Broken("not a message")
+        return message, self.take(blob)
+
+
+# -- reading a file --------------------------------------------------------------------------------
+
+
+class File:
+    """A file's digest and what was seen of it at that time; `data` is its content, where that is small."""
+
+    __slots__ = ("data", "digest", "facts", "mode", "mtime", "size")
+
+    def __init__(self, fact: os.stat_result, digest: bytes, sparse: bool, data: bytes | None) -> None:
+        self.facts = facts_of(fact)
+        self.mode = (fact.st_mode & (0o170000 | PERMISSIONS)) | (SPARSE if sparse else 0)
+        self.size = fact.st_size
+        self.mtime = fact.st_mtime_ns
+        self.digest = digest
+        self.data = data
+
+
+def facts_of(fact: os.stat_result) -> bytes:
+    return FACTS.pack(fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_mode)
+
+
+def measure(path: bytes) -> File:
+    """Read a file for its digest. Raises OSError: Changed, and what the system says."""
+    for _ in range(TRIES):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if found := _measured(fd):
+                return found
+        finally:
+            os.close(fd)
+    raise Changed(0, "changed while it was read", path)
+
+
+def _measured(fd: int) -> File | None:
+    fact = os.fstat(fd)
+    size = fact.st_size
+    if size <= BLOCK and fact.st_blocks * 512 >= size:
+        data = os.read(fd, size + 1)
+        if len(data) != size:
+            return None
+        return _if_same(fd, File(fact, blake2b(data, digest_size=SIZE).digest(), False, data))
+    found = extents(fd, size) if fact.st_blocks * 512 < size else [(0, size)]
+    sparse = found != [(0, size)]
+    digest = blank(size, found) if sparse else blake2b(digest_size=SIZE)
+    for start, length in found:
+        os.lseek(fd, start, os.SEEK_SET)
+        while length:
+            data = os.read(fd, min(BLOCK, length))
+            if not data:
+                return None
+            digest.update(data)
+            length -= len(data)
+    return _if_same(fd, File(fact, digest.digest(), sparse, None))
+
+
+def _if_same(fd: int, file: File) -> File | None:
+    return file if facts_of(os.fstat(fd)) == file.facts else None
+
+
+def extents(fd: int, size: int) -> list[tuple[int, int]]:
+    """Where there is data: (start, length). A file of too many pieces, or a system that cannot tell, is one piece."""
+    found: list[tuple[int, int]] = []
+    at = 0
+    while at < size and len(found) < MOST_EXTENTS:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+            at = min(os.lseek(fd, start, os.SEEK_HOLE), size)
+        except OSError as error:
+            if error.errno == 6:  # ENXIO: only a hole is left
+                return found
+            return [(0, size)]
+        if start >= size:
+            break
+        found.append((start, at - start))
+    return found if at >= size or len(found) < MOST_EXTENTS else [(0, size)]
+
+
+def blank(size: int, found: list[tuple[int, int]]) -> Any:
+    """The hash of a sparse file, before its data."""
+    return blake2b(size.to_bytes(8, "little") + head(found), digest_size=SIZE, person=_PERSON)
+
+
+def head(found: list[tuple[int, int]]) -> bytes:
+    """The extents of a sparse file, as they travel before its data."""
+    return len(found).to_bytes(4, "little") + b"".join(_EXTENT.pack(*extent) for extent in found)
+
+
+def parse_head(take: Any, size: int) -> list[tuple[int, int]]:
+    """The extents that come: in order, apart, inside. Raises Broken."""
+    count = int.from_bytes(take(4), "little")
+    if count > MOST_EXTENTS:
+        raise Broken("too many extents")
+    table, found, end = take(count * _EXTENT.size), [], 0
+    for start, length in _EXTENT.iter_unpack(table):
+        if start < end or not length or length > LARGEST or start + length > size:
+            raise Broken("extents that are none")
+        end = start + length
+        found.append((start, length))
+    return found
+
+
+def send(line: Line, path: bytes, facts: bytes, sparse: bool) -> None:
+    """A file's content, which must be what it was when it was measured. Raises Changed, OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        fact = os.fstat(fd)
+        if facts_of(fact) != facts:
+            raise Changed(0, "changed while it was staged", path)
+        found = extents(fd, fact.st_size) if sparse else [(0, fact.st_size)]
+        if sparse:
+            line.write(head(found))
+        for start, length in found:
+            os.lseek(fd, start, os.SEEK_SET)
+            while length:
+                data = os.read(fd, min(BLOCK, length))
+                if not data:
+                    raise Changed(0, "changed while it was staged", path)
+                line.write(data)
+                length -= len(data)
+        if facts_of(os.fstat(fd)) != facts:
+            raise Changed(0, "changed while it was staged", path)
+    finally:
+        os.close(fd)
+
+
+def said(error: OSError) -> str:
+    """An OSError for people, its file first."""
+    name = error.filename
+    what = (error.strerror or str(error)).lower()
+    return f"{shown(os.fsencode(name))}: {what}" if isinstance(name, (str, bytes)) else what

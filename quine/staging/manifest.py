@@ -1,0 +1,207 @@
+"""What is to be staged, as one value: names, kinds, modes, times and the digest of each file's content.
+
+Laws
+1. Columns of numbers, not one object for each file: ten thousand files are half a megabyte, packed in a millisecond.
+2. A manifest from elsewhere is parsed strictly: no name leads out, a directory stands before what is in it, nothing
+   stands twice, a link stays among what is staged. `parse` is the only way in.
+3. The digest of the packed form names the whole tree: equal digests are equal trees.
+"""
+
+from __future__ import annotations
+
+import stat
+import struct
+import sys
+from array import array
+
+try:
+    from _blake2 import blake2b as blake2b  # hashlib loads OpenSSL for it
+except ImportError:
+    from hashlib import blake2b as blake2b
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SIZE = 32  # bytes of a digest
+SPARSE = 1 << 31  # of a mode: the content is a list of extents, see `content`
+IMPLIED = (
+    1 << 30
+)  # of a mode: a directory above what was named, made where it is missing and left alone elsewhere
+PERMISSIONS = 0o777
+MOST = 4_000_000  # entries
+LONGEST_NAME = 255
+LONGEST_PATH = 3800
+LARGEST = 1 << 62  # bytes of a file
+
+_MAGIC = b"quine stage 1\n"
+_HEAD = struct.Struct("<14sIQQQ")  # magic, entries, bytes of digests, of names, of targets
+
+
+class BadManifest(ValueError):
+    """What came is no manifest, or one that wants what it may not."""
+
+
+class Manifest:
+    """Entry i is names[i], modes[i] (with its kind), mtimes[i] in ns, sizes[i], marks[i]: a digest or a target."""
+
+    __slots__ = ("marks", "modes", "mtimes", "names", "sizes")
+
+    def __init__(self) -> None:
+        self.names: list[bytes] = []
+        self.modes = array("I")
+        self.mtimes = array("q")
+        self.sizes = array("Q")
+        self.marks: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, name: bytes, mode: int, mtime: int, size: int = 0, mark: bytes = b"") -> None:
+        self.names.append(name)
+        self.modes.append(mode)
+        self.mtimes.append(mtime)
+        self.sizes.append(size)
+        self.marks.append(mark)
+
+    def is_file(self, index: int) -> bool:
+        return stat.S_ISREG(self.modes[index] & 0xFFFF)
+
+    def is_directory(self, index: int) -> bool:
+        return stat.S_ISDIR(self.modes[index] & 0xFFFF)
+
+    @property
+    def roots(self) -> list[bytes]:
+        """What was named, and with it what is in it: names whose directory is none of what was."""
+        found: list[bytes] = []
+        named: set[bytes] = set()
+        for index, name in enumerate(self.names):
+            if self.modes[index] & IMPLIED:
+                continue
+            if name.rpartition(b"/")[0] not in named:
+                found.append(name)
+            if self.is_directory(index):
+                named.add(name)
+        return found
+
+    def pack(self) -> bytes:
+        digests = b"".join(mark for index, mark in enumerate(self.marks) if self.is_file(index))
+        targets = b"".join(
+            mark + b"\0" for index, mark in enumerate(self.marks) if stat.S_ISLNK(self.modes[index] & 0xFFFF)
+        )
+        names = b"".join([name + b"\0" for name in self.names])
+        head = _HEAD.pack(_MAGIC, len(self.names), len(digests), len(names), len(targets))
+        columns = [_little(column) for column in (self.modes, self.mtimes, self.sizes)]
+        return b"".join([head, *columns, digests, names, targets])
+
+
+def digest_of(packed: bytes) -> str:
+    """The name of the tree that this is the packed form of."""
+    return blake2b(packed, digest_size=SIZE).hexdigest()
+
+
+def parse(packed: bytes, whole: bool = False) -> Manifest:
+    """From the packed form; with `whole`, links may lead anywhere below the directory. Raises BadManifest."""
+    if len(packed) < _HEAD.size:
+        raise BadManifest("a manifest that is cut")
+    magic, count, digests, names, targets = _HEAD.unpack_from(packed)
+    columns = _HEAD.size + count * 20
+    if magic != _MAGIC or count > MOST or columns + digests + names + targets != len(packed):
+        raise BadManifest("no manifest")
+    found = Manifest()
+    at = _HEAD.size
+    for column in (found.modes, found.mtimes, found.sizes):
+        end = at + count * column.itemsize
+        column.frombytes(packed[at:end])
+        if sys.byteorder == "big":
+            column.byteswap()
+        at = end
+    names_at, targets_at = columns + digests, columns + digests + names
+    found.names = _texts(packed[names_at:targets_at])
+    links = _texts(packed[targets_at:])
+    if len(found.names) != count:
+        raise BadManifest("a manifest with a wrong number of names")
+    _give_marks(found, packed[columns:names_at], links)
+    _check(found, whole)
+    return found
+
+
+def _texts(blob: bytes) -> list[bytes]:
+    texts = blob.split(b"\0")
+    if texts.pop():
+        raise BadManifest("a manifest that is cut in a name")
+    return texts
+
+
+def _give_marks(found: Manifest, digests: bytes, links: list[bytes]) -> None:
+    at, link = 0, iter(links)
+    for index, mode in enumerate(found.modes):
+        kind = stat.S_IFMT(mode & 0xFFFF)
+        if mode & ~(0o170000 | PERMISSIONS | SPARSE | IMPLIED):
+            raise BadManifest("a mode that is none")
+        if kind == stat.S_IFREG and not mode & IMPLIED:
+            if found.sizes[index] > LARGEST:
+                raise BadManifest("a size that is none")
+            mark = digests[at : at + SIZE]
+            at += SIZE
+            if len(mark) != SIZE:
+                raise BadManifest("a manifest with too few digests")
+        elif kind == stat.S_IFDIR and not mode & SPARSE:
+            mark = b""
+        elif kind == stat.S_IFLNK and not mode & (SPARSE | IMPLIED):
+            mark = next(link, b"")
+        else:
+            raise BadManifest("neither a file nor a directory nor a link")
+        found.marks.append(mark)
+    if at != len(digests) or next(link, None) is not None:
+        raise BadManifest("a manifest with too many digests or links")
+
+
+def _check(found: Manifest, whole: bool) -> None:
+    """Names that lead nowhere else, directories first, links that stay."""
+    directories: set[bytes] = {b""}
+    seen: set[bytes] = set()
+    for index, name in enumerate(found.names):
+        above, slash, last = name.rpartition(b"/")
+        if last in (b"", b".", b"..") or len(last) > LONGEST_NAME or len(name) > LONGEST_PATH:
+            raise BadManifest(f"a bad name: {shown(name)}")
+        if above not in directories or (slash and not above) or name in seen:
+            raise BadManifest(f"a name out of its place: {shown(name)}")
+        seen.add(name)
+        if found.is_directory(index):
+            directories.add(name)
+    roots = [b""] if whole else found.roots
+    for index, name in enumerate(found.names):
+        if stat.S_ISLNK(found.modes[index] & 0xFFFF) and not stays(name, found.marks[index], roots):
+            raise BadManifest(f"a link that leads out: {shown(name)}")
+
+
+def stays(name: bytes, target: bytes, roots: Iterable[bytes]) -> bool:
+    """Does a link of this name lead to where something is staged? The root b"" is everything.
+
+    `..` only at its beginning: behind another link it would not be what it looks like.
+    """
+    if not target or target.startswith(b"/") or len(target) > LONGEST_PATH:
+        return False
+    parts = [part for part in target.split(b"/") if part not in (b"", b".")]
+    here = name.split(b"/")[:-1]
+    ups = 0
+    while ups < len(parts) and parts[ups] == b"..":
+        ups += 1
+    if ups > len(here) or b".." in parts[ups:]:
+        return False
+    whole = b"/".join([*here[: len(here) - ups], *parts[ups:]])
+    return any(not root or whole == root or whole.startswith(root + b"/") for root in roots)
+
+
+def shown(name: bytes) -> str:
+    """A name for a message, short and without what a terminal would obey."""
+    text = name[-200:].decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _little(column: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        column = column[:]
+        column.byteswap()
+    return column.tobytes()

@@ -1,0 +1,250 @@
+"""What a host has seen already: contents by digest, so that each crosses a link once for all jobs there.
+
+Laws
+1. Contents lie in packs: one file for all that came in one staging, and an index beside it. Ten thousand small files
+   are two files here.
+2. A pack is whole when its index is there. What is read from it is verified, and a pack that lies is thrown away.
+3. It may be gone at any time and be full at any time: then the origin is asked again. It is ours alone (0700), and
+   holds no more than BOUND bytes: what was used last stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import time
+
+from quine import private
+from quine.staging.manifest import SIZE
+from quine.staging.survey import cache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BOUND = 4 << 30  # bytes of all packs
+MOST_PACKS = 512
+LARGEST = 256 << 20  # bytes of one content that is kept
+PATIENCE = 60.0  # seconds to wait for another job that gets the same
+FLUSH = 1 << 20
+
+_ENTRY = struct.Struct("<32sQQ")  # digest, where, how long
+
+
+class Objects:
+    """The contents that are here. Looked up when first asked."""
+
+    def __init__(self) -> None:
+        self.folder = cache("objects")
+        self._found: dict[bytes, tuple[str, int, int]] | None = None
+        self._open: dict[str, int] = {}
+
+    def look(self) -> dict[bytes, tuple[str, int, int]]:
+        """digest -> pack, where, how long."""
+        if self._found is None:
+            self._found = {}
+            with contextlib.suppress(OSError):
+                for name in os.listdir(self.folder):
+                    if name.endswith(".index"):
+                        self._load(name.removesuffix(".index"), self._found)
+        return self._found
+
+    def _load(self, name: str, found: dict[bytes, tuple[str, int, int]]) -> None:
+        with contextlib.suppress(OSError):
+            with open(f"{self.folder}/{name}.index", "rb") as file:
+                table = file.read()
+            for digest, at, length in _ENTRY.iter_unpack(table[: len(table) // _ENTRY.size * _ENTRY.size]):
+                found[digest] = (name, at, length)
+
+    def again(self) -> None:
+        """Somebody may have put more there."""
+        self._found = None
+
+    def __contains__(self, digest: bytes) -> bool:
+        """Is it here, to be read? Who has been told so can read it, whatever is cleaned away."""
+        place = self.look().get(digest)
+        return place is not None and self._descriptor(place[0]) >= 0
+
+    def _descriptor(self, name: str) -> int:
+        if name not in self._open:
+            try:
+                self._open[name] = os.open(f"{self.folder}/{name}.pack", os.O_RDONLY | os.O_CLOEXEC)
+                os.utime(self._open[name])  # used last
+            except OSError:
+                self._open[name] = -1
+        return self._open[name]
+
+    def pieces(self, digest: bytes) -> Iterator[bytes]:
+        """What is there of it: as it travels; short if the pack is."""
+        name, at, length = self.look()[digest]
+        fd = self._descriptor(name)
+        while length > 0 and (data := os.pread(fd, min(FLUSH, length), at)):
+            at += len(data)
+            length -= len(data)
+            yield data
+
+    def drop(self, digest: bytes) -> None:
+        """The pack that holds this is not what it says."""
+        name = self.look()[digest][0]
+        for end in ("index", "pack"):
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self.folder}/{name}.{end}")
+        self._found = {key: place for key, place in self.look().items() if place[0] != name}
+
+    @contextlib.contextmanager
+    def turn(self, what: str, name: str) -> Iterator[None]:
+        """One job at a time does this of that name, for a while: who comes later finds what it has done."""
+        fd = -1
+        with contextlib.suppress(OSError):
+            private.make(self.folder)
+            fd = os.open(f"{self.folder}/{what}-{name[:2]}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            until = time.monotonic() + PATIENCE
+            while fd >= 0 and time.monotonic() < until:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.02)
+                    self.again()
+                except OSError:
+                    break
+            yield
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def close(self) -> None:
+        for fd in self._open.values():
+            if fd >= 0:
+                os.close(fd)
+        self._open.clear()
+
+
+class Pack:
+    """What comes now, on its way into a pack of its own. A disk that is full ends the pack, not the staging."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._name = f"{time.time_ns():x}-{os.getpid()}"
+        self._fd = -1
+        self._buffer = bytearray()
+        self._index: list[bytes] = []
+        self._at = self._begun = 0
+        self._skip = False
+        with contextlib.suppress(OSError):
+            private.make(folder)
+            path = f"{folder}/{self._name}.part"
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is somebody's: not to be cleaned away
+
+    def begin(self, size: int) -> None:
+        """A content of about so many bytes comes now."""
+        self._begun = self._at
+        self._skip = self._fd < 0 or size > LARGEST
+
+    def put(self, data: bytes | memoryview) -> None:
+        if not self._skip:
+            self._buffer += data
+            self._at += len(data)
+            if len(self._buffer) >= FLUSH:
+                self._flush()
+
+    def end(self, digest: bytes) -> None:
+        """It was all of it, and is what it should be."""
+        if not self._skip:
+            self._index.append(_ENTRY.pack(digest, self._begun, self._at - self._begun))
+
+    def _flush(self) -> None:
+        try:
+            with memoryview(self._buffer) as left:
+                at = 0
+                while at < len(left):
+                    at += os.write(self._fd, left[at:])
+            self._buffer.clear()
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._buffer.clear()
+        self._skip = True
+        self._index.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._folder}/{self._name}.part")
+
+    def close(self) -> None:
+        """Keep what is whole."""
+        if self._index:
+            self._flush()
+        if not self._index or self._fd < 0:
+            self._give_up()
+            return
+        base = f"{self._folder}/{self._name}"
+        try:
+            fd = os.open(f"{base}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                file.write(b"".join(self._index))
+            os.rename(f"{base}.part", f"{base}.pack")
+            os.rename(f"{base}.new", f"{base}.index")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{base}.new")
+            self._give_up()
+            return
+        os.close(self._fd)
+        self._fd = -1
+        clean(self._folder)
+
+
+def clean(folder: str, bound: int = BOUND) -> None:
+    """Away with what nobody has used for longest, and with what the dead left half. One cleaner at a time."""
+    with contextlib.suppress(OSError):
+        fd = os.open(f"{folder}/cleaner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _clean(folder, bound)
+        finally:
+            os.close(fd)
+
+
+def _clean(folder: str, bound: int) -> None:
+    packs: list[tuple[float, int, str]] = []
+    for name in os.listdir(folder):
+        path, (base, _, end) = f"{folder}/{name}", name.rpartition(".")
+        with contextlib.suppress(OSError):
+            if end == "pack":
+                fact = os.stat(path)
+                packs.append((fact.st_mtime, fact.st_size, base))
+            elif (end == "index" and not os.path.exists(f"{folder}/{base}.pack")) or (
+                end in ("part", "new") and _is_nobodys(path)
+            ):
+                os.unlink(path)
+    packs.sort(reverse=True)
+    total = 0
+    for count, (_, size, base) in enumerate(packs):
+        total += size
+        if total > bound or count >= MOST_PACKS:
+            for end in ("index", "pack"):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{folder}/{base}.{end}")
+
+
+def _is_nobodys(path: str) -> bool:
+    if path.endswith(".new"):
+        return os.stat(path).st_mtime < time.time() - 3600
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+assert _ENTRY.size == SIZE + 16

@@ -1,0 +1,132 @@
+"""Renames into a directory: through no link, with a way back, and a way on for whoever comes after a crash.
+
+Laws
+1. A name is reached from the base, one directory below the other, each opened without following a link.
+2. With a journal, what was begun is undone by who began it, or finished by who finds it; what nobody holds is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+
+from quine.staging.survey import ASIDE
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Conflict(OSError):
+    """Something else stands where it should go."""
+
+
+class Parents:
+    """The directories that names stand in, opened one below the other: no link is followed."""
+
+    def __init__(self, base: int) -> None:
+        self._open = {b"": base}
+
+    def of(self, name: bytes) -> tuple[int, bytes]:
+        above, _, last = name.rpartition(b"/")
+        return self._folder(above), last
+
+    def _folder(self, path: bytes) -> int:
+        if path not in self._open:
+            above, last = self.of(path)
+            try:
+                self._open[path] = os.open(last, FOLDER, dir_fd=above)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                    raise Conflict(error.errno, "is no directory, or a link to one", path) from None
+                raise
+        return self._open[path]
+
+    def __enter__(self) -> Parents:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for path, fd in self._open.items():
+            if path:
+                os.close(fd)
+
+
+def move(new: int, moves: list[tuple[bytes, bytes]], parents: Parents, top: int) -> None:
+    done: list[tuple[bytes, bytes]] = []
+    try:
+        for spot, name in moves:
+            folder, last = parents.of(name)
+            os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
+            done.append((spot, name))
+    except OSError:
+        if top >= 0:
+            _undo(new, done, parents, top)
+        raise
+    if top >= 0:
+        os.unlink("journal", dir_fd=top)
+
+
+def _undo(new: int, done: list[tuple[bytes, bytes]], parents: Parents, top: int) -> None:
+    for spot, name in reversed(done):
+        folder, last = parents.of(name)
+        try:
+            os.rename(b"old/" + spot, last, src_dir_fd=top, dst_dir_fd=folder)
+        except FileNotFoundError:
+            os.rename(last, spot, src_dir_fd=folder, dst_dir_fd=new)
+    os.unlink("journal", dir_fd=top)
+
+
+def recover(base: bytes) -> None:
+    """Finish, or clear away, what those who were killed have left in a directory."""
+    with contextlib.suppress(OSError):
+        fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            left = [name for name in os.listdir(base) if name.startswith(ASIDE)]
+            if left:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in left:
+                with contextlib.suppress(OSError):
+                    _recover(name, fd)
+        finally:
+            os.close(fd)
+
+
+def _recover(name: bytes, base: int) -> None:
+    top = os.open(name, FOLDER, dir_fd=base)
+    try:
+        if os.fstat(top).st_uid != os.getuid():
+            return
+        fcntl.flock(top, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileNotFoundError), Parents(base) as parents:
+            fd = os.open("journal", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=top)
+            with open(fd, "rb") as file:
+                words = file.read().split(b"\0")[:-1]
+            new = os.open("new", FOLDER, dir_fd=top)
+            try:
+                for spot, path in zip(words[::2], words[1::2], strict=True):
+                    folder, last = parents.of(path)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
+            finally:
+                os.close(new)
+        remove(name, base)
+    finally:
+        os.close(top)
+
+
+def remove(name: bytes, folder: int) -> None:
+    """A directory and all that is in it; what cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        os.chmod(name, 0o700, dir_fd=folder)
+        fd = os.open(name, FOLDER, dir_fd=folder)
+        try:
+            with os.scandir(fd) as entries:
+                found = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries]
+            for own, is_folder in found:
+                if is_folder:
+                    remove(own, fd)
+                else:
+                    os.unlink(own, dir_fd=fd)
+        finally:
+            os.close(fd)
+        os.rmdir(name, dir_fd=folder)

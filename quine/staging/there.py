@@ -1,0 +1,243 @@
+"""`quine node --stage`: what runs where the job runs, before it to lay out what the caller has, after it to give back.
+
+    node --stage in KEY -- CMD…      lay out, then be CMD
+    node --stage agent KEY -- WORDS… lay out, then be quine with WORDS
+    node --stage out KEY             give what the caller wants of this directory
+
+Laws
+1. Before the command: this process becomes it, so nothing stands between it and its streams, signals and status.
+   After it: a process of its own, so a command that was killed in any way has nothing left to answer.
+2. What goes wrong is told to the face, which speaks of it; here only where that cannot be reached.
+3. The look at what is here runs while the origin looks at what it has.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from quine.exits import NOT_STARTED, complain
+from quine.staging import survey
+from quine.staging.aside import Layout
+from quine.staging.content import Broken, Changed, Feed, said, tell
+from quine.staging.manifest import BadManifest, Manifest, digest_of, parse
+from quine.staging.objects import Objects, Pack
+from quine.staging.renames import recover
+from quine.staging.tree import Tree, bits
+from transport.errors import RequestError
+from transport.requests import Relay
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.staging.survey import Look
+    from transport.outgoing import Asked
+
+ROUNDS = 4  # conversations, where files change or what is kept here is gone
+AGAIN = "again: "  # what an error begins with that the next conversation may cure
+KNOWN = "known: "  # and one that the face itself tells of
+EMPTY = bytes(survey.FACTS.size)
+
+
+class _Ended(BaseException):
+    """A signal that ends us came while things lie about."""
+
+
+def main(words: list[str]) -> int:
+    """Exit status, or the process becomes the command."""
+    phase, key, command = words[0], words[1], words[3:]
+    previous = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, action in previous.items():
+        if action is signal.SIG_IGN:
+            signal.signal(number, action)
+    try:
+        relay = Relay.from_environment()
+        if relay is None:
+            raise RequestError("this process has no origin")
+        done = _give_back(relay, key) if phase == "out" else _staged(relay, key)
+        relay.close()
+    except _Ended as ended:
+        from transport.status import die_of
+
+        die_of(str(ended))
+        return 128 + int(str(ended))
+    except RequestError as error:
+        if not str(error).startswith((AGAIN, KNOWN)):
+            complain(f"staging: {error}", "", os.environ.get("QUINE_NODE_NAME", ""))
+        return NOT_STARTED
+    if phase == "out":
+        return 0
+    return _become(phase, command) if done else NOT_STARTED
+
+
+def _end(number: int, _frame: object) -> None:
+    raise _Ended(number)
+
+
+def _become(phase: str, command: list[str]) -> int:
+    from transport.status import restore_signals
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    restore_signals()
+    try:
+        if phase == "agent":
+            from transport.address import own_command
+
+            command = [*own_command(), *command]
+        os.execvp(command[0], command)
+    except (FileNotFoundError, NotADirectoryError):
+        complain(f"command not found: {command[0]}", "", os.environ.get("QUINE_NODE_NAME", ""))
+        return 127
+    except OSError as error:
+        what = f"cannot execute {command[0]}: {error.strerror}"
+        complain(what, "", os.environ.get("QUINE_NODE_NAME", ""))
+        return 126
+
+
+# -- before ----------------------------------------------------------------------------------------
+
+
+def _staged(relay: Relay, key: str) -> bool:
+    """Have everything here. False: it cannot be had, and the face knows why. RequestError: it does not."""
+    place = survey.key_of(os.getcwd(), key)
+    objects = Objects()
+    mask = os.umask(0)
+    try:
+        with objects.turn("place", place):
+            recover(b".")
+            for left in reversed(range(ROUNDS)):
+                try:
+                    return _lay_out(relay, place, objects)
+                except RequestError as error:
+                    if not left or not str(error).startswith(AGAIN):
+                        raise
+                except Broken as error:
+                    if not left:
+                        raise RequestError(str(error)) from None
+                    objects.again()
+            return False
+    finally:
+        os.umask(mask)
+        objects.close()
+
+
+def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
+    record = survey.recall(place)
+    with relay.stream("stage") as asked:
+        tell(asked, {"say": "in", "has": record.digest})
+        found = _look(record.roots)
+        feed = Feed(asked)
+        try:
+            message, packed = feed.hear()
+            digest = str(message.get("tree"))
+            if not digest or digest != record.digest or found.hash != record.hash:
+                _make(asked, feed, place, objects, digest, packed)
+        except (OSError, BadManifest) as error:
+            why = said(error) if isinstance(error, OSError) else str(error)
+            tell(asked, {"say": "failed", "why": why})
+            asked.end()
+            asked.read(1)  # so that it is known before we are gone
+            return False
+        tell(asked, {"say": "done"})
+        asked.end()
+    return True
+
+
+def _look(roots: list[bytes]) -> Look:
+    return survey.look([(root or b".", root) for root in roots])
+
+
+def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, packed: bytes) -> None:
+    """What is not here yet. Raises OSError, BadManifest, Broken, RequestError."""
+    known: dict[bytes, tuple[bytes, bytes]] = {}
+    before = survey.recall(place).read()
+    if before:
+        old = before[1]
+        known = {name: pair for name, *pair in zip(old.names, before[2], old.marks, strict=True)}  # type: ignore[misc]
+        if not packed and digest_of(before[0]) == digest:
+            packed = before[0]
+    if not packed:
+        tell(asked, {"say": "manifest"})
+        packed = feed.hear()[1]
+    if digest_of(packed) != digest:
+        raise Broken("another manifest than was announced")
+    manifest = parse(packed, whole=True)
+    roots = manifest.roots
+    found = _look(roots)
+    layout = Layout(b".", manifest, found.by_name(), known, exact=True)
+    try:
+        _fill(layout, manifest, asked, feed, objects, digest)
+        layout.commit()
+    finally:
+        layout.close()
+    found, calm = survey.settled(lambda: _look(roots), _look(roots))
+    if calm:
+        by_name = found.by_name()
+        facts = [by_name.get(name, EMPTY) for name in manifest.names]
+        survey.remember(place, digest, found, roots, packed, facts)
+    else:
+        survey.forget(place)
+
+
+def _fill(
+    layout: Layout, manifest: Manifest, asked: Asked, feed: Feed, objects: Objects, digest: str
+) -> None:
+    wanted = _wanted(layout, manifest, objects)
+    if not wanted:
+        layout.open()
+        layout.fill(feed, set(), objects, None)
+        return
+    with objects.turn("tree", digest):
+        wanted = _wanted(layout, manifest, objects)
+        layout.open()
+        pack = Pack(objects.folder) if wanted else None
+        try:
+            if wanted:
+                tell(asked, {"say": "want"}, bits(list(wanted.values()), len(manifest)))
+            layout.fill(feed, set(wanted), objects, pack)
+        finally:
+            if pack:
+                pack.close()
+
+
+def _wanted(layout: Layout, manifest: Manifest, objects: Objects) -> dict[bytes, int]:
+    """Contents that are not here: digest -> the first entry that has it."""
+    wanted: dict[bytes, int] = {}
+    for index in layout.needs:
+        mark = manifest.marks[index]
+        if mark not in wanted and (manifest.sizes[index]) and mark not in objects:
+            wanted[mark] = index
+    return wanted
+
+
+# -- after -----------------------------------------------------------------------------------------
+
+
+def _give_back(relay: Relay, key: str) -> bool:
+    """Give what the caller wants. RequestError where it cannot be given."""
+    from quine.staging import words
+
+    here = os.getcwd()
+    for left in reversed(range(ROUNDS)):
+        with relay.stream("stage") as asked:
+            feed = Feed(asked)
+            tell(asked, {"say": "out"})
+            try:
+                message, _ = feed.hear()
+                patterns = [str(pattern) for pattern in message.get("returns", [])]
+                sources, missing = words.matching(patterns, here)
+                tree = Tree(sources, survey.key_of(here, key, "out"))
+                tell(asked, {"tree": tree.digest, "missing": missing}, tree.packed)
+                said_last = tree.serve(asked, feed)
+            except OSError as error:
+                if left and isinstance(error, (FileNotFoundError, Changed)):
+                    continue
+                tell(asked, {"say": "failed", "why": said(error)})
+                asked.end()
+                asked.read(1)
+                return False
+            except Broken:
+                return False  # the face has refused, and says so
+            asked.end()
+            asked.read(1)
+            return said_last.get("say") == "done"
+    return False

@@ -1,0 +1,210 @@
+"""The side that has the files: their manifest, made with as little reading as can be, and their contents on request.
+
+Laws
+1. Where a look finds what the record has, nothing is opened and nothing is listed: the digest of the tree is known.
+2. What is neither a file nor a directory nor a link that stays inside is refused, by name.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from quine.staging.content import KEEP, Changed, Feed, measure, send, tell
+from quine.staging.manifest import IMPLIED, MOST, PERMISSIONS, SPARSE, Manifest, digest_of, shown, stays
+from quine.staging.survey import FACTS, Record, look, recall, remember, settled
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.staging.content import Line
+    from quine.staging.survey import Look
+
+ROUND = 1 << 20  # bytes of small files that are sent at once
+
+
+class Tree:
+    """Some files and directories: (path, name) each. Raises OSError, with what cannot be staged."""
+
+    def __init__(
+        self, sources: list[tuple[bytes, bytes]], key: str, leave_out: tuple[int, int] | None = None
+    ) -> None:
+        self._sources = {name: path for path, name in sources}
+        self._record = record = recall(key)
+        self._packed = b""
+        self._manifest: Manifest | None = None
+        self._facts: list[bytes] = []
+        self._kept: dict[bytes, bytes] = {}
+        self._room = KEEP
+
+        def take() -> Look:
+            return look(sources, follow=True, leave_out=leave_out)
+
+        first = take()
+        if first.hash == record.hash:
+            self.digest = record.digest
+            return
+        found, calm = settled(take, first)
+        calm = self._build(found, record) and calm
+        self._packed = self.manifest.pack()
+        self.digest = digest_of(self._packed)
+        if calm:
+            remember(key, self.digest, found, self.manifest.roots, self._packed, self._facts)
+
+    @property
+    def manifest(self) -> Manifest:
+        if self._manifest is None:
+            self.packed  # noqa: B018 - reads the record
+        assert self._manifest is not None
+        return self._manifest
+
+    @property
+    def packed(self) -> bytes:
+        if not self._packed:
+            whole = self._record.read()
+            if whole is None or digest_of(whole[0]) != self.digest:
+                raise Changed(0, "what was noted of the files is gone", None)
+            self._packed, self._manifest, self._facts = whole
+        return self._packed
+
+    def _build(self, found: Look, record: Record) -> bool:
+        """The manifest of a look; False where a file has changed since."""
+        if len(found.names) > MOST:
+            raise OSError(0, f"more than {MOST} files")
+        known: dict[bytes, tuple[bytes, bytes, int]] = {}
+        if before := record.read():
+            _, old, facts = before
+            known = {
+                name: (fact, mark, mode)
+                for name, fact, mark, mode in zip(old.names, facts, old.marks, old.modes, strict=True)
+            }
+        manifest = self._manifest = Manifest()
+        self._imply()
+        calm = True
+        for name, fact in zip(found.names, found.facts, strict=True):
+            _, size, mtime, _, mode = FACTS.unpack(fact)
+            kind = mode & 0o170000
+            if kind == stat.S_IFREG:
+                was = known.get(name)
+                if was and was[0] == fact:
+                    manifest.add(name, mode & (0o170000 | PERMISSIONS) | was[2] & SPARSE, mtime, size, was[1])
+                else:
+                    calm = self._add_file(name, fact) and calm
+                    fact = self._facts.pop()
+            elif kind == stat.S_IFDIR:
+                manifest.add(name, mode & (0o170000 | PERMISSIONS), mtime)
+            elif kind == stat.S_IFLNK:
+                self._add_link(name, mtime)
+            else:
+                raise OSError(0, "neither a file nor a directory nor a link", self.path(name))
+            self._facts.append(fact)
+        self._check_links()
+        return calm
+
+    def _imply(self) -> None:
+        """The directories above what was named."""
+        assert self._manifest is not None
+        done: set[bytes] = set()
+        for name in self._sources:
+            parts = name.split(b"/")[:-1]
+            for count in range(1, len(parts) + 1):
+                above = b"/".join(parts[:count])
+                if above not in done and above not in self._sources:
+                    done.add(above)
+                    self._manifest.add(above, stat.S_IFDIR | 0o755 | IMPLIED, 0)
+                    self._facts.append(bytes(FACTS.size))
+
+    def _add_file(self, name: bytes, fact: bytes) -> bool:
+        assert self._manifest is not None
+        # A link that was named is followed; those below are not, and `measure` refuses to.
+        path = os.path.realpath(self.path(name)) if name in self._sources else self.path(name)
+        file = measure(path)
+        self._manifest.add(name, file.mode, file.mtime, file.size, file.digest)
+        self._facts.append(file.facts)
+        if file.data is not None and len(file.data) <= self._room:
+            self._kept[file.digest] = file.data
+            self._room -= len(file.data)
+        return file.facts == fact
+
+    def _add_link(self, name: bytes, mtime: int) -> None:
+        assert self._manifest is not None
+        target = os.readlink(self.path(name))
+        self._manifest.add(name, stat.S_IFLNK | 0o777, mtime, 0, target)
+
+    def _check_links(self) -> None:
+        manifest = self.manifest
+        roots = [b""] if b"" in self._sources else manifest.roots
+        for name, mode, mark in zip(manifest.names, manifest.modes, manifest.marks, strict=True):
+            if mode & 0o170000 == stat.S_IFLNK and not stays(name, mark, roots):
+                text = f"a link that leads out of what is staged, to {shown(mark)}"
+                raise OSError(0, text, self.path(name))
+
+    def path(self, name: bytes) -> bytes:
+        """Where it is here."""
+        above = name
+        while above not in self._sources:
+            above = above.rpartition(b"/")[0]
+        rest = name[len(above) :].lstrip(b"/")
+        return os.path.join(self._sources[above], rest) if rest else self._sources[above]
+
+    # -- its contents ------------------------------------------------------------------------------
+
+    def serve(self, line: Line, feed: Feed) -> dict[str, object]:
+        """Answer what the side that makes the files asks for, until it says something else, which is returned."""
+        while True:
+            message, blob = feed.hear()
+            if message.get("say") == "manifest":
+                tell(line, {}, self.packed)
+            elif message.get("say") == "want":
+                self._send(line, blob)
+            else:
+                return message
+
+    def _send(self, line: Line, wanted: bytes) -> None:
+        """The contents of the entries whose bits are set, in order."""
+        manifest = self.manifest
+        waiting: list[bytes] = []
+        size = 0
+        for index in set_bits(wanted, len(manifest)):
+            if not manifest.is_file(index):
+                continue
+            data = self._kept.get(manifest.marks[index])
+            if data is not None:
+                waiting.append(data)
+                size += len(data)
+            elif manifest.sizes[index] <= ROUND and not manifest.modes[index] & SPARSE:
+                file = measure(self._source(manifest.names[index]))
+                if file.digest != manifest.marks[index] or file.data is None:
+                    raise Changed(0, "changed while it was staged", self.path(manifest.names[index]))
+                waiting.append(file.data)
+                size += len(file.data)
+            else:
+                line.write(b"".join(waiting))
+                waiting, size = [], 0
+                path = self._source(manifest.names[index])
+                send(line, path, self._facts[index], bool(manifest.modes[index] & SPARSE))
+            if size >= ROUND:
+                line.write(b"".join(waiting))
+                waiting, size = [], 0
+        if waiting:
+            line.write(b"".join(waiting))
+
+    def _source(self, name: bytes) -> bytes:
+        return os.path.realpath(self.path(name)) if name in self._sources else self.path(name)
+
+
+def set_bits(blob: bytes, count: int) -> list[int]:
+    """The numbers below `count` whose bits are set."""
+    return [
+        index
+        for at, byte in enumerate(blob)
+        if byte
+        for index in range(8 * at, 8 * at + 8)
+        if byte >> (index & 7) & 1 and index < count
+    ]
+
+
+def bits(indices: list[int], count: int) -> bytes:
+    found = bytearray((count + 7) // 8)
+    for index in indices:
+        found[index >> 3] |= 1 << (index & 7)
+    return bytes(found)

@@ -1,0 +1,140 @@
+"""What users say: `--files` and `--returns` to paths and the names that they have over there.
+
+Laws
+1. A relative path keeps its name, as with rsync -R; an absolute one, or one that leads out with `..`, has its last
+   name; `A/./B` has B; `A:B` is A under the name B. What exists under the whole text is meant by it, colons or stars
+   and all.
+2. A pattern is the shell's: `*` and `?` match no slash and no leading dot, `**` any directories. It is resolved where
+   the files are; what comes back is held against it here.
+"""
+
+from __future__ import annotations
+
+import os
+
+from quine.exits import Misconfigured
+
+MAGIC = "*?["
+
+
+def sources(words: list[str], folder: str) -> list[tuple[bytes, bytes]]:
+    """(absolute path, name over there) of everything that --files names, each once. Raises Misconfigured."""
+    found: dict[bytes, bytes] = {}
+    for word in words:
+        for path, name in _meant(word, folder):
+            if found.setdefault(name, path) != path:
+                raise Misconfigured(f"--files: two files for the name {os.fsdecode(name)!r}")
+    kept: list[tuple[bytes, bytes]] = []
+    for name in sorted(found, key=lambda name: name.split(b"/")):
+        above = next((pair for pair in kept if not pair[1] or name.startswith(pair[1] + b"/")), None)
+        if above is None or not name:
+            kept.append((found[name], name))
+        elif found[name] != os.path.join(above[0], name[len(above[1]) :].lstrip(b"/")):
+            raise Misconfigured(f"--files: two files for the name {os.fsdecode(name)!r}")
+    return kept
+
+
+def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
+    where = os.path.join(folder, os.path.expanduser(word))
+    if os.path.exists(where):
+        return [_pair(folder, word, _name(word, folder))]
+    before, colon, after = word.rpartition(":")
+    where = os.path.join(folder, os.path.expanduser(before))
+    if colon and before and os.path.exists(where):
+        name = (
+            os.path.join(after, os.path.basename(os.path.normpath(where)))
+            if after[-1:] in ("/", "")
+            else after
+        )
+        return [_pair(folder, before, _inside("--files", name))]
+    if any(char in word for char in MAGIC):
+        import glob
+
+        matches = sorted(glob.glob(os.path.expanduser(word), root_dir=folder, recursive=True))
+        if matches:
+            return [_pair(folder, match, _name(match, folder)) for match in matches]
+        raise Misconfigured(f"--files {word}: nothing matches")
+    raise Misconfigured(f"--files {word}: no such file or directory")
+
+
+def _pair(folder: str, word: str, name: str) -> tuple[bytes, bytes]:
+    path = os.path.normpath(os.path.join(folder, os.path.expanduser(word)))
+    return os.fsencode(path), b"" if name == "." else os.fsencode(name)
+
+
+def _name(word: str, folder: str) -> str:
+    _, mark, after = word.partition("/./")
+    if mark:
+        return _inside("--files", after)
+    word = os.path.expanduser(word)
+    name = os.path.normpath(word)
+    if not os.path.isabs(name) and name.split("/")[0] != "..":
+        return name
+    last = os.path.basename(os.path.normpath(os.path.join(folder, name)))
+    if not last:
+        raise Misconfigured(f"--files {word}: not everything there is", "name a directory below it")
+    return last
+
+
+def _inside(option: str, name: str) -> str:
+    clean = os.path.normpath(name) if name else ""
+    if not clean or os.path.isabs(clean) or clean.split("/")[0] == ".." or "\0" in clean:
+        raise Misconfigured(f"{option}: {name!r} leads out of the job's directory", "give a relative path")
+    return clean
+
+
+def returns(words: list[str]) -> list[str]:
+    """The patterns of --returns, clean. Raises Misconfigured."""
+    return [_inside("--returns", word) for word in words]
+
+
+def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]], list[str]]:
+    """What the patterns mean there: (path, name), none inside another; and those that mean nothing."""
+    names: set[str] = set()
+    missing = []
+    for pattern in patterns:
+        matches = [pattern] if os.path.lexists(os.path.join(folder, pattern)) else []
+        if not matches and any(char in pattern for char in MAGIC):
+            import glob
+
+            matches = [os.path.normpath(name) for name in glob.glob(pattern, root_dir=folder, recursive=True)]
+        names.update(matches)
+        missing += [] if matches else [pattern]
+    found: list[tuple[bytes, bytes]] = []
+    for name in sorted(names, key=lambda name: name.split("/")):
+        whole = b"" if name == "." else os.fsencode(name)
+        if not any(not above or whole.startswith(above + b"/") for _, above in found):
+            found.append((os.path.join(os.fsencode(folder), whole) if whole else os.fsencode(folder), whole))
+    return found, missing
+
+
+def allowed(name: bytes, patterns: list[str]) -> bool:
+    """Is this what one of the patterns means, or in a directory that it means?"""
+    parts = os.fsdecode(name).split("/")
+    return any(
+        pattern == "."
+        or any(_matches(parts[:count], pattern.split("/")) for count in range(1, len(parts) + 1))
+        for pattern in patterns
+    )
+
+
+def _matches(parts: list[str], pattern: list[str]) -> bool:
+    if parts == pattern:
+        return True
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        return _matches(parts, pattern[1:]) or (
+            bool(parts) and not parts[0].startswith(".") and _matches(parts[1:], pattern)
+        )
+    if not parts:
+        return False
+    if parts[0] != pattern[0]:
+        if not any(char in pattern[0] for char in MAGIC):
+            return False
+        from fnmatch import fnmatchcase
+
+        hidden = parts[0].startswith(".") and not pattern[0].startswith(".")
+        if hidden or not fnmatchcase(parts[0], pattern[0]):
+            return False
+    return _matches(parts[1:], pattern[1:])

@@ -1,0 +1,160 @@
+"""Files for jobs over there and what they made brought back: --files, --returns, fork's files. Against real sshd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import Lab
+from tests.test_elsewhere import environment, leave, tapes
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    (folder / "src" / "deep").mkdir(parents=True)
+    (folder / "src" / "a.c").write_text("int a;")
+    (folder / "src" / "deep" / "empty").write_bytes(b"")
+    (folder / "src" / "nothing").mkdir()
+    (folder / "src" / "link").symlink_to("a.c")
+    (folder / "Makefile").write_text("all:")
+    return folder
+
+
+@pytest.fixture
+def there(lab: Lab) -> Iterator[Path]:
+    """A directory of h1 for this test alone."""
+    folder = lab["h1"].home / f"stage-{os.urandom(4).hex()}"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+def facts(top: Path) -> dict[str, Any]:
+    """Kind, permissions, time and content of everything below."""
+    found: dict[str, Any] = {}
+    for path in sorted(top.rglob("*")):
+        info = path.lstat()
+        if path.is_symlink():
+            found[str(path.relative_to(top))] = os.readlink(path)
+        else:
+            content = path.read_bytes() if path.is_file() else None
+            found[str(path.relative_to(top))] = (info.st_mode, info.st_mtime_ns, content)
+    return found
+
+
+def test_files_are_there_before_the_command_starts(lab: Lab, work: Path, there: Path) -> None:
+    (work / "src" / "a.c").chmod(0o750)
+    os.utime(work / "src" / "a.c", ns=(1, 1_234_567_890_123_456_789))
+    (work / "src" / "deep").chmod(0o500)
+    os.utime(work / "src", ns=(1, 1_000_000_000_000_000_001))
+    before = facts(work)
+    words = ["run", "--on", "h1", "--cwd", there, "--files", "src", "--files", "Makefile", "--"]
+    done = lab.run([*words, "cat", "src/link"], cwd=work)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"int a;", b"")
+    assert facts(there) == before
+    for top in (work, there):
+        (top / "src" / "deep").chmod(0o700)
+
+
+def test_what_changed_over_there_is_as_it_should_be_again(lab: Lab, work: Path, there: Path) -> None:
+    words = ["run", "--on", "h1", "--cwd", there, "--files", "src", "--", "sh", "-c"]
+    spoil = (
+        "echo spoilt >src/a.c; rm src/deep/empty; rmdir src/nothing; ln -sf x src/link; echo mine >src/new"
+    )
+    assert lab.run([*words, spoil], cwd=work).returncode == 0
+    done = lab.run([*words, "cat src/link src/new; ls -A"], cwd=work)
+    assert (done.returncode, done.stdout) == (0, b"int a;mine\nsrc\n")
+    (work / "src" / "a.c").write_text("int b;")
+    assert lab.run([*words, "cat src/a.c"], cwd=work).stdout == b"int b;"
+
+
+def test_what_it_made_comes_back_also_when_it_failed(lab: Lab, work: Path) -> None:
+    line = "mkdir -p logs/x; echo 1 >logs/1; echo 2 >logs/x/2; tr a-z A-Z <src/a.c >out; exit 7"
+    words = ["run", "--on", "h1", "--files", "src", "--returns", "out", "--returns", "logs/*"]
+    done = lab.run([*words, "--", "sh", "-c", line], cwd=work)
+    assert (done.returncode, done.stderr) == (7, b"")
+    assert (work / "out").read_text() == "INT A;"
+    assert {path.name for path in (work / "logs").rglob("*")} == {"1", "x", "2"}
+
+
+def test_a_death_by_signal_is_that_death_and_its_files_come_back(lab: Lab, work: Path) -> None:
+    line = "echo x >out; kill -USR1 $$"
+    done = lab.run(["run", "--on", "h1", "--returns", "out", "--", "sh", "-c", line], cwd=work)
+    assert done.returncode == -signal.SIGUSR1
+    assert (work / "out").read_text() == "x\n"
+
+
+def test_what_is_not_there_is_named_and_the_rest_comes(lab: Lab, work: Path) -> None:
+    words = ["run", "--on", "h1", "--returns", "out", "--returns", "no*", "--returns", "none", "--"]
+    done = lab.run([*words, "sh", "-c", "echo x >out"], cwd=work)
+    assert done.returncode == 1
+    assert done.stderr == b"quine: h1: error: --returns no*, none: nothing there to be brought back\n"
+    assert (work / "out").read_text() == "x\n"
+    done = lab.run(["run", "--on", "h1", "--returns", "none", "--", "sh", "-c", "exit 9"], cwd=work)
+    assert done.returncode == 9
+
+
+def test_a_file_that_is_not_here_is_said_before_anything_starts(lab: Lab, work: Path) -> None:
+    done = lab.run(["run", "--on", "h1", "--files", "nope", "--", "true"], cwd=work)
+    assert (done.returncode, done.stderr) == (2, b"quine: error: --files nope: no such file or directory\n")
+
+
+def test_what_cannot_be_staged_is_named_and_nothing_is_started(lab: Lab, work: Path, there: Path) -> None:
+    (work / "src" / "out").symlink_to("/etc/passwd")
+    done = lab.run(
+        ["run", "--on", "h1", "--cwd", there, "--files", "src", "--", "touch", "started"], cwd=work
+    )
+    assert done.returncode == 69
+    assert b"src/out: a link that leads out of what is staged, to /etc/passwd" in done.stderr
+    assert done.stderr.count(b"error") == 1
+    assert list(there.iterdir()) == []
+
+
+def test_a_directory_in_the_way_is_named(lab: Lab, work: Path, there: Path) -> None:
+    (there / "src" / "a.c").mkdir(parents=True)
+    done = lab.run(["run", "--on", "h1", "--cwd", there, "--files", "src", "--", "true"], cwd=work)
+    assert done.returncode == 69
+    assert b"src/a.c: a directory stands where it should go" in done.stderr
+    assert [path.name for path in there.iterdir()] == ["src"]
+
+
+def test_the_streams_are_the_commands_own(lab: Lab, work: Path) -> None:
+    words = ["run", "--on", "h1", "--files", "src", "--returns", "src/b", "--", "tee", "src/b"]
+    done = lab.run(words, cwd=work, input=b"\0\xff" * 100_000)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"\0\xff" * 100_000, b"")
+    assert (work / "src" / "b").read_bytes() == done.stdout
+
+
+def test_an_agent_has_its_files_and_returns_others(lab: Lab, work: Path, tmp_path: Path) -> None:
+    command = "cat src/a.c >&4; echo r >result"
+    reply = {"reply": {"tool_calls": [{"name": "sh", "arguments": {"command": command}}]}}
+    env = environment(lab, tmp_path / "data", [reply, leave()])
+    done = lab.run(["--on", "h1", "--files", "src", "--returns", "result", "go"], env=env, cwd=work)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"int a;", b"")
+    assert (work / "result").read_text() == "r\n"
+
+
+def test_fork_sends_files_and_has_returns(lab: Lab, work: Path, tmp_path: Path) -> None:
+    child = {"intent": "child", "host": "h1", "files": ["src"], "returns": ["made", "none"]}
+    call = {"children": [child], "wait": True, "context": "none"}
+    tool = {"name": "sh", "arguments": {"command": "wc -c <src/a.c >made"}}
+    replies = [
+        {"match": "child", "reply": {"tool_calls": [tool]}},
+        {"match": "child", **leave()},
+        {"match": "parent", "reply": {"tool_calls": [{"name": "fork", "arguments": call}]}},
+        {"match": "parent", **leave()},
+    ]
+    env = environment(lab, tmp_path / "data", replies)
+    done = lab.run(["parent"], env=env, cwd=work)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (work / "made").read_text() == "6\n"
+    tape = tapes(tmp_path / "data")["parent"]
+    results = [entry["data"]["content"] for entry in tape if entry["type"] == "tool_result"]
+    assert "--returns none: nothing there to be brought back" in results[0]
