@@ -27,6 +27,8 @@ from tests.lab import Lab, Settings, processes
 from tests.lab.host import Host
 from tests.lab.lab import LEASE
 from tests.lab.machine import SSHD, can_mount
+from tests.tiers import SERVERS
+from tests.weed import Weed
 
 STRAGGLERS = float(
     os.environ.get("LAB_STRAGGLERS", 30)
@@ -96,6 +98,23 @@ def lab(session_lab: Lab) -> Iterator[Lab]:
         if host.has_proxy:
             host.proxy.heal()
             host.proxy.delay(0)
+
+
+@pytest.fixture(scope="session")
+def weed() -> Iterator[Weed]:
+    """A real S3 server, of this worker."""
+    with Weed() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sftp_lab() -> Iterator[Lab]:
+    """One sshd, whose host key this worker comes to know in a home of its own."""
+    with Lab(["h1"]) as lab, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(lab.home))
+        _sessions.append(lab)
+        yield lab
+        _sessions.remove(lab)
 
 
 @pytest.fixture
@@ -180,6 +199,10 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     with_lab = "lab" in request.fixturenames or request.node.get_closest_marker("lab") is not None
     if with_lab:
         request.getfixturevalue("session_lab")
+    params = getattr(getattr(request.node, "callspec", None), "params", {})
+    for server in (SERVERS.get(value) for value in params.values() if isinstance(value, str)):
+        if server:
+            request.getfixturevalue(server)
     environment, directory = dict(os.environ), Path.cwd()
     children, fds, litter = _own_children(), _own_fds(), _litter()
     threads = set(threading.enumerate())

@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,10 +26,13 @@ import pytest
 
 from quine.files.open import open_store
 from quine.files.tier import Tier
+from tests.weed import BUCKET
 
 LACKS = {
     "mode": "permission bits",
     "mtime": "times that are given",
+    "fractions": "parts of a second in times",
+    "versions": "contents of the same size and second: their versions are the same",
     "listed": "mode and mtime in listings; stat knows them",
     "holes": "sparse files: zeros take room",
     "stays": "directories that came with their files, when these are gone",
@@ -70,6 +74,10 @@ class Store:
 
 Make = Callable[[pytest.FixtureRequest, Path], AbstractContextManager[Store]]
 MAKERS: dict[str, Make] = {}
+SERVERS = {
+    "s3": "weed",
+    "sftp": "sftp_lab",
+}  # maker -> the fixture of the session that it needs, made before the watch
 WITH_LAB = {"link"}  # those whose hosts must be there before the test is watched
 
 
@@ -133,6 +141,20 @@ def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
     with doors.opened(request.getfixturevalue("lab"), "h1", tmp_path / "fs") as door:
         yield Store(door.tier(), door.tier, f"origin:{door.root}", str(tmp_path))
+
+
+@maker("s3", "listed", "holes", "old", "rename", "descriptors")
+def s3(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    weed = request.getfixturevalue("weed")
+    yield opened(f"s3://{BUCKET}/a prefix/{uuid.uuid4()}", "", weed.environ)
+
+
+@maker("sftp", "holes", "versions", "fractions", "descriptors")
+def sftp(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    host = request.getfixturevalue("sftp_lab")["h1"]
+    options = {"identity": str(host.identity)}
+    url = f"sftp://{host.user}@{host.address}:{host.port}{tmp_path}/a root"
+    yield opened(url, "", {"QUINE_FS_OPTIONS": json.dumps(options), "HOME": os.environ["HOME"]})
 
 
 # -- what every test does --------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +23,7 @@ from typing import Any, Self
 from quine.files.s3 import Bucket
 from tests.lab.machine import free_port
 
+BUCKET = "shelf"
 KEY, SECRET = "AKIAWEEDTEST", "canary-weed-5e1f0c7a93"
 START = 60.0  # seconds; it takes three, on a loaded machine more
 TRIES = 4
@@ -86,7 +86,7 @@ class Weed:
         deadline = time.monotonic() + START
         while True:
             try:
-                bucket = self.bucket("ready")
+                bucket = self.bucket()
                 bucket.call("put_object", "", Key="ready", Body=b"1")
                 bucket.call("delete_object", "", Key="ready")
                 bucket.close()
@@ -96,16 +96,15 @@ class Weed:
                     raise
                 time.sleep(0.1)
 
-    def bucket(self, name: str = "") -> Bucket:
-        """A new one, or one that is there."""
-        bucket = Bucket(name or f"b-{uuid.uuid4().hex[:12]}", {}, self.options)
+    def bucket(self) -> Bucket:
+        """A client of the one bucket: each would take volumes of its own, and there are few."""
+        bucket = Bucket(BUCKET, {}, self.options)
         try:
             bucket.call("create_bucket", "")
         except OSError as error:
-            bucket.close()
             if "already" not in str(error):
+                bucket.close()
                 raise
-            return Bucket(name, {}, self.options)
         return bucket
 
     @property

@@ -32,7 +32,7 @@ def entry(path: str, there: Found) -> Entry:
 
 def mode_of(there: Found) -> int:
     try:
-        return int(there.meta[MODE], 8) & 0o7777
+        return int(there.meta[MODE], 8) & 0o777
     except (KeyError, ValueError):
         return FILE_MODE
 

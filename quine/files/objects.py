@@ -25,6 +25,7 @@ from typing import Any
 
 from quine.files import names
 from quine.files.keys import ASIDE, key_of, path_of
+from quine.files.moving import moves, replaces
 from quine.files.object_io import (
     MARK,
     MODE,
@@ -136,6 +137,8 @@ class ObjectTier(Tier):
         yield from (entries[below] for below in order)
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        if offset < 0 or (length is not None and length < 0):
+            raise error(errno.EINVAL, path)
         if not path:
             raise error(errno.EISDIR, path)
         try:
@@ -167,7 +170,7 @@ class ObjectTier(Tier):
             self._heeds(path)
         missing = self._room(path, if_absent)
         meta = {
-            MODE: f"{FILE_MODE if mode is None else mode:o}",
+            MODE: f"{FILE_MODE if mode is None else mode & 0o777:o}",
             MTIME: repr(time.time() if mtime is None else mtime),
         }
         return ObjectWriter(
@@ -187,7 +190,7 @@ class ObjectTier(Tier):
         there = self.bucket.begin("head_object", Key=key) if if_absent else None
         missing = self._above(path)
         if self.bucket.done(below, path).get("Contents"):
-            raise error(errno.EEXIST if if_absent else errno.EISDIR, path)
+            raise error(errno.EISDIR, path)
         if there is not None and self.bucket.headed(there, key, path) is not None:
             raise error(errno.EEXIST, path)
         return missing
@@ -255,15 +258,8 @@ class ObjectTier(Tier):
         self.bucket.delete(sorted(there, reverse=True), path)
 
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
-        if not source or not target:
-            raise error(errno.EPERM if not source else errno.EEXIST, source)
-        if f"{target}/".startswith(f"{source}/") and source != target:
-            self.stat(source)
-            raise error(errno.EINVAL, target)
         here = self.stat(source)
-        if source == target:
-            if if_absent:
-                raise error(errno.EEXIST, target)
+        if not moves(source, not here.is_file, target, if_absent):
             return
         if here.is_file:
             self._copied(source, target, if_absent)
@@ -283,11 +279,7 @@ class ObjectTier(Tier):
 
     def _rename_folder(self, source: str, target: str, if_absent: bool) -> None:
         with contextlib.suppress(FileNotFoundError):
-            there = self.stat(target)
-            if if_absent:
-                raise error(errno.EEXIST, target)
-            if there.is_file:
-                raise error(errno.ENOTDIR, target)
+            replaces(True, not self.stat(target).is_file, target, if_absent)
             if next(self.list(target), None) is not None:
                 raise error(errno.ENOTEMPTY, target)
         self.put_folders([*self._above(target), target])
@@ -343,6 +335,8 @@ class ObjectTier(Tier):
             raise self._unlike_file(source)
         if not target:
             raise error(errno.EISDIR, target)
+        if source == target and not if_absent:  # which the store would refuse
+            return entry(source, here)
         if if_absent:
             self._heeds(target)
         self.put_folders(self._room(target, if_absent))

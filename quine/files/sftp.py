@@ -24,6 +24,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quine.files import names
+from quine.files.beneath import TRIES
+from quine.files.moving import moves, replaces
 from quine.files.parts import NAME as ASIDE
 from quine.files.parts import OLD
 from quine.files.sftp_io import SftpReader, SftpWriter, known
@@ -107,29 +109,28 @@ class SftpTier(Tier):
             return None
 
     async def _make(self, client: Any, path: str) -> bool:
-        """A directory with those above it; False where it was there."""
-        with contextlib.suppress(FileNotFoundError):
-            found = await self._look(client, path)
-            if not stat.S_ISDIR(found.permissions or 0):
-                raise error(errno.ENOTDIR if path else errno.EEXIST, path)
-            return False
-        if path:
-            await self._make(client, names.parent(path))
+        """A directory with those above it; False where it was there. ENOTDIR."""
         place = await self._at(client, path)
-        if not path and place.count(b"/") > 1:
-            await client.makedirs(place.rpartition(b"/")[0], exist_ok=True)
-        try:
-            await client.mkdir(place)
-        except Exception as fault:
-            if getattr(fault, "code", 0) != 4:
-                raise
-            # Somebody else has made it, or it cannot be
-            if not stat.S_ISDIR((await self._look(client, path)).permissions or 0):
-                raise error(errno.ENOTDIR, path) from None
-            return False
-        if not path:
-            await client.chmod(place, 0o700)
-        return True
+        for left in reversed(range(TRIES)):
+            with contextlib.suppress(FileNotFoundError):
+                found = await self._look(client, path)
+                if not stat.S_ISDIR(found.permissions or 0):
+                    raise error(errno.ENOTDIR, path)
+                return False
+            if path:
+                await self._make(client, names.parent(path))
+            elif place.count(b"/") > 1:
+                await client.makedirs(place.rpartition(b"/")[0], exist_ok=True)
+            try:
+                await client.mkdir(place)
+                if not path:
+                    await client.chmod(place, 0o700)
+                return True
+            except Exception as fault:
+                # Somebody else has made it, or has removed the one above, or it cannot be
+                if getattr(fault, "code", 0) not in (2, 4) or not left:
+                    raise
+        raise AssertionError("unreachable")
 
     # ----------------------------------------------------------------- looks
 
@@ -167,6 +168,8 @@ class SftpTier(Tier):
         return iter(sorted(entries, key=lambda entry: os.fsencode(entry.path)))
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        if offset < 0 or (length is not None and length < 0):
+            raise error(errno.EINVAL, path)
         if not path:
             raise error(errno.EISDIR, path)
 
@@ -197,10 +200,10 @@ class SftpTier(Tier):
 
         async def act(client: Any) -> tuple[Any, bytes]:
             found = await self._maybe(client, path)
-            if found is not None and if_absent:
-                raise error(errno.EEXIST, path)
             if found is not None and stat.S_ISDIR(found.permissions or 0):
                 raise error(errno.EISDIR, path)
+            if found is not None and if_absent:
+                raise error(errno.EEXIST, path)
             return await self._part(client)
 
         file, part = self.session.run(act, path)
@@ -239,7 +242,7 @@ class SftpTier(Tier):
     async def _arrive(self, client: Any, part: bytes, path: str, if_absent: bool) -> None:
         """Move what was written aside to its name."""
         target = await self._at(client, path)
-        for left in (True, False):
+        for left in reversed(range(TRIES)):
             try:
                 if if_absent:
                     await client.link(part, target)
@@ -260,18 +263,20 @@ class SftpTier(Tier):
             with contextlib.suppress(Exception):  # it is there under its name, and this one is swept some day
                 await client.remove(part)
 
-    async def _why(self, client: Any, fault: Exception, path: str, if_absent: bool) -> Exception:
-        """What stood in the way of a file that was to come there."""
+    async def _why(
+        self, client: Any, fault: Exception, path: str, if_absent: bool, claim: bool = False
+    ) -> Exception:
+        """What stood in the way of a file that was to come there, or with `claim` of a directory."""
         if getattr(fault, "code", 0) not in (2, 4):
             return fault
         try:
             found = await self._maybe(client, path)
         except OSError as other:
             return other
+        if found is not None and stat.S_ISDIR(found.permissions or 0) and not claim:
+            return error(errno.EISDIR, path)
         if found is not None and if_absent:
             return error(errno.EEXIST, path)
-        if found is not None and stat.S_ISDIR(found.permissions or 0):
-            return error(errno.EISDIR, path)
         return fault
 
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
@@ -330,21 +335,19 @@ class SftpTier(Tier):
         await client.rmdir(place)
 
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
-        if not source or not target:
-            raise error(errno.EPERM if not source else errno.EEXIST, source)
+        if not source:
+            raise error(errno.EINVAL, source)
 
         async def act(client: Any) -> None:
             found = await self._there(client, source)
             folder = stat.S_ISDIR(found.permissions or 0)
-            if source == target:
-                if if_absent:
-                    raise error(errno.EEXIST, target)
+            if not moves(source, folder, target, if_absent):
                 return
-            if target.startswith(f"{source}/"):
-                raise error(errno.EINVAL if folder else errno.ENOTDIR, target)
             there = await self._maybe(client, target)
             if there is not None:
-                await self._replaceable(client, folder, there, target, if_absent)
+                replaces(folder, stat.S_ISDIR(there.permissions or 0), target, if_absent)
+                if folder:
+                    await self._empty(client, target)
             self._seen.clear()
             old = await self._at(client, source)
             if not folder:
@@ -367,18 +370,9 @@ class SftpTier(Tier):
         try:
             await client.mkdir(place)
         except Exception as fault:
-            raise await self._why(client, fault, path, True) from None
+            raise await self._why(client, fault, path, True, claim=True) from None
 
-    async def _replaceable(self, client: Any, folder: bool, there: Any, target: str, if_absent: bool) -> None:
-        """EEXIST, EISDIR, ENOTDIR, ENOTEMPTY."""
-        if if_absent:
-            raise error(errno.EEXIST, target)
-        if not stat.S_ISDIR(there.permissions or 0):
-            if folder:
-                raise error(errno.ENOTDIR, target)
-            return
-        if not folder:
-            raise error(errno.EISDIR, target)
+    async def _empty(self, client: Any, target: str) -> None:
         async for each in client.scandir(await self._at(client, target)):
             if each.filename not in (b".", b".."):
                 raise error(errno.ENOTEMPTY, target)
