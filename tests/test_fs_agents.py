@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,3 +241,25 @@ def test_a_detached_command_is_told_that_its_origin_is_gone(lab: Lab, root: Path
         assert status == 1 and not root.exists()
         said = lab.run(["logs", "--stderr", "--on", on, job], check=True).stdout
         assert b"has no origin that it could ask" in said
+
+
+def test_a_quota_is_that_of_the_tree_wherever_its_agents_are(reach: Lab, data: Path, root: Path) -> None:
+    def some(name: str) -> str:
+        return f"head -c 400000 /dev/zero | {files('put', name)} && echo ALL IN"
+
+    env = environment(
+        reach,
+        data,
+        says(sh(some("root")), call("fork", intent="child", host="f1", wait=True), OK, match="^root"),
+        says(sh(some("child")), call("fork", intent="grandchild", host="f2", wait=True), OK, match="^child"),
+        says(sh(some("grandchild")), OK, match="^grandchild"),
+    )
+    for on in ([], ["--on", "f1"]):
+        done = reach.run([*on, "root"], env={**env, "QUINE_FS": f"origin:{root}", "QUINE_FS_QUOTA": "1M"})
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert "ALL IN" in results(data, "root")[0] and "ALL IN" in results(data, "child")[-2]
+        last = results(data, "grandchild")[-1]
+        assert "ALL IN" not in last and "the tree has 800000 of 1048576 bytes" in last
+        assert sorted(path.name for path in root.iterdir() if path.is_file()) == ["child", "root"]
+        shutil.rmtree(data)
+        shutil.rmtree(root)
