@@ -74,6 +74,10 @@ def dispatch(words: list[str]) -> int:
         from quine.mount.command import main as mount
 
         return mount(words[1:])
+    if words[:2] == ["tape", "--keep"]:
+        from quine.keeper import main as keep
+
+        return keep(words[2:])
     if verb in options.UNBUILT:
         complain(f"not built yet: quine {verb}")
         return 2

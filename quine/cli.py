@@ -205,12 +205,42 @@ def _folder(data_dir: Path | None) -> Path:
     return data_dir or Path(os.environ.get("QUINE_DATA_DIR") or ".quine")
 
 
+def _holding(data_dir: Path | None, session: str) -> Path:
+    """Where a session is: here, or kept in the files tier."""
+    from quine import keeping
+
+    folder = _folder(data_dir)
+    if not keeping.wanted(os.environ):
+        return folder
+    from quine import kept
+
+    return kept.holding(folder, session)
+
+
 @tapes.command()
 def ls(as_json: Json = False, data_dir: DataDir = None) -> int:
-    """One line a session, the latest last: begun, seconds, model, turns, tokens, exit code, how it ended, mission."""
-    from quine import tree
+    """One line a session, the latest last: begun, seconds, model, turns, tokens, exit code, how it ended, mission.
 
-    print(tree.ls(_folder(data_dir), as_json), end="")
+    Where sessions are kept in the files tier (QUINE_FS), those of other machines too, with where each is.
+    """
+    from quine import keeping, tree
+
+    there = None
+    if keeping.wanted(os.environ):
+        from quine import kept
+
+        there = kept.mirror()
+    print(tree.ls(_folder(data_dir), as_json, there), end="")
+    return OK
+
+
+@tapes.command()
+def save(session: Session = "", data_dir: DataDir = None) -> int:
+    """Copy the tapes and results of a tree into the files tier, as its keeper does; left out: of all trees here."""
+    from quine import kept
+
+    count, place = kept.save(_folder(data_dir), session)
+    print(f"{count} files copied to {place}")
     return OK
 
 
@@ -219,7 +249,7 @@ def show(session: Session = "", data_dir: DataDir = None) -> int:
     """One session as text: what it was told, what it did, what came of it."""
     from quine import tree
 
-    print(tree.show(_folder(data_dir), session), end="")
+    print(tree.show(_holding(data_dir, session), session), end="")
     return OK
 
 
@@ -228,7 +258,7 @@ def draw(session: Session = "", data_dir: DataDir = None) -> int:
     """Who started whom, where, and how each ended."""
     from quine import tree
 
-    print(tree.tree(_folder(data_dir), session), end="")
+    print(tree.tree(_holding(data_dir, session), session), end="")
     return OK
 
 
@@ -249,7 +279,7 @@ def cost(
     """
     from quine import bill
 
-    print(bill.cost(_folder(data_dir), session, whole_tree, as_json), end="")
+    print(bill.cost(_holding(data_dir, session), session, whole_tree, as_json), end="")
     return OK
 
 
@@ -271,7 +301,7 @@ def replay(
     from quine import replay as again
 
     if dry:
-        for line in again.dry(_folder(data_dir), session):
+        for line in again.dry(_holding(data_dir, session), session):
             print(line, end="")
         return OK
     status, text = again.replay(_folder(data_dir), session)
@@ -295,7 +325,12 @@ def verify(
     from quine import verify as verifier
 
     status = OK
-    for path in verifier.paths(_folder(data_dir), sessions or []):
+    paths: list[Path] = []
+    for word in sessions or [""]:
+        file = os.sep in word or word.endswith(".jsonl")
+        folder = _folder(data_dir) if file else _holding(data_dir, word)
+        paths += verifier.paths(folder, [word] if word else [])
+    for path in paths:
         verdict = verifier.verify(path)
         print(verdict.json() if as_json else verdict.text(), end="")
         if verdict.state == verifier.BROKEN:

@@ -19,7 +19,7 @@ from quine.options import TABLE, UNBUILT, VERBS
 ACTIONS = {
     "hosts": "check",
     "deploy": "build --output --inventory --verbose --help",
-    "tape": "ls show tree cost replay verify --data-dir --help",
+    "tape": "ls show tree cost replay verify save --data-dir --help",
     "doctor": "--inventory --help",
     "node": "--dial --stop --status --help",
     "fs": " ".join(grammar.COMMANDS) + " --help",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deploy.inventory import Host, Inventory
+    from quine.env import Settings
     from quine.ledger import Ledger
     from quine.life import Life
     from transport.duplex import Duplex
@@ -209,6 +210,7 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
 
 def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's face."""
+    from quine import keeping
     from quine.host import life_from
     from quine.life import another
     from quine.options import environment, limits
@@ -225,6 +227,8 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     spawn.cwd = starting_directory(values)
     facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
     environ = {**given, **settled}
+    keeps = _keeps(settings, settled)
+    keeps(life)
 
     def serve(life: Life) -> Mapping[str, Service]:
         return _services(life, settings.ledger, environ, facts)
@@ -232,9 +236,24 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     def renew(spawn: Spawn) -> Mapping[str, Service]:
         again = another(life)  # of one that was lost there may be a tape
         spawn.id, spawn.tree, facts["session"] = again.session, again.root, again.session
+        keeps(again)
         return serve(again)
 
-    return show(spawn, values, serve(life), facts, renew, _log(life, environ), staging(values))
+    status = show(spawn, values, serve(life), facts, renew, _log(life, environ), staging(values))
+    if keeping.wanted(settled):
+        keeping.finish(spawn.tree)
+    return status
+
+
+def _keeps(settings: Settings, environ: Mapping[str, str]) -> Callable[[Life], None]:
+    """Starts the keeper of a tree whose root this process is."""
+    from quine import keeping
+
+    def begin(life: Life) -> None:
+        if "lineage" not in settings.memo and life.session == life.root and keeping.wanted(environ):
+            keeping.begin(life.root, environ, keeping.of_the_store(settings.secrets))
+
+    return begin
 
 
 def face(

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quine import env, guests, inference, leaving, private, prompt, shown
+from quine import env, guests, inference, keeping, leaving, private, prompt, shown
 from quine.ends import End, Reborn
 from quine.env import Settings
 from quine.exits import (
@@ -70,8 +70,11 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
     _share_places(settings, ask, signals)
     guest, life, price = _guest(settings, life, ask)
     _make_data_dir(settings.data_dir)
+    keeps = ask is None and "lineage" not in settings.memo and keeping.wanted(os.environ)
     try:
         held = _admitted(settings, life)
+        if keeps:
+            keeping.begin(life.root, os.environ, keeping.of_the_store(settings.secrets))
         if options.get("binary") and not life.material_file:
             life = _save_material(life, settings, signals)
     except Terminated as terminated:
@@ -191,6 +194,8 @@ def _lives(
             leaving.vanish(end)
         if settings.report:
             leaving.report(settings, life, end)
+        if os.getpid() == ours and settings.top and ask is None and keeping.wanted(os.environ):
+            keeping.finish(life.root)
         return end
 
 

@@ -162,7 +162,7 @@ VERBS = {
     "run": "one plain command, here or on a node",
     "hosts": "what the inventory says; `hosts check`: is it reachable, is it the same build",
     "deploy": "put this binary on hosts; `deploy build -o FILE`",
-    "tape": "ls show tree cost replay verify: what sessions did",
+    "tape": "ls show tree cost replay verify save: what sessions did",
     "doctor": "what works here, what does not, how to mend it",
     "node": "the daemon; started for you",
     "xargs": "one job per input item",

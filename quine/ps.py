@@ -99,6 +99,13 @@ def _one(folders: tuple[str, ...], text: str, values: dict[str, object]) -> Agen
     found: list[Agent | Remote] = []
     if where in ("", "local") and text:
         found += roster.find(text, *folders)
+    if not found and where == "" and _may_be_an_id(text):
+        from quine import keeping
+
+        if keeping.wanted(os.environ):
+            from quine import kept
+
+            found += kept.find(text)
     # One that is supervised on another machine with the same home lies here, too; that machine knows it better.
     strange = (
         len(found) == 1 and isinstance(found[0], Agent) and found[0].supervisor and not found[0].known_here
@@ -240,6 +247,13 @@ def _wait(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
             if status == DEADLINE and time.monotonic() >= deadline:
                 return DEADLINE
             continue
+        if job.kept:
+            from quine import kept
+
+            over = kept.ended(job, deadline)
+            if over is None:
+                return DEADLINE
+            job = over
         end = _end(job)
         status = end.code
         if end.state not in ("exited", "signaled"):

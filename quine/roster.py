@@ -46,6 +46,7 @@ class Agent(NamedTuple):
     supervisor: int = 0  # of a detached job, 0 for others
     supervisor_started: int = 0
     node: str = ""  # the machine it was detached on
+    kept: bool = False  # found in the files tier, and perhaps of another machine
 
     @property
     def process(self) -> procs.Process | None:
@@ -75,13 +76,13 @@ class Agent(NamedTuple):
 
     def hold(self) -> int:
         """A pidfd, -1 where the process has ended."""
-        return _held(self.pid, self.started) if self.boot == boot_id() else -1
+        return held(self.pid, self.started) if self.boot == boot_id() else -1
 
     def holds(self) -> list[int]:
         """Pidfds of whom to wait for until it is over and its status is written."""
         found = [self.hold()]
         if self.boot == boot_id():
-            found.append(_held(self.supervisor, self.supervisor_started))
+            found.append(held(self.supervisor, self.supervisor_started))
         return [fd for fd in found if fd >= 0]
 
     def state(self) -> str:
@@ -209,7 +210,8 @@ def _lives(pid: int, started: int) -> bool:
     return process is not None and process.started == started and process.state not in "ZX"
 
 
-def _held(pid: int, started: int) -> int:
+def held(pid: int, started: int) -> int:
+    """A pidfd of that very process, -1 where it has ended."""
     if not _lives(pid, started):
         return -1
     try:

@@ -49,12 +49,22 @@ def tree(folder: Path, session: str = "") -> str:
     return table(rows, right=(1, 2, 3))
 
 
-def ls(folder: Path, as_json: bool = False) -> str:
-    """All sessions, the latest last, one line each."""
-    known = sorted(sessions(folder).values(), key=lambda one: (one.begun, one.id))
+def ls(folder: Path, as_json: bool = False, kept: Path | None = None) -> str:
+    """All sessions, the latest last, one line each; with `kept`, those too that are in the files tier alone."""
+    here = sessions(folder)
+    known = sorted(
+        ({**sessions(kept), **here} if kept else here).values(), key=lambda one: (one.begun, one.id)
+    )
     if as_json:
-        return "".join(quickjson.dumps(_facts(one)) + "\n" for one in known)
-    rows = [("SESSION", "BEGUN", "SECONDS", "MODEL", "TURNS", "IN", "OUT", "EXIT", "MODE", "MISSION")]
+        return "".join(
+            quickjson.dumps(_facts(one) | ({"kept": one.id not in here} if kept else {})) + "\n"
+            for one in known
+        )
+    rows: list[tuple[str, ...]] = [
+        ("SESSION", "BEGUN", "SECONDS", "MODEL", "TURNS", "IN", "OUT", "EXIT", "MODE", "MISSION")
+    ]
+    mark = ("WHERE",) if kept else ()
+    rows[0] = (*rows[0][:-1], *mark, rows[0][-1])
     for one in known:
         facts = _facts(one)
         begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.begun)) if one.begun else "?"
@@ -69,6 +79,7 @@ def ls(folder: Path, as_json: bool = False) -> str:
                 str(facts["tokens_out"]),
                 _cell(facts["exit"], 8),
                 _cell(facts["mode"], 18),
+                *(("here" if one.id in here else "fs",) if kept else ()),
                 _mission(one),
             )
         )

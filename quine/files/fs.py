@@ -40,10 +40,9 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def tier(self) -> Tier:
         """Opened when it is first used: an instance may be made where there is none, and be sent elsewhere."""
         if self._tier is None:
-            from quine.files.open import open_store
+            from quine.files.here import tier_here
 
-            folder = os.path.abspath(os.path.expanduser(os.environ.get("QUINE_DATA_DIR") or ".quine"))
-            self._tier = open_store(os.environ.get("QUINE_FS", ""), os.environ, folder)
+            self._tier = tier_here(os.environ)
         return self._tier
 
     def __reduce__(self) -> Any:

@@ -83,9 +83,10 @@ def answering(environ: Mapping[str, str]) -> Callable[[Incoming], None]:
     def answer(incoming: Incoming) -> None:
         with lock:
             if not made:
+                from quine.files.reserved import Unreserved
                 from quine.files.service import Service
 
-                made.append(Service(lambda: tier_here(environ)))
+                made.append(Service(lambda: Unreserved(tier_here(environ))))
         made[0](incoming)
 
     return answer

@@ -1,0 +1,106 @@
+"""Copies of tapes and results in the files tier, as they stand in a data directory.
+
+Laws
+1. Whole lines of a tape only; what is there already is not sent again.
+2. A record is copied after what it vouches for: the tape, then the output, then the status. Who finds a status there
+   finds the rest.
+3. Output is copied once it is over: a stream that grows is not sent again and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from quine.files.tier import BLOCK, Tier
+from quine.keeping import PLACE
+from quine.life import is_session
+from quine.tape import parse
+
+RESULTS = ("stdout", "stderr", "job", "status")  # in this order
+FIRST_LINE = 1 << 26  # bytes, a meta with a long mission and its wisdom
+
+
+class Copies:
+    """Of one tree, or with `root` "" of all in a data directory; `detached` is where detached jobs are."""
+
+    def __init__(self, tier: Tier, folder: str, detached: str, root: str = "") -> None:
+        self._tier = tier
+        self._folder = folder
+        self._detached = detached
+        self._root = root
+        self._roots: dict[str, str] = {}  # of the sessions of this directory
+        self._there: dict[str, int] = {}  # bytes of what is in the tier
+
+    def round(self) -> int:
+        """Copy what is new, and say how many files that was. OSError."""
+        # Looked for first: what ended after this look has its tape copied now and its record the next time.
+        ended = list(self._ended())
+        return sum(self._tape(session) for session in self._sessions()) + sum(map(self._result, ended))
+
+    def _sessions(self) -> list[str]:
+        found = []
+        for name in sorted(_names(self._folder)):
+            session = name.removesuffix(".jsonl")
+            if session == name or not is_session(session):
+                continue
+            if session not in self._roots and (root := _root_of(f"{self._folder}/{name}")):
+                self._roots[session] = root
+            if self._roots.get(session, "") and self._root in ("", self._roots[session]):
+                found.append(session)
+        return found
+
+    def _ended(self) -> Iterator[str]:
+        """Directories of jobs that have a status."""
+        for session in self._sessions():
+            for place in (self._folder, self._detached):
+                directory = f"{place}/jobs/{session}"
+                if os.path.exists(f"{directory}/status"):
+                    yield directory
+
+    def _tape(self, session: str) -> int:
+        name = f"{session}.jsonl"
+        return self._copy(f"{self._folder}/{name}", f"{PLACE}/{name}", lines=True)
+
+    def _result(self, directory: str) -> int:
+        target = f"{PLACE}/jobs/{os.path.basename(directory)}"
+        if f"{target}/status" in self._there:
+            return 0
+        return sum(self._copy(f"{directory}/{name}", f"{target}/{name}") for name in RESULTS)
+
+    def _copy(self, source: str, target: str, lines: bool = False) -> int:
+        with contextlib.suppress(FileNotFoundError), open(source, "rb") as file:
+            found = os.fstat(file.fileno())
+            before = self._there.get(target, -1)
+            if before == found.st_size:
+                return 0
+            size, rest = 0, b""
+            with self._tier.create(target, mode=0o600, mtime=found.st_mtime) as writer:
+                while block := file.read(min(BLOCK, found.st_size - size - len(rest))):
+                    block = rest + block
+                    end = block.rfind(b"\n") + 1 if lines else len(block)
+                    writer.write(block[:end])
+                    size, rest = size + end, block[end:]
+                if lines and size <= before:
+                    return 0  # half a line has come
+                writer.commit()
+            self._there[target] = size
+            return 1
+        return 0
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _root_of(path: str) -> str:
+    """The root that a tape names; "" where there is no whole first line yet, or it is no tape of ours."""
+    with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+        line = file.readline(FIRST_LINE)
+        if line.endswith(b"\n"):
+            return str(parse(line)["data"].get("root_session_id") or "")
+    return ""

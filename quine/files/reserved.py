@@ -1,0 +1,80 @@
+"""The files tier without what is ours in it: whoever only uses the tier neither sees nor changes `.quine`.
+
+Laws
+1. A host that was taken over may spoil the files of its tree, and cannot forge or read the record of what others did.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from quine.files.tier import Entry, Reader, Tier, Writer
+from quine.keeping import RESERVED
+
+
+class Unreserved(Tier):
+    """What a face answers with."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self.url = tier.url
+
+    def stat(self, path: str) -> Entry:
+        return self._tier.stat(_others(path, errno.ENOENT))
+
+    def list(self, path: str) -> Iterator[Entry]:
+        entries = self._tier.list(_others(path, errno.ENOENT))
+        return entries if path else (entry for entry in entries if entry.path != RESERVED)
+
+    def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        return self._tier.open(_others(path, errno.ENOENT), offset, length)
+
+    def create(
+        self,
+        path: str,
+        *,
+        if_absent: bool = False,
+        mode: int | None = None,
+        mtime: float | None = None,
+        size: int | None = None,
+    ) -> Writer:
+        return self._tier.create(_others(path), if_absent=if_absent, mode=mode, mtime=mtime, size=size)
+
+    def mkdir(self, path: str, exist_ok: bool = False) -> None:
+        self._tier.mkdir(_others(path), exist_ok)
+
+    def remove(self, path: str, recursive: bool = False) -> None:
+        self._tier.remove(_others(path), recursive)
+
+    def rename(self, source: str, target: str, if_absent: bool = False) -> None:
+        self._tier.rename(_others(source), _others(target), if_absent)
+
+    def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
+        return self._tier.copy(_others(source, errno.ENOENT), _others(target), if_absent)
+
+    def walk(self, path: str) -> Iterator[Entry]:
+        if path:
+            yield from self._tier.walk(_others(path, errno.ENOENT))
+            return
+        for entry in self.list(""):
+            yield entry
+            if not entry.is_file:
+                try:
+                    yield from self._tier.walk(entry.path)
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+
+    def url_of(self, path: str) -> str:
+        return self._tier.url_of(_others(path))
+
+    def close(self) -> None:
+        self._tier.close()
+
+
+def _others(path: str, number: int = errno.EPERM) -> str:
+    if path == RESERVED or path.startswith(f"{RESERVED}/"):
+        text = os.strerror(number) if number == errno.ENOENT else "is reserved"
+        raise OSError(number, text, path)
+    return path

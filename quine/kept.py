@@ -1,0 +1,160 @@
+"""Sessions that are kept in the files tier, as a data directory of this machine: a mirror of what is there.
+
+Laws
+1. What is here comes first; the tier is asked for what is not.
+2. What comes from there is foreign: only the names of sessions and of their results become paths, and each file is
+   there whole or not at all.
+3. What has not changed over there is not fetched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from quine import keeping, private, roster, tapes
+from quine.copies import RESULTS, Copies
+from quine.exits import Failure, Misconfigured
+from quine.files.tier import BLOCK, Entry, Tier
+from quine.jobs import write_aside
+from quine.life import is_session
+from quine.roster import Agent
+from transport import quickjson
+
+AT_ONCE = 8  # files that are fetched at one time
+LOOK = 2.0  # seconds between two looks at a session whose end is waited for
+VERSIONS = "versions"
+
+
+def mirror() -> Path | None:
+    """The directory, made to be what is in the tier now; None where nothing is kept there. Failure."""
+    if not keeping.wanted(os.environ):
+        return None
+    from quine.keeper import store
+
+    try:
+        tier = store()
+        try:
+            return _made_equal(tier)
+        finally:
+            tier.close()
+    except OSError as error:
+        raise _failed(error) from None
+
+
+def holding(folder: Path, session: str) -> Path:
+    """`folder`, or the mirror where only that has a session which begins so, or any at all; "" is any."""
+    if any(folder.glob(f"{_plain(session)}*.jsonl")):
+        return folder
+    there = mirror()
+    wanted = session if any(folder.glob("*.jsonl")) else ""
+    return there if there and any(there.glob(f"{wanted}*.jsonl")) else folder
+
+
+def find(text: str) -> list[Agent]:
+    """The agents in the tier that an id, or its beginning, may mean."""
+    there = mirror()
+    return [agent._replace(kept=True) for agent in roster.find(text, str(there))] if there else []
+
+
+def ended(agent: Agent, deadline: float) -> Agent | None:
+    """The agent once its end is in the tier; None where that is later than `deadline` (of the monotonic clock)."""
+    while agent.end().state in ("lost", "unknown"):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None
+        time.sleep(min(LOOK, left))
+        with contextlib.suppress(Failure):  # away for a while
+            agent = next((one for one in find(agent.id) if one.id == agent.id), agent)
+    return agent
+
+
+def save(folder: Path, session: str) -> tuple[int, str]:
+    """Copy a tree of this data directory, "" is all, into the tier: how many files, and where that is. Failure."""
+    from quine.keeper import store
+
+    root = tapes.find(tapes.sessions(folder), session, folder).root if session else ""
+    try:
+        tier = store()
+        return Copies(tier, str(folder), roster.state_directory(), root).round(), tier.url
+    except OSError as error:
+        raise _failed(error) from None
+
+
+def _failed(error: OSError) -> Failure:
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    return Failure(1, f"the files tier: {what.lower()}", "see QUINE_FS")
+
+
+def _plain(session: str) -> str:
+    """Nothing that a glob would take for more than itself."""
+    if not all(c in "0123456789abcdef-" for c in session):
+        raise Misconfigured(f"no session begins with {session[:80]}")
+    return session
+
+
+def _made_equal(tier: Tier) -> Path:
+    digest = hashlib.sha256(tier.url.encode(errors="surrogateescape")).hexdigest()[:16]
+    folder = Path(os.path.expanduser("~/.cache/quine/tier")) / digest
+    private.make(str(folder))
+    known = _versions(folder)
+    found = dict(_there(tier))
+    for name in known.keys() - found.keys():
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+    new = [entry for name, entry in found.items() if known.get(name) != entry.version]
+    if new:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            fetched = [name for name in pool.map(lambda entry: _fetch(tier, entry, folder), new) if name]
+        known |= {name: found[name].version for name in fetched}
+    write_aside(str(folder / VERSIONS), {name: known[name] for name in found if name in known})
+    return folder
+
+
+def _there(tier: Tier) -> list[tuple[str, Entry]]:
+    """What is kept: names in a data directory, and where they are in the tier."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in tier.list(keeping.PLACE):
+            name = entry.path.rpartition("/")[2]
+            if entry.is_file and name.endswith(".jsonl") and is_session(name.removesuffix(".jsonl")):
+                found.append((name, entry))
+    with contextlib.suppress(FileNotFoundError):
+        for job in tier.list(f"{keeping.PLACE}/jobs"):
+            session = job.path.rpartition("/")[2]
+            if is_session(session):
+                for entry in tier.list(job.path):
+                    name = entry.path.rpartition("/")[2]
+                    if entry.is_file and name in RESULTS:
+                        found.append((f"jobs/{session}/{name}", entry))
+    return found
+
+
+def _fetch(tier: Tier, entry: Entry, folder: Path) -> str:
+    """Its name there, "" where it was gone again."""
+    name = entry.path.removeprefix(f"{keeping.PLACE}/")
+    target = folder / name
+    private.make(str(target.parent))
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with tier.open(entry.path) as reader, open(aside, "wb") as file:
+            while block := reader.read(BLOCK):
+                file.write(block)
+        aside.rename(target)
+    except FileNotFoundError:
+        return ""
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+    return name
+
+
+def _versions(folder: Path) -> dict[str, str]:
+    with contextlib.suppress(OSError, ValueError):
+        told = quickjson.loads((folder / VERSIONS).read_bytes())
+        return {str(name): str(version) for name, version in told.items()}
+    return {}

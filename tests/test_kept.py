@@ -1,0 +1,327 @@
+"""Tapes and results in the files tier: kept while a tree runs and after it, and found there from another machine.
+
+"Another machine" is another home and another data directory; what tells machines apart in a tape is left as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quine import copies, keeping
+from quine.files.local import Local
+from quine.files.memory import Memory
+from quine.files.reserved import Unreserved
+from quine.life import new_session
+from tests.agents import OK, QUINE, Agents, call, left, running, says, sh, until
+
+PLACE = keeping.PLACE
+
+
+class Kept(Agents):
+    """Agents whose tier is a directory that others can reach."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.tier = directory / "shared"
+        self.env |= {"QUINE_FS": f"file://{self.tier}", "HOME": str(directory / "home")}
+
+    def elsewhere(self, *words: str, **more: str) -> subprocess.CompletedProcess[bytes]:
+        """A command of somebody who has the same QUINE_FS and nothing else."""
+        other = self.directory / "other"
+        other.mkdir(exist_ok=True)
+        env = self.env | {"HOME": str(other), "XDG_STATE_HOME": str(other / "state"), **more}
+        env["QUINE_DATA_DIR"] = str(other / "data")
+        return subprocess.run([*QUINE, *words], cwd=other, env=env, capture_output=True, timeout=100)
+
+    def kept(self, name: str = "") -> Path:
+        return self.tier / PLACE / name
+
+    def same(self) -> bool:
+        """Is every tape here in the tier, byte for byte?"""
+        here = {path.name: path.read_bytes() for path in self.data.glob("*.jsonl")}
+        there = {path.name: path.read_bytes() for path in self.kept().glob("*.jsonl")}
+        return bool(here) and here == there
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Kept:
+    return Kept(tmp_path)
+
+
+def session_of(agents: Agents, mission: str = "work") -> str:
+    return str(agents.tape(mission)[0]["data"]["session_id"])
+
+
+def fork(intent: str, **more: Any) -> dict[str, Any]:
+    return call("fork", intent=intent, **more)
+
+
+def family(agents: Kept, **more: Any) -> str:
+    """A root that leaves with 3, a child it waits for and one it does not, both with output; the root's session."""
+    done = agents.run(
+        says(fork("waited", wait=True), fork("alone", wait=False), match="^work"),
+        says(sh("quine wait $(ls $QUINE_DATA_DIR/jobs)"), match="^work"),
+        says(call("exit", status=3, stderr="because"), match="^work"),
+        says(sh("echo out >&4; exit 0"), OK, match="^(waited|alone)"),
+        **more,
+    )
+    assert done.returncode == 3, done.stderr.decode()
+    return session_of(agents)
+
+
+# ------------------------------------------------------------------------------------------------ kept
+
+
+def test_a_tree_is_kept_whole_when_it_ends(agents: Kept) -> None:
+    root = family(agents)
+    assert agents.same() and len(list(agents.kept().glob("*.jsonl"))) == 3
+    alone = session_of(agents, "alone")
+    until(lambda: agents.kept(f"jobs/{alone}/status").exists())
+    assert agents.kept(f"jobs/{alone}/stdout").read_bytes() == b"out\n"
+    assert json.loads(agents.kept(f"jobs/{alone}/status").read_bytes())["code"] == 0
+    assert not left("--keep", root)
+
+
+def test_it_is_found_from_another_machine(agents: Kept) -> None:
+    root = family(agents)
+    listed = [json.loads(line) for line in agents.elsewhere("tape", "ls", "--json").stdout.splitlines()]
+    assert {one["session"] for one in listed} == {path.stem for path in agents.data.glob("*.jsonl")}
+    assert all(one["kept"] for one in listed)
+    table = agents.elsewhere("tape", "ls").stdout.decode().splitlines()
+    assert "WHERE" in table[0] and all(" fs " in line for line in table[1:]) and len(table) == 4
+    shown = agents.elsewhere("tape", "show", root)
+    assert shown.returncode == 0 and b"because" in shown.stdout
+    assert agents.elsewhere("tape", "tree").stdout.count(b"\n") == 4
+    assert agents.elsewhere("tape", "cost", root).returncode == 0
+    verified = agents.elsewhere("tape", "verify", root)
+    assert verified.returncode == 0 and b"whole" in verified.stdout
+    assert agents.elsewhere("wait", root).returncode == 3
+    assert agents.elsewhere("wait", root[:20]).returncode in (
+        2,
+        3,
+    )  # its children begin so, if they were quick
+    assert agents.elsewhere("wait", session_of(agents, "alone")).returncode == 0
+    assert agents.elsewhere("logs", session_of(agents, "alone")).stdout == b"out\n"
+    unknown = agents.elsewhere("tape", "show", "ffff")
+    assert unknown.returncode == 2 and b"no session" in unknown.stderr
+
+
+def test_what_is_here_comes_first_and_is_said_to_be_here(agents: Kept) -> None:
+    root = family(agents)
+    for path in agents.kept().glob("*.jsonl"):
+        path.write_bytes(b"spoiled\n")
+    env = agents.env | {"QUINE_FS_TAPES": "on"}
+    shown = subprocess.run([*QUINE, "tape", "show", root], cwd=agents.directory, env=env, capture_output=True)
+    assert shown.returncode == 0 and b"because" in shown.stdout and not shown.stderr
+
+
+def test_a_tape_is_there_while_its_agent_lives_and_its_end_is_waited_for(agents: Kept) -> None:
+    fifo = agents.directory / "go"
+    os.mkfifo(fifo)
+    agents.script(says(sh(f"read x <{fifo}")), says(call("exit", status=5, stderr="so")))
+    with agents.start("work") as process:
+        until(lambda: list(agents.kept().glob("*.jsonl")))
+        (tape,) = agents.kept().glob("*.jsonl")
+        assert tape.read_bytes().endswith(b"\n")
+        env = {
+            **agents.env,
+            "QUINE_DATA_DIR": str(agents.directory / "o"),
+            "HOME": str(agents.directory / "o"),
+        }
+        waiting = subprocess.Popen([*QUINE, "wait", tape.stem], cwd=agents.directory, env=env)
+        late = agents.elsewhere("wait", "--timeout", "0.1", tape.stem)
+        fifo.write_text("\n")
+        assert process.wait(60) == 5
+        assert waiting.wait(60) == 5
+        assert late.returncode == 124
+    assert agents.same()
+
+
+def test_what_a_killed_root_has_written_is_kept(agents: Kept) -> None:
+    agents.script(says(sh("sleep 600")))
+    with agents.start("work") as process:
+        until(lambda: agents.data.is_dir() and agents.tapes() and len(agents.tapes()[0]) > 2)
+        root = session_of(agents)
+        process.kill()
+        process.wait()
+    until(lambda: agents.same())
+    assert not left("--keep", root)
+
+
+def test_a_detached_agent_can_be_waited_for_elsewhere(agents: Kept) -> None:
+    agents.script(says(sh("echo deliverable >&4")), says(call("exit", status=4, stderr="no")))
+    with agents.start("work", "--detach") as process:
+        job = process.communicate(timeout=60)[0].decode().strip()
+    until(lambda: agents.kept(f"jobs/{job}/status").exists())
+    assert agents.elsewhere("wait", job).returncode == 4
+    assert agents.elsewhere("logs", job).stdout == b"deliverable\n"
+    assert agents.same()
+    assert not left("--keep", job)
+
+
+def test_exec_is_one_tree(agents: Kept) -> None:
+    agents.run(
+        says(call("exec", wisdom={"k": "v"}, reason="again"), wisdom="{}"), says(OK, wisdom="k"),
+    )  # fmt: skip
+    assert agents.same() and len(list(agents.kept().glob("*.jsonl"))) == 2
+    first = min(path.stem for path in agents.data.glob("*.jsonl"))
+    assert agents.elsewhere("wait", first).returncode == 0
+
+
+# ------------------------------------------------------------------------------------- whose it is, and when
+
+
+def test_by_default_nothing_is_kept(agents: Kept) -> None:
+    for url in ("", "origin:"):
+        agents.env["QUINE_FS"] = url
+        agents.run(says(sh("true")), says(OK))
+    assert not (agents.data / "fs").exists()
+
+
+def test_the_default_tier_keeps_when_it_is_told_to(agents: Kept) -> None:
+    agents.env |= {"QUINE_FS": "origin:", "QUINE_FS_TAPES": "on"}
+    agents.run(says(OK))
+    (tape,) = (agents.data / "fs" / PLACE).glob("*.jsonl")
+    assert tape.read_bytes() == (agents.data / tape.name).read_bytes()
+
+
+def test_keeping_can_be_switched_off_and_done_by_hand(agents: Kept) -> None:
+    agents.env["QUINE_FS_TAPES"] = "off"
+    root = family(agents)
+    assert not agents.tier.exists()
+    env = agents.env | {"QUINE_FS_TAPES": ""}
+    saved = subprocess.run(
+        [*QUINE, "tape", "save", root], cwd=agents.directory, env=env, capture_output=True, timeout=60
+    )
+    assert saved.returncode == 0 and saved.stdout.startswith(b"7 files copied to file://")
+    assert agents.same()
+
+
+def test_a_wrong_switch_is_a_usage_error(agents: Kept) -> None:
+    agents.env["QUINE_FS_TAPES"] = "yes"
+    done = agents.run(says(OK))
+    assert done.returncode == 2 and b"QUINE_FS_TAPES" in done.stderr
+
+
+def test_a_store_that_is_away_fails_nobody_and_is_noted(agents: Kept) -> None:
+    (agents.directory / "file").write_text("")
+    agents.env["QUINE_FS"] = f"file://{agents.directory}/file/below"
+    done = agents.run(says(sh("echo fine >&4")), says(OK))
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"fine\n", b"")
+    log = agents.data / f"{session_of(agents)}.log"
+    until(lambda: log.exists() and b"the files tier takes no tapes" in log.read_bytes())
+    for pid in running("--keep", session_of(agents)):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_store_that_comes_back_is_given_all(agents: Kept) -> None:
+    gate = agents.directory / "gate"
+    gate.write_text("")
+    agents.tier = gate / "tier"
+    agents.env["QUINE_FS"] = f"file://{agents.tier}"
+    agents.run(says(OK))
+    assert running("--keep", session_of(agents))
+    gate.unlink()
+    until(lambda: agents.kept().is_dir() and agents.same(), 60)
+    assert not left("--keep", session_of(agents))
+
+
+def test_a_keeper_holds_no_key_of_a_guest_and_shows_none_of_the_store(agents: Kept) -> None:
+    fifo = agents.directory / "go"
+    os.mkfifo(fifo)
+    agents.script(says(sh(f"read x <{fifo}; env >&4")), says(OK))
+    secrets = {"AWS_SECRET_ACCESS_KEY": "canary-of-the-store", "OPENAI_API_KEY": "canary-of-the-guest"}
+    with agents.start("work", env=secrets) as process:
+        until(lambda: list(agents.kept().glob("*.jsonl")))
+        (pid,) = running("--keep", session_of(agents))
+        for name in ("environ", "cmdline"):
+            assert b"canary" not in Path(f"/proc/{pid}/{name}").read_bytes()
+        fds = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")]
+        memos = [Path(fd).read_bytes() for fd in fds if os.readlink(fd).startswith("/memfd:")]
+        assert not any(b"canary-of-the-guest" in memo for memo in memos)
+        fifo.write_text("\n")
+        out, _ = process.communicate(timeout=60)
+    assert b"canary" not in out
+    assert not any(b"canary" in path.read_bytes() for path in agents.tier.rglob("*") if path.is_file())
+
+
+# ------------------------------------------------------------------------------------------ in what order
+
+
+def test_a_status_is_never_there_before_what_it_vouches_for(tmp_path: Path) -> None:
+    """The store fails at every single operation in turn; after each, what is there is whole in its order."""
+    data, state = tmp_path / "data", tmp_path / "state"
+    session = new_session()
+    (data / "jobs" / session).mkdir(parents=True)
+    line = json.dumps({"type": "meta", "data": {"session_id": session, "root_session_id": session}})
+    (data / f"{session}.jsonl").write_text(line + "\n" + line + "\n" + line[:10])
+    for name in copies.RESULTS:
+        (data / "jobs" / session / name).write_text(name)
+
+    class Failing(Local):
+        left = 0
+
+        def create(self, path: str, **options: Any) -> Any:
+            if self.left <= 0:
+                raise OSError(errno.EIO, "away", path)
+            self.left -= 1
+            return super().create(path, **options)
+
+    order = [f"{session}.jsonl", *(f"jobs/{session}/{name}" for name in copies.RESULTS)]
+    for count in range(len(order) + 1):
+        tier = Failing(str(tmp_path / f"tier{count}"))
+        tier.left = count
+        made = copies.Copies(tier, str(data), str(state), session)
+        if count < len(order):
+            with pytest.raises(OSError, match="away"):
+                made.round()
+        else:
+            assert made.round() == len(order)
+        there = [name for name in order if (tmp_path / f"tier{count}" / PLACE / name).exists()]
+        assert there == order[:count]
+        tier.left = 100
+        assert made.round() == len(order) - count and made.round() == 0
+        assert (tmp_path / f"tier{count}" / PLACE / order[0]).read_text() == line + "\n" + line + "\n"
+
+
+# -------------------------------------------------------------------------------------- what is reserved
+
+
+def test_who_only_uses_the_tier_neither_sees_nor_changes_the_record(tmp_path: Path) -> None:
+    whole = Memory("reserved")
+    for path in (".quine/sessions/x.jsonl", "a/b", ".quiner"):
+        with whole.create(path) as writer:
+            writer.write(b"1")
+            writer.commit()
+    tier = Unreserved(whole)
+    assert [entry.path for entry in tier.list("")] == [".quiner", "a"]
+    assert [entry.path for entry in tier.walk("")] == [".quiner", "a", "a/b"]
+    for path in (".quine", ".quine/sessions", ".quine/sessions/x.jsonl"):
+        for look in (
+            tier.stat,
+            tier.open,
+            lambda path: list(tier.list(path)),
+            lambda path: tier.copy(path, "c"),
+        ):
+            with pytest.raises(FileNotFoundError):
+                look(path)
+        for change in (
+            tier.create,
+            tier.mkdir,
+            tier.remove,
+            lambda path: tier.rename(path, "c"),
+            lambda path: tier.rename("a/b", path),
+            lambda path: tier.copy("a/b", path),
+        ):
+            with pytest.raises(PermissionError, match="reserved"):
+                change(path)
+    assert whole.stat(".quine/sessions/x.jsonl").size == 1
+    assert tier.stat(".quiner").is_file
