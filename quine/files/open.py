@@ -8,7 +8,6 @@ Laws
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 
 from quine.exits import Misconfigured
@@ -16,7 +15,6 @@ from quine.files.tier import Tier
 
 DEFAULT = "origin:"
 DIRECTORY = "fs"  # in the data directory
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)")
 
 
 def open_store(url: str, environ: Mapping[str, str], data_dir: str) -> Tier:
@@ -25,8 +23,7 @@ def open_store(url: str, environ: Mapping[str, str], data_dir: str) -> Tier:
     Raises Misconfigured: no URL, a scheme that nobody knows, a driver that is not installed.
     """
     url = url or DEFAULT
-    found = _SCHEME.match(url)
-    scheme = found[0].lower() if found else ""
+    scheme = _scheme(url)
     rest = url[len(scheme) + 1 :]
     if "\0" in url or "\n" in url:
         raise Misconfigured("a control character in the URL of the files tier")
@@ -46,6 +43,13 @@ def open_store(url: str, environ: Mapping[str, str], data_dir: str) -> Tier:
     from quine.files.foreign import open_foreign
 
     return open_foreign(url, environ)
+
+
+def _scheme(url: str) -> str:
+    """What stands before the first colon, if it can be a scheme. Without `re`, which takes as long as all of ours."""
+    before, colon, _ = url.partition(":")
+    plain = before.replace("+", "a").replace(".", "a").replace("-", "a")
+    return before.lower() if colon and plain.isascii() and plain.isalnum() and before[0].isalpha() else ""
 
 
 def _origin(rest: str, data_dir: str) -> Tier:

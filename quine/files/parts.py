@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import stat
 import time
 
@@ -35,7 +34,7 @@ class Parts:
                 self._swept = time.monotonic()
                 sweep(directory)
             while True:
-                name = f"{_machine()}-{secrets.token_hex(8)}"
+                name = f"{_machine()}-{os.urandom(8).hex()}"
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 file = os.open(name, flags, 0o666 if shared else 0o600, dir_fd=directory)
                 # Who sweeps may have met it before it was locked, and then has removed it.
