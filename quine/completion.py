@@ -22,7 +22,7 @@ ACTIONS = {
     "tape": "ls show tree cost replay verify save --data-dir --help",
     "doctor": "--inventory --help",
     "node": "--dial --stop --status --help",
-    "fs": " ".join(grammar.COMMANDS) + " --help",
+    "fs": " ".join([*grammar.COMMANDS, *grammar.OTHERS]) + " --help",
 }
 SHELLS = ("bash", "zsh", "fish")
 HOSTS = "quine hosts 2>/dev/null | awk 'NR > 1 { print $1 }'"

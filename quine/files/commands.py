@@ -16,7 +16,7 @@ import signal
 from quine.exits import FAILED, OK, Misconfigured, complain
 from quine.files import globs, names
 from quine.files.crew import FULL, UNREACHED, failure, words
-from quine.files.grammar import COMMANDS, PREFIX, number, parse, usage
+from quine.files.grammar import COMMANDS, OTHERS, PREFIX, number, parse, usage
 from quine.files.shown import Hungup, Output, as_json, details, escaped
 
 TYPE_CHECKING = False
@@ -114,12 +114,12 @@ def perform(arguments: list[str]) -> int:
         if arguments:
             print(usage())
             return OK
-        raise Misconfigured("no command", f"quine fs {'|'.join(COMMANDS)}")
+        raise Misconfigured("no command", f"quine fs {'|'.join([*COMMANDS, *OTHERS])}")
     command = arguments[0]
     if command not in COMMANDS:
         from difflib import get_close_matches
 
-        near = get_close_matches(command, COMMANDS, 1)
+        near = get_close_matches(command, [*COMMANDS, *OTHERS], 1)
         hint = f"did you mean quine fs {near[0]}?" if near else "quine fs --help"
         raise Misconfigured(f"no such command: fs {escaped(command)}", hint)
     values, paths = parse(command, arguments[1:])

@@ -55,7 +55,7 @@ OPTIONS: tuple[tuple[str, str, str, str, str], ...] = (
     ("max-depth", "", "N", "find", "no deeper than N below PATH; also as -maxdepth"),
     ("delete", "", "", "sync", "remove what SOURCE does not have"),
     ("dry-run", "n", "", "sync", "say what would be done, and do nothing"),
-    ("checksum", "c", "", "sync", "compare contents where size and time do not tell; reads both sides"),
+    ("checksum", "c", "", "sync", "compare contents instead of times; reads both sides"),
     ("json", "", "", "ls find stat", "one JSON object a line"),
     ("null", "0", "", "ls find url", "end names with a NUL, not a newline; also as -print0"),
     ("jobs", "j", "N", MANY, "so many at a time (8)"),
@@ -111,6 +111,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
 }
 
+# of `quine fs`, too, with a command line of their own (quine/mount/command.py)
+OTHERS = {"mount": "show the tier as a directory", "umount": "no more"}
 FINDS = {"-name": "--name", "-type": "--type", "-print0": "--null", "-maxdepth": "--max-depth"}
 PREFIX = "tier:"  # says of a path that it is one of the tier; needed by sync alone
 
@@ -174,6 +176,7 @@ def usage(command: str = "") -> str:
         lines = ["usage: quine fs COMMAND [OPTIONS] [PATH…]", ""]
         lines += ["The files that all agents of a tree share, wherever they run.", "", "commands:"]
         lines += [f"  {name:8} {summary}" for name, (_, summary, _) in COMMANDS.items()]
+        lines += [f"  {name:8} {summary}" for name, summary in OTHERS.items()]
         return "\n".join([*lines, "", *CLOSING, "quine fs COMMAND --help says more."])
     words, summary, more = COMMANDS[command]
     lines = [f"usage: quine fs {command} {words}", "", f"{summary[0].upper()}{summary[1:]}."]
