@@ -62,6 +62,10 @@ def dispatch(words: list[str]) -> int:
         from quine.ps import main as ps
 
         return ps(verb, words[1:])
+    if verb == "fs" and words[1:2] in (["mount"], ["umount"]):
+        from quine.mount.command import main as mount
+
+        return mount(words[1:])
     if verb == "fs":
         from quine.files.commands import main as fs
 
@@ -70,10 +74,6 @@ def dispatch(words: list[str]) -> int:
         from quine.compose import node
 
         return node(words[1:])
-    if verb == "fs" and words[1:2] in (["mount"], ["umount"]):
-        from quine.mount.command import main as mount
-
-        return mount(words[1:])
     if words[:2] == ["tape", "--keep"]:
         from quine.keeper import main as keep
 
