@@ -96,7 +96,10 @@ def _job(values: dict[str, object]) -> str:
 
 def supervisor_quota(values: dict[str, object]) -> int:
     """--spool SIZE in bytes."""
-    return sizes.parse(str(values.get("spool", "1G")), "--spool")
+    size = sizes.parse(str(values.get("spool", "1G")), "--spool")
+    if not size:
+        raise Misconfigured("--spool must not be 0: its job could write nothing")
+    return size
 
 
 # -- here ------------------------------------------------------------------------------------------

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 
-from quine.files import credentials
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,4 +38,6 @@ def shareable(url: str, environ: Mapping[str, str]) -> str | None:
     scheme = url.partition(":")[0]
     if not url or environ.get("QUINE_FS_QUOTA") or scheme in OURS:
         return None
+    from quine.files import credentials
+
     return credentials.shown(url)
