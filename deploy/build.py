@@ -28,7 +28,7 @@ from pathlib import Path
 from transport import address
 from transport.errors import Refused
 
-FORMAT = "1"  # of what stands below: another recipe, another key
+FORMAT = "2"  # of what stands below: another recipe, another key
 SUFFIXES = (".py", ".md", ".toml", ".typed")
 LEFT_OUT = ("pex",)  # only builds need it, and what runs as the file does not build
 KEPT = 4  # builds that stay in the cache: switching between branches stays quick
@@ -167,6 +167,7 @@ def _stage(sources: Path) -> None:
                 target = sources / path.relative_to(root)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())
+    _announce(sources / "quine.dist-info")
     for folder, _, files in os.walk(sources):
         Path(folder).chmod(0o755)
         for name in files:
@@ -180,6 +181,22 @@ def _stage(sources: Path) -> None:
             "the sources have changed since this process was started",
             "run the command again; if it is the node that says so: quine node --stop",
         )
+
+
+def _announce(folder: Path) -> None:
+    """What an installation says of itself: by it the Python of the binary finds our entry points, as any other does."""
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: quine\nVersion: 0\n")
+    (folder / "entry_points.txt").write_text(_entry_points())
+
+
+def _entry_points() -> str:
+    points = metadata.distribution("quine").entry_points
+    return "".join(
+        sorted(
+            f"[{one.group}]\n{one.name} = {one.value}\n" for one in points if one.group != "console_scripts"
+        )
+    )
 
 
 def _requirements() -> list[str]:
@@ -205,6 +222,7 @@ def _key() -> str:
     parts += [platform.libc_ver()[0], metadata.version("pex")]
     seen: set[str] = set()
     waiting = [_project(text) for text in _requirements()]
+    parts.append(_entry_points())
     while waiting:
         name = waiting.pop()
         if name in seen:

@@ -62,6 +62,8 @@ def dispatch(words: list[str]) -> int:
         from quine.ps import main as ps
 
         return ps(verb, words[1:])
+    if words[:2] == ["fs", "python"]:
+        os.execv(sys.executable, [sys.executable, *words[2:]])
     if verb == "fs" and words[1:2] in (["mount"], ["umount"]):
         from quine.mount.command import main as mount
 

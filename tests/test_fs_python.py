@@ -35,6 +35,7 @@ from quine.files.fs import QuineFileSystem
 from quine.files.local import Local
 from quine.files.memory import Memory
 from quine.files.tier import Reader, Tier
+from tests.lab import Lab
 
 
 @pytest.fixture(params=["memory", "local"])
@@ -437,3 +438,54 @@ def test_a_get_that_fails_leaves_the_old_file(fs: QuineFileSystem, tmp_path: Pat
     with pytest.raises(FileNotFoundError):
         fs.get_file("nothing", str(target))
     assert target.read_bytes() == b"old"
+
+
+# ------------------------------------------------------------------------------------------ in a job
+
+SCRIPT = """
+import csv, gzip, json, sys
+import fsspec
+with fsspec.open("quine://in/data.json.gz", "rt", compression="infer") as file:
+    rows = json.load(file)
+with fsspec.open("quine://out/rows.csv", "w", newline="") as file:
+    csv.writer(file).writerows(rows)
+fs = fsspec.filesystem("quine")
+fs.pipe("out/bytes", bytes(range(256)) * 4096)
+with fs.open("out/bytes") as file:
+    file.seek(-256, 2)
+    assert file.read() == bytes(range(256))
+try:
+    with fsspec.open("quine://out/half", "w") as file:
+        file.write("half" * 1_000_000)
+        raise KeyError
+except KeyError:
+    pass
+try:
+    with fs.open("in/data.json.gz", "xb") as file:
+        file.write(b"other")
+except FileExistsError:
+    print("there is one")
+print(fs.ls("out", detail=False), type(fs.tier).__name__)
+"""
+
+
+def test_a_job_on_a_host_has_it_in_the_python_of_its_binary(lab: Lab, tmp_path: Path) -> None:
+    tier = tmp_path / "tier"
+    (tier / "in").mkdir(parents=True)
+    (tier / "in/data.json.gz").write_bytes(gzip.compress(b'[[1, "x"], [2, "y"]]'))
+    done = lab.run(
+        ["run", "--on", "h1", "--", "quine", "fs", "python", "-"],
+        env={"QUINE_FS": f"origin:{tier}"},
+        input=SCRIPT,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == "there is one\n['out/bytes', 'out/rows.csv'] Remote\n"
+    assert (tier / "out/rows.csv").read_bytes() == b"1,x\r\n2,y\r\n"
+    assert (tier / "out/bytes").read_bytes() == bytes(range(256)) * 4096
+
+
+def test_it_is_there_without_a_job_too(lab: Lab, tmp_path: Path) -> None:
+    code = "import fsspec; fsspec.filesystem('quine').pipe('a', b'1')"
+    done = lab.run(["fs", "python", "-c", code], env={"QUINE_FS": f"file://{tmp_path}/tier"})
+    assert (done.returncode, done.stderr) == (0, b"") and (tmp_path / "tier/a").read_bytes() == b"1"

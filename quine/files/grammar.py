@@ -111,8 +111,12 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
 }
 
-# of `quine fs`, too, with a command line of their own (quine/mount/command.py)
-OTHERS = {"mount": "show the tier as a directory", "umount": "no more"}
+# of `quine fs`, too, with a command line of their own (quine/mount/command.py, Python's)
+OTHERS = {
+    "mount": "show the tier as a directory",
+    "umount": "no more",
+    "python": "a Python in which fsspec knows quine://",
+}
 FINDS = {"-name": "--name", "-type": "--type", "-print0": "--null", "-maxdepth": "--max-depth"}
 PREFIX = "tier:"  # says of a path that it is one of the tier; needed by sync alone
 
