@@ -16,6 +16,8 @@ import stat
 from collections.abc import Iterator
 
 TRIES = 100  # how often a directory may be removed under who puts something into it
+_LINK = "is a symlink, and none is followed in the files tier"
+_OTHER = "is neither file nor directory"
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -25,6 +27,8 @@ def about(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ELOOP:  # it was a file when it was looked at
+            raise PermissionError(errno.EPERM, _LINK, path) from None
         if error.filename == path or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, path) from None
@@ -35,8 +39,7 @@ def look(directory: int, name: str) -> os.stat_result:
     facts = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode):
         return facts
-    what = "a symlink, and none is followed" if stat.S_ISLNK(facts.st_mode) else "neither file nor directory"
-    raise PermissionError(errno.EPERM, f"is {what} in the files tier", name)
+    raise PermissionError(errno.EPERM, _LINK if stat.S_ISLNK(facts.st_mode) else _OTHER, name)
 
 
 def directory(root: int, path: str, make: bool = False) -> int:
@@ -64,8 +67,9 @@ def _step(fd: int, name: str, make: bool) -> int:
             if not make:
                 raise
         except NotADirectoryError:
-            look(fd, name)
-            raise
+            if stat.S_ISREG(look(fd, name).st_mode):
+                raise
+            continue  # it was something else a moment ago
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, dir_fd=fd)
             sync(fd)
