@@ -101,6 +101,14 @@ def lab(session_lab: Lab) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
+def drivers() -> None:
+    """The thread of fsspec's loop, which stays."""
+    from fsspec.asyn import get_loop  # type: ignore[import-untyped]
+
+    get_loop()
+
+
+@pytest.fixture(scope="session")
 def weed() -> Iterator[Weed]:
     """A real S3 server, of this worker."""
     with Weed() as server:

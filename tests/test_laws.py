@@ -27,7 +27,7 @@ IMPORTERS = {
     "asyncssh": {"transport/ssh.py"},
     "httpx": {"quine/guests/http.py"},
     "typer": {"quine/cli.py"},
-    "fsspec": {"quine/files/fs.py"},
+    "fsspec": {"quine/files/foreign.py", "quine/files/fs.py", "quine/files/generic.py"},
     "s3fs": {"quine/files/s3.py"},
     "pydantic": {
         "deploy/inventory.py",

@@ -75,6 +75,7 @@ class Store:
 Make = Callable[[pytest.FixtureRequest, Path], AbstractContextManager[Store]]
 MAKERS: dict[str, Make] = {}
 SERVERS = {
+    "fsspec": "drivers",
     "s3": "weed",
     "sftp": "sftp_lab",
 }  # maker -> the fixture of the session that it needs, made before the watch
@@ -155,6 +156,15 @@ def sftp(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     options = {"identity": str(host.identity)}
     url = f"sftp://{host.user}@{host.address}:{host.port}{tmp_path}/a root"
     yield opened(url, "", {"QUINE_FS_OPTIONS": json.dumps(options), "HOME": os.environ["HOME"]})
+
+
+GENERIC = ("mode", "mtime", "listed", "holes", "stays", "old", "rename", "versions", "descriptors")
+
+
+@maker("fsspec", "if_absent", *GENERIC)
+def fsspec(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """Any filesystem of fsspec's, with directories; chained, as they can be."""
+    yield opened(f"dir::local://{tmp_path}/a root")
 
 
 # -- what every test does --------------------------------------------------------------------------

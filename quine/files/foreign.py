@@ -42,7 +42,7 @@ def open_foreign(url: str, environ: Mapping[str, str]) -> Tier:
         return _s3(url, whole, options)
     if "::" not in url and scheme in ("sftp", "ssh"):
         return _sftp(url, whole, options)
-    raise Misconfigured(f"nothing here speaks {scheme}: for the files tier")
+    return _generic(url, whole, options)
 
 
 def _options(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -86,6 +86,42 @@ def _sftp(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> Tier
     root = "~" if path in ("", "~") else path if path.startswith("~/") else f"/{path}"
     inside(root)
     return SftpTier(credentials.shown(url).rstrip("/"), target, root)
+
+
+def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> Tier:
+    """What fsspec knows. Options: of the driver; where several are chained, of each under its name."""
+    chain = credentials.schemes(url)
+    try:
+        from fsspec import available_protocols, get_filesystem_class  # type: ignore[import-untyped]
+    except ImportError:
+        raise Misconfigured(f"{chain[0]}:// needs fsspec", "pip install fsspec") from None
+    for scheme in chain:
+        if scheme not in available_protocols():
+            hint = "origin:, file:///DIR, memory://NAME, s3://, gs://, az://, sftp://, or what fsspec knows"
+            raise Misconfigured(f"nothing here speaks {scheme}: for the files tier", hint)
+        try:
+            get_filesystem_class(scheme)
+        except ImportError as error:
+            extra = EXTRAS.get(scheme)
+            hint = f"pip install 'quine[{extra}]'" if extra else "pip install what fsspec names for it"
+            raise Misconfigured(f"{scheme}:// needs a driver that is not installed: {error}", hint) from None
+        except ValueError as error:
+            raise Misconfigured(f"{scheme}:// cannot be opened: {error}") from None
+    if chain[-1] in ("s3", "s3a"):
+        from quine.files.s3 import settings
+
+        inner = options if len(chain) == 1 else options.get(chain[-1], {})
+        options = (
+            {**options, chain[-1]: settings(environ, inner)} if len(chain) > 1 else settings(environ, inner)
+        )
+    from quine.files.generic import Generic
+
+    protocol = next(scheme for scheme in chain if scheme != "dir")
+    try:
+        return Generic(url, protocol, options, credentials.shown(url).rstrip("/"))
+    except (TypeError, ValueError) as error:
+        detail = f"{chain[0]}:// cannot be opened: {type(error).__name__}"
+        raise Misconfigured(detail, f"see {credentials.OPTIONS}") from None
 
 
 def _target(place: str, environ: Mapping[str, str]) -> SshTarget:

@@ -57,7 +57,7 @@ class Bucket:
 
     def __init__(self, name: str, environ: Mapping[str, str], options: Mapping[str, Any]) -> None:
         self.name = name
-        self._options = _settings(environ, options)
+        self._options = settings(environ, options)
         self._hidden = [
             value for key in ("key", "secret", "token") if isinstance(value := self._options.get(key), str)
         ]
@@ -216,7 +216,7 @@ def bare(answer: Mapping[str, Any]) -> str:
     return str(answer.get("ETag", "")).strip('"')
 
 
-def _settings(environ: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+def settings(environ: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
     """What s3fs is opened with: the options, above what the environment says."""
     names = {"key": "AWS_ACCESS_KEY_ID", "secret": "AWS_SECRET_ACCESS_KEY", "token": "AWS_SESSION_TOKEN"}
     told = {option: environ[name] for option, name in names.items() if environ.get(name)}

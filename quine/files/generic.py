@@ -1,0 +1,268 @@
+"""A tier in anything that fsspec speaks: gs://, az://, ftp://, webdav://, archives, and what chains them.
+
+Laws
+1. Nothing is promised that the store does not keep. `if_absent` is refused where the store cannot decide it; what only
+   reads, and what keeps copies of its own (`simplecache::`), is only read.
+2. A flat store (`flat`) is given a file whole, in one call, from a spool on this machine's disk. In any other the file
+   is written aside and moved, which is one step where the store's own move is.
+3. A file that was read to its end and has changed since it was opened is ESTALE, not a mixture.
+4. Names are escaped as in quine/files/keys.py; listings are never taken from a cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from quine.files import names
+from quine.files.beneath import TRIES
+from quine.files.generic_io import SpoolWriter, SteadyReader, about, known
+from quine.files.keys import key_of, path_of
+from quine.files.moving import moves, replaces
+from quine.files.parts import NAME as ASIDE
+from quine.files.tier import DIRECTORY_MODE, Entry, Reader, Tier, Writer, error
+
+FLAT = ("gs", "gcs", "az", "abfs", "abfss", "s3", "s3a")  # they also decide who is first
+READ_ONLY = (
+    *("zip", "tar", "libarchive", "http", "https", "git", "github", "reference", "data"),
+    *("simplecache", "filecache", "blockcache", "cached"),
+)
+MADE = "%51uine-directory"  # an object that keeps an empty directory of a flat store: no name has this key
+
+
+class Generic(Tier):
+    """`open` gives the filesystem of this process and the root in it."""
+
+    def __init__(self, url: str, protocol: str, options: Mapping[str, Any], shown: str) -> None:
+        self.url = shown
+        self._url, self._options = url, options
+        self.flat, self.read_only = protocol in FLAT, protocol in READ_ONLY
+        self._opened: tuple[int, Any, str] | None = None
+        self._former: Sequence[Any] = ()  # of the process that we were forked from
+        self._driver()
+
+    def _driver(self) -> tuple[Any, str]:
+        """The filesystem, and the root in it without a slash at its end."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+            self._former = (*self._former, self._opened)
+            fs, root = url_to_fs(self._url, **self._options)
+            if type(fs).__name__ == "DirFileSystem":  # its paths are relative to what we are told is the path
+                fs = fs.fs
+            self._opened = (os.getpid(), fs, root.rstrip("/"))
+        return self._opened[1], self._opened[2]
+
+    def _at(self, path: str) -> tuple[Any, str]:
+        fs, root = self._driver()
+        with contextlib.suppress(NotImplementedError):
+            fs.invalidate_cache()
+        return fs, (f"{root}/{key_of(path)}" if root else key_of(path)) if path else root
+
+    # ----------------------------------------------------------------- looks
+
+    def _look(self, path: str) -> Entry | None:
+        fs, place = self._at(path)
+        with about(path):
+            try:
+                found = fs.info(place)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return known(path, found)
+
+    def _missing(self, path: str) -> OSError:
+        for above in names.ancestors(path):
+            found = self._look(above)
+            if found is None:
+                break
+            if found.is_file:
+                return error(errno.ENOTDIR, path)
+        return error(errno.ENOENT, path)
+
+    def stat(self, path: str) -> Entry:
+        if not path:
+            return Entry("", "directory", mode=DIRECTORY_MODE)
+        found = self._look(path)
+        if found is None:
+            raise self._missing(path)
+        return found
+
+    def list(self, path: str) -> Iterator[Entry]:
+        fs, place = self._at(path)
+        if path and self.stat(path).is_file:
+            raise error(errno.ENOTDIR, path)
+        with about(path):
+            try:
+                found = fs.ls(place, detail=True)
+            except FileNotFoundError:
+                if path:
+                    raise
+                found = []
+        entries = {}
+        for each in found:
+            name = path_of(each["name"].rstrip("/").rpartition("/")[2])
+            if name and each["name"].rstrip("/") != place.rstrip("/") and not (not path and name == ASIDE):
+                entries[name] = known(names.join(path, name), each)
+        return iter([entries[name] for name in sorted(entries, key=os.fsencode)])
+
+    def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        if offset < 0 or (length is not None and length < 0):
+            raise error(errno.EINVAL, path)
+        found = self.stat(path)
+        if not found.is_file:
+            raise error(errno.EISDIR, path)
+        fs, place = self._at(path)
+        with about(path):
+            file = fs.open(place, "rb")
+        again = (lambda: found) if self.read_only else (lambda: self._look(path))
+        return SteadyReader(file, found, offset, length, again)
+
+    # --------------------------------------------------------------- changes
+
+    def _writable(self, path: str) -> None:
+        if self.read_only:
+            raise OSError(errno.EROFS, "this store is only read", path)
+
+    def create(
+        self,
+        path: str,
+        *,
+        if_absent: bool = False,
+        mode: int | None = None,
+        mtime: float | None = None,
+        size: int | None = None,
+    ) -> Writer:
+        self._writable(path)
+        if if_absent and not self.flat:
+            raise OSError(errno.ENOTSUP, "this store cannot decide who is first", path)
+        there = self.stat("") if not path else self._look(path)
+        if there is not None and not there.is_file:
+            raise error(errno.EISDIR, path)
+        if there is not None and if_absent:
+            raise error(errno.EEXIST, path)
+        if there is None and (missing := self._missing(path)).errno == errno.ENOTDIR:
+            raise missing
+        with about(path):
+            if self.flat:
+                spool = tempfile.NamedTemporaryFile(prefix="quine-spool-")  # noqa: SIM115
+                return SpoolWriter(path, spool, lambda: self._put(spool.name, path, if_absent), lambda: None)
+            fs, place = self._at(names.join(ASIDE, secrets.token_hex(8)))
+            fs.makedirs(place.rpartition("/")[0], exist_ok=True)
+            file = fs.open(place, "wb")
+        return SpoolWriter(path, file, lambda: self._arrive(place, path), lambda: self._drop(place))
+
+    def _put(self, spool: str, path: str, if_absent: bool) -> Entry:
+        fs, place = self._at(path)
+        try:
+            with about(path):
+                fs.put_file(spool, place, mode="create" if if_absent else "overwrite")
+        except OSError as fault:
+            # Not every driver has the same word for it
+            if if_absent and fault.errno in (errno.EEXIST, errno.EINVAL) and self._look(path) is not None:
+                raise error(errno.EEXIST, path) from None
+            raise
+        return self.stat(path)
+
+    def _arrive(self, aside: str, path: str) -> Entry:
+        for left in reversed(range(TRIES)):
+            try:
+                self._move(aside, path)
+                return self.stat(path)
+            except FileNotFoundError:  # a directory was removed before the file came into it
+                if not left or self._look(path) is not None:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _move(self, aside: str, path: str) -> None:
+        fs, place = self._at(path)
+        with about(path):
+            if names.parent(path):
+                self.mkdir(names.parent(path), exist_ok=True)
+            else:
+                fs.makedirs(place.rpartition("/")[0], exist_ok=True)
+            there = self._look(path)
+            if there is not None and not there.is_file:
+                raise error(errno.EISDIR, path)
+            fs.mv(aside, place)
+
+    def _drop(self, place: str) -> None:
+        fs, _ = self._at("")
+        with contextlib.suppress(Exception):  # never begun, or unreachable
+            fs.rm_file(place)
+
+    def mkdir(self, path: str, exist_ok: bool = False) -> None:
+        self._writable(path)
+        there = self.stat("") if not path else self._look(path)
+        if there is not None:
+            if there.is_file or not exist_ok:
+                raise error(errno.EEXIST, path)
+            return
+        if (missing := self._missing(path)).errno == errno.ENOTDIR:
+            raise missing
+        fs, place = self._at(path)
+        with about(path):
+            if self.flat:
+                for each in (*names.ancestors(path), path):
+                    fs.pipe_file(f"{self._at(each)[1]}/{MADE}", b"")
+            else:
+                fs.makedirs(place, exist_ok=True)
+
+    def remove(self, path: str, recursive: bool = False) -> None:
+        self._writable(path)
+        if not path:
+            raise error(errno.EPERM, path)
+        there = self.stat(path)
+        fs, place = self._at(path)
+        if there.is_file:
+            with about(path):
+                fs.rm_file(place)
+            return
+        for each in self.list(path):
+            if not recursive:
+                raise error(errno.ENOTEMPTY, path)
+            self.remove(each.path, recursive=True)
+        with about(path):
+            if self.flat:
+                with contextlib.suppress(FileNotFoundError):
+                    fs.rm_file(f"{place}/{MADE}")
+            else:
+                fs.rmdir(place)
+
+    def rename(self, source: str, target: str, if_absent: bool = False) -> None:
+        self._writable(source)
+        here = self.stat(source)
+        if not moves(source, not here.is_file, target, if_absent):
+            return
+        there = self._look(target)
+        if there is None and if_absent and not (self.flat and here.is_file):
+            raise OSError(errno.ENOTSUP, "this store cannot decide who is first", target)
+        if there is not None:
+            replaces(not here.is_file, not there.is_file, target, if_absent)
+            if not here.is_file and next(self.list(target), None) is not None:
+                raise error(errno.ENOTEMPTY, target)
+        elif (missing := self._missing(target)).errno == errno.ENOTDIR:
+            raise missing
+        if here.is_file and (if_absent or self.flat):
+            self.copy(source, target, if_absent)
+            self.remove(source)
+        elif here.is_file:
+            self._arrive(self._at(source)[1], target)
+        else:
+            self.mkdir(target, exist_ok=True)
+            for each in self.list(source):
+                self.rename(each.path, names.join(target, names.name(each.path)))
+            self.remove(source)
+
+    def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
+        if source == target and not if_absent and self.stat(source).is_file:
+            return self.stat(source)
+        return super().copy(source, target, if_absent)
+
+    def close(self) -> None:
+        """Drivers close what nobody holds any more."""
+        self._opened = None

@@ -1,0 +1,417 @@
+"""What is particular to a store behind a library: keys of objects, lost answers, versions, drivers, secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quine import env
+from quine.exits import Misconfigured
+from quine.files import credentials, keys
+from quine.files.generic import Generic
+from quine.files.object_io import PART
+from quine.files.objects import ObjectTier
+from quine.files.open import open_store
+from quine.files.s3 import Bucket, Unmet, settings
+from quine.files.tier import Tier
+from tests.lab import Lab, processes
+from tests.lab.machine import free_port
+from tests.tiers import below, get, put
+from tests.weed import BUCKET, SECRET, Weed
+from transport import inherit
+
+
+def opened(url: str, environ: Mapping[str, str] | None = None) -> Tier:
+    return open_store(url, environ or {}, "")
+
+
+@pytest.fixture
+def bucket(weed: Weed) -> Iterator[Bucket]:
+    made = weed.bucket()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tier(bucket: Bucket, tmp_path: Path) -> ObjectTier:
+    return ObjectTier(f"s3://{BUCKET}", bucket, str(tmp_path).lstrip("/"))
+
+
+def refused(number: int, act: Callable[[], object]) -> OSError:
+    with pytest.raises(OSError) as caught:
+        act()
+    assert caught.value.errno == number, caught.value
+    return caught.value
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+NAMES = st.lists(
+    st.binary(min_size=1, max_size=12) | st.sampled_from([b"%41", b"%", b"a%", b"4F", b"\xc3", b"\\", b"\x7f"]),
+    min_size=1, max_size=6,
+).map(lambda parts: os.fsdecode(b"".join(parts).replace(b"\0", b"0").replace(b"/", b"%")))  # fmt: skip
+
+
+@given(NAMES, NAMES)
+def test_a_key_is_one_names_and_no_others(one: str, other: str) -> None:
+    key = keys.key_of(one)
+    assert keys.path_of(key) == one
+    key.encode("utf-8")
+    assert "\\" not in key and all(ord(character) >= 32 for character in key)
+    assert (key == keys.key_of(other)) == (one == other)
+
+
+@given(st.text(alphabet="aA4F%5C2É\udcff/", max_size=12).filter(lambda key: "\udcff" not in key))
+def test_a_key_that_is_no_names_is_left_out(key: str) -> None:
+    path = keys.path_of(key)
+    assert path is None or keys.key_of(path) == key
+
+
+def test_ordinary_names_are_their_own_keys() -> None:
+    for name in ("a", "50%.txt", "a b/c+d", "Übung", "日本", "~x", "*?[]", "100%", "%zz"):
+        assert keys.key_of(name) == name
+    assert keys.path_of(keys.ASIDE) is None
+
+
+# -- s3 --------------------------------------------------------------------------------------------
+
+
+def test_what_others_put_is_seen_as_it_is(tier: ObjectTier, bucket: Bucket) -> None:
+    """Objects without our metadata, without directories, with keys that are no names."""
+    for key in ("x/y/z.txt", "50%.csv", "a%20b", "un//even", keys.ASIDE + "probe"):
+        bucket.call("put_object", "", Key=tier.base + key, Body=b"theirs")
+    assert below(tier) == ["50%.csv", "un", "x"]
+    assert (tier.stat("x/y/z.txt").mode, get(tier, "x/y/z.txt")) == (0o644, b"theirs")
+    assert tier.stat("x").kind == "directory"
+    tier.remove("x", recursive=True)
+    refused(errno.ENOENT, lambda: tier.stat("x"))
+
+
+def test_more_than_one_page(tier: ObjectTier, bucket: Bucket) -> None:
+    asked = [bucket.begin("put_object", Key=f"{tier.base}d/{n:04}", Body=b"") for n in range(1001)]
+    for future in asked:
+        bucket.done(future, "")
+    assert below(tier, "d") == [f"{n:04}" for n in range(1001)]
+    tier.remove("d", recursive=True)
+    assert list(tier.walk("")) == []
+
+
+def test_an_answer_that_was_lost(tier: ObjectTier, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first put arrives, its answer does not; asked again, our own object is in the way: we are the first."""
+    begin, lost = bucket.begin, []
+
+    def losing(method: str, **call: Any) -> Any:
+        if "IfNoneMatch" in call and call["Key"].endswith("lock") and not lost:
+            lost.append(bucket.done(begin(method, **call), ""))
+        return begin(method, **call)
+
+    monkeypatch.setattr(bucket, "begin", losing)
+    version = put(tier, "lock", b"mine", if_absent=True)
+    assert lost and tier.stat("lock").version == version
+    with tier.create("big.lock", if_absent=True) as writer:
+        lost.clear()
+        writer.write(bytes(PART + 1))
+        writer.commit()
+    assert tier.stat("big.lock").size == PART + 1
+    refused(errno.EEXIST, lambda: put(tier, "lock", b"other", if_absent=True))
+
+
+def test_a_store_that_ignores_the_condition_is_found_out(
+    tier: ObjectTier, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = bucket.begin
+    monkeypatch.setattr(
+        bucket,
+        "begin",
+        lambda method, **call: begin(method, **{k: v for k, v in call.items() if k != "IfNoneMatch"}),
+    )
+    refused(errno.ENOTSUP, lambda: put(tier, "lock", b"", if_absent=True))
+    assert below(tier) == []
+    put(tier, "lock", b"")
+
+
+def test_parts_are_dropped_with_their_writer(tier: ObjectTier, bucket: Bucket) -> None:
+    with tier.create("a") as writer:
+        writer.write(bytes(3 * PART))
+    refused(errno.ENOENT, lambda: tier.stat("a"))
+    uploads = bucket.call("list_multipart_uploads", "", Prefix=tier.base)
+    assert not uploads.get("Uploads")
+
+
+def test_a_body_that_breaks_off_is_asked_for_again(
+    tier: ObjectTier, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(3 << 20)
+    put(tier, "a", data)
+    run, faults = bucket.run, iter([False, True, False, True])
+
+    def breaking(coroutine: Any, path: str) -> Any:
+        if next(faults, False):
+            coroutine.close()
+            raise OSError(errno.EIO, "broke", path)
+        return run(coroutine, path)
+
+    monkeypatch.setattr(bucket, "run", breaking)
+    assert get(tier, "a") == data
+    faults = iter([False, True])
+    with tier.open("a") as reader:
+        reader.data(1 << 20)
+        put(tier, "a", b"another")
+        refused(errno.ESTALE, lambda: reader.data(1 << 20))
+
+
+def test_a_forked_process_opens_its_own(tier: ObjectTier) -> None:
+    put(tier, "a", b"of the parent")
+    pid = os.fork()
+    if not pid:
+        status = 1
+        with contextlib.suppress(BaseException):
+            put(tier, "b", get(tier, "a"))
+            status = 0
+        os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert get(tier, "b") == b"of the parent"
+
+
+def test_what_is_wrong_with_the_way_to_a_bucket(weed: Weed) -> None:
+    tier = opened("s3://no-such-bucket", weed.environ)
+    assert "no bucket no-such-bucket" in str(refused(errno.ENOENT, lambda: list(tier.list(""))))
+    refused(errno.ENOENT, lambda: tier.open("a"))
+    tier.close()
+    wrong = SECRET[::-1]
+    tier = opened(f"s3://{BUCKET}", {**weed.environ, "AWS_SECRET_ACCESS_KEY": wrong})
+    assert wrong not in str(refused(errno.EACCES, lambda: list(tier.list(""))))
+    tier.close()
+    tier = opened(f"s3://{BUCKET}", {**weed.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"})
+    refused(errno.EIO, lambda: tier.stat("a"))
+    tier.close()
+
+
+def test_a_flat_store_by_no_more_than_fsspec_offers(weed: Weed, tmp_path: Path) -> None:
+    """How gs:// and az:// are spoken to."""
+    tier = Generic(f"s3://{BUCKET}{tmp_path}", "gs", settings({}, weed.options), "gs://x")
+    assert list(tier.list("")) == []
+    put(tier, "d/a \\ b", b"one")
+    put(tier, "d/a \\ b", b"two")
+    assert (get(tier, "d/a \\ b"), below(tier, "d")) == (b"two", ["a \\ b"])
+    put(tier, "lock", b"first", if_absent=True)
+    refused(errno.EEXIST, lambda: put(tier, "lock", b"second", if_absent=True))
+    refused(errno.EISDIR, lambda: put(tier, "d", b""))
+    refused(errno.ENOTDIR, lambda: put(tier, "lock/x", b""))
+    with tier.create("given up") as writer:
+        writer.write(b"x")
+    tier.mkdir("empty")
+    assert below(tier) == ["d", "empty", "lock"]
+    tier.rename("d", "e")
+    assert [entry.path for entry in tier.walk("")][-2:] == ["e/a \\ b", "empty"] or below(tier, "e") == [
+        "a \\ b"
+    ]
+    with tier.open("e/a \\ b", 1, 1) as reader:
+        assert reader.read() == b"w"
+    tier.close()
+
+
+# -- other drivers ---------------------------------------------------------------------------------
+
+
+def test_archives_are_read(drivers: None, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("d/f.txt", "hello")
+    tier = opened(f"zip::file://{tmp_path}/a.zip")
+    assert (below(tier), below(tier, "d"), get(tier, "d/f.txt"), get(tier, "d/f.txt", 1, 3)) == (
+        *(["d"], ["f.txt"], b"hello", b"ell"),
+    )
+    for act in (
+        *(lambda: put(tier, "x"), lambda: tier.remove("d/f.txt"), lambda: tier.mkdir("x")),
+        lambda: tier.rename("d", "e"),
+    ):
+        refused(errno.EROFS, act)
+    refused(errno.ENOTDIR, lambda: tier.stat("d/f.txt/x"))
+    tier.close()
+
+
+def test_a_chain_with_copies_of_its_own_is_only_read(weed: Weed, tmp_path: Path) -> None:
+    bucket = weed.bucket()
+    put(ObjectTier("s3://", bucket, f"cached{tmp_path}"), "d/a", b"content")
+    bucket.close()
+    options = {
+        "s3": {"skip_instance_cache": True},
+        "simplecache": {"cache_storage": str(tmp_path / "copies")},
+    }
+    environ = {**weed.environ, "QUINE_FS_OPTIONS": json.dumps(options)}
+    tier = opened(f"simplecache::s3://{BUCKET}/cached{tmp_path}", environ)
+    assert (below(tier, "d"), get(tier, "d/a")) == (["a"], b"content")
+    refused(errno.EROFS, lambda: put(tier, "d/b"))
+    tier.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "says", "hint"),
+    [
+        ("gs://bucket/x", "gs:// needs a driver", "quine[gcs]"),
+        ("az://container", "az:// needs a driver", "quine[azure]"),
+        ("nonesuch://x", "nothing here speaks nonesuch:", "origin:"),
+        ("simplecache::nonesuch://x", "nothing here speaks nonesuch:", "origin:"),
+        ("s3://", "no name of a bucket", "s3://BUCKET"),
+        ("s3://key:hush-hush@bucket", "no name of a bucket", "AWS_ACCESS_KEY_ID"),
+        ("sftp://me:hush-hush@host/x", "takes no password", "ssh agent"),
+        ("sftp://-oProxyCommand=x/x", "no host", "sftp://"),
+        ("s3://bucket/../x", "no root of a tier", ""),
+    ],
+)
+def test_a_url_that_cannot_be_opened(url: str, says: str, hint: str) -> None:
+    with pytest.raises(Misconfigured) as caught:
+        opened(url)
+    assert says in caught.value.detail and hint in caught.value.hint
+    assert "hush-hush" not in caught.value.detail + caught.value.hint
+
+
+def test_options_that_are_none() -> None:
+    for text in ("{", "[]", "1"):
+        with pytest.raises(Misconfigured, match="JSON object"):
+            opened("s3://bucket", {"QUINE_FS_OPTIONS": text})
+
+
+# -- sftp ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(sftp_lab: Lab, tmp_path: Path) -> Iterator[Tier]:
+    tier = reached(sftp_lab, tmp_path)
+    yield tier
+    tier.close()
+
+
+def reached(lab: Lab, path: Path) -> Tier:
+    host = lab["h1"]
+    options = {"QUINE_FS_OPTIONS": json.dumps({"identity": str(host.identity)})}
+    return opened(f"sftp://{host.user}@{host.address}:{host.port}{path}", options)
+
+
+def test_a_link_over_there_leads_nowhere(served: Tier, tmp_path: Path) -> None:
+    (tmp_path / "evil").symlink_to("/etc")
+    (tmp_path / "file").symlink_to("/etc/passwd")
+    assert below(served) == []
+    for act in (
+        lambda: served.stat("evil"),
+        lambda: list(served.list("evil")),
+        lambda: served.open("evil/passwd"),
+        lambda: served.open("file"),
+        lambda: put(served, "evil/x"),
+        lambda: put(served, "file"),
+        lambda: served.remove("evil", recursive=True),
+        lambda: served.mkdir("evil/x"),
+    ):
+        refused(errno.EPERM, act)
+    put(served, "d/a")
+    (tmp_path / "d" / "link").symlink_to("/etc")
+    served.remove("d", recursive=True)  # the link goes, not what it leads to
+    assert Path("/etc/passwd").exists() and not (tmp_path / "d").exists()
+
+
+def test_a_connection_that_broke_is_made_again(served: Tier, sftp_lab: Lab, tmp_path: Path) -> None:
+    data = os.urandom(6 << 20)
+    put(served, "a", data)
+    with served.open("a") as reader:
+        got = reader.data(1 << 20)
+        writer = served.create("b")
+        for pid in processes.descendants(sftp_lab["h1"].pid):
+            processes.kill(pid)
+        assert got + b"".join(iter(lambda: reader.data(1 << 20), b"")) == data
+    with pytest.raises(OSError):
+        writer.write(bytes(2 << 20))
+        writer.commit()
+    assert below(served) == ["a"]
+    assert get(served, "a") == data
+
+
+def test_a_changed_host_key_is_refused(sftp_lab: Lab, tmp_path: Path) -> None:
+    known = sftp_lab.home / ".ssh" / "known_hosts"
+    tier = reached(sftp_lab, tmp_path)
+    tier.stat("")
+    tier.close()
+    before, other = known.read_text(), (sftp_lab.identity.with_suffix(".pub")).read_text().split()[1]
+    try:
+        port = sftp_lab["h1"].port
+        known.write_text(f"[127.0.0.1]:{port} ssh-ed25519 {other}\n")
+        tier = reached(sftp_lab, tmp_path)
+        assert "host key has changed" in str(refused(errno.EIO, lambda: tier.stat("")))
+        tier.close()
+    finally:
+        known.write_text(before)
+
+
+# -- who may see what ------------------------------------------------------------------------------
+
+HUSH = "canary-of-the-store-7f"
+
+
+def test_a_url_is_shown_without_what_opens_it() -> None:
+    for url, shown in (
+        ("ftp://me:pw@host/dir", "ftp://me@host/dir"),
+        ("simplecache::ftp://me:pw@host:21/dir", "simplecache::ftp://me@host:21/dir"),
+        ("https://host/x?sig=pw", "https://host/x"),
+        ("s3://bucket/a@b:c", "s3://bucket/a@b:c"),
+        ("file:///a:b@c", "file:///a:b@c"),
+        ("origin:a", "origin:a"),
+    ):
+        assert credentials.shown(url) == shown
+        assert credentials.shown(shown) == shown
+
+
+def test_keys_are_kept_for_the_store_that_is_used() -> None:
+    def adopted(url: str) -> tuple[dict[str, str], env.Settings]:
+        environ = {
+            "QUINE_FS": url,
+            "QUINE_FS_OPTIONS": json.dumps({"secret": HUSH + "1", "deep": {"sas_token": HUSH + "2"}}),
+            "AWS_SECRET_ACCESS_KEY": HUSH + "3",
+            "AWS_REGION": "here",
+            "AZURE_STORAGE_CONNECTION_STRING": "AccountKey=" + HUSH + "4",
+            "QUINE_DATA_DIR": "/nowhere",
+        }
+        return environ, env.adopt({}, environ)
+
+    environ, read = adopted("s3://bucket")
+    assert HUSH not in str(environ) and environ["AWS_REGION"] == "here"
+    assert {*read.secrets} == {"AWS_SECRET_ACCESS_KEY", "QUINE_FS_OPTIONS"}
+    assert {HUSH + "1", HUSH + "2", HUSH + "3"} <= {*read.masked}
+    assert {*adopted("az://c")[1].secrets} == {"AZURE_STORAGE_CONNECTION_STRING", "QUINE_FS_OPTIONS"}
+    environ, read = adopted(f"ftp://me:{HUSH}5@host/d")
+    assert environ["QUINE_FS"] == "ftp://me@host/d"
+    assert HUSH + "5" in read.masked and read.secrets["QUINE_FS"] == f"ftp://me:{HUSH}5@host/d"
+    fd = inherit.write({"environ": read.secrets})
+    try:
+        whole = credentials.completed({**environ, inherit.VARIABLE: str(fd)})
+        assert whole["QUINE_FS"] == f"ftp://me:{HUSH}5@host/d"
+        other = credentials.completed({"QUINE_FS": "s3://b", inherit.VARIABLE: str(fd)})
+        assert other["QUINE_FS"] == "s3://b"  # another was asked for
+    finally:
+        os.close(fd)
+
+
+def test_nodes_and_jobs_are_not_given_them() -> None:
+    environ = {
+        "QUINE_FS_OPTIONS": "{}",
+        "AZURE_STORAGE_CONNECTION_STRING": HUSH,
+        "AWS_SESSION_TOKEN": HUSH,
+        "QUINE_FS": f"simplecache::ftp://me:{HUSH}@host/d",
+        "PATH": "/bin",
+    }
+    assert inherit.scrubbed(environ) == {"PATH": "/bin"}
+    assert "QUINE_FS" in inherit.scrubbed({"QUINE_FS": "sftp://me@host:22/d"})
+
+
+def test_what_is_unmet_is_no_error_of_the_system(bucket: Bucket) -> None:
+    bucket.call("put_object", "", Key="unmet", Body=b"")
+    with pytest.raises(Unmet):
+        bucket.call("put_object", "", Key="unmet", Body=b"", IfNoneMatch="*")
