@@ -43,7 +43,8 @@ class Layout:
         exact: bool = False,
     ) -> None:
         self._manifest = manifest
-        self._base = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._path = base
+        self._base = -1
         self._here = here
         self._known = known
         self._exact = exact  # no umask: a file has its mode from the moment it is made
@@ -58,7 +59,7 @@ class Layout:
         }  # of the manifest: where it is made, "" where it is there
         self.needs: list[int] = []  # files to be made
         self._moves: list[int] = []  # entries to be renamed
-        self._plan(base)
+        self._plan(base)  # before anything is held: it may find that it cannot be
 
     # -- what is to be done ------------------------------------------------------------------------
 
@@ -112,6 +113,7 @@ class Layout:
 
     def open(self) -> None:
         """Make our directory and the new ones in it."""
+        self._base = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._base, fcntl.LOCK_SH)  # against who would clear it away before it is locked
         try:
             self._name = ASIDE + os.urandom(8).hex().encode()

@@ -202,7 +202,7 @@ class Staging:
             self._failure = ""
         except (BadManifest, Broken) as error:
             self._failure = f"what came was refused: {error}"
-            raise
+            raise RequestError(KNOWN + self._failure) from None
         except Abandoned as error:
             self._failure = str(error)
             raise

@@ -10,8 +10,19 @@ from __future__ import annotations
 import os
 import stat
 
-from quine.staging.content import KEEP, Changed, Feed, measure, send, tell
-from quine.staging.manifest import IMPLIED, MOST, PERMISSIONS, SPARSE, Manifest, digest_of, shown, stays
+from quine.staging.content import BLOCK, KEEP, Changed, Feed, as_seen, measure, send, tell
+from quine.staging.manifest import (
+    IMPLIED,
+    MOST,
+    PERMISSIONS,
+    SIZE,
+    SPARSE,
+    Manifest,
+    blake2b,
+    digest_of,
+    shown,
+    stays,
+)
 from quine.staging.survey import FACTS, Record, look, recall, remember, settled
 
 TYPE_CHECKING = False
@@ -80,6 +91,7 @@ class Tree:
         manifest = self._manifest = Manifest()
         self._imply()
         calm = True
+        folder, base = b"/", b""  # no name begins so
         for name, fact in zip(found.names, found.facts, strict=True):
             _, size, mtime, _, mode = FACTS.unpack(fact)
             kind = mode & 0o170000
@@ -88,8 +100,12 @@ class Tree:
                 if was and was[0] == fact:
                     manifest.add(name, mode & (0o170000 | PERMISSIONS) | was[2] & SPARSE, mtime, size, was[1])
                 else:
-                    calm = self._add_file(name, fact) and calm
-                    fact = self._facts.pop()
+                    above, _, last = name.rpartition(b"/")
+                    if above != folder or name in self._sources:
+                        folder, base = above, os.path.dirname(self._source(name)) + b"/"
+                        last = os.path.basename(self._source(name))
+                    seen = self._add_file(name, base + last, fact, size)
+                    calm, fact = calm and seen == fact, seen
             elif kind == stat.S_IFDIR:
                 manifest.add(name, mode & (0o170000 | PERMISSIONS), mtime)
             elif kind == stat.S_IFLNK:
@@ -113,17 +129,22 @@ class Tree:
                     self._manifest.add(above, stat.S_IFDIR | 0o755 | IMPLIED, 0)
                     self._facts.append(bytes(FACTS.size))
 
-    def _add_file(self, name: bytes, fact: bytes) -> bool:
+    def _add_file(self, name: bytes, path: bytes, fact: bytes, size: int) -> bytes:
+        """Read it for its digest, and keep it where there is room; its facts at that time."""
         assert self._manifest is not None
-        # A link that was named is followed; those below are not, and `measure` refuses to.
-        path = os.path.realpath(self.path(name)) if name in self._sources else self.path(name)
-        file = measure(path)
-        self._manifest.add(name, file.mode, file.mtime, file.size, file.digest)
-        self._facts.append(file.facts)
-        if file.data is not None and len(file.data) <= self._room:
-            self._kept[file.digest] = file.data
-            self._room -= len(file.data)
-        return file.facts == fact
+        data = as_seen(path, fact, size) if size <= BLOCK else None
+        if data is not None:
+            _, _, mtime, _, mode = FACTS.unpack(fact)
+            digest = blake2b(data, digest_size=SIZE).digest()
+            self._manifest.add(name, mode & (0o170000 | PERMISSIONS), mtime, size, digest)
+        else:
+            file = measure(path)
+            data, digest, fact = file.data, file.digest, file.facts
+            self._manifest.add(name, file.mode, file.mtime, file.size, digest)
+        if data is not None and len(data) <= self._room:
+            self._kept[digest] = data
+            self._room -= len(data)
+        return fact
 
     def _add_link(self, name: bytes, mtime: int) -> None:
         assert self._manifest is not None

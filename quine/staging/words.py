@@ -93,11 +93,14 @@ def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]
     names: set[str] = set()
     missing = []
     for pattern in patterns:
-        matches = [pattern] if os.path.lexists(os.path.join(folder, pattern)) else []
+        matches = [pattern] if os.path.exists(os.path.join(folder, pattern)) else []
         if not matches and any(char in pattern for char in MAGIC):
             import glob
 
-            matches = [os.path.normpath(name) for name in glob.glob(pattern, root_dir=folder, recursive=True)]
+            globbed = glob.glob(pattern, root_dir=folder, recursive=True)
+            matches = [
+                os.path.normpath(name) for name in globbed if os.path.exists(os.path.join(folder, name))
+            ]
         names.update(matches)
         missing += [] if matches else [pattern]
     found: list[tuple[bytes, bytes]] = []

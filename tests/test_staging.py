@@ -1,0 +1,635 @@
+"""Staging without a network: manifests, contents, layouts, what users say, and who comes after a crash."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quine.exits import Misconfigured
+from quine.staging import objects, renames, survey, words
+from quine.staging.content import Broken, Changed, Feed, measure, parse_head
+from quine.staging.manifest import BadManifest, Manifest, parse, stays
+from quine.staging.tree import Tree, bits, set_bits
+from tests.test_staging_hosts import facts
+from tests.wired import bring, stage
+from transport.errors import RequestError
+
+ODD = [
+    b"a b",
+    b"new\nline",
+    b"\xff\xfe",
+    b"-rf",
+    "é".encode(),
+    "e\u0301".encode(),
+    b"n" * 255,
+    b"*?[",
+    b"a:b",
+    b"\\",
+]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    return folder
+
+
+def plant(top: Path) -> None:
+    """Everything that a tree may hold."""
+    for number, name in enumerate(ODD):
+        folder = os.fsencode(top) + b"/d" + str(number).encode()
+        os.mkdir(folder)
+        Path(os.fsdecode(folder + b"/" + name)).write_bytes(os.urandom(number * 1000))
+    (top / "big").write_bytes(os.urandom(3_000_000))
+    (top / "same").write_bytes((top / "big").read_bytes())
+    with open(top / "sparse", "wb") as file:
+        file.truncate(50_000_000)
+        file.seek(10_000_000)
+        file.write(b"x" * 10_000)
+    with open(top / "hole", "wb") as file:
+        file.truncate(1 << 30)
+    (top / "empty").write_bytes(b"")
+    (top / "nothing" / "below").mkdir(parents=True)
+    (top / "link").symlink_to("d0/a b")
+    (top / "dangling").symlink_to("d0/not there")
+    (top / "run").write_text("#!/bin/sh\n")
+    (top / "run").chmod(0o711)
+    (top / "shut").mkdir()
+    (top / "shut" / "file").write_text("x")
+    (top / "shut" / "file").chmod(0o400)
+    (top / "shut").chmod(0o500)
+    os.utime(top / "run", ns=(0, 5))
+    os.utime(top / "nothing", ns=(0, 1_500_000_000_123_456_789))
+
+
+def open_up(top: Path) -> None:
+    for path in top.rglob("shut"):
+        path.chmod(0o700)
+
+
+# ------------------------------------------------------------------------------------------ there and back
+
+
+def test_everything_arrives_as_it_is_and_is_not_sent_again(here: Path, there: Path) -> None:
+    (here / "t").mkdir()
+    plant(here / "t")
+    assert stage(here, there, "t") > 3_000_000
+    assert facts(there) == facts(here)
+    assert (there / "t" / "sparse").stat().st_blocks * 512 < 1_000_000, "holes are holes"
+    assert (there / "t" / "hole").stat().st_blocks * 512 < 1_000_000
+    assert stage(here, there, "t") < 200, "nothing but the digest of the tree"
+    open_up(here.parent)
+
+
+def test_what_a_host_has_seen_is_not_sent_to_another_place_on_it(here: Path, tmp_path: Path) -> None:
+    (here / "t").mkdir()
+    plant(here / "t")
+    first = stage(here, _new(tmp_path / "1"), "t")
+    assert stage(here, _new(tmp_path / "2"), "t") < first / 100
+    assert facts(tmp_path / "2") == facts(here)
+    open_up(tmp_path)
+
+
+def _new(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_one_file_that_changed_is_all_that_is_sent(here: Path, there: Path) -> None:
+    (here / "t").mkdir()
+    for number in range(50):
+        (here / "t" / str(number)).write_bytes(os.urandom(10_000))
+    stage(here, there, "t")
+    (here / "t" / "7").write_bytes(os.urandom(10_000))
+    assert 10_000 < stage(here, there, "t") < 20_000
+    assert facts(there) == facts(here)
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(here: Path, there: Path) -> None:
+    (here / "a").write_bytes(b"old")
+    facts_before = (here / "a").stat()
+    stage(here, there, "a")
+    (here / "a").write_bytes(b"new")
+    os.utime(here / "a", ns=(facts_before.st_atime_ns, facts_before.st_mtime_ns))
+    stage(here, there, "a")
+    assert (there / "a").read_bytes() == b"new"
+
+
+def test_files_that_change_right_after_they_were_written_are_seen(here: Path, there: Path) -> None:
+    """Within one tick of the clock the facts of a file may stay what they were."""
+    for number in range(30):
+        (here / "a").write_bytes(b"%04d" % number)
+        stage(here, there, "a")
+        assert (there / "a").read_bytes() == b"%04d" % number
+
+
+def test_what_was_there_by_itself_is_compared_and_not_sent(here: Path, there: Path) -> None:
+    data = os.urandom(500_000)
+    for top in (here, there):
+        (top / "a").write_bytes(data)
+    assert stage(here, there, "a") < 2000
+    assert facts(there) == facts(here), "its time is set all the same"
+
+
+def test_other_files_in_a_directory_are_left_alone(here: Path, there: Path) -> None:
+    (here / "d").mkdir()
+    (here / "d" / "a").write_text("a")
+    (there / "d").mkdir()
+    (there / "d" / "mine").write_text("mine")
+    stage(here, there, "d")
+    assert {path.name: path.read_text() for path in (there / "d").iterdir()} == {"a": "a", "mine": "mine"}
+
+
+def test_a_directory_above_a_named_file_is_made_and_its_own_facts_are_not_sent(
+    here: Path, there: Path
+) -> None:
+    (here / "x" / "y").mkdir(parents=True)
+    (here / "x" / "y" / "z").write_text("z")
+    (there / "x").mkdir(mode=0o701)
+    stage(here, there, "x/y/z")
+    assert (there / "x" / "y" / "z").read_text() == "z"
+    assert stat.S_IMODE((there / "x").stat().st_mode) == 0o701
+    assert stage(here, there, "x/y/z") < 200
+
+
+def test_the_whole_directory(here: Path, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(here)
+    (here / ".quine").mkdir()
+    (here / ".quine" / "tape").write_text("not for others")
+    from quine.staging.face import Staging
+
+    staging = Staging(["."], [], str(here), ".quine")
+    from quine.staging import there as over_there
+    from tests.wired import Relay, inside
+
+    relay = Relay(staging._give)
+    with inside(there):
+        assert over_there._staged(relay, staging._there)  # type: ignore[arg-type]
+    relay.close()
+    wanted = {name: fact for name, fact in facts(here).items() if not name.startswith(".quine")}
+    assert facts(there) == wanted
+    open_up(here.parent)
+
+
+@pytest.mark.parametrize("make", ["fifo", "out", "up", "behind"])
+def test_what_cannot_be_staged_is_refused_by_name(here: Path, there: Path, make: str) -> None:
+    (here / "t").mkdir()
+    (here / "t" / "d").symlink_to(".")
+    if make == "fifo":
+        os.mkfifo(here / "t" / "bad")
+    else:
+        (here / "t" / "bad").symlink_to({"out": "/etc", "up": "../other", "behind": "d/../../.."}[make])
+    with pytest.raises(RequestError, match="t/bad: "):
+        stage(here, there, "t")
+    assert list(there.iterdir()) == []
+
+
+@pytest.mark.parametrize("limit", [0, 5, 300, 5_000, 700_000])
+def test_a_line_that_is_cut_leaves_nothing(here: Path, there: Path, limit: int) -> None:
+    (here / "t").mkdir()
+    for number in range(100):
+        (here / "t" / str(number)).write_bytes(os.urandom(10_000))
+    with pytest.raises((RequestError, Broken)):
+        stage(here, there, "t", limit=limit)
+    assert list(there.iterdir()) == []
+    stage(here, there, "t")
+    assert facts(there) == facts(here)
+
+
+def test_what_came_before_a_cut_is_not_sent_again(here: Path, there: Path) -> None:
+    (here / "t").mkdir()
+    for number in range(100):
+        (here / "t" / str(number)).write_bytes(os.urandom(100_000))
+    with pytest.raises((RequestError, Broken)):
+        stage(here, there, "t", limit=8_000_000)
+    assert stage(here, there, "t") < 4_500_000
+
+
+# ------------------------------------------------------------------------------------------ what comes back
+
+
+def test_what_comes_back_is_as_it_was(here: Path, there: Path) -> None:
+    plant(there)
+    (there / "dangling").unlink()
+    assert bring(here, there, "*") == ("", [])
+    wanted = facts(there)
+    assert (here / "link").read_bytes() == (there / "link").read_bytes(), (
+        "who names a link means what it leads to"
+    )
+    (here / "link").unlink()
+    (here / "link").symlink_to("d0/a b")
+    assert facts(here) == wanted
+    assert bring(here, there, "d0", "none", "x*") == ("", ["none", "x*"])
+    assert facts(here) == wanted
+    open_up(here.parent)
+
+
+def test_nothing_comes_back_where_one_thing_cannot(here: Path, there: Path) -> None:
+    for name in ("a", "b", "c"):
+        (there / name).write_text("new")
+        (here / name).write_text("old")
+    (here / "b").unlink()
+    (here / "b").mkdir()
+    failure, _ = bring(here, there, "a", "b", "c")
+    assert "b: a directory stands where it should go" in failure
+    assert (here / "a").read_text() == (here / "c").read_text() == "old"
+    assert sorted(path.name for path in here.iterdir()) == ["a", "b", "c"]
+
+
+def test_a_rename_that_fails_takes_the_others_back(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c", "n"):
+        (there / name).write_text("new")
+        (here / name).write_text("old")
+    (here / "n").unlink()
+    before = facts(here)
+    rename, count = os.rename, [0]
+
+    def failing(source: str, target: bytes, **more: int) -> None:
+        count[0] += target in (b"a", b"b", b"c", b"n")
+        if count[0] == 4:
+            count[0] += 1
+            raise OSError(5, "Input/output error", target)
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", failing)
+    failure, _ = bring(here, there, "n", "a", "b", "c")
+    assert "input/output error" in failure
+    monkeypatch.undo()
+    assert facts(here) == before
+
+
+@pytest.mark.parametrize("moment", range(1, 8))
+def test_who_comes_after_a_crash_finds_old_or_finishes(
+    here: Path, there: Path, tmp_path: Path, moment: int
+) -> None:
+    """A process that dies at one rename after the other; then somebody recovers."""
+    for name in ("a", "b", "c"):
+        (there / name).write_text("new")
+        (here / name).write_text("old")
+    (there / "d").mkdir()
+    (there / "d" / "e").write_text("new")
+    pid = os.fork()
+    if not pid:
+        rename, left = os.rename, [moment]
+
+        def dying(*args: object, **more: object) -> None:
+            left[0] -= 1
+            if not left[0]:
+                os._exit(9)
+            rename(*args, **more)  # type: ignore[arg-type]
+
+        try:
+            from quine.staging import face
+
+            face._apart = lambda layout, folder: layout.commit(undo=True)  # type: ignore[assignment, func-returns-value]
+            os.environ["XDG_CACHE_HOME"] = str(tmp_path / "none\0"[:-1])
+            face.os.rename = dying  # type: ignore[assignment]
+            bring(here, there, "a", "b", "c", "d")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    renames.recover(os.fsencode(here))
+    found = {path.name: path.read_text() for path in here.rglob("*") if path.is_file()}
+    new = {"a": "new", "b": "new", "c": "new", "e": "new"}
+    assert found in (new, {"a": "old", "b": "old", "c": "old"})
+    assert sorted(path.name for path in here.iterdir()) == ["a", "b", "c"] + (["d"] if found == new else [])
+
+
+def test_a_hostile_manifest_brings_nothing_that_was_not_asked_for(here: Path, there: Path) -> None:
+    (there / "a").write_text("x")
+    (there / "b").write_text("x")
+    original = words.matching
+    try:
+        words.matching = lambda patterns, folder: original(["a", "b"], folder)
+        failure, _ = bring(here, there, "a")
+    finally:
+        words.matching = original
+    assert "b was not asked for" in failure
+    assert list(here.iterdir()) == []
+
+
+def test_nothing_is_written_through_a_link_of_the_callers(here: Path, there: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (here / "out").symlink_to(tmp_path / "elsewhere")
+    (there / "out").mkdir()
+    (there / "out" / "a").write_text("x")
+    failure, _ = bring(here, there, "out/a")
+    assert "link" in failure or "no directory" in failure
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------ manifests
+
+names = st.lists(
+    st.binary(min_size=1, max_size=6).filter(lambda b: b"/" not in b and b"\0" not in b), max_size=4
+)
+
+
+def sample() -> Manifest:
+    manifest = Manifest()
+    manifest.add(b"d", stat.S_IFDIR | 0o755, 5)
+    manifest.add(b"d/f", stat.S_IFREG | 0o644, -7, 100, bytes(32))
+    manifest.add(b"d/l", stat.S_IFLNK | 0o777, 0, 0, b"f")
+    manifest.add(b"g", stat.S_IFREG | 0o600, 1 << 60, 1 << 40, b"x" * 32)
+    return manifest
+
+
+def test_a_manifest_is_what_it_was() -> None:
+    packed = sample().pack()
+    again = parse(packed)
+    assert again.pack() == packed
+    assert (again.names, list(again.mtimes), list(again.sizes), again.marks) == (
+        sample().names,
+        [5, -7, 0, 1 << 60],
+        [0, 100, 0, 1 << 40],
+        [b"", bytes(32), b"f", b"x" * 32],
+    )
+    assert again.roots == [b"d", b"g"]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_a_broken_manifest_is_refused_or_harmless(data: st.DataObject) -> None:
+    packed = bytearray(sample().pack())
+    for _ in range(data.draw(st.integers(1, 4))):
+        kind = data.draw(st.sampled_from(["flip", "cut", "insert"]))
+        at = data.draw(st.integers(0, max(0, len(packed) - 1)))
+        if kind == "flip" and packed:
+            packed[at] ^= data.draw(st.integers(1, 255))
+        elif kind == "cut":
+            del packed[at : at + data.draw(st.integers(1, 9))]
+        else:
+            packed[at:at] = data.draw(st.binary(max_size=9))
+    try:
+        found = parse(bytes(packed))
+    except BadManifest:
+        return
+    for name in found.names:
+        assert not name.startswith(b"/") and b".." not in name.split(b"/") and b"\0" not in name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"/a", b"..", b"../a", b"a/../b", b".", b"", b"a//b", b"a/", b"d/f/x", b"no/parent", b"d", b"n" * 256],
+)
+def test_a_name_that_leads_elsewhere_is_refused(name: bytes) -> None:
+    manifest = sample()
+    manifest.add(name, stat.S_IFREG | 0o644, 0, 0, bytes(32))
+    with pytest.raises(BadManifest):
+        parse(manifest.pack())
+
+
+def test_modes_and_kinds_that_are_not_ours_are_refused() -> None:
+    for mode in (
+        stat.S_IFIFO | 0o644,
+        stat.S_IFREG | 0o4755,
+        stat.S_IFCHR | 0o600,
+        0o644,
+        stat.S_IFDIR | 1 << 31,
+    ):
+        manifest = Manifest()
+        manifest.add(b"a", mode, 0, 0, bytes(32))
+        with pytest.raises(BadManifest):
+            parse(manifest.pack())
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "fine"),
+    [
+        (b"d/l", b"f", True),
+        (b"d/l", b"./x/../f", False),
+        (b"d/l", b"../d/f", True),
+        (b"d/l", b"../e", False),
+        (b"d/l", b"../../d", False),
+        (b"d/l", b"/d/f", False),
+        (b"d/l", b"", False),
+        (b"d/e/l", b"../f", True),
+        (b"l", b"d", True),
+    ],
+)
+def test_where_links_may_lead(name: bytes, target: bytes, fine: bool) -> None:
+    assert stays(name, target, [b"d"]) is fine
+
+
+@given(st.sets(st.integers(0, 199)))
+def test_bits(numbers: set[int]) -> None:
+    assert set_bits(bits(sorted(numbers), 200), 200) == sorted(numbers)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200))
+def test_extents_that_come_are_checked(data: bytes) -> None:
+    class Line:
+        def __init__(self) -> None:
+            self.left = [data]
+
+        def read(self, size: int) -> bytes:
+            return self.left.pop() if self.left else b""
+
+        def write(self, data: bytes) -> None: ...
+
+    try:
+        found = parse_head(Feed(Line()).take, 1 << 20)
+    except Broken:
+        return
+    end = 0
+    for start, length in found:
+        assert start >= end and length > 0
+        end = start + length
+    assert end <= 1 << 20
+
+
+# ------------------------------------------------------------------------------------------ what a host keeps
+
+
+def test_a_content_that_was_spoilt_is_asked_for_again(here: Path, cache: Path, tmp_path: Path) -> None:
+    (here / "a").write_bytes(os.urandom(100_000))
+    stage(here, _new(tmp_path / "1"), "a")
+    (pack,) = (cache / "quine" / "staging" / "objects").glob("*.pack")
+    with open(pack, "r+b") as file:
+        file.seek(50_000)
+        file.write(b"spoilt")
+    assert stage(here, _new(tmp_path / "2"), "a") > 100_000
+    assert facts(tmp_path / "2") == facts(here)
+
+
+def test_what_a_host_keeps_is_bounded_and_ours_alone(here: Path, cache: Path, tmp_path: Path) -> None:
+    for number in range(4):
+        (here / "a").write_bytes(os.urandom(100_000))
+        stage(here, _new(tmp_path / str(number)), "a")
+    folder = cache / "quine" / "staging" / "objects"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for number, pack in enumerate(sorted(folder.glob("*.pack"))):
+        os.utime(pack, (time.time() - 100 + number,) * 2)
+    newest = max(folder.glob("*.pack"), key=lambda path: path.stat().st_mtime)
+    (folder / "dead.part").write_bytes(b"x")
+    objects.clean(str(folder), 150_000)
+    assert [path.stem for path in folder.glob("*.pack")] == [newest.stem]
+    assert [path.stem for path in folder.glob("*.index")] == [newest.stem]
+    assert not (folder / "dead.part").exists()
+
+
+@pytest.mark.parametrize("spoil", [b"", b"x", b"quine-seen-1 a b -zz\n", b"\xff" * 100])
+def test_a_record_that_is_torn_is_as_none(here: Path, there: Path, cache: Path, spoil: bytes) -> None:
+    (here / "a").write_bytes(b"x" * 1000)
+    stage(here, there, "a")
+    for path in (cache / "quine" / "staging" / "seen").iterdir():
+        path.write_bytes(spoil)
+    stage(here, there, "a")
+    for path in (cache / "quine" / "staging" / "seen").iterdir():
+        path.write_bytes(path.read_bytes()[:-40])
+    (here / "b").write_bytes(b"y")
+    stage(here, there, "a")
+    assert (there / "a").read_bytes() == b"x" * 1000
+
+
+def test_a_file_that_is_written_all_the_time_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = here / "log"
+    path.write_bytes(b"x" * 3_000_000)
+    read = os.read
+
+    def growing(fd: int, size: int) -> bytes:
+        with open(path, "ab") as file:
+            file.write(b"y")
+        return read(fd, size)
+
+    monkeypatch.setattr(os, "read", growing)
+    with pytest.raises(Changed) as caught:
+        measure(os.fsencode(path))
+    assert caught.value.filename == os.fsencode(path)
+
+
+def test_a_file_that_changes_between_its_digest_and_its_way_is_read_again(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = here / "a"
+    path.write_bytes(b"1" * 3_000_000)
+    send, times = Tree._send, [0]
+
+    def changing(tree: Tree, line: object, wanted: bytes) -> None:
+        times[0] += 1
+        if times[0] == 1:
+            path.write_bytes(b"2" * 3_000_000)
+        send(tree, line, wanted)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tree, "_send", changing)
+    stage(here, there, "a")
+    assert (there / "a").read_bytes() == b"2" * 3_000_000
+
+
+def test_a_look_waits_for_the_tick_of_the_clock(here: Path) -> None:
+    (here / "a").write_text("x")
+    sources = [(os.fsencode(here / "a"), b"a")]
+    found, calm = survey.settled(lambda: survey.look(sources), survey.look(sources))
+    assert calm and found.newest + survey.TICK <= found.began
+
+
+# ------------------------------------------------------------------------------------------ what users say
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("a/b", "a/b"),
+        ("./a//b/", "a/b"),
+        ("a/../a/b", "a/b"),
+        ("{top}/a/b", "b"),
+        ("../here/a", "a"),
+        ("{top}/./a/b", "a/b"),
+        ("a/./b", "b"),
+        ("a/b:x/y", "x/y"),
+        ("a/b:x/", "x/b"),
+        ("c:d", "c:d"),
+        ("c:d:e", "e"),
+        (".", ""),
+        ("*", "a"),
+    ],
+)
+def test_names_over_there(here: Path, said: str, name: str) -> None:
+    (here / "a" / "b").mkdir(parents=True)
+    (here / "c:d").write_text("")
+    found = words.sources([said.format(top=here)], str(here))
+    assert name in [os.fsdecode(pair[1]) for pair in found]
+    assert all(os.path.exists(path) for path, _ in found)
+
+
+@pytest.mark.parametrize("said", ["none", "a:/x", "a:../x", "a:..", "/", "n*", "none:x"])
+def test_what_is_refused(here: Path, said: str) -> None:
+    (here / "a").mkdir()
+    with pytest.raises(Misconfigured):
+        words.sources([said], str(here))
+
+
+def test_two_files_for_one_name_are_refused_and_one_named_twice_is_not(here: Path) -> None:
+    (here / "a").mkdir()
+    (here / "a" / "x").write_text("")
+    (here / "b").mkdir()
+    (here / "b" / "x").write_text("")
+    assert [name for _, name in words.sources(["a/x", "a", "a"], str(here))] == [b"a"]
+    for said in (["a/x", "b/x:a/x"], ["a", "b/x:a/x"]):
+        with pytest.raises(Misconfigured, match="two files"):
+            words.sources(said, str(here))
+
+
+@pytest.mark.parametrize("pattern", ["/etc/passwd", "../x", "a/../../b", "..", ""])
+def test_returns_stay_below(pattern: str) -> None:
+    with pytest.raises(Misconfigured):
+        words.returns([pattern])
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "fine"),
+    [
+        ("a", "a", True),
+        ("a/b/c", "a", True),
+        ("a/b/c", "a/*", True),
+        ("ab", "a", False),
+        ("a/.h", "a/*", False),
+        ("a/b/c.log", "**/*.log", True),
+        ("c.log", "**/*.log", True),
+        ("a/c.txt", "**/*.log", False),
+        ("x/y", "x*", True),
+        ("x", "x/y", False),
+        ("[", "[", True),
+    ],
+)
+def test_what_may_come_back(name: str, pattern: str, fine: bool) -> None:
+    assert words.allowed(name.encode(), [pattern]) is fine
+
+
+@settings(deadline=None, max_examples=100)
+@given(names, st.sampled_from(["*", "**", "a*", "?", "**/a", "*/*", "[!a]*"]))
+def test_what_a_pattern_finds_may_come_back(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], pattern: str
+) -> None:
+    if not parts or any(part in (b".", b"..") for part in parts):
+        return
+    top = tmp_path_factory.mktemp("glob")
+    path = os.path.join(os.fsencode(top), *parts)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    Path(os.fsdecode(path)).write_bytes(b"")
+    found, _ = words.matching([pattern], str(top))
+    assert all(words.allowed(name, [pattern]) for _, name in found)

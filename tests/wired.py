@@ -1,0 +1,131 @@
+"""Both sides of staging in one process: a relay whose streams end in a handler, without a node between them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from quine.staging import there
+from quine.staging.face import Staging
+from transport.errors import Abandoned, RequestError
+
+
+class End:
+    """One end of a line."""
+
+    def __init__(self, come: queue.SimpleQueue[Any], go: queue.SimpleQueue[Any]) -> None:
+        self._come, self._go = come, go
+        self._left = b""
+        self.sent = 0
+        self.limit = -1  # bytes after which the line is cut
+
+    def read(self, size: int) -> bytes:
+        if not self._left:
+            got = self._come.get(timeout=60)
+            if isinstance(got, BaseException):
+                raise got
+            self._left = got
+        data, self._left = self._left[:size], self._left[size:]
+        return data
+
+    def write(self, data: bytes) -> None:
+        self.sent += len(data)
+        if 0 <= self.limit < self.sent:
+            self._go.put(RequestError("the line was cut"))
+            raise RequestError("the line was cut")
+        if len(data):
+            self._go.put(bytes(data))
+
+    def end(self) -> None:
+        self._go.put(b"")
+
+    def close(self) -> None:
+        self._go.put(Abandoned("given up"))
+
+    def __enter__(self) -> End:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Relay:
+    """What `transport.requests.Relay` is to a job. `bytes` counts what the handler has sent."""
+
+    def __init__(self, handler: Callable[[Any], None], limit: int = -1) -> None:
+        self._handler = handler
+        self._limit = limit
+        self.bytes = 0
+        self.threads: list[threading.Thread] = []
+
+    def stream(self, name: str) -> End:
+        assert name == "stage"
+        up: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        down: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        face = End(up, down)
+        face.limit = self._limit
+
+        def serve() -> None:
+            try:
+                self._handler(face)
+                down.put(b"")
+            except BaseException as error:
+                down.put(RequestError(str(error)))
+            self.bytes += face.sent
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        self.threads.append(thread)
+        return End(down, up)
+
+    def close(self) -> None:
+        for thread in self.threads:
+            thread.join(60)
+
+
+@contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
+    """Lay `files` of one directory out in another; how many bytes went. Raises what the job would end of."""
+    staging = Staging(list(files), [], str(here))
+    relay = Relay(staging._give, limit)
+    try:
+        with inside(over_there):
+            if not there._staged(relay, staging._there):  # type: ignore[arg-type]
+                raise RequestError(staging._failure)
+    finally:
+        relay.close()
+    return relay.bytes
+
+
+def bring(here: Path, over_there: Path, *patterns: str) -> tuple[str, list[str]]:
+    """Bring what the patterns mean from one directory to another; what went wrong, what is missing."""
+    from quine.staging import face
+
+    staging = Staging([], list(patterns), str(here))
+    relay = Relay(staging._taken)
+    try:
+        with inside(over_there):
+            there._give_back(relay, staging._there)  # type: ignore[arg-type]
+    except RequestError:
+        assert staging._failure
+    finally:
+        relay.close()
+    if staging._layout:
+        if not staging._failure:
+            staging._failure = face._apart(staging._layout, os.fsencode(here))
+        staging._layout.close()
+    return staging._failure, staging._missing
