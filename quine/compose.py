@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from deploy.inventory import Host, Inventory
     from quine.env import Settings
+    from quine.files.here import Services
     from quine.ledger import Ledger
     from quine.life import Life
     from transport.duplex import Duplex
     from transport.guard import Guarded
     from transport.hosts import Target
-    from transport.services import Service
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -230,10 +230,10 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     keeps = _keeps(settings, settled)
     keeps(life)
 
-    def serve(life: Life) -> Mapping[str, Service]:
+    def serve(life: Life) -> Services:
         return _services(life, settings.ledger, environ, facts)
 
-    def renew(spawn: Spawn) -> Mapping[str, Service]:
+    def renew(spawn: Spawn) -> Services:
         again = another(life)  # of one that was lost there may be a tape
         spawn.id, spawn.tree, facts["session"] = again.session, again.root, again.session
         keeps(again)
@@ -287,16 +287,19 @@ def face(
 
         data_dir = environ.get("QUINE_DATA_DIR") or ".quine"
         run = Staging(files or [], returns or [], os.getcwd(), data_dir).run  # type: ignore[assignment]
-    return run(
-        spawn,
-        stdin,
-        stdout,
-        stderr,
-        services=services,
-        on_start=on_start,
-        on_refused=_log(life, environ),
-        used=client.Used() if on_start else None,
-    )
+    try:
+        return run(
+            spawn,
+            stdin,
+            stdout,
+            stderr,
+            services=services,
+            on_start=on_start,
+            on_refused=_log(life, environ),
+            used=client.Used() if on_start else None,
+        )
+    finally:
+        services.close()
 
 
 def _agent(where: str, life: Life) -> Spawn:
@@ -321,7 +324,7 @@ def _log(life: Life, environ: Mapping[str, str]) -> Callable[[str], None]:
 
 def _services(
     life: Life, ledger: Ledger | None, environ: dict[str, str], facts: dict[str, object] | None = None
-) -> Mapping[str, Service]:
+) -> Services:
     """What we answer one remote child, made when the first request comes. Tokens are counted in `facts`.
 
     Its imports (pydantic, a provider's client) take longer than the child over there needs to start.

@@ -19,11 +19,11 @@ LONG = 10.0  # seconds without a connection that everybody is told of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from quine.files.here import Services
     from quine.retry import Tries
     from quine.staging.face import Staging
-    from transport.services import Service
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -68,7 +68,7 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
     return show(spawn, values, _services(), stage=stage)
 
 
-def _services() -> Mapping[str, Service]:
+def _services() -> Services:
     """What the command may ask of us: the files tier."""
     from quine.files.here import Services
 
@@ -196,9 +196,9 @@ def caller(values: dict[str, object]) -> dict[str, object]:
 def show(
     spawn: Spawn,
     values: dict[str, object],
-    services: Mapping[str, Service] | None = None,
+    services: Services | None = None,
     facts: dict[str, object] | None = None,
-    renew: Callable[[Spawn], Mapping[str, Service]] | None = None,
+    renew: Callable[[Spawn], Services] | None = None,
     on_refused: Callable[[str], None] | None = None,
     stage: Staging | None = None,
 ) -> int:
@@ -230,6 +230,8 @@ def show(
             status = Status(
                 "unreachable", refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
             )
+        if services:
+            services.close()
         if not tries or not used or not tries.again(spawn, status, used):
             break
         if renew:

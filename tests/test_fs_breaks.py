@@ -197,6 +197,8 @@ def test_killed_while_it_puts(victim: str, own_lab: Callable[..., Lab], tmp_path
     data = (root / "f").read_bytes()
     assert whole(data) and len(data) == 20_000_032, acknowledged
     until(lambda: not lab.jobs())
+    if victim != "face":
+        assert hidden(root) == []  # it has dropped the part before it left
     from quine.files.open import open_store
 
     tier = open_store(f"origin:{root}", {}, "")

@@ -19,11 +19,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from quine.files.service import Service
     from quine.files.tier import Tier
-    from transport.incoming import Incoming
-    from transport.services import Service
+    from transport.incoming import Incoming, Streaming
+
+    Plain = Callable[[bytes], bytes]
 
 SERVICE = "fs"
+SETTLE = 5.0  # seconds for handlers that were given up to clean up behind them
 
 
 def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
@@ -47,23 +50,23 @@ def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
     return bounded(open_store(environ.get("QUINE_FS") or "origin:", environ, data_dir), environ)
 
 
-class Services(Mapping[str, "Service"]):
+class Services(Mapping[str, "Plain | Streaming"]):
     """What a face answers: `plain` services, and the files tier, made when it is first asked for."""
 
-    def __init__(
-        self, environ: Mapping[str, str], plain: Mapping[str, Callable[[bytes], bytes]] | None = None
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str], plain: Mapping[str, Plain] | None = None) -> None:
         self._environ = environ
         self._plain = plain or {}
-        self._files: Service | None = None
+        self._files: Streaming | None = None
+        self._answering: Answering | None = None
 
-    def __getitem__(self, name: str) -> Service:
+    def __getitem__(self, name: str) -> Plain | Streaming:
         if name != SERVICE:
             return self._plain[name]
         if self._files is None:
             from transport.incoming import Streaming
 
-            self._files = Streaming(answering(self._environ))
+            self._answering = Answering(self._environ)
+            self._files = Streaming(self._answering)
         return self._files
 
     def __iter__(self) -> Iterator[str]:
@@ -72,21 +75,41 @@ class Services(Mapping[str, "Service"]):
     def __len__(self) -> int:
         return len(self._plain) + 1
 
+    def close(self) -> None:
+        """Nobody asks any more: wait, not for long, until handlers that were given up have dropped what was half done.
 
-def answering(environ: Mapping[str, str]) -> Callable[[Incoming], None]:
+        They are threads that die with this process, and what they leave in a bucket nobody sweeps.
+        """
+        if self._answering:
+            self._answering.close()
+
+
+class Answering:
     """The handler of `fs`, which brings its modules and opens its store in the thread of the first request."""
-    import threading
 
-    made: list[Callable[[Incoming], None]] = []
-    lock = threading.Lock()
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        import threading
 
-    def answer(incoming: Incoming) -> None:
-        with lock:
-            if not made:
+        self._environ = environ
+        self._change = threading.Condition()
+        self._service: Service | None = None
+        self._active = 0
+
+    def __call__(self, incoming: Incoming) -> None:
+        with self._change:
+            if self._service is None:
                 from quine.files.reserved import Unreserved
                 from quine.files.service import Service
 
-                made.append(Service(lambda: Unreserved(tier_here(environ))))
-        made[0](incoming)
+                self._service = Service(lambda: Unreserved(tier_here(self._environ)))
+            self._active += 1
+        try:
+            self._service(incoming)
+        finally:
+            with self._change:
+                self._active -= 1
+                self._change.notify_all()
 
-    return answer
+    def close(self) -> None:
+        with self._change:
+            self._change.wait_for(lambda: not self._active, SETTLE)

@@ -19,7 +19,11 @@ class Unreserved(Tier):
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
-        self.url = tier.url
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        """Asked of the origin where that is elsewhere, so not before somebody wants it."""
+        return self._tier.url
 
     def stat(self, path: str) -> Entry:
         return self._tier.stat(_others(path, errno.ENOENT))
