@@ -1,14 +1,14 @@
 """python -m bench [FIGURE…]: bring up a host, measure, print the table.
 
-Figures: client, line, memory, stream, fairness, agent, guests, fork, tape, conversation, crowd, breaks, stage; without
-a name all of them.
+Figures: client, line, memory, stream, fairness, agent, guests, fork, tape, conversation, crowd, breaks, files, stage;
+without a name all of them.
 """
 
 from __future__ import annotations
 
 import sys
 
-from bench import agent, breaks, client, crowd, stage, stream, tape
+from bench import agent, breaks, client, crowd, files, stage, stream, tape
 from bench.measure import Row, table
 from tests.lab import Lab
 
@@ -25,6 +25,7 @@ FIGURES = {
     "conversation": tape.memory,
     "crowd": crowd.run,
     "breaks": breaks.run,
+    "files": files.run,
     "stage": stage.run,
 }
 

@@ -1,0 +1,144 @@
+"""The files tier: a gigabyte beside scp and rsync, a long listing, and one operation on a long line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.measure import Row, alternate
+from tests.lab import Lab
+
+GB = 1_000_000_000
+MANY = 10_000
+ROOT = Path(__file__).parents[1]
+CIPHER = "aes128-gcm@openssh.com"
+
+# Run over there, as a part of a job: median milliseconds of one operation each.
+OPERATIONS = """
+import os, statistics, sys, time
+from quine.files.here import tier_here
+tier = tier_here(os.environ)
+
+def put(number):
+    with tier.create(f"ops/{number}") as writer:
+        writer.write(b"x" * 100)
+        writer.commit()
+
+def get(number):
+    with tier.open("ops/0") as reader:
+        while reader.read(): pass
+
+for operation in (put, get, lambda number: tier.stat("ops/0"), lambda number: list(tier.list("ops"))):
+    times = []
+    for number in range(12):
+        begun = time.perf_counter()
+        operation(number)
+        times.append(time.perf_counter() - begun)
+    print(1000 * statistics.median(times[2:]))
+"""
+
+
+@contextmanager
+def memory() -> Iterator[Path]:
+    """A directory in memory where there is one: what is measured is the way there, not the disk."""
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    directory = Path(tempfile.mkdtemp(prefix="quine-bench-", dir=place))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def bulk(lab: Lab) -> list[Row]:
+    """From h1 to here and back: `quine fs` in a job there; scp and rsync from here, which is the same way."""
+    rows = []
+    with memory() as here:
+        there, mine, theirs = here / "there", here / "mine", here / "theirs"
+        env = {**lab.env, "QUINE_FS": f"origin:{here}/tier"}
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": env, "check": True}
+        with there.open("wb") as file:
+            for _ in range(GB // 1_000_000):
+                file.write(os.urandom(1_000_000))
+        ssh = lab.ssh("h1", "-c", CIPHER)
+        host, shell = ssh[-1], " ".join(ssh[:-1])
+
+        def quine(*words: str) -> Callable[[], object]:
+            command = [lab.quine, "run", "--on", "h1", "--", "quine", "fs", *words]
+            return lambda: subprocess.run(command, **quiet)  # type: ignore[call-overload]
+
+        def scp(*words: str) -> Callable[[], object]:
+            # -O: bytes on a channel, quicker than its default, SFTP
+            command = ["scp", "-O", "-q", "-S", str(here / "ssh"), *words]
+            return lambda: subprocess.run(command, **quiet)  # type: ignore[call-overload]
+
+        def rsync(*words: str) -> Callable[[], object]:
+            def copy() -> None:
+                for name in ("mine", "theirs"):
+                    (here / name).unlink(missing_ok=True)
+                subprocess.run(["rsync", "-a", "-W", "-e", shell, *words], **quiet)  # type: ignore[call-overload]
+
+            return copy
+
+        wrapper = here / "ssh"  # scp has options of its own, of which ours must come before
+        wrapper.write_text(f'#!/bin/sh\nexec {shell} "$@"\n')
+        wrapper.chmod(0o755)
+        for name, ours, peers in (
+            ("put", quine("put", str(there), "big"), (f"{host}:{there}", str(theirs))),
+            ("get", quine("get", "big", str(mine)), (str(there), f"{host}:{theirs}")),
+        ):
+            times = alternate(5, ours, scp(*peers), *([rsync(*peers)] if shutil.which("rsync") else []))
+            for peer, seconds in zip(("scp", "rsync"), times[1:], strict=False):
+                rows.append(_rate(f"`fs {name}` of 1 GB from a job", times[0], peer, seconds))
+    return rows
+
+
+def _rate(figure: str, ours: float, peer: str, theirs: float) -> Row:
+    mine, other = GB / 1e6 / ours, GB / 1e6 / theirs
+    return Row(figure, mine, "MB/s", peer, other, "≥ 0.7 ×", mine >= 0.7 * other)
+
+
+def listing(lab: Lab) -> list[Row]:
+    """`ls` of ten thousand entries, beside ls over ssh; then what one operation costs on a line of 50 ms."""
+    with memory() as here:
+        (here / "tier" / "many").mkdir(parents=True)
+        for number in range(MANY):
+            (here / "tier" / "many" / f"file-{number:05}").write_bytes(b"x")
+        env = {**lab.env, "QUINE_FS": f"origin:{here}/tier"}
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "env": env, "check": True}
+        slow = lab.slow("h1", 0.025)
+        try:
+            run = [lab.quine, "run", "--on", slow, "--"]
+            words = [*run, "quine", "fs", "ls", "many"]
+            subprocess.run(words, **quiet)  # type: ignore[call-overload]
+            nothing, ours = alternate(
+                5,
+                lambda: subprocess.run([*run, "true"], **quiet),  # type: ignore[call-overload]
+                lambda: subprocess.run(words, **quiet),  # type: ignore[call-overload]
+            )
+            done = subprocess.run(
+                [*run, "env", f"PYTHONPATH={ROOT}", sys.executable, "-c", OPERATIONS],
+                stdin=subprocess.DEVNULL,
+                env=env,
+                check=True,
+                capture_output=True,
+            )
+        finally:
+            lab["h1"].proxy.delay(0)
+            lab.unalias(slow)
+    rows = [Row("`fs ls` of 10,000 over 50 ms, the job with it", 1000 * ours, "ms", "`true`", 1000 * nothing)]
+    for name, text in zip(("put", "get", "stat", "ls"), done.stdout.split(), strict=True):
+        value = float(text)
+        rows.append(
+            Row(f"{name} of what is small", value, "ms", "round trip", 50.0, "one round trip", value < 75)
+        )
+    return rows
+
+
+def run(lab: Lab) -> list[Row]:
+    return [*bulk(lab), *listing(lab)]
