@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.files.commands import Call
+from quine.files.likeness import same_time
 from quine.files.memory import Memory
-from quine.files.sync import same_time, sync
+from quine.files.sync import sync
 from quine.files.tier import Entry, Reader, Writer
+from tests import tiers
 from tests.shelf import Shelf, fill, snapshot
 
 NAMES = st.sampled_from(["a", "b", "c d", "é", "\udcff", ".h", "-x", "*"])
@@ -129,6 +131,61 @@ def test_times_are_compared_as_far_as_both_sides_keep_them(seconds: float, unit:
     assert same_time(seconds, seconds)
     assert same_time(seconds, int(seconds * unit) / unit)
     assert not same_time(seconds, seconds + later + 1e-3)
+
+
+# -- whatever the store ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=tiers.makers())
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tiers.Store]:
+    if server := tiers.SERVERS.get(request.param):
+        request.getfixturevalue(server)
+    with tiers.MAKERS[request.param](request, tmp_path) as made:
+        yield made
+        made.tier.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_second_sync_sends_nothing_whatever_the_store(store: tiers.Store, tmp_path: Path) -> None:
+    """A listing of some stores knows neither the time nor the mode that a file was given."""
+    sent: list[str] = []
+    create = store.tier.create
+
+    def noted(path: str, **more: Any) -> Writer:
+        sent.append(path)
+        return create(path, **more)
+
+    store.tier.create = noted  # type: ignore[method-assign]
+    source, back = tmp_path / "source", tmp_path / "back"
+    fill(source, {b"a": b"1", b"run": b"2", b"d/b c": b"3", b"d/\xc3\xa9": b"", b"d/e/f": b"x" * 100_000})
+    (source / "run").chmod(0o755)
+    for number, path in enumerate([source / "a", source / "d/b c"]):
+        os.utime(path, (0, 1_600_000_000.25 + number))
+    target = "tier:some/where"
+    assert run(store.tier, str(source), target) == 0 and len(sent) == 5
+    assert run(store.tier, str(source), target) == 0 and len(sent) == 5
+    (source / "a").write_bytes(b"9")
+    (source / "run").chmod(0o700)
+    assert run(store.tier, str(source), target) == 0 and sorted(sent[5:]) == [
+        "some/where/a",
+        "some/where/run",
+    ]
+    assert run(store.tier, target, str(back)) == 0
+    assert whole_seconds(snapshot(back)) == whole_seconds(snapshot(source))
+    before = {path: os.lstat(path).st_ino for path in back.rglob("*")}
+    assert run(store.tier, target, str(back)) == 0
+    assert {path: os.lstat(path).st_ino for path in back.rglob("*")} == before, "nothing was fetched again"
+    (source / "d/e/f").unlink()
+    assert run(store.tier, str(source), target) == 0
+    with pytest.raises(FileNotFoundError):
+        store.tier.stat("some/where/d/e/f")
+
+
+def whole_seconds(tree: dict[bytes, object]) -> dict[bytes, object]:
+    return {
+        path: (value[0], value[1], int(value[2])) if isinstance(value, tuple) else value
+        for path, value in tree.items()
+    }
 
 
 # -- as a command ---------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """sync: make one directory like another, one way, by what differs.
 
 Laws
-1. What has the same size and time on both sides is not sent. Where a store keeps whole seconds, those are compared.
+1. What has the same size, time and mode on both sides is not sent; where a listing says otherwise the store is asked
+   about the one file, for a listing of some stores does not know better.
 2. What the target has more is removed only with --delete, after everything else, and not at all where a part of the
    source could not be read: what was not seen is not what is not there.
 3. A dry run prints what would be done, in the order in which it would be begun, and changes nothing.
@@ -16,9 +17,10 @@ from quine.exits import Misconfigured
 from quine.files import disk, names, targets
 from quine.files.getting import get_file
 from quine.files.grammar import PREFIX
+from quine.files.likeness import Item, alike, listed_alike, of_disk, of_tier, same_bytes, same_time
 from quine.files.putting import put_file, refused
 from quine.files.shown import escaped, path_bytes
-from quine.files.tier import BLOCK, FILE_MODE, error
+from quine.files.tier import error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,39 +28,6 @@ if TYPE_CHECKING:
 
     from quine.files.commands import Call
     from quine.files.crew import Crew
-    from quine.files.tier import Entry, Tier
-
-CLOSE = 2e-6  # seconds: what is lost of a time on its way through a float
-UNITS = (1, 1000)  # parts of a second that stores keep, where they do not keep all
-
-
-class Item:
-    """What there is under a name, on either side."""
-
-    __slots__ = ("kind", "mode", "mtime", "path", "size")
-
-    def __init__(self, path: str, kind: str, size: int, mtime: float, mode: int) -> None:
-        self.path, self.kind, self.size, self.mtime, self.mode = path, kind, size, mtime, mode
-
-
-def of_disk(found: disk.Found) -> Item:
-    status = found.stat
-    return Item(found.path, found.kind, status.st_size, status.st_mtime, status.st_mode & disk.PERMISSIONS)
-
-
-def of_tier(entry: Entry, top: str) -> Item:
-    return Item(targets.below(entry, top), entry.kind, entry.size, entry.mtime, entry.mode & disk.PERMISSIONS)
-
-
-def same_time(one: float, other: float) -> bool:
-    """Is it the same moment, as far as both can say?"""
-    if abs(one - other) < CLOSE:
-        return True
-    for unit in UNITS:
-        for exact, rough in ((one * unit, other * unit), (other * unit, one * unit)):
-            if abs(rough - round(rough)) < CLOSE * unit and abs(exact - round(rough)) < 1:
-                return True
-    return False
 
 
 def sync(call: Call) -> int:
@@ -72,7 +41,9 @@ def sync(call: Call) -> int:
             "; quine fs cp -r" if source.startswith(PREFIX) else ""
         )
         raise Misconfigured(f"one of the two paths should be in the tier, written {PREFIX}PATH", hint)
-    with targets.crew_of(call.values) as crew:
+    # a dry run is told in order
+    values = {**call.values, "jobs": "1"} if call.values.get("dry_run") else call.values
+    with targets.crew_of(values) as crew:
         if source.startswith(PREFIX):
             top = names.clean(source.removeprefix(PREFIX))
             if call.tier.stat(top).is_file:
@@ -111,6 +82,7 @@ class _Sync:
         self.crew.failed(problem)
 
     def run(self) -> None:
+        """Begin all that is to be done."""
         self.there = {item.path: item for item in self.theirs()}
         for item in targets.needed(self.noted()):
             there = self.there.get(item.path)
@@ -119,22 +91,22 @@ class _Sync:
             elif item.kind == "directory":
                 if not there:
                     self.begin("mkdir", item.path, self.make, item.path)
-            elif there and there.size == item.size and not self.differs(item, there):
-                self.unchanged(item, there)
+            elif there and there.size == item.size:
+                if not self.checksum and listed_alike(item, there):
+                    continue
+                self.crew.do(self.settle, item, there)
             else:
                 self.crew.progress.expect(item.size)
-                self.begin(self.verb, item.path, self.send, item, there)
+                self.begin(self.verb, item.path, self.send, item)
 
-    def differs(self, item: Item, there: Item) -> bool:
-        """Of two files of one size. Contents are compared by who sends."""
-        return self.checksum or not same_time(item.mtime, there.mtime) or self.worn(item, there)
-
-    def worn(self, item: Item, there: Item) -> bool:
-        """The mode is another, and can only be mended by sending."""
-        return False
-
-    def unchanged(self, item: Item, there: Item) -> None:
-        return
+    def settle(self, item: Item, there: Item) -> None:
+        """Of two files of one size, whose listings do not say that they are alike: look closer, then send."""
+        if self.same_bytes(item) if self.checksum else self.known_alike(item, there):
+            return
+        self.say(self.verb, item.path)
+        if not self.dry:
+            self.crew.progress.expect(item.size)
+            self.send(item)
 
     def replace(self, item: Item, there: Item) -> bool:
         """A file where a directory should be, or the other way."""
@@ -143,28 +115,21 @@ class _Sync:
             text = f"is a {there.kind} there, and a {item.kind} in the source; --delete replaces it"
             self.crew.failed(OSError(errno.EEXIST, text, shown))
             return False
-        self.say("delete", item.path)
-        if not self.dry:
-            self.drop(item.path)
+        try:
+            self.say("delete", item.path)
+            if not self.dry:
+                self.drop(item.path)
+        except OSError as problem:
+            self.crew.failed(problem)
+            return False
         for path in [path for path in self.there if path == item.path or path.startswith(item.path + "/")]:
             del self.there[path]
         return True
 
     def begin(self, verb: str, path: str, what: Callable[..., None], *args: object) -> None:
-        if self.checksum and verb == self.verb and args[1] is not None:
-            self.crew.do(self.compare, *args)
-            return
         self.say(verb, path)
         if not self.dry:
             self.crew.do(what, *args)
-
-    def compare(self, item: Item, there: Item) -> None:
-        """Send it only if the content is another."""
-        if there.size == item.size and self.same_content(item):
-            return
-        self.say(self.verb, item.path)
-        if not self.dry:
-            self.send(item, there)
 
     def remove(self) -> None:
         """What the source does not have."""
@@ -219,7 +184,11 @@ class _Sync:
     def theirs(self) -> Iterator[Item]:
         raise NotImplementedError
 
-    def send(self, item: Item, there: Item | None) -> None:
+    def known_alike(self, item: Item, there: Item) -> bool:
+        """By asking the store about this one: a listing of some does not know the time that a file was given."""
+        raise NotImplementedError
+
+    def send(self, item: Item) -> None:
         raise NotImplementedError
 
     def make(self, path: str) -> None:
@@ -228,7 +197,7 @@ class _Sync:
     def drop(self, path: str) -> None:
         raise NotImplementedError
 
-    def same_content(self, item: Item) -> bool:
+    def same_bytes(self, item: Item) -> bool:
         raise NotImplementedError
 
     def shown(self, path: str) -> str:
@@ -258,11 +227,13 @@ class _Up(_Sync):
             if self.target and not self.dry:
                 self.call.tier.mkdir(self.target, exist_ok=True)
 
-    def worn(self, item: Item, there: Item) -> bool:
-        # A store that keeps no modes says FILE_MODE of everything, and would be sent everything every time.
-        return there.mode not in (item.mode, FILE_MODE)
+    def known_alike(self, item: Item, there: Item) -> bool:
+        try:
+            return alike(item, of_tier(self.call.tier.stat(names.join(self.target, item.path)), self.target))
+        except FileNotFoundError:
+            return False
 
-    def send(self, item: Item, there: Item | None) -> None:
+    def send(self, item: Item) -> None:
         path = names.join(self.target, item.path)
         put_file(self.call, self.crew, os.path.join(self.source, item.path), path)
 
@@ -272,9 +243,9 @@ class _Up(_Sync):
     def drop(self, path: str) -> None:
         self.call.tier.remove(names.join(self.target, path), recursive=True)
 
-    def same_content(self, item: Item) -> bool:
+    def same_bytes(self, item: Item) -> bool:
         with disk.Source(os.path.join(self.source, item.path)) as file:
-            return _same(file.fd, self.call.tier, names.join(self.target, item.path), self.crew)
+            return same_bytes(file.fd, self.call.tier, names.join(self.target, item.path), self.crew)
 
     def shown(self, path: str) -> str:
         return names.join(self.target, path)
@@ -307,11 +278,15 @@ class _Down(_Sync):
         for found in disk.walk(self.folder.path, False, self.crew.failed):
             yield of_disk(found)
 
-    def unchanged(self, item: Item, there: Item) -> None:
-        if item.mode != there.mode and not self.dry:
-            self.folder.chmod(item.path, item.mode)
+    def known_alike(self, item: Item, there: Item) -> bool:
+        known = of_tier(self.call.tier.stat(names.join(self.source, item.path)), self.source)
+        if known.size != there.size or not same_time(known.mtime, there.mtime):
+            return False
+        if known.mode != there.mode and not self.dry:
+            self.folder.chmod(item.path, known.mode)
+        return True
 
-    def send(self, item: Item, there: Item | None) -> None:
+    def send(self, item: Item) -> None:
         path = names.join(self.source, item.path)
         get_file(self.call, self.crew, path, self.folder, item.path)
 
@@ -321,9 +296,9 @@ class _Down(_Sync):
     def drop(self, path: str) -> None:
         self.folder.remove(path)
 
-    def same_content(self, item: Item) -> bool:
+    def same_bytes(self, item: Item) -> bool:
         with disk.Source(self.folder.shown(item.path), follow=False) as file:
-            return _same(file.fd, self.call.tier, names.join(self.source, item.path), self.crew)
+            return same_bytes(file.fd, self.call.tier, names.join(self.source, item.path), self.crew)
 
     def shown(self, path: str) -> str:
         return os.path.join(self.target, path)
@@ -334,16 +309,3 @@ class _Down(_Sync):
     def close(self) -> None:
         if self._folder is not None:
             self._folder.__exit__()
-
-
-def _same(fd: int, tier: Tier, path: str, crew: Crew) -> bool:
-    """Has a file here the content of one in the tier?"""
-    with tier.open(path) as reader:
-        while block := reader.read(BLOCK):
-            crew.tick(0)
-            while block:
-                own = os.read(fd, len(block))
-                if not own or own != block[: len(own)]:
-                    return False
-                block = block[len(own) :]
-    return not os.read(fd, 1)
