@@ -1,0 +1,227 @@
+"""Staging while the link is cut and while somebody is killed: what is there is the old or the new, and sent once.
+
+CI does each a few times; QUINE_TEST_BREAKS=50 is the long form.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import breaks
+from tests.agents import until
+from tests.breaks import LONG
+from tests.lab import Lab, Process, processes
+from tests.test_staging_hosts import facts
+
+ROUNDS = int(os.environ.get("QUINE_TEST_BREAKS", "3"))
+SEED = int(os.environ.get("QUINE_TEST_SEED", "20261122"))
+MiB = 1 << 20
+
+
+@pytest.fixture
+def there(lab: Lab) -> Iterator[Path]:
+    folder = lab["h1"].home / f"stage-{os.urandom(4).hex()}"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+def plant(top: Path, size: int, seed: int = 1) -> None:
+    """Small files and large ones, `size` bytes in all."""
+    rng = random.Random(seed)
+    top.mkdir(parents=True, exist_ok=True)
+    for number in range(200):
+        (top / f"small{number}").write_bytes(rng.randbytes(size // 1000))
+    for number in range(4):
+        (top / f"large{number}").write_bytes(rng.randbytes(size // 5))
+
+
+def test_each_content_crosses_the_link_once_for_a_host(
+    lab: Lab, through: Callable[..., str], tmp_path: Path, there: Path
+) -> None:
+    host, proxy, size = through("h1"), lab["h1"].proxy, 8 * MiB
+    plant(tmp_path / "t", size)
+    for folder in ("1", "2"):
+        (there / folder).mkdir()
+    before = proxy.carried()
+    both = [
+        lab.popen(
+            ["run", "--on", host, "--cwd", there / folder, "--files", "t", "--", "true"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+        )
+        for folder in ("1", "2")
+    ]
+    for process in both:
+        assert process.communicate(timeout=120)[1] == b""
+        assert process.returncode == 0
+    assert size < proxy.carried() - before < 1.5 * size, "two jobs at the same time, one transfer"
+    before = proxy.carried()
+    words = ["run", "--on", host, "--cwd", there / "1", "--files", "t", "--returns", "t", "--", "true"]
+    lab.run(words, cwd=tmp_path, check=True)
+    assert proxy.carried() - before < 200_000, "nothing has changed, there or here"
+    assert facts(there / "1") == facts(there / "2") == facts(tmp_path)
+
+
+def test_cuts_in_both_directions(lab: Lab, through: Callable[..., str], tmp_path: Path, there: Path) -> None:
+    host, proxy, size = through("h1"), lab["h1"].proxy, (200 if LONG else 8) * MiB
+    for number in range(ROUNDS):
+        folder = there / str(number)
+        folder.mkdir()
+        mine = tmp_path / str(number)
+        plant(mine / "t", size, SEED + number)
+        done = proxy.cuts()
+        proxy.cut_after(*breaks.plan(SEED + number, 4, 2 * size))
+        line = "mv t r && touch r/large1 -d @5"
+        words = [
+            "run",
+            "--on",
+            host,
+            "--cwd",
+            folder,
+            "--files",
+            "t",
+            "--returns",
+            "r",
+            "--",
+            "sh",
+            "-c",
+            line,
+        ]
+        result = lab.run(words, cwd=mine)
+        assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+        assert proxy.cuts() - done == 4
+        os.utime(mine / "t" / "large1", (5, 5))
+        assert facts(mine / "r") == facts(mine / "t")
+        assert sorted(path.name for path in mine.iterdir()) == ["r", "t"]
+
+
+def victim(lab: Lab, who: str) -> list[Process]:
+    far = processes.marked(lab["h1"].mark)
+    near = processes.marked(lab.mark)
+    return {
+        "wrapper": [process for process in far if "--stage" in process.argv],
+        "node there": [process for process in far if process.daemon],
+        "node here": [process for process in near if process.daemon],
+        "face": [process for process in near if "--files" in process.argv or "--returns" in process.argv],
+    }[who]
+
+
+@pytest.mark.parametrize("who", ["wrapper", "face", "node there", "node here"])
+def test_who_is_killed_while_files_go_leaves_nothing_half(
+    lab: Lab, tmp_path: Path, there: Path, who: str
+) -> None:
+    rng = random.Random(SEED)
+    plant(tmp_path / "t", 8 * MiB)
+    wanted = facts(tmp_path)
+    words = ["run", "--on", "h1", "--cwd", there, "--files", "t", "--", "touch", "started"]
+    for _ in range(ROUNDS):
+        shutil.rmtree(lab["h1"].home / ".cache" / "quine" / "staging", ignore_errors=True)
+        _end_after(lab, tmp_path, words, who, rng.uniform(0, 0.5))
+        found = {
+            name: fact for name, fact in facts(there).items() if not name.startswith((".quine", "started"))
+        }
+        assert found in ({}, wanted)
+        shutil.rmtree(there / "t", ignore_errors=True)
+        (there / "started").unlink(missing_ok=True)
+    lab.run(words, cwd=tmp_path, check=True)
+    (there / "started").unlink()
+    assert facts(there) == wanted, "and of those who were killed nothing lies about"
+
+
+@pytest.mark.parametrize("who", ["wrapper", "face", "node there", "node here"])
+def test_who_is_killed_while_files_come_leaves_the_old_or_the_new(
+    lab: Lab, tmp_path: Path, there: Path, who: str
+) -> None:
+    rng = random.Random(SEED)
+    plant(there / "t", 8 * MiB)
+    new = facts(there)
+    plant(tmp_path / "t", MiB, 2)
+    old = facts(tmp_path)
+    words = ["run", "--on", "h1", "--cwd", there, "--returns", "t", "--", "true"]
+    for _ in range(ROUNDS):
+        _end_after(lab, tmp_path, words, who, rng.uniform(0.05, 0.6))
+        # what renames the files outlives the face
+        until(lambda states=(old, new): _seen(tmp_path) in states)  # type: ignore[misc]
+        shutil.rmtree(tmp_path / "t", ignore_errors=True)
+        plant(tmp_path / "t", MiB, 2)
+        old = _seen(tmp_path)
+    lab.run(words, cwd=tmp_path, check=True)
+    assert facts(tmp_path) == new
+
+
+def _seen(top: Path) -> object:
+    """What whoever looks finds, less the directory of those who are at work; None while it changes."""
+    try:
+        return {name: fact for name, fact in facts(top).items() if not name.startswith(".quine")}
+    except OSError:
+        return None
+
+
+def _end_after(lab: Lab, work: Path, words: list[str | Path], who: str, seconds: float) -> None:
+    process = lab.popen(words, cwd=work, stderr=subprocess.PIPE)
+    killed = threading.Event()
+
+    def kill() -> None:
+        time.sleep(seconds)  # the moment is the test's input
+        deadline = time.monotonic() + 5
+        while process.poll() is None and time.monotonic() < deadline and not killed.is_set():
+            for one in victim(lab, who):
+                killed.set()
+                try:
+                    os.kill(one.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    error = process.communicate(timeout=120)[1]
+    thread.join()
+    assert killed.is_set() or process.returncode == 0, error
+    assert lab.wait_idle() == []
+
+
+def test_the_signals_of_a_caller_end_it_at_any_moment(lab: Lab, tmp_path: Path, there: Path) -> None:
+    plant(tmp_path / "t", 8 * MiB)
+    words = ["run", "--on", "h1", "--cwd", there, "--files", "t", "--", "sleep", "1000"]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        process = lab.popen(words, cwd=tmp_path)
+        time.sleep(random.Random(int(number)).uniform(0, 0.6))
+        process.send_signal(number)
+        assert process.wait(60) == -number
+        assert lab.wait_idle() == []
+        shutil.rmtree(lab["h1"].home / ".cache" / "quine" / "staging", ignore_errors=True)
+    assert not [path for path in there.iterdir() if path.name.startswith(".quine")]
+
+
+def test_a_disk_that_is_full_is_said_and_nothing_is_started(lab: Lab, tmp_path: Path, there: Path) -> None:
+    """A limit on the size of a file fails a write as a full disk does."""
+    plant(tmp_path / "t", 8 * MiB)
+    words = [
+        "run",
+        "--on",
+        "h1",
+        "--cwd",
+        there,
+        "--limit",
+        "fsize=1m",
+        "--files",
+        "t",
+        "--",
+        "touch",
+        "started",
+    ]
+    done = lab.run(words, cwd=tmp_path)
+    assert done.returncode == 69
+    assert done.stderr == b"quine: h1: error: the files cannot be laid out there: file too large\n"
+    assert list(there.iterdir()) == []
