@@ -7,6 +7,8 @@ import errno
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -364,6 +366,44 @@ def test_the_root_of_the_tree_decides(tmp_path: Path) -> None:
         first, second = bounded(store, {}), bounded(store, {"QUINE_FS_QUOTA": "1T"})
         put(first, "a", bytes(600))
         full(lambda: put(second, "b", bytes(600)))
+        assert ledger.book.numbers().stored == 600
+    finally:
+        os.close(ledger.fd)
+
+
+def test_who_becomes_nobodys_child_still_counts_with_the_tree(tmp_path: Path) -> None:
+    """As a mount does, which outlives whoever asked for it, with a variable of its own."""
+    code = """
+import os, sys
+from quine.files import quota
+from quine.files.local import Local
+from transport import inherit
+told = int(sys.argv[2])
+book = quota.of_our_tree()
+if os.fork():
+    os._exit(0)
+os.setsid()
+inherit.close_others({book.fd, told})
+tier = quota.bounded(Local(sys.argv[1]), {"QUINE_FS_QUOTA": "1T"})
+for size in (600, 500):
+    try:
+        with tier.create(str(size)) as writer:
+            writer.write(bytes(size))
+            writer.commit()
+        os.write(told, b"done ")
+    except OSError as problem:
+        os.write(told, problem.strerror.encode())
+"""
+    ledger = Ledger.create(Limits(stored=1000))
+    reading, writing = os.pipe()
+    try:
+        root = str(Path(__file__).parents[1])
+        command = [sys.executable, "-P", "-c", code, str(tmp_path / "store"), str(writing)]
+        # Python closes the book, as many programs do: it is found in what holds it above
+        subprocess.run(command, pass_fds=[writing], env={"PYTHONPATH": root}, check=True, timeout=60)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as file:
+            assert file.read() == b"done the tree has 600 of 1000 bytes in the files tier"
         assert ledger.book.numbers().stored == 600
     finally:
         os.close(ledger.fd)

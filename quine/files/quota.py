@@ -37,16 +37,22 @@ NAME = "quine-quota"
 
 def bounded(tier: Tier, environ: Mapping[str, str]) -> Tier:
     """With the limit of our tree, which its root has set by QUINE_FS_QUOTA. Misconfigured where that is no size."""
-    from quine.ledger import Ledger
-    from quine.life import Limits
-
-    ledger = Ledger.join(None, Limits())
-    if ledger is not None:
-        return Quota(tier, ledger.book) if ledger.book.numbers().limit_stored else tier
+    book = of_our_tree()
+    if book is not None:
+        return Quota(tier, book) if book.numbers().limit_stored else tier
     limit = sizes.of(environ, "QUINE_FS_QUOTA")
     if not limit:
         return tier
     return Quota(tier, Book.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=limit), NAME))
+
+
+def of_our_tree() -> Book | None:
+    """The book that we descend from. Who will be nobody's child keeps its descriptor, and is still counted in it."""
+    from quine.ledger import Ledger
+    from quine.life import Limits
+
+    ledger = Ledger.join(None, Limits())
+    return ledger.book if ledger else None
 
 
 class Quota(Tier):

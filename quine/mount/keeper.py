@@ -4,7 +4,8 @@ Laws
 1. Either unmounts when the other ends, however that ended; both do nothing else that could fail at that time.
 2. A mount for a job ends with the process that it was made for; what its close had not committed by then is not kept.
 3. The tier is opened in the server alone: its connections and threads are made after the last fork.
-4. Nothing of the job's is held: no stream, no directory, no descriptor but the memo that says who may ask the origin.
+4. Nothing of the job's is held: no stream, no directory, no descriptor but the memo that says who may ask the origin,
+   and the book of the tree, whose quota counts what is written here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import select
 import signal
 
 from quine.exits import NOT_STARTED, Failure
+from quine.files import quota
 from quine.files.here import tier_here
 from quine.mount import mounts, places
 from transport import inherit
@@ -35,6 +37,7 @@ def keep(path: str, ready: int, target: int = 0, detach: bool = True) -> int:
         watched = os.pidfd_open(target)
         if os.getppid() != target:
             return 1  # it has ended already
+    book = quota.of_our_tree()  # while we still descend from it
     if detach and os.fork():
         return 0
     if detach:
@@ -44,7 +47,7 @@ def keep(path: str, ready: int, target: int = 0, detach: bool = True) -> int:
         for fd in (0, 1, 2):
             os.dup2(null, fd)
     memo = os.environ.get(inherit.VARIABLE, "")
-    keep_open = {ready, watched} | ({int(memo)} if memo.isdigit() else set())
+    keep_open = {ready, watched} | ({int(memo)} if memo.isdigit() else set()) | ({book.fd} if book else set())
     inherit.close_others(keep_open)
     woken, wake = os.pipe()
     for end in (woken, wake):
