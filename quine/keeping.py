@@ -17,6 +17,7 @@ import socket
 import struct
 
 from quine.exits import Misconfigured
+from quine.files.place import RESERVED
 from quine.guests.vendors import KEYS
 from transport import inherit
 from transport.address import own_command, start_time
@@ -25,8 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PLACE = ".quine/sessions"  # in the tier; what stands there stands as in a data directory
-RESERVED = ".quine"  # what begins so is ours, and nobody's who only uses the tier
+PLACE = f"{RESERVED}/sessions"  # what stands there stands as in a data directory
 VARIABLE = "QUINE_FS_TAPES"
 PATIENCE = 15.0  # seconds that the end of a tree waits until all is kept
 DONE, FAILED = b"+", b"-"

@@ -88,7 +88,7 @@ def test_a_command_on_a_host_has_the_tier_of_its_caller(lab: Lab, root: Path, da
 
 def test_a_command_here_has_it_too(lab: Lab, root: Path) -> None:
     env = {"QUINE_FS": f"origin:{root}"}
-    for words, kind in ((["run"], "Local"), (["run", "--on", "local"], "Remote")):
+    for words, kind in ((["run"], "Unreserved"), (["run", "--on", "local"], "Remote")):
         done = lab.run([*words, "--", *command("put", "a")], env=env, input=words[-1])
         assert (done.returncode, done.stderr) == (0, b"") and (root / "a").read_text() == words[-1]
         told = json.loads(lab.run([*words, "--", *command("about", "")], env=env, check=True).stdout)
@@ -172,7 +172,7 @@ def test_a_host_with_access_of_its_own_opens_the_store(reach: Lab, root: Path, d
         env = {"QUINE_FS": f"file://{root}"}
         words = ["run", "--on", "d1", "--"]
         told = json.loads(reach.run([*words, *command("about", "")], env=env, check=True).stdout)
-        assert (told["kind"], told["fs"]) == ("Local", f"file://{root}")
+        assert (told["kind"], told["fs"]) == ("Unreserved", f"file://{root}")
         # A directory of the origin is none of theirs, and a quota is counted at the origin.
         for env in (
             {"QUINE_FS": f"origin:{root}"},

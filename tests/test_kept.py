@@ -325,3 +325,25 @@ def test_who_only_uses_the_tier_neither_sees_nor_changes_the_record(tmp_path: Pa
                 change(path)
     assert whole.stat(".quine/sessions/x.jsonl").size == 1
     assert tier.stat(".quiner").is_file
+
+
+def test_no_command_removes_the_record(agents: Kept) -> None:
+    agents.run(
+        says(sh("echo 1 | quine fs put - a; quine fs rm -r '*'; quine fs rm -r .quine; quine fs ls")),
+        says(OK),
+    )
+    kept = sorted(path.name for path in agents.kept().iterdir())
+    assert kept and agents.same()
+    (agents.directory / "empty").mkdir()
+    env = agents.env
+    for words in (
+        ["sync", "--delete", "empty", "tier:"],
+        ["rm", "-r", ".quine"],
+        ["mv", ".quine", "x"],
+        ["ls", "-a"],
+    ):
+        done = subprocess.run(
+            [*QUINE, "fs", *words], cwd=agents.directory, env=env, capture_output=True, timeout=60
+        )
+        assert b"sessions" not in done.stdout
+        assert sorted(path.name for path in agents.kept().iterdir()) == kept

@@ -45,9 +45,11 @@ def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
             return Remote(relay)
     from quine.files.open import open_store
     from quine.files.quota import bounded
+    from quine.files.reserved import Unreserved
 
     data_dir = os.path.abspath(os.path.expanduser(environ.get("QUINE_DATA_DIR") or ".quine"))
-    return bounded(open_store(environ.get("QUINE_FS") or "origin:", environ, data_dir), environ)
+    store = open_store(environ.get("QUINE_FS") or "origin:", environ, data_dir)
+    return Unreserved(bounded(store, environ))
 
 
 class Services(Mapping[str, "Plain | Streaming"]):
@@ -98,10 +100,9 @@ class Answering:
     def __call__(self, incoming: Incoming) -> None:
         with self._change:
             if self._service is None:
-                from quine.files.reserved import Unreserved
                 from quine.files.service import Service
 
-                self._service = Service(lambda: Unreserved(tier_here(self._environ)))
+                self._service = Service(lambda: tier_here(self._environ))
             self._active += 1
         try:
             self._service(incoming)

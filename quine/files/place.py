@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 VARIABLES = ("QUINE_FS", "QUINE_FS_QUOTA")
 GONE = "gone:"  # in place of a URL: there was an origin to ask, and this job has outlived it
+RESERVED = (
+    ".quine"  # at the root of the tier: what is kept there is the record of trees, and no file of anybody's
+)
 OURS = ("origin", "memory", "gone")  # of this machine or this process alone
 
 

@@ -1,7 +1,8 @@
 """The files tier without what is ours in it: whoever only uses the tier neither sees nor changes `.quine`.
 
 Laws
-1. A host that was taken over may spoil the files of its tree, and cannot forge or read the record of what others did.
+1. A host that was taken over may spoil the files of a tree, and cannot forge or read the record of what others did.
+2. Nobody loses that record by a slip of the hand: `rm -r '*'`, or a sync that removes what is not on its other side.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import errno
 import os
 from collections.abc import Iterator
 
+from quine.files.place import RESERVED
 from quine.files.tier import Entry, Reader, Tier, Writer
-from quine.keeping import RESERVED
 
 
 class Unreserved(Tier):
-    """What a face answers with."""
+    """A store as it is used, here and by jobs elsewhere."""
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
