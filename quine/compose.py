@@ -226,7 +226,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     spawn.context = {**caller(values), "detached": detached}
     spawn.cwd = starting_directory(values)
     facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
-    environ = {**given, **settled}
+    environ = {**given, **settled, **keeping.of_the_store(settings.secrets)}  # this face opens it
     keeps = _keeps(settings, settled)
     keeps(life)
 

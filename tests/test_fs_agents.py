@@ -6,13 +6,14 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.agents import OK, call, says, sh, until
+from tests.agents import OK, Agents, call, says, sh, until
 from tests.lab import Lab
 from tests.test_may_fork import environment, results, warm
 
@@ -263,3 +264,31 @@ def test_a_quota_is_that_of_the_tree_wherever_its_agents_are(reach: Lab, data: P
         assert sorted(path.name for path in root.iterdir() if path.is_file()) == ["child", "root"]
         shutil.rmtree(data)
         shutil.rmtree(root)
+
+
+SHOWN = """import quine.run, quine.compose
+def show(spawn, values, services, *more):
+    print(services._environ["QUINE_FS"], services._environ["AWS_SECRET_ACCESS_KEY"], spawn.context["fs"], spawn.env)
+    return 0
+quine.run.show = show
+quine.compose.agent_elsewhere("work", {"on": "h1"})
+"""
+
+
+def test_the_face_of_an_agent_has_the_keys_of_the_store_and_the_agent_has_not(tmp_path: Path) -> None:
+    place = Agents(tmp_path)
+    place.script(says(OK))
+    env = place.env | {
+        "QUINE_FS": "s3://me:hunter2hunter2@bucket/x",
+        "AWS_SECRET_ACCESS_KEY": "swordfish1234",
+        "QUINE_FS_TAPES": "off",
+        "PYTHONPATH": str(ROOT),
+    }
+    words = [sys.executable, "-P", "-c", SHOWN]
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, timeout=100)
+    assert done.stdout.split() == [
+        b"s3://me:hunter2hunter2@bucket/x",
+        b"swordfish1234",
+        b"s3://me@bucket/x",
+        b"{}",
+    ]
