@@ -25,6 +25,7 @@ from quine.files.quota import Quota, bounded
 from quine.files.tier import Entry, Tier, Writer
 from quine.ledger import Ledger
 from quine.life import Limits
+from tests.agents import OK, Agents, says, sh
 from tests.test_ledger import in_child, kill
 from tests.tiers import below, get, put
 
@@ -369,6 +370,27 @@ def test_the_root_of_the_tree_decides(tmp_path: Path) -> None:
         assert ledger.book.numbers().stored == 600
     finally:
         os.close(ledger.fd)
+
+
+def test_commands_of_an_agent_share_its_quota(tmp_path: Path) -> None:
+    agents = Agents(tmp_path)
+    agents.env["QUINE_FS_QUOTA"] = "1k"
+    done = agents.run(
+        says(sh("head -c 600 /dev/zero | quine fs put - a")),
+        says(sh("head -c 600 /dev/zero | QUINE_FS_QUOTA=1T quine fs put - b")),
+        says(
+            sh(
+                "quine fs rm a && head -c 1000 /dev/zero | env -u QUINE_FS_QUOTA quine fs put - c; quine fs ls"
+            )
+        ),
+        says(OK),
+    )
+    assert done.returncode == 0
+    first, second, third = agents.results()[:3]
+    assert first.startswith("[EXIT CODE] 0\n")
+    assert second.startswith("[EXIT CODE] 1\n")
+    assert "the tree has 600 of 1024 bytes in the files tier" in second
+    assert third.startswith("[EXIT CODE] 0\n[STDOUT]\nc\n")
 
 
 def test_who_becomes_nobodys_child_still_counts_with_the_tree(tmp_path: Path) -> None:
