@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import struct
 
 from quine.exits import Misconfigured
@@ -24,6 +23,7 @@ from transport.address import own_command, start_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
 
 PLACE = f"{RESERVED}/sessions"  # what stands there stands as in a data directory
@@ -91,6 +91,8 @@ def _become(argv: list[str], environ: dict[str, str], fds: set[int]) -> None:
 
 def finish(session: str, seconds: float = PATIENCE) -> bool:
     """Wait until what the tree has left so far is in the tier. False where that is not so: the keeper tries on."""
+    import socket
+
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
         line.settimeout(seconds)
         line.connect(address(session))
@@ -100,6 +102,8 @@ def finish(session: str, seconds: float = PATIENCE) -> bool:
 
 def _listen(session: str) -> socket.socket | None:
     """The keeper's end; None where there is one already. The name goes with the process: nothing has to be swept."""
+    import socket
+
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(address(session))
@@ -124,4 +128,6 @@ def address(session: str) -> str:
 
 
 def _uid(line: socket.socket) -> int:
+    import socket
+
     return int(struct.unpack("iII", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
