@@ -92,6 +92,7 @@ class Host(BaseModel):
     limits: Annotated[dict[str, int | str], AfterValidator(_limits)] = {}
     inference: Literal["relay", "direct"] = "relay"
     fs: Literal["relay", "direct"] = "relay"
+    mount: bool = False
     may_fork: tuple[Text, ...] = ()
     lease: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
     transport: Literal["ssh", "slurm"] = "ssh"

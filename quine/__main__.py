@@ -64,10 +64,10 @@ def dispatch(words: list[str]) -> int:
         return ps(verb, words[1:])
     if words[:2] == ["fs", "python"]:
         os.execv(sys.executable, [sys.executable, *words[2:]])
-    if verb == "fs" and words[1:2] in (["mount"], ["umount"]):
-        from quine.mount.command import main as mount
+    if words[:3] == ["fs", "mount", "--keep"]:
+        from quine.mount.command import keep
 
-        return mount(words[1:])
+        return keep(words[3:])
     if verb == "fs":
         from quine.files.commands import main as fs
 

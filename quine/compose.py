@@ -169,8 +169,18 @@ def settle(spawn: Spawn, host: Host) -> None:
     spawn.context = {
         name: value for name, value in spawn.context.items() if name != "fs"
     }  # no other host's business
+    if host.mount and not spawn.context.get("control"):
+        _mounted(spawn)
     spawn.limits = {**{name: str(value) for name, value in host.limits.items()}, **spawn.limits}
     spawn.lease = max(host.lease, DETACHED_LEASE) if spawn.context.get("detached") else host.lease
+
+
+def _mounted(spawn: Spawn) -> None:
+    """The files tier as a directory: an agent sees to that itself, a command has it from `quine run`."""
+    if spawn.own:
+        spawn.env.setdefault("QUINE_MOUNT", "auto")
+    else:
+        spawn.argv, spawn.own = ["run", "--mount", "--", *spawn.argv], True
 
 
 # -- agents ----------------------------------------------------------------------------------------
@@ -182,6 +192,8 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
     from quine.options import environment, limits
 
     os.environ.pop("QUINE_DETACHED", None)
+    if values.get("mount"):
+        os.environ["QUINE_MOUNT"] = "auto"
     os.environ.update(environment(values, os.environ))
     if limited := limits(values):
         from quine.exits import Misconfigured
@@ -222,6 +234,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     life, settings = life_from(mission, values, settled)
     spawn = _agent(str(values["on"]), life)
     spawn.env = {**callers_environment(values), **environment(values, given)}
+    spawn.env |= {"QUINE_MOUNT": "auto"} if values.get("mount") else {}
     spawn.limits = limits(values)
     spawn.context = {**caller(values), "detached": detached}
     spawn.cwd = starting_directory(values)
@@ -280,6 +293,8 @@ def face(
     environ = dict(os.environ)
     spawn = _agent(where, life)
     spawn.context = caller({})
+    if os.environ.get("QUINE_MOUNT"):
+        spawn.env["QUINE_MOUNT"] = "auto"  # what is mounted here has another path there
     services = _services(life, ledger, environ, facts)
     run = client.run
     if files or returns:

@@ -166,10 +166,13 @@ def _lives(
         env.ensure_quine(settings.data_dir)
     while True:
         env.bequeath(settings, life)
+        unmounted = _mount()
         signals.arm(settings.ledger.time_left(), life.limits.deadline)
         tape = _tape(life, settings, ask, signals)
         log = Log("" if ask else os.path.join(settings.data_dir, f"{life.session}.log"), settings.verbose)
         guest.note = log.note
+        if unmounted:
+            log.note(unmounted)
         loop = Loop(life, settings, guest, price, tape, signals, log, record, held, ask is not None, face)
         loop.jobs.adopt(jobs or [])
         try:
@@ -197,6 +200,15 @@ def _lives(
         if os.getpid() == ours and settings.top and ask is None and keeping.wanted(os.environ):
             keeping.finish(life.root)
         return end
+
+
+def _mount() -> str:
+    """Where the files tier is wanted as a directory and is none yet; why it is none, or "". Raises Failure."""
+    if os.environ.get("QUINE_MOUNT") != "auto":
+        return ""
+    from quine.mount.command import attach
+
+    return attach(os.environ)
 
 
 def _tape(life: Life, settings: Settings, ask: Ask | None, signals: Signals) -> Tape:

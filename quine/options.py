@@ -55,6 +55,14 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         True,
         "the files tier: origin:[DIR], file://, s3:// and others (QUINE_FS)",
     ),
+    (
+        "mount",
+        "",
+        "",
+        "agent run",
+        True,
+        "show it the files tier as a directory, whose path is in QUINE_MOUNT",
+    ),
     ("cwd", "", "DIR", "agent run", True, "directory to start in"),
     (
         "files",

@@ -68,6 +68,8 @@ def first(life: Life) -> Message:
         parts = [f"Material was saved to the file {life.material_file}."]
     else:
         parts = [_MATERIAL[life.material or "none"]]
+    if os.environ.get("QUINE_MOUNT"):
+        parts.append("The files that all agents of the tree share are in the directory $QUINE_MOUNT.")
     parts.append(limits(life))
     if life.wisdom:
         import json

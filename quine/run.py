@@ -52,11 +52,14 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
     terminal = _terminal() if "terminal" in values else None
     _tries(values)  # refused here, whatever becomes of the rest
     if "on" not in values and "report" not in values and stage is None:
+        if "mount" in values:
+            _mount(values)
         return _here(command, env, limited, str(values["cwd"]) if "cwd" in values else None)
     from transport.spawn import Spawn
 
     spawn = Spawn(
-        command,
+        ["run", "--mount", "--", *command] if "mount" in values else command,
+        own="mount" in values,
         where=str(values.get("on", "local")),
         env={**callers_environment(values), **env},
         cwd=starting_directory(values),
@@ -66,6 +69,15 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
         terminal=terminal,
     )
     return show(spawn, values, _services(), stage=stage)
+
+
+def _mount(values: dict[str, object]) -> None:
+    """Where none can be made, the variable is absent, and the command decides what that means."""
+    from quine.mount.command import attach
+
+    why = attach(os.environ)
+    if why and values.get("verbose"):
+        say(f"quine: {why}\n")
 
 
 def _services() -> Services:
@@ -222,7 +234,9 @@ def show(
                 spawn,
                 services=services,
                 on_start=_say_started if values.get("verbose") else None,
-                on_note=None if spawn.own else Notes(values, spawn.terminal is not None).hear,
+                on_note=None
+                if spawn.own and spawn.argv[:2] != ["run", "--mount"]
+                else Notes(values, spawn.terminal is not None).hear,
                 on_refused=on_refused,
                 used=used,
             )

@@ -126,6 +126,10 @@ def perform(arguments: list[str]) -> int:
     if values.get("help"):
         print(usage(command))
         return OK
+    if command in ("mount", "umount"):
+        from quine.mount.command import perform as mount
+
+        return mount(command, values, paths)
     try:
         call = Call(command, values, paths, _tier(values))
         try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Values = Mapping[str, object]
 
-ALL = "ls cat put get cp mv rm find stat mkdir url sync"
+ALL = "ls cat put get cp mv rm find stat mkdir url sync mount"
 MANY = "put get cp rm sync"  # those that do many things at a time
 SOURCES = "ls cat get cp mv rm find stat url"  # those whose paths may be patterns
 
@@ -63,7 +63,8 @@ OPTIONS: tuple[tuple[str, str, str, str, str], ...] = (
     ("quiet", "q", "", MANY, "no progress on a terminal"),
     ("verbose", "v", "", MANY + " mv", "say on stderr what was done"),
     ("fs", "", "URL", ALL, "another files tier than QUINE_FS"),
-    ("help", "h", "", ALL.removeprefix("ls "), "this text"),
+    ("foreground", "f", "", "mount", "stay, and end with ^C"),
+    ("help", "h", "", ALL.removeprefix("ls ") + " umount", "this text"),
     ("help", "", "", "ls", "this text"),
 )
 
@@ -109,6 +110,13 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "One of the two is in the tier and is written tier:PATH. What has the same size and time is not sent again.\n"
         "What TARGET has more stays, unless --delete.",
     ),
+    "mount": (
+        "[OPTIONS] DIR",
+        "show the tier as the directory DIR",
+        "It stays until it is unmounted. A file that is written appears when it is closed, whole or not at all, and\n"
+        "close says what went wrong. Needs /dev/fuse, and to be root or to have fusermount3; see quine doctor.",
+    ),
+    "umount": ("DIR…", "end that", ""),
 }
 
 # of `quine fs`, too, with a command line of their own (quine/mount/command.py, Python's)

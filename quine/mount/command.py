@@ -12,67 +12,36 @@ import signal
 
 from quine.exits import NOT_STARTED, Failure, Misconfigured, complain
 from quine.exits import USAGE as WRONG_USAGE
+from quine.files.place import absolute
 from transport import address, inherit
 from transport.errors import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping
 
 VARIABLE = "QUINE_MOUNT"
 WANTED = "auto"  # its value where a mount is asked for and not there yet
 SECONDS = 20.0  # for a keeper to mount
 
-USAGE = """\
-usage: quine fs mount [--foreground] [--fs URL] DIR
-       quine fs umount DIR…
 
-Show the files tier as the directory DIR, until it is unmounted. A file that is written appears when it is closed,
-whole or not at all; close says what went wrong. Needs /dev/fuse, and to be root or to have fusermount3.
-
-options:
-  -f, --foreground     stay; end with ^C
-      --fs URL         another files tier than QUINE_FS
-  -h, --help           this text"""
-
-
-def main(words: list[str]) -> int:
-    """`mount …` or `umount …`."""
-    verb, words = words[0], words[1:]
-    values: dict[str, str] = {}
-    paths: list[str] = []
-    while words:
-        word = words.pop(0)
-        name, given, value = word.partition("=")
-        if word == "--":
-            paths += words
-            break
-        if not word.startswith("-") or word == "-":
-            paths.append(word)
-        elif word in ("-h", "--help"):
-            print(USAGE)
-            return 0
-        elif verb == "mount" and word in ("-f", "--foreground"):
-            values["foreground"] = "1"
-        elif verb == "mount" and name in ("--fs", "--keep", "--ready-fd"):
-            if not given:
-                value = words.pop(0) if words else ""
-            if not value:
-                raise Misconfigured(f"{name} needs a value")
-            values[name[2:]] = value
-        else:
-            raise Misconfigured(f"no such option: {word}", f"see quine fs {verb} --help")
+def perform(verb: str, values: Mapping[str, object], paths: list[str]) -> int:
+    """`mount` or `umount`; the exit status. Raises Failure."""
     if "fs" in values:
-        os.environ["QUINE_FS"] = values["fs"]
-    if "keep" in values:
-        from quine.mount.keeper import keep
-
-        return keep("", int(values["ready-fd"]), int(values["keep"]))
+        os.environ["QUINE_FS"] = absolute(str(values["fs"]))
     if not paths or (verb == "mount" and len(paths) > 1):
         raise Misconfigured(f"quine fs {verb} needs a directory", f"see quine fs {verb} --help")
     if verb == "umount":
         return max(map(_umount, paths))
     return _mount(os.path.realpath(paths[0]), "foreground" in values)
+
+
+def keep(words: list[str]) -> int:
+    """`--keep PID --ready-fd N`: the image that `attach` starts."""
+    from quine.mount import keeper
+
+    target, _, ready = words
+    return keeper.keep("", int(ready), int(target))
 
 
 def _mount(path: str, foreground: bool) -> int:

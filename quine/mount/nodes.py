@@ -25,7 +25,7 @@ Key = tuple[str, str]
 
 
 class Node:
-    __slots__ = ("content", "draft", "entry", "id", "key", "lookups", "opened", "path")
+    __slots__ = ("checked", "content", "draft", "entry", "id", "key", "lookups", "opened", "path")
 
     def __init__(self, number: int, entry: Entry, key: Key | None) -> None:
         self.id = number
@@ -34,6 +34,7 @@ class Node:
         self.key = key  # under which others find it; None for a draft and for what was replaced
         self.lookups = 0
         self.opened = 0
+        self.checked = 0.0  # when the store last told what a directory is
         self.draft: Draft | None = None  # while somebody writes it
         self.content: Content | None = None  # while somebody reads it
 
@@ -86,6 +87,10 @@ class Nodes:
         self._last += 1
         node = self._by_id[self._last] = Node(self._last, entry, key)
         return node
+
+    def directory(self, path: str) -> Node | None:
+        """If the kernel knows it."""
+        return self._by_key.get((path, ""))
 
     def settle(self, node: Node, entry: Entry) -> None:
         """A draft has become this version, and the kernel's pages of it are right; others may find it as that."""

@@ -73,7 +73,7 @@ def is_quick(state: State, request: Request) -> bool:
     with state.lock:
         if op == Op.GETATTR:
             node = state.nodes.get(request.node)
-            return node is None or node.entry.is_file
+            return node is None or reading.is_fresh(node)
         if op not in (Op.READ, Op.WRITE, Op.FLUSH, Op.RELEASE):
             return False
         handle = state.handles.get(request.args[0])

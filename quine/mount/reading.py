@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 
 from quine.files import names
 from quine.files.tier import Entry, error, stale
@@ -34,7 +35,14 @@ def lookup(state: State, request: Request) -> Parts:
         return (entry_of(state, node),)
     entry = state.stat(path)
     with state.lock:
-        return (entry_of(state, state.nodes.of(entry)),)
+        node = state.nodes.of(entry)
+        node.checked = time.monotonic()
+        return (entry_of(state, node),)
+
+
+def is_fresh(node: Node) -> bool:
+    """Can its attributes be told without asking the store?"""
+    return node.entry.is_file or time.monotonic() - node.checked < BELIEVED
 
 
 def entry_of(state: State, node: Node, seconds: int | None = None) -> bytes:
@@ -44,12 +52,13 @@ def entry_of(state: State, node: Node, seconds: int | None = None) -> bytes:
         if seconds is None:
             seconds = 0 if node.entry.is_file else BELIEVED
         attr = fuse.attributes(node.attributes(), state.uid, state.gid)
-        return fuse.entry(node.id, attr, seconds, 0 if node.draft else BELIEVED)
+        return fuse.entry(node.id, attr, seconds, _attr_seconds(node))
 
 
 def getattr_(state: State, request: Request) -> Parts:
     node = state.node(request.node)
-    if not node.entry.is_file:
+    if not is_fresh(node):
+        node.checked = time.monotonic()
         node.entry = state.stat(node.path)
     return (attr_of(state, node),)
 
@@ -57,7 +66,12 @@ def getattr_(state: State, request: Request) -> Parts:
 def attr_of(state: State, node: Node) -> bytes:
     with state.lock:
         attr = fuse.attributes(node.attributes(), state.uid, state.gid)
-        return fuse.attr_out(attr, 0 if node.draft else BELIEVED)
+        return fuse.attr_out(attr, _attr_seconds(node))
+
+
+def _attr_seconds(node: Node) -> int:
+    """The kernel does not know when a close changes a directory, so it asks us, who do."""
+    return BELIEVED if node.entry.is_file and node.draft is None else 0
 
 
 def statfs(state: State, request: Request) -> Parts:
@@ -98,18 +112,26 @@ def expect_draft(state: State, node: Node, thread: int) -> None:
 
 def open_draft(state: State, node: Node, thread: int, writes: bool, empty: bool) -> int:
     """One more handle of a draft."""
-    draft = node.draft
-    assert draft is not None
-    with draft.lock:
-        if empty:
-            draft.begin()
-            draft.resize(0)
-        else:
-            draft.load(state.tier)
-        return hold_draft(state, node, draft, thread, writes)
+    with state.lock:
+        draft = node.draft
+        if draft is None:
+            raise stale(node.path)  # it has become the file meanwhile
+        number = hold_draft(state, node, draft, thread, writes)
+    try:
+        with draft.lock:
+            if empty:
+                draft.begin()
+                draft.resize(0)
+            else:
+                draft.load(state.tier)
+    except OSError:
+        state.release(number)
+        raise
+    return number
 
 
 def hold_draft(state: State, node: Node, draft: Draft, thread: int, writes: bool) -> int:
+    """It lives as long as a handle of it."""
     process = process_of(thread)
     with state.lock:
         draft.arrived()

@@ -66,6 +66,13 @@ class State:
                 raise
             return Entry("", "directory", mode=0o755)
 
+    def changed(self, path: str) -> None:
+        """We have changed something in the directory of this path."""
+        with self.lock:
+            directory = self.nodes.directory(names.parent(path))
+            if directory is not None:
+                directory.checked = 0.0
+
     # -- handles
 
     def handle(self, number: int) -> Handle:
@@ -74,6 +81,24 @@ class State:
         if handle is None:
             raise error(errno.EBADF, "")
         return handle
+
+    def release(self, number: int) -> None:
+        """A handle and what it holds are let go of; once."""
+        with self.lock:
+            handle = self.handles.pop(number)
+            if handle is None:
+                return
+            node, draft = handle.node, handle.draft
+        if handle.content is not None:
+            self.close_content(node, handle.content)
+        with self.lock:
+            node.opened -= 1
+            if draft is not None:
+                draft.users -= 1
+                draft.writers -= handle.writes
+                if not draft.users and node.draft is draft:
+                    self.end_draft(node)
+            self.nodes.drop(node)
 
     def open_content(self, node: Node) -> Content:
         """What is read of a version, one more user of it. ESTALE where another version is there now."""

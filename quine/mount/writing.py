@@ -17,7 +17,7 @@ from quine.mount import fuse
 from quine.mount.draft import Draft
 from quine.mount.fuse import Op, Request
 from quine.mount.nodes import Node
-from quine.mount.openings import Handle, holds_still, process_of
+from quine.mount.openings import holds_still, process_of
 from quine.mount.reading import Parts, attr_of, entry_of, hold_draft
 from quine.mount.state import State
 
@@ -32,6 +32,7 @@ def create(state: State, request: Request) -> Parts:
     if flags & os.O_EXCL:
         with state.tier.create(path, if_absent=True, mode=mode, size=0) as writer:
             base = writer.commit()
+        state.changed(path)
     draft = Draft(path, base, mode)
     draft.begin()
     draft.dirty = base is None
@@ -47,6 +48,7 @@ def mknod(state: State, request: Request) -> Parts:
         raise error(errno.EPERM, path)  # no pipes, sockets and devices in a tier
     with state.tier.create(path, if_absent=True, mode=request.args[0] & 0o777, size=0) as writer:
         entry = writer.commit()
+    state.changed(path)
     with state.lock:
         return (entry_of(state, state.nodes.of(entry)),)
 
@@ -98,22 +100,18 @@ def _commit(state: State, node: Node, draft: Draft) -> None:
     with draft.lock:
         entry = draft.commit(state.tier)
     if entry is not None:
+        state.changed(draft.path)
         with state.lock:
             node.entry, node.path = entry, draft.path
 
 
 def release(state: State, request: Request) -> Parts:
+    number = request.args[0]
     with state.lock:
-        handle = state.handles.pop(request.args[0])
-    if handle is not None:
-        _let_go(state, handle)
-    return ()
-
-
-def _let_go(state: State, handle: Handle) -> None:
+        handle = state.handles.get(number)
+    if handle is None:
+        return ()
     node, draft = handle.node, handle.draft
-    if handle.content is not None:
-        state.close_content(node, handle.content)
     if draft is not None and handle.writes and draft.writers == 1 and draft.dirty:
         try:
             _commit(
@@ -121,14 +119,8 @@ def _let_go(state: State, handle: Handle) -> None:
             )  # nobody's close has: it was handed to another process, or that was killed
         except OSError as wrong:
             state.note(f"{draft.path}: not kept: {wrong.strerror}")
-    with state.lock:
-        node.opened -= 1
-        if draft is not None:
-            draft.users -= 1
-            draft.writers -= handle.writes
-            if not draft.users and node.draft is draft:
-                state.end_draft(node)
-        state.nodes.drop(node)
+    state.release(number)
+    return ()
 
 
 def setattr_(state: State, request: Request) -> Parts:
@@ -187,6 +179,7 @@ def _rewrite(
             if length > old.size:
                 writer.hole(length - old.size)
             entry = writer.commit()
+    state.changed(node.path)
     with state.lock:
         if not node.opened and node.draft is None:
             state.nodes.hide(node)
@@ -200,6 +193,7 @@ def _rewrite(
 def mkdir(state: State, request: Request) -> Parts:
     path = state.below(request.node, request.names[0])
     state.tier.mkdir(path)
+    state.changed(path)
     entry = Entry(path, "directory", mode=0o755)
     try:
         entry = state.stat(path)
@@ -220,6 +214,7 @@ def unlink(state: State, request: Request) -> Parts:
         if not drafts:
             raise
     state.removed(path)
+    state.changed(path)
     return ()
 
 
@@ -229,6 +224,7 @@ def rmdir(state: State, request: Request) -> Parts:
         raise error(errno.ENOTDIR, path)
     state.tier.remove(path)
     state.removed(path)
+    state.changed(path)
     return ()
 
 
@@ -247,4 +243,6 @@ def rename(state: State, request: Request) -> Parts:
         if not drafts:
             raise  # of a draft that is not committed yet, only its name changes
     state.moved(source, target)
+    state.changed(source)
+    state.changed(target)
     return ()

@@ -1,0 +1,127 @@
+"""Real mounts for tests: each in processes of its own, unmounted and gone when its `with` ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quine.mount import mounts
+from tests.agents import QUINE, until
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def why_not() -> str:
+    """Why nothing can be mounted on this machine; "" where it can. Found by trying, once."""
+    why, _ = mounts.lacking()
+    if why:
+        return why
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os, sys, tempfile\n"
+            "from quine.mount import mounts\n"
+            "with tempfile.TemporaryDirectory() as path:\n"
+            "    fd = mounts.mount(path, 'quine-test')\n"
+            "    os.close(fd)\n"
+            "    mounts.unmount(path)\n",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+
+
+WHY_NOT = why_not()
+needs_fuse = pytest.mark.skipif(bool(WHY_NOT), reason=f"no FUSE here: {WHY_NOT}")
+
+
+class Mount:
+    """A tier in `store`, and its directory `path`."""
+
+    def __init__(self, directory: Path, store: Path, name: str = "m", **env: str) -> None:
+        self.path = directory / name
+        self.store = store
+        self.path.mkdir()
+        store.mkdir(exist_ok=True)
+        runtime = directory / "run"
+        runtime.mkdir(exist_ok=True)
+        self.env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("QUINE_")},
+            "XDG_RUNTIME_DIR": str(runtime),
+            "QUINE_FS": f"file://{store}",
+            **env,
+        }
+
+    def quine(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([*QUINE, *words], env=self.env, cwd=ROOT, capture_output=True, timeout=timeout)
+
+    def processes(self) -> list[int]:
+        """The keeper and the server, the elder first."""
+        found = []
+        for name in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                if name.isdigit() and os.fsencode(self.path) in Path(
+                    "/proc", name, "cmdline"
+                ).read_bytes().split(b"\0"):
+                    started = int(Path("/proc", name, "stat").read_bytes().rpartition(b") ")[2].split()[19])
+                    found.append((started, int(name)))
+        return [pid for _, pid in sorted(found)]
+
+    @property
+    def is_there(self) -> bool:
+        return mounts.is_mounted(str(self.path))
+
+    def __enter__(self) -> Mount:
+        done = self.quine("fs", "mount", str(self.path))
+        assert done.returncode == 0, done.stderr
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            mounts.unmount(str(self.path))
+        until(lambda: not self.processes())
+        assert not self.is_there
+
+
+@contextlib.contextmanager
+def serving(directory: Path, program: str) -> Iterator[Path]:
+    """A mount whose tier is made by `program`, which defines `tier`, in a process of its own."""
+    path = directory / "m"
+    path.mkdir()
+    code = (
+        "import sys\n"
+        f"{program}\n"
+        "from quine.mount import mounts\n"
+        "from quine.mount.server import Server\n"
+        "from quine.mount.state import State\n"
+        "fd = mounts.mount(sys.argv[1], 'quine-test')\n"
+        "print('ready', flush=True)\n"
+        "Server(fd, State(tier, lambda text: print(text, file=sys.stderr, flush=True))).serve([], lambda fd: True)\n"
+        "import os\n"
+        "os._exit(0)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield path
+        finally:
+            with contextlib.suppress(OSError):
+                mounts.unmount(str(path))
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+    assert not mounts.is_mounted(str(path))
