@@ -48,6 +48,8 @@ def command(values: dict[str, object], argv: list[str], tree: str) -> int:
         return _over_there(values, job, argv, tree)
     cwd = starting_directory({**values, "on": "local"})
     shown = " ".join(_quoted(word) for word in argv)
+    if values.get("mount"):
+        argv = [*address.own_command(), "run", "--mount", "--", *argv]
     env = {**os.environ, **environment(values, os.environ)}
     if "token" in inherit.read() and not env.get("QUINE_FS"):
         env["QUINE_FS"] = GONE  # whom it would ask ends with the job that we are
@@ -238,6 +240,7 @@ def _over_there(values: dict[str, object], job: str, argv: list[str], tree: str)
 
     words = ["run", "--detach", f"--job={job}"]
     words += [f"--limit={name}={value}" for name, value in limits(values).items()]
+    words += ["--mount"] if values.get("mount") else []
     words += ["--stdin"] if values.get("stdin") else []
     words += [f"--spool={values['spool']}"] if "spool" in values else []
     spawn = verb_there([*words, "--", *argv], str(values["on"]), values)
