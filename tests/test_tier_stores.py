@@ -26,6 +26,7 @@ from quine.files.s3 import Bucket, Unmet, settings
 from quine.files.tier import Tier
 from tests.lab import Lab, processes
 from tests.lab.machine import free_port
+from tests.test_tier_together import together
 from tests.tiers import below, get, put
 from tests.weed import BUCKET, SECRET, Weed
 from transport import inherit
@@ -138,6 +139,24 @@ def test_a_store_that_ignores_the_condition_is_found_out(
     refused(errno.ENOTSUP, lambda: put(tier, "lock", b"", if_absent=True))
     assert below(tier) == []
     put(tier, "lock", b"")
+
+
+def test_one_of_many_moves_it(tier: ObjectTier) -> None:
+    """To names of their own, and all to one name."""
+    for target in ("mine/{}", "ours"):
+        put(tier, "queue/item", b"work")
+        moved = []
+
+        def claim(index: int, target: str = target, moved: list[int] = moved) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                tier.rename("queue/item", target.format(index))
+                moved.append(index)
+
+        together(*(lambda index=index: claim(index) for index in range(8)))  # type: ignore[misc]
+        assert len(moved) == 1
+        assert get(tier, target.format(moved[0])) == b"work"
+        assert below(tier, "queue") == []
+    assert below(tier, "mine") == [below(tier, "mine")[0]]
 
 
 def test_parts_are_dropped_with_their_writer(tier: ObjectTier, bucket: Bucket) -> None:

@@ -27,6 +27,7 @@ from quine.files import names
 from quine.files.keys import ASIDE, key_of, path_of
 from quine.files.moving import moves, replaces
 from quine.files.object_io import (
+    AGAIN,
     MARK,
     MODE,
     MTIME,
@@ -262,20 +263,43 @@ class ObjectTier(Tier):
         if not moves(source, not here.is_file, target, if_absent):
             return
         if here.is_file:
-            self._copied(source, target, if_absent)
-            with contextlib.suppress(Unmet):  # replaced meanwhile: the new one is nobody's to remove
-                self._drop(source, here.version)
-            return
-        self._rename_folder(source, target, if_absent)
+            self._move(source, target, if_absent)
+        else:
+            self._rename_folder(source, target, if_absent)
 
-    def _drop(self, path: str, version: str) -> None:
-        """Delete that version of a file, where the store can tell them apart."""
+    def _move(self, source: str, target: str, if_absent: bool) -> None:
+        """Copy, then remove what was copied: who removes it has moved it, and of many that is one.
+
+        Where nothing stood at the target the copy is conditional, so that it is ours and may be taken back.
+        """
+        for _ in range(AGAIN):
+            here = self.bucket.head(self.key(source), source)
+            if here is None:
+                break
+            new = self.bucket.head(self.key(target), target) is None and self._decides(target)
+            try:
+                made = self._copied(here, source, target, if_absent or new)
+            except FileExistsError:
+                if if_absent:
+                    raise
+                continue
+            if self._drop(source, here.etag):
+                return
+            if new:
+                self._drop(target, made.version)
+        raise self._unlike_file(source)
+
+    def _drop(self, path: str, version: str) -> bool:
+        """Delete that version of a file, where the store can tell them apart. False: it was not there any more."""
         try:
             self.bucket.call("delete_object", path, Key=self.key(path), IfMatch=f'"{version}"')
+        except (Unmet, FileNotFoundError):
+            return False
         except OSError as fault:
             if fault.errno != errno.ENOTSUP:
                 raise
             self.bucket.call("delete_object", path, Key=self.key(path))
+        return True
 
     def _rename_folder(self, source: str, target: str, if_absent: bool) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -325,14 +349,14 @@ class ObjectTier(Tier):
         )
 
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
-        return self._copied(source, target, if_absent)
-
-    def _copied(self, source: str, target: str, if_absent: bool) -> Entry:
         if not source:
             raise error(errno.EISDIR, source)
         here = self.bucket.head(self.key(source), source)
         if here is None:
             raise self._unlike_file(source)
+        return self._copied(here, source, target, if_absent)
+
+    def _copied(self, here: Found, source: str, target: str, if_absent: bool) -> Entry:
         if not target:
             raise error(errno.EISDIR, target)
         if source == target and not if_absent:  # which the store would refuse
@@ -364,7 +388,12 @@ class ObjectTier(Tier):
         return entry(path, source)._replace(version=etag)
 
     def _heeds(self, path: str) -> None:
-        """See once whether the store heeds If-None-Match. ENOTSUP where it does not."""
+        if not self._decides(path):
+            text = "this store does not heed If-None-Match: it cannot decide who is first"
+            raise OSError(errno.ENOTSUP, text, path)
+
+    def _decides(self, path: str) -> bool:
+        """Does the store heed If-None-Match? Seen once."""
         with self._lock:
             if self._conditional is None:
                 key = f"{self.base}{ASIDE}{secrets.token_hex(8)}"
@@ -381,9 +410,7 @@ class ObjectTier(Tier):
                 finally:
                     with contextlib.suppress(OSError):
                         self.bucket.call("delete_object", path, Key=key)
-        if not self._conditional:
-            text = "this store does not heed If-None-Match: it cannot decide who is first"
-            raise OSError(errno.ENOTSUP, text, path)
+            return self._conditional
 
     def close(self) -> None:
         self.bucket.close()
