@@ -6,6 +6,8 @@ import contextlib
 import errno
 import json
 import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -214,6 +216,29 @@ def test_what_is_wrong_with_the_way_to_a_bucket(weed: Weed) -> None:
     tier = opened(f"s3://{BUCKET}", {**weed.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"})
     refused(errno.EIO, lambda: tier.stat("a"))
     tier.close()
+
+
+def test_a_directory_is_sent_once(weed: Weed, tmp_path: Path) -> None:
+    """The commands on a bucket; its listings have not the times that were given, and all is not sent again for it."""
+
+    def fs(*words: str) -> str:
+        command = [sys.executable, "-P", "-m", "quine", "fs", *words]
+        environ = {**os.environ, **weed.environ, "QUINE_FS": f"s3://{BUCKET}/sync{tmp_path}"}
+        return subprocess.run(command, env=environ, capture_output=True, check=True, text=True).stdout
+
+    (tmp_path / "own" / "d").mkdir(parents=True)
+    for name in ("a", "d/b"):
+        (tmp_path / "own" / name).write_text(name)
+        os.utime(tmp_path / "own" / name, (1e9, 1e9 + 0.5))
+    (tmp_path / "own" / "a").chmod(0o755)
+    fs("sync", str(tmp_path / "own"), "tier:x")
+    assert fs("sync", "-n", str(tmp_path / "own"), "tier:x") == ""
+    fs("sync", "tier:x", str(tmp_path / "back"))
+    assert fs("sync", "-n", "tier:x", str(tmp_path / "back")) == ""
+    assert (tmp_path / "back" / "a").stat().st_mode & 0o777 == 0o755
+    os.utime(tmp_path / "own" / "a")
+    assert fs("sync", "-n", str(tmp_path / "own"), "tier:x") == "put a\n"
+    assert fs("cat", "x/d/b") == "d/b"
 
 
 def test_a_flat_store_by_no_more_than_fsspec_offers(weed: Weed, tmp_path: Path) -> None:
