@@ -148,6 +148,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tiers.Stor
 @pytest.mark.timeout(300)
 def test_a_second_sync_sends_nothing_whatever_the_store(store: tiers.Store, tmp_path: Path) -> None:
     """A listing of some stores knows neither the time nor the mode that a file was given."""
+    store.needs("mtime")
     sent: list[str] = []
     create = store.tier.create
 
