@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -11,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.agents import OK, call, says, sh
 from tests.lab import Lab
 from tests.test_elsewhere import environment, leave, tapes
+from tests.test_laws import BLOCKING
+from tests.test_may_fork import reach as reach
 
 
 @pytest.fixture
@@ -143,12 +147,12 @@ def test_an_agent_has_its_files_and_returns_others(lab: Lab, work: Path, tmp_pat
 
 def test_fork_sends_files_and_has_returns(lab: Lab, work: Path, tmp_path: Path) -> None:
     child = {"intent": "child", "host": "h1", "files": ["src"], "returns": ["made", "none"]}
-    call = {"children": [child], "wait": True, "context": "none"}
+    arguments = {"children": [child], "wait": True, "context": "none"}
     tool = {"name": "sh", "arguments": {"command": "wc -c <src/a.c >made"}}
     replies = [
         {"match": "child", "reply": {"tool_calls": [tool]}},
         {"match": "child", **leave()},
-        {"match": "parent", "reply": {"tool_calls": [{"name": "fork", "arguments": call}]}},
+        {"match": "parent", "reply": {"tool_calls": [{"name": "fork", "arguments": arguments}]}},
         {"match": "parent", **leave()},
     ]
     env = environment(lab, tmp_path / "data", replies)
@@ -158,3 +162,75 @@ def test_fork_sends_files_and_has_returns(lab: Lab, work: Path, tmp_path: Path) 
     tape = tapes(tmp_path / "data")["parent"]
     results = [entry["data"]["content"] for entry in tape if entry["type"] == "tool_result"]
     assert "--returns none: nothing there to be brought back" in results[0]
+
+
+def test_a_child_of_an_agent_elsewhere_has_its_files_from_there(
+    reach: Lab, work: Path, tmp_path: Path
+) -> None:
+    """From b1 to b2 by way of the origin, which has neither them nor a say in them."""
+    made = call("fork", intent="child", host="b2", wait=True, context="none", files=["own"], returns=["back"])
+    env = environment(reach, tmp_path / "data", [
+        says(sh("mkdir own; cat src/a.c >own/x"), made, sh("cat back >&4"), OK, match="^root"),
+        says(sh("{ cat own/x; echo $QUINE_NODE_NAME; } >back"), OK, match="^child"),
+    ])  # fmt: skip
+    done = reach.run(["--on", "b1", "--files", "src", "root"], env=env, cwd=work)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"int a;b2\n", b"")
+    assert not (work / "back").exists() and not (work / "own").exists()
+
+
+def test_a_fork_that_names_what_is_not_there_starts_nothing(lab: Lab, work: Path, tmp_path: Path) -> None:
+    bad = call("fork", intent="child", host="h1", wait=True, files=["src", "nope"])
+    worse = call("fork", intent="child", host="h1", wait=True, returns=["../x"])
+    env = environment(lab, tmp_path / "data", [says(bad, worse, OK)])
+    assert lab.run(["parent"], env=env, cwd=work).returncode == 0
+    (tape,) = tapes(tmp_path / "data").values()
+    results = [entry["data"]["content"] for entry in tape if entry["type"] == "tool_result"]
+    assert "[FORK ERROR] files nope: no such file or directory, nothing was started" in results[0]
+    assert "[FORK ERROR] returns: '../x' leads out" in results[1]
+
+
+def test_here_files_are_copied_where_the_directory_is_another(lab: Lab, work: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    words = ["run", "--cwd", tmp_path / "other", "--files", "src", "--returns", "out", "--"]
+    done = lab.run([*words, "sh", "-c", "cat src/a.c | tee out"], cwd=work)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"int a;", b"")
+    assert (work / "out").read_text() == "int a;"
+    done = lab.run(["run", "--files", "src", "--returns", "none", "--", "cat", "src/a.c"], cwd=work)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"int a;", b""), "all of it is here already"
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "--on", "h1", "--detach"], ["--on", "h1", "--detach"], ["run", "--on", "h1", "-t"]]
+)
+def test_what_is_not_built_yet_is_said(lab: Lab, work: Path, words: list[str]) -> None:
+    done = lab.run([*words, "--files", "src", "--", "true"], cwd=work)
+    assert done.returncode == 2
+    assert b"not built yet" in done.stderr
+
+
+def test_a_command_that_is_not_there(lab: Lab, work: Path) -> None:
+    done = lab.run(["run", "--on", "h1", "--files", "src", "--", "no-such-command"], cwd=work)
+    assert (done.returncode, done.stderr) == (127, b"quine: h1: error: command not found: no-such-command\n")
+
+
+def test_the_report_says_that_nothing_was_started(lab: Lab, work: Path) -> None:
+    os.mkfifo(work / "src" / "pipe")
+    done = lab.run(["run", "--on", "h1", "--report", "r", "--files", "src", "--", "true"], cwd=work)
+    report = json.loads((work / "r").read_text())
+    assert (done.returncode, report["state"], report["code"]) == (69, "unreachable", 69)
+    assert "src/pipe: neither a file nor a directory nor a link" in report["detail"]
+
+
+def test_plain_commands_load_nothing_of_it(lab: Lab) -> None:
+    done = lab.run(["run", "--on", "h1", "--", "true"], env={"PYTHONPROFILEIMPORTTIME": "1"}, check=True)
+    assert b"quine.staging" not in done.stderr
+
+
+def test_what_the_wrapper_loads_is_the_standard_library(lab: Lab, work: Path) -> None:
+    words = ["run", "--on", "h1", "--env", "PYTHONPROFILEIMPORTTIME=1", "--files", "src", "--", "true"]
+    loaded = {
+        line.rpartition(b"|")[2].strip().split(b".")[0]
+        for line in lab.run(words, cwd=work).stderr.splitlines()
+    }
+    assert b"quine" in loaded
+    assert not loaded & {name.encode() for name in BLOCKING}
