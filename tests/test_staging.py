@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from quine.exits import Misconfigured
 from quine.staging import objects, renames, survey, words
-from quine.staging.content import Broken, Changed, Feed, measure, parse_head
-from quine.staging.manifest import BadManifest, Manifest, parse, stays
+from quine.staging.content import Broken, Changed, Feed, measure, parse_head, tell
+from quine.staging.face import Staging
+from quine.staging.manifest import BadManifest, Manifest, digest_of, parse, stays
 from quine.staging.tree import Tree, bits, set_bits
 from tests.test_staging_hosts import facts
-from tests.wired import bring, stage
+from tests.wired import Relay, bring, stage
 from transport.errors import RequestError
 
 ODD = [
@@ -177,11 +178,9 @@ def test_the_whole_directory(here: Path, there: Path, monkeypatch: pytest.Monkey
     plant(here)
     (here / ".quine").mkdir()
     (here / ".quine" / "tape").write_text("not for others")
-    from quine.staging.face import Staging
-
     staging = Staging(["."], [], str(here), ".quine")
     from quine.staging import there as over_there
-    from tests.wired import Relay, inside
+    from tests.wired import inside
 
     relay = Relay(staging._give)
     with inside(there):
@@ -329,6 +328,45 @@ def test_a_hostile_manifest_brings_nothing_that_was_not_asked_for(here: Path, th
         words.matching = original
     assert "b was not asked for" in failure
     assert list(here.iterdir()) == []
+
+
+def test_all_of_a_directory_comes_back_but_what_is_quines_own(here: Path, there: Path) -> None:
+    for name in (".quine", "d", ".hidden"):
+        (there / name).mkdir()
+        (there / name / "x").write_text("x")
+    assert bring(here, there, ".") == ("", [])
+    assert sorted(path.name for path in here.iterdir()) == [".hidden", "d"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_whatever_comes_is_refused_or_taken_whole(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """A job that says what it likes in the place of what it has."""
+    here = tmp_path_factory.mktemp("here")
+    (here / "old").write_text("old")
+    staging = Staging([], ["d", "g", "old"], str(here))
+    relay = Relay(staging._taken)
+    packed = bytearray(sample().pack())
+    if data.draw(st.booleans()):
+        packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
+    message = {
+        "tree": digest_of(bytes(packed)),
+        "missing": data.draw(st.sampled_from([[], ["g"], "g", 7, None])),
+    }
+    line = relay.stream("stage")
+    try:
+        tell(line, {"say": "out"})
+        tell(line, message, bytes(packed))
+        line.write(data.draw(st.binary(max_size=300)))
+        line.end()
+    finally:
+        relay.close()
+        if staging._layout:
+            staging._layout.close()
+    assert staging._failure
+    assert {path.name for path in here.rglob("*")} == {"old"}
 
 
 def test_nothing_is_written_through_a_link_of_the_callers(here: Path, there: Path, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def bring(here: Path, over_there: Path, *patterns: str) -> tuple[str, list[str]]
     """Bring what the patterns mean from one directory to another; what went wrong, what is missing."""
     from quine.staging import face
 
-    staging = Staging([], list(patterns), str(here))
+    staging = Staging([], list(patterns), str(here), ".quine")
     relay = Relay(staging._taken)
     try:
         with inside(over_there):

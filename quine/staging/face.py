@@ -47,13 +47,9 @@ class Staging:
         self._folder = os.path.abspath(folder)
         self._sources = words.sources(files, self._folder)
         self._returns = words.returns(returns)
-        self._leave_out: tuple[int, int] | None = None
-        if data_dir:
-            try:
-                fact = os.stat(os.path.join(self._folder, data_dir))
-                self._leave_out = (fact.st_dev, fact.st_ino)
-            except OSError:
-                pass
+        data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
+        self._leave_out = survey.identity(data_dir) if data_dir else None
+        self._ours = os.fsencode(os.path.relpath(data_dir, self._folder)) if data_dir else b""
         named = [part for pair in self._sources for part in pair]
         self._key = survey.key_of(*named)
         self._there = survey.key_of(*(name for _, name in self._sources))
@@ -196,7 +192,8 @@ class Staging:
             if digest_of(packed) != message.get("tree"):
                 raise Broken("another manifest than was announced")
             self._check(manifest)
-            self._missing = [name for name in self._returns if name in message.get("missing", [])]
+            missing = message.get("missing")
+            self._missing = [name for name in self._returns if isinstance(missing, list) and name in missing]
             self._lay_aside(manifest, incoming, feed)
             tell(incoming, {"say": "done"})
             self._failure = ""
@@ -218,6 +215,8 @@ class Staging:
             if words.allowed(name, self._returns)
         }
         for index, name in enumerate(manifest.names):
+            if name.startswith(survey.ASIDE) or (self._ours and (name + b"/").startswith(self._ours + b"/")):
+                raise BadManifest(f"{shown(name)} is quine's own")
             if words.allowed(name, self._returns):
                 continue
             leads = any(above == name or above.startswith(name + b"/") for above in leading)

@@ -180,6 +180,15 @@ def remember(
         _prune(folder)
 
 
+def identity(path: str) -> tuple[int, int] | None:
+    """Device and inode of what is there; None where nothing is."""
+    try:
+        fact = os.stat(path)
+    except OSError:
+        return None
+    return fact.st_dev, fact.st_ino
+
+
 def forget(key: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(cache("seen"), key))

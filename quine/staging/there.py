@@ -225,7 +225,8 @@ def _give_back(relay: Relay, key: str) -> bool:
                 message, _ = feed.hear()
                 patterns = [str(pattern) for pattern in message.get("returns", [])]
                 sources, missing = words.matching(patterns, here)
-                tree = Tree(sources, survey.key_of(here, key, "out"))
+                ours = survey.identity(os.environ.get("QUINE_DATA_DIR") or ".quine")
+                tree = Tree(sources, survey.key_of(here, key, "out"), ours)
                 tell(asked, {"tree": tree.digest, "missing": missing}, tree.packed)
                 said_last = tree.serve(asked, feed)
             except OSError as error:
