@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quine.exits import FAILED, OK, USAGE, Misconfigured, complain
+from quine.exits import FAILED, OK, USAGE, Failure, Misconfigured, complain
 from quine.text import table
 
 if TYPE_CHECKING:
@@ -225,13 +225,17 @@ def ls(as_json: Json = False, data_dir: DataDir = None) -> int:
     """
     from quine import keeping, tree
 
-    there = None
+    there, status = None, OK
     if keeping.wanted(os.environ):
         from quine import kept
 
-        there = kept.mirror()
+        try:
+            there = kept.mirror()
+        except Failure as failure:
+            complain(failure.detail, failure.hint)
+            status = failure.status
     print(tree.ls(_folder(data_dir), as_json, there), end="")
-    return OK
+    return status
 
 
 @tapes.command()

@@ -13,6 +13,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from quine import roster
 from quine.files.tier import BLOCK, Tier
 from quine.keeping import PLACE
 from quine.life import is_session
@@ -31,6 +32,7 @@ class Copies:
         self._detached = detached
         self._root = root
         self._roots: dict[str, str] = {}  # of the sessions of this directory
+        self._parents: dict[str, str] = {}  # of the jobs
         self._there: dict[str, int] = {}  # bytes of what is in the tier
 
     def round(self) -> int:
@@ -53,11 +55,21 @@ class Copies:
 
     def _ended(self) -> Iterator[str]:
         """Directories of jobs that have a status."""
-        for session in self._sessions():
+        mine = set(self._sessions())
+        # One that was never started has no tape.
+        jobs = {
+            one for one in _names(f"{self._folder}/jobs") if is_session(one) and self._parent(one) in mine
+        }
+        for session in sorted(mine | jobs):
             for place in (self._folder, self._detached):
                 directory = f"{place}/jobs/{session}"
                 if os.path.exists(f"{directory}/status"):
                     yield directory
+
+    def _parent(self, job: str) -> str:
+        if job not in self._parents and (facts := roster.record(f"{self._folder}/jobs/{job}")):
+            self._parents[job] = str(facts.get("parent") or "")
+        return self._parents.get(job, "")
 
     def _tape(self, session: str) -> int:
         name = f"{session}.jsonl"

@@ -198,7 +198,7 @@ def _lives(
         if settings.report:
             leaving.report(settings, life, end)
         if os.getpid() == ours and settings.top and ask is None and keeping.wanted(os.environ):
-            keeping.finish(life.root)
+            keeping.finish(life.root, keeping.HURRY if end.signal else keeping.PATIENCE)
         return end
 
 

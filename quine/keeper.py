@@ -17,7 +17,6 @@ import time
 
 from quine import keeping, roster
 from quine.copies import Copies
-from quine.exits import Failure
 from quine.files.tier import Tier
 from quine.log import Log
 
@@ -93,8 +92,8 @@ class Keeper:
             if self._copies is None:
                 self._copies = Copies(store(), self._folder, roster.state_directory(), self._session)
             self._copies.round()
-        except (OSError, Failure) as error:
-            said = str(getattr(error, "detail", "") or error)
+        except Exception as error:  # a driver raises what it likes, and nobody else would say it
+            said = str(getattr(error, "detail", "") or error) or type(error).__name__
             if said != self._said:
                 self._log.note(f"the files tier takes no tapes: {said}")
             self._said = said

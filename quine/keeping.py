@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PLACE = f"{RESERVED}/sessions"  # what stands there stands as in a data directory
 VARIABLE = "QUINE_FS_TAPES"
 PATIENCE = 15.0  # seconds that the end of a tree waits until all is kept
+HURRY = 3.0  # the same where somebody has ended it
 DONE, FAILED = b"+", b"-"
 
 

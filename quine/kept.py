@@ -58,7 +58,9 @@ def holding(folder: Path, session: str) -> Path:
 def find(text: str) -> list[Agent]:
     """The agents in the tier that an id, or its beginning, may mean."""
     there = mirror()
-    return [agent._replace(kept=True) for agent in roster.find(text, str(there))] if there else []
+    found = roster.find(text, str(there)) if there else []
+    # Whose word that is we do not know: no process of this machine is meant by it.
+    return [agent._replace(kept=True, pid=0, started=0, boot="", supervisor=0) for agent in found]
 
 
 def ended(agent: Agent, deadline: float) -> Agent | None:
@@ -106,7 +108,11 @@ def _made_equal(tier: Tier) -> Path:
     for name in known.keys() - found.keys():
         with contextlib.suppress(OSError):
             (folder / name).unlink()
-    new = [entry for name, entry in found.items() if known.get(name) != entry.version]
+    new = [
+        entry
+        for name, entry in found.items()
+        if known.get(name) != entry.version or not (folder / name).exists()
+    ]
     if new:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             fetched = [name for name in pool.map(lambda entry: _fetch(tier, entry, folder), new) if name]

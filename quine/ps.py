@@ -15,7 +15,7 @@ import signal
 import time
 
 from quine import procs, roster
-from quine.exits import DEADLINE, FAILED, LOST, OK, Misconfigured, complain
+from quine.exits import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
 from quine.options import parse, usage
 from quine.roster import Agent
 from transport import quickjson
@@ -97,6 +97,7 @@ def _one(folders: tuple[str, ...], text: str, values: dict[str, object]) -> Agen
     """The job that an id or its beginning means."""
     where = str(values.get("on", ""))
     found: list[Agent | Remote] = []
+    away: Failure | None = None
     if where in ("", "local") and text:
         found += roster.find(text, *folders)
     if not found and where == "" and _may_be_an_id(text):
@@ -105,7 +106,10 @@ def _one(folders: tuple[str, ...], text: str, values: dict[str, object]) -> Agen
         if keeping.wanted(os.environ):
             from quine import kept
 
-            found += kept.find(text)
+            try:
+                found += kept.find(text)
+            except Failure as failure:
+                away = failure  # it may be on a host all the same
     # One that is supervised on another machine with the same home lies here, too; that machine knows it better.
     strange = (
         len(found) == 1 and isinstance(found[0], Agent) and found[0].supervisor and not found[0].known_here
@@ -121,6 +125,8 @@ def _one(folders: tuple[str, ...], text: str, values: dict[str, object]) -> Agen
         raise Misconfigured(
             f"{len(found)} jobs begin with {text}", f"{some}{', …' if len(found) > 3 else ''}"
         )
+    if away:
+        raise away
     near = sorted(
         roster.everyone(*folders), key=lambda agent: (_common(agent.id, text), agent.begun), reverse=True
     )

@@ -21,6 +21,8 @@ from quine.files.memory import Memory
 from quine.files.reserved import Unreserved
 from quine.life import new_session
 from tests.agents import OK, QUINE, Agents, call, left, running, says, sh, until
+from tests.lab import Lab
+from transport.address import boot_id, start_time
 
 PLACE = keeping.PLACE
 
@@ -347,3 +349,60 @@ def test_no_command_removes_the_record(agents: Kept) -> None:
         )
         assert b"sessions" not in done.stdout
         assert sorted(path.name for path in agents.kept().iterdir()) == kept
+
+
+def test_a_child_that_was_never_started_has_its_record_there(agents: Kept, lab: Lab) -> None:
+    """It has no tape, so it is known by its parent."""
+    agents.env |= {
+        name: lab.env[name] for name in ("XDG_RUNTIME_DIR", "LAB_ORIGIN")
+    }  # a node that the lab ends
+    agents.env["QUINE_INVENTORY"] = str(lab.inventory)
+    agents.run(
+        says(fork("alone", wait=False, host="nowhere"), match="^work"),
+        says(sh("quine wait $(ls $QUINE_DATA_DIR/jobs)"), match="^work"),
+        says(OK, match="^work"),
+    )
+    (job,) = (agents.data / "jobs").iterdir()
+    until(lambda: agents.kept(f"jobs/{job.name}/status").exists())
+    assert agents.elsewhere("wait", job.name).returncode == 69
+
+
+def test_a_store_that_is_away_hides_nothing_that_is_here(agents: Kept) -> None:
+    agents.run(says(OK))
+    (agents.directory / "file").write_text("")
+    env = agents.env | {"QUINE_FS": f"file://{agents.directory}/file/below"}
+
+    def here(*words: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*QUINE, *words], cwd=agents.directory, env=env, capture_output=True, timeout=60
+        )
+
+    listed = here("tape", "ls")
+    assert listed.stdout.count(b"\n") == 2 and b"the files tier" in listed.stderr and listed.returncode == 1
+    assert here("tape", "show").returncode == 0 and here("wait", session_of(agents)).returncode == 0
+    missing = here("wait", "ffffffff")
+    assert missing.returncode == 1 and b"the files tier" in missing.stderr
+
+
+def test_what_a_store_holds_becomes_no_path_and_means_no_process(agents: Kept) -> None:
+    agents.run(says(OK))
+    session = session_of(agents)
+    for name in (
+        f"jobs/{session}/evil",
+        "jobs/evil/status",
+        "evil.jsonl",
+        f"{session}.jsonl.evil",
+        f"jobs/{session}/job",
+    ):
+        path = agents.kept(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        facts = {"session": session, "pid": os.getpid(), "supervisor": os.getpid(), "boot_id": boot_id()}
+        started = start_time(os.getpid())
+        path.write_text(json.dumps({**facts, "started": started, "supervisor_started": started}))
+    assert agents.elsewhere("tape", "ls").stdout.count(b"\n") == 2
+    cache = agents.directory / "other" / ".cache" / "quine" / "tier"
+    found = {str(path.relative_to(cache)).split("/", 1)[1] for path in cache.rglob("*") if path.is_file()}
+    assert found == {f"{session}.jsonl", f"jobs/{session}/job", "versions"}
+    killed = agents.elsewhere("kill", "-s", "KILL", session)
+    assert killed.returncode == 1 and b"not known here" in killed.stderr
+    assert agents.elsewhere("wait", session).returncode == 0
