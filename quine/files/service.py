@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import threading
 
-from quine.exits import Failure
 from quine.files import words
 from quine.files.tier import BLOCK, stale
 from quine.files.words import COMMIT, Asked, Garbled
 from transport import quickjson
+from transport.errors import Abandoned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ class Service:
         try:
             asked = words.asked(incoming.read)
             _HANDLERS[asked.op](self._opened(), asked, incoming)
-        except (OSError, Failure) as error:
+        except (Abandoned, Garbled, _Broken):
+            raise
+        except Exception as error:  # a driver's own, too: it is an answer, and no loss of the origin
             incoming.write(words.word(words.wrong(error)))
 
     def _opened(self) -> Tier:
@@ -89,7 +91,9 @@ def _get(tier: Tier, asked: Asked, incoming: Incoming) -> None:
         left = reader.length - sum(length for _, length in holes)
         try:
             _send(reader, incoming, head, left, filled=len(holes) < len(reader.holes))
-        except OSError as error:
+        except Abandoned:
+            raise
+        except Exception as error:
             raise _Broken(error) from None
 
 
