@@ -104,14 +104,14 @@ def services(directory: str) -> dict[str, client.Service]:
 
 
 def serve(where: str, words: list[str], made: Mapping[str, client.Service]) -> int:
-    """Be the face of a job there; its status."""
+    """Be the face of a Python program there; its status."""
     context = {"inventory": os.environ["QUINE_INVENTORY"], "cwd": os.getcwd()}
     memo = inherit.read()
     if "token" in memo:
         context["token"] = str(memo["token"])
     env = {"PYTHONPATH": str(ROOT), "QUINE_INVENTORY": os.environ["QUINE_INVENTORY"]}
     env |= {name: value for name, value in os.environ.items() if name.startswith("STREAMING_")}
-    argv = [sys.executable, str(Path(__file__)), *words]
+    argv = [sys.executable, *words]
     spawn = Spawn(
         argv, where=where, env=env, context=context, lease=float(os.environ.get("STREAMING_LEASE", 60))
     )
@@ -334,7 +334,7 @@ VERBS: dict[str, Callable[..., str]] = {
 def main(words: list[str]) -> int:
     if words[0] == "face":
         role = [] if words[2] == "between" else ["job"]
-        return serve(words[1], [*role, *words[2:]], services(os.getcwd()))
+        return serve(words[1], [__file__, *role, *words[2:]], services(os.getcwd()))
     relay = Relay.from_environment()
     assert relay
     if words[0] == "between":
