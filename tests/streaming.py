@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from transport import client, inherit
 from transport.errors import Abandoned, RequestError
 from transport.incoming import Incoming, Streaming
+from transport.outgoing import Asked
 from transport.passing import pass_on
 from transport.requests import Relay
 from transport.spawn import Spawn
@@ -90,10 +91,25 @@ def hold(incoming: Incoming) -> None:
     incoming.wait()
 
 
+def spool(incoming: Incoming) -> None:
+    """Into a file, as it comes, by descriptor and by hand in turn; and back in the same way."""
+    with tempfile.TemporaryFile(buffering=0) as file:
+        fd = file.fileno()
+        while incoming.receive_file(fd, random.randrange(1, 1 << 21)) and (data := incoming.read(70_000)):
+            os.write(fd, data)
+        left = os.lseek(fd, 0, os.SEEK_CUR)
+        os.lseek(fd, 0, os.SEEK_SET)
+        while left:
+            left -= incoming.send_file(fd, random.randrange(1, 1 << 21))
+            data = os.read(fd, min(left, random.randrange(1, 1 << 17))) if left else b""
+            incoming.write(data)
+            left -= len(data)
+
+
 def services(directory: str) -> dict[str, client.Service]:
     noted = partial(note, f"{directory}/noted")
     made: dict[str, Callable[[Incoming], None]] = {
-        "echo": echo, "digest": digest, "give": give, "refuse": refuse, "note": noted, "hold": hold,
+        "echo": echo, "digest": digest, "give": give, "refuse": refuse, "note": noted, "hold": hold, "spool": spool,
     }  # fmt: skip
     return {name: Streaming(handler) for name, handler in made.items()} | {
         "plain": lambda body: body[::-1],
@@ -304,6 +320,90 @@ def files(relay: Relay, size: str) -> str:
         return f"{sent[0]} {got} {'same' if two.read() == content(4, int(size)) else 'not the same'}"
 
 
+def lent(relay: Relay, name: str, rounds: str, seed: str) -> str:
+    """Bodies in pieces, of bytes and of descriptors, there and back through `name`; how many descriptors were lent."""
+    drawn, count = random.Random(int(seed)), 0
+    for _ in range(int(rounds)):
+        body = content(drawn.randrange(1 << 20), drawn.choice([0, 1, 300_000, 3_000_000, 10_000_000]))
+        plan = []  # (size, whether by a descriptor)
+        while sum(size for size, _ in plan) < len(body):
+            plan.append((drawn.randrange(1, 2_000_000), drawn.random() < 0.7))
+        back = random.Random(drawn.random())
+        with tempfile.TemporaryFile(buffering=0) as source, tempfile.TemporaryFile(buffering=0) as target:
+            source.write(body)
+            fd = source.fileno()
+            os.lseek(fd, 0, os.SEEK_SET)
+            with relay.stream(name) as asked:
+
+                def write(asked: Asked = asked, fd: int = fd, plan: list[tuple[int, bool]] = plan) -> None:
+                    for size, lends in plan:
+                        if lends:
+                            asked.send_file(fd, size)
+                        else:
+                            asked.write(os.read(fd, size))
+                    asked.end()
+
+                writer = threading.Thread(target=write)
+                writer.start()
+                to = target.fileno()
+                while True:
+                    if back.random() < 0.7:
+                        if not asked.receive_file(to, back.randrange(1, 2_000_000)):
+                            break
+                    elif data := asked.read(back.randrange(1, 200_000)):
+                        os.write(to, data)
+                    else:
+                        break
+                writer.join()
+                count += asked._connection.lent
+            os.lseek(to, 0, os.SEEK_SET)
+            got = b"".join(iter(partial(target.read, 1 << 20), b""))
+            if got != body:
+                same = next((at for at in range(len(got)) if got[: at + 1] != body[: at + 1]), len(got))
+                return f"not the same from {same} of {len(body)}, {len(got)} came; {plan}"
+    return f"same {count}"
+
+
+def readonly(relay: Relay) -> str:
+    """A file that cannot be written."""
+    told = []
+    with tempfile.NamedTemporaryFile() as file, relay.stream("echo") as asked:
+        file.write(content(1, 1_000_000))
+        file.flush()
+        with open(file.name, "rb") as source:
+            asked.send_file(source.fileno(), 1 << 18)
+            asked.end()
+            try:
+                asked.receive_file(source.fileno(), 1 << 20)
+            except OSError as error:
+                told.append(error.strerror or "")
+    return " ".join(told)
+
+
+def fraud(relay: Relay) -> str:
+    """Say that a descriptor comes, and send none."""
+    asked = relay.stream("hold")
+    asked._session.lend(asked._number, 0, 0, {"fd": 7, "at": 0, "length": 1})
+    asked._flush()
+    try:
+        asked.read(1)
+    except RequestError as error:
+        return str(error).removeprefix("the origin cannot be reached: ")
+    return "nothing"
+
+
+def lenddie(relay: Relay, path: str) -> str:
+    """Killed with a descriptor lent in each direction."""
+    for name in ("hold", "echo"):
+        asked = relay.stream(name)
+        file = os.open(path, os.O_RDWR)
+        threading.Thread(target=asked.send_file, args=(file, 1 << 30), daemon=True).start()
+    while asked._connection.lent == 0:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
 def leave(relay: Relay) -> str:
     """And leave requests behind whose handlers wait: for a body, for a reader, for nothing."""
     asked = [relay.stream(name) for name in ("digest", "hold", "give", "echo")]
@@ -327,7 +427,24 @@ def mixed(relay: Relay, count: str) -> str:
 
 VERBS: dict[str, Callable[..., str]] = {
     each.__name__: each
-    for each in (put, get, both, many, short, refused, die, held, forked, files, leave, mixed)
+    for each in (
+        put,
+        get,
+        both,
+        many,
+        short,
+        refused,
+        die,
+        held,
+        forked,
+        fraud,
+        files,
+        leave,
+        lenddie,
+        lent,
+        mixed,
+        readonly,
+    )
 }
 
 
@@ -338,13 +455,10 @@ def main(words: list[str]) -> int:
     relay = Relay.from_environment()
     assert relay
     if words[0] == "between":
-        names = ("echo", "digest", "give", "refuse", "note", "hold")
+        names = ("echo", "digest", "give", "refuse", "note", "hold", "spool")
         passed = {name: Streaming(partial(passing, relay, name)) for name in names}
-        return serve(
-            words[1],
-            ["job", *words[2:]],
-            passed | {name: partial(relay.request, name) for name in ("plain", "noted")},
-        )
+        passed_on = passed | {name: partial(relay.request, name) for name in ("plain", "noted")}
+        return serve(words[1], [__file__, "job", *words[2:]], passed_on)
     try:
         print(VERBS[words[1]](relay, *words[2:]))
     except RequestError as error:

@@ -89,7 +89,7 @@ def test_every_cell_of_the_table() -> None:
     for state, who, kind, where in itertools.product(
         (OPENING, RUNNING, ENDED), ("opener", "server"), sorted(NAMES), streams
     ):
-        request = kind == Kind.REPLY
+        request = kind in (Kind.REPLY, Kind.LEND, Kind.RETURN)
         after = TABLE.get((state, who, kind, where))
         for mine in (True, False):
             channel = Channel(1, mine, request)

@@ -231,7 +231,7 @@ class Face:
                 from transport.services import Services
 
                 asked, key = (self._handlers, self._caught.fd_in), self._spawn.capability
-                self._services = Services(self.session, *asked, key, self.on_refused)
+                self._services = Services(self.session, *asked, key, self.on_refused, self._wire.attach)
             self._services.on_frame(frame)
         elif kind == Kind.DATA:
             self._outputs[frame.stream].put(frame.payload)
@@ -436,6 +436,7 @@ class Face:
     def close(self) -> None:
         if self._services:
             self._services.close()
+        self._wire.drop()
         self._wire.socket.close()
         self._caught.close()
         if self._terminal:

@@ -9,6 +9,7 @@ Laws
 
 from __future__ import annotations
 
+import array
 import asyncio
 import fcntl
 import os
@@ -111,7 +112,7 @@ class FdDuplex:
 
     def _readable(self) -> None:
         try:
-            data = os.read(self._read_fd, self.READ_SIZE)
+            data = self._take()
         except BlockingIOError:
             return
         except OSError as error:
@@ -121,6 +122,9 @@ class FdDuplex:
             self._lost("")
         elif self._protocol:
             self._protocol.data_received(data)
+
+    def _take(self) -> bytes:
+        return os.read(self._read_fd, self.READ_SIZE)
 
     def write(self, data: bytes) -> None:
         self.writelines([data])
@@ -182,6 +186,45 @@ class FdDuplex:
         self._loop.remove_writer(self._write_fd)
         for fd in {self._read_fd, self._write_fd}:
             os.close(fd)
+
+
+class ClientDuplex(FdDuplex):
+    """The socket of a client, which may send descriptors: `lent`, by their number on this connection."""
+
+    MOST = 256  # descriptors that nobody has asked for yet; what is forgotten is closed
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection.fileno(), connection.fileno())
+        self.lent: dict[int, int] = {}
+        self._count = 0
+        self._socket = connection
+
+    def _take(self) -> bytes:
+        data, ancillary, _, _ = self._socket.recvmsg(
+            self.READ_SIZE, socket.CMSG_SPACE(4 * self.MOST), socket.MSG_CMSG_CLOEXEC
+        )
+        for fd in descriptors(ancillary):
+            self.lent[self._count] = fd
+            self._count += 1
+            if len(self.lent) > self.MOST:
+                os.close(self.lent.pop(next(iter(self.lent))))
+        return data
+
+    def close(self) -> None:
+        if not self._closed:
+            super().close()
+            self._socket.detach()
+            while self.lent:
+                os.close(self.lent.popitem()[1])
+
+
+def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Those that came with a message."""
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
 
 
 class DialDuplex(FdDuplex):

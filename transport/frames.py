@@ -56,6 +56,10 @@ class Kind:
     PING = 13  # stream 0 asks, stream 1 answers with the same offset
     SEEN = 14  # so many bytes of the other end's frames have arrived, over all connections of the link
     NOTE = 15  # how the link behind a channel fares: JSON {"up": bool, "seconds": since when, "why"}
+    LEND = (
+        17  # a descriptor came with it: move the bytes of this stream yourself; JSON {"fd", "at", "length"}
+    )
+    RETURN = 18  # so many bytes as `offset` says were moved: JSON {"acked": stream offset, "errno": 0 or why no more}
     BYE = 16  # this end ends the link by intent: it will not come back
 
 

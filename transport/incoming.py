@@ -18,9 +18,11 @@ import threading
 import time
 from collections import deque
 
+from transport import lendable
 from transport.errors import Abandoned
 from transport.frames import CHUNK, LIFE, Frame, Kind
-from transport.outgoing import ROUND, gather, write_all
+from transport.lendable import LEAST, write_at
+from transport.outgoing import MOST, ROUND, gather, write_all
 from transport.session import STDIN, STDOUT
 from transport.window import INITIAL_WINDOW
 
@@ -64,6 +66,10 @@ class Incoming:
         self._gone = ""  # why nobody waits
         self._answer: deque[bytes] = deque()
         self._unsent = 0
+        self.lends: dict[
+            int, tuple[int, int, int, int]
+        ] = {}  # by stream: descriptor, position, length, offset
+        self._returned: dict[int, tuple[int, int, int]] = {}
 
     # -- the handler's side ------------------------------------------------------------------------
 
@@ -106,7 +112,7 @@ class Incoming:
 
     def send_file(self, fd: int, length: int) -> int:
         """Send `length` bytes of a descriptor from its position on, less where it ends; how many there were."""
-        sent = 0
+        sent = self._lend_source(fd, length) if length >= LEAST else 0
         while sent < length and (data := os.read(fd, min(ROUND, length - sent))):
             self.write(data)
             sent += len(data)
@@ -114,11 +120,67 @@ class Incoming:
 
     def receive_file(self, fd: int, length: int) -> int:
         """Write `length` bytes of the body to a descriptor, less where it ends; how many there were."""
-        got = 0
+        got = self._lend_sink(fd, length) if length >= LEAST else 0
         while got < length and (data := self.read(min(ROUND, length - got))):
             write_all(fd, data)
             got += len(data)
         return got
+
+    def _lend_source(self, fd: int, length: int) -> int:
+        """Have the node read the file, if it may; how many bytes it has sent."""
+        at, size = lendable.source(fd)
+        length = min(length, size)
+        if length < LEAST:
+            return 0
+        with self._change:
+            moved, errno, _ = self._lend(STDOUT, (fd, at, length, 0), lambda: None)
+        os.lseek(fd, at + moved, os.SEEK_SET)
+        if errno:
+            raise OSError(errno, os.strerror(errno))
+        return moved
+
+    def _lend_sink(self, fd: int, length: int) -> int:
+        """Have the node write the file, if it may; how many bytes went there. What had come before is ours to write."""
+        at = lendable.target(fd)
+        if at < 0:
+            return 0
+        with self._change:
+            while not self._body and not self._ended and not self._gone:
+                self._change.wait()
+            if self._ended or self.held >= length:
+                return 0  # all of it is here
+            start = self.taken
+
+            def write() -> None:
+                border = self._returned[STDIN][2] if STDIN in self._returned else MOST
+                while self._body and self.taken < border:
+                    data = gather(self._body, border - self.taken)
+                    write_at(fd, data, at + self.taken - start)
+                    self.taken += len(data)
+                    self.held -= len(data)
+
+            moved, errno, _ = self._lend(STDIN, (fd, at, length, start), write)
+            self.taken += moved
+            got = self.taken - start
+        os.lseek(fd, at + got, os.SEEK_SET)
+        if errno:
+            raise OSError(errno, os.strerror(errno))
+        return got
+
+    def _lend(
+        self, stream: int, lent: tuple[int, int, int, int], work: Callable[[], None]
+    ) -> tuple[int, int, int]:
+        """Have the main thread lend it; what came back: bytes moved, why no more, where in the stream that began."""
+        self._returned.pop(stream, None)
+        self.lends[stream] = lent
+        self._tell(self)
+        while stream not in self._returned and not self._gone:
+            self._change.wait()
+            work()
+        if stream not in self._returned:
+            raise Abandoned(self._gone)
+        work()
+        return self._returned.pop(stream)
 
     def wait(self) -> bool:
         """Until nobody waits for the answer (True), or until the handler has ended. For a thread beside the handler."""
@@ -151,6 +213,12 @@ class Incoming:
     def end(self) -> None:
         with self._change:
             self._ended = True
+            self._change.notify_all()
+
+    def returned(self, stream: int, moved: int, errno: int, at: int) -> None:
+        """What was lent is back; the first word of it counts."""
+        with self._change:
+            self._returned.setdefault(stream, (moved, errno, at))
             self._change.notify_all()
 
     def abandon(self, why: str) -> None:
@@ -187,10 +255,20 @@ class Incoming:
 
 
 class Streams:
-    """The streaming requests of one job. `wake` makes the main thread call `send`, `say` is told of failures."""
+    """The streaming requests of one job. `wake` makes the main thread call `send`, `say` is told of failures.
 
-    def __init__(self, session: Session, wake: Callable[[], None], say: Callable[[str], None]) -> None:
+    `attach` sends a descriptor to the node; None where nothing can be lent.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        wake: Callable[[], None],
+        say: Callable[[str], None],
+        attach: Callable[[int], int] | None,
+    ) -> None:
         self._session = session
+        self._attach = attach
         self._wake = wake
         self._say = say
         self._open: dict[int, Incoming] = {}
@@ -243,6 +321,10 @@ class Streams:
     def on_frame(self, frame: Frame) -> None:
         incoming = self._open[frame.channel]
         kind = frame.kind
+        if kind == Kind.RETURN:
+            flow = self._session.flow(incoming.number, frame.stream)
+            incoming.returned(frame.stream, frame.offset, frame.number("errno"), flow.offset - frame.offset)
+            return
         if kind == Kind.ACK and frame.stream == STDOUT:
             flow = self._session.flow(incoming.number, STDOUT)
             self._session.spare -= flow.measure_acked(time.monotonic(), self._session.spare)
@@ -253,6 +335,7 @@ class Streams:
                 self._refuse(incoming, "more bytes than there is room for")
         elif kind == Kind.EOF:
             incoming.end()
+            incoming.returned(STDIN, 0, 0, frame.offset)  # what was lent meanwhile, for nothing
         else:  # stop, the last word, or nobody waits
             incoming.abandon("who asked has gone")
             if frame.stream != LIFE:
@@ -290,8 +373,21 @@ class Streams:
         while (credit := flow.credit) and (data := incoming.take(min(CHUNK, credit))):
             session.data(number, STDOUT, data)
             flow.measure_sent(time.monotonic())
+        for stream in list(incoming.lends):
+            if not done and (stream == STDIN or incoming.empty):
+                self._lend(incoming, stream)
         if done and (incoming.empty or incoming.error is not None):
             self._finish(incoming)
+
+    def _lend(self, incoming: Incoming, stream: int) -> None:
+        """Give the node what a handler lends, in its place in the stream."""
+        fd, at, length, offset = incoming.lends.pop(stream)
+        flow = self._session.flow(incoming.number, stream)
+        if self._attach is None or flow.ended:
+            incoming.returned(stream, 0, 0, flow.offset)
+            return
+        body = {"fd": self._attach(fd), "at": at, "length": length}
+        self._session.lend(incoming.number, stream, offset if stream == STDIN else flow.offset, body)
 
     def _refuse(self, incoming: Incoming, why: str) -> None:
         """Answer in place of its handler, which goes on until it has heard."""

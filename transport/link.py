@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from transport.duplex import Duplex
+from transport.duplex import ClientDuplex, Duplex
 from transport.errors import LinkLost, ProtocolError
 from transport.frames import Frame, Kind, described
 from transport.greeter import Greeter
@@ -290,6 +290,13 @@ class Link:
             handler.on_down(self.down)
         self.wake()
         return number
+
+    def descriptor(self, count: int) -> int:
+        """The one that the client behind this link has sent as its `count`th; the caller's from now on."""
+        duplex = self._carrier.duplex if self._carrier else None
+        if not isinstance(duplex, ClientDuplex) or count not in duplex.lent:
+            raise ProtocolError("lent a descriptor that did not come")
+        return duplex.lent.pop(count)
 
     def forget(self, number: int) -> None:
         """Drop the handler of a channel that the session has forgotten."""

@@ -10,7 +10,6 @@ Laws
 
 from __future__ import annotations
 
-import array
 import asyncio
 import contextlib
 import json
@@ -25,7 +24,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from transport import address, inherit, process, starter
-from transport.duplex import DialDuplex, FdDuplex
+from transport.duplex import ClientDuplex, DialDuplex, descriptors
 from transport.ending import PAUSE
 from transport.errors import LinkLost, ProtocolError
 from transport.frames import Frame, Kind
@@ -157,18 +156,15 @@ class Node:
     def _first_byte(self, connection: socket.socket) -> None:
         """A client says C; a dial says D and hands over its stdin and stdout; S asks for one line of status."""
         asyncio.get_running_loop().remove_reader(connection.fileno())
-        fds: list[int] = []
         try:
             first, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(2 * 4), socket.MSG_CMSG_CLOEXEC)
         except OSError:
             first, ancillary = b"", []
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds += array.array("i", data[: len(data) - len(data) % 4])
+        fds = descriptors(ancillary)
         if first == CLIENT and not fds:
-            fd = connection.detach()
             link = self._link(Session(False, self._facts), "client")
-            link.start(FdDuplex(fd, fd))
+            link.session.borrows = True
+            link.start(ClientDuplex(connection))
         elif first == DIAL and len(fds) == 2:
             with contextlib.suppress(OSError):
                 connection.send(TAKEN)

@@ -18,10 +18,12 @@ import threading
 import time
 from collections import deque
 
-from transport import address, starter
+from transport import address, lendable, starter
 from transport.errors import ProtocolError, RequestError
 from transport.frames import CHUNK, Kind
+from transport.lendable import LEAST, write_at
 from transport.session import STDIN, STDOUT, Session
+from transport.wire import rights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 DEADLINE = 3600.0  # seconds without a byte; a dead link is noticed by the node long before
 RECEIVE = 256 * 1024  # bytes taken from the socket at once
 ROUND = 256 * 1024  # bytes given to it at once
+MOST = 1 << 62  # bytes; no stream is longer
 IDLE_MOST = 16  # connections kept for the next request
 
 
@@ -52,12 +55,18 @@ class Connection:
         except BaseException:
             self.socket.close()
             raise
+        self.lent = 0  # descriptors that were sent
         self.session = Session(opener=True, hello={"build": address.build_hash(), "pid": self.pid})
 
-    def flush(self) -> None:
-        """Send what is queued. The node always reads, so this waits for nobody else."""
+    def flush(self, fd: int = -1) -> None:
+        """Send what is queued, and a descriptor. The node always reads, so this waits for nobody else."""
         while chunks := self.session.pull(ROUND):
-            self.socket.sendall(b"".join(chunks))
+            data = b"".join(chunks)
+            sent = 0
+            if fd >= 0:
+                sent = self.socket.sendmsg([data], rights([fd]))
+                fd = -1
+            self.socket.sendall(memoryview(data)[sent:])
 
     @property
     def usable(self) -> bool:
@@ -133,6 +142,9 @@ class Asked:
         self._channel = self._session.channels[self._number]
         self._answer: deque[bytes] = deque()
         self._taken = 0
+        self._returns: dict[
+            int, tuple[int, int, int]
+        ] = {}  # by stream: bytes moved, why no more, where that began
         self._error: str | None = None
         self._finished = False  # the answer has come, whole, or the error
         self._over = ""  # why nothing can be done with it any more
@@ -162,6 +174,32 @@ class Asked:
                     flow.measure_sent(time.monotonic())
                     self._flush()
 
+    def _lend_source(self, fd: int, length: int) -> int:
+        """Have the node read the file, if it may; how many bytes it has sent."""
+        at, size = lendable.source(fd)
+        length = min(length, size)
+        if length < LEAST:
+            return 0
+        flow = self._channel.flows[STDIN]
+        with self._change:
+            self._wait(lambda: True)
+            self._check_read()
+            self._lend(STDIN, flow.offset, fd, at, length)
+            self._wait(lambda: STDIN in self._returns or flow.stopped or self._finished)
+            moved, errno, _ = self._returns.pop(STDIN, (0, 0, 0))
+        os.lseek(fd, at + moved, os.SEEK_SET)
+        if errno:
+            raise OSError(errno, os.strerror(errno))
+        return moved
+
+    def _lend(self, stream: int, offset: int, fd: int, at: int, length: int) -> None:
+        """Hand a descriptor to the node; what comes back is found in `_returns`."""
+        body = {"fd": self._connection.lent, "at": at, "length": length}
+        self._flush()
+        self._session.lend(self._number, stream, offset, body)
+        self._connection.lent += 1
+        self._flush(fd)
+
     def _check_read(self) -> None:
         """Nobody reads the body any more: say why, if that has been said."""
         if self._error is not None:
@@ -183,7 +221,7 @@ class Asked:
 
     def send_file(self, fd: int, length: int) -> int:
         """Send `length` bytes of a descriptor from its position on, less where it ends; how many there were."""
-        sent = 0
+        sent = self._lend_source(fd, length) if length >= LEAST else 0
         while sent < length and (data := os.read(fd, min(ROUND, length - sent))):
             self.write(data)
             sent += len(data)
@@ -208,10 +246,45 @@ class Asked:
 
     def receive_file(self, fd: int, length: int) -> int:
         """Write `length` bytes of the answer to a descriptor, less where it ends; how many there were."""
-        got = 0
+        got = self._lend_sink(fd, length) if length >= LEAST else 0
         while got < length and (data := self.read(min(ROUND, length - got))):
             write_all(fd, data)
             got += len(data)
+        return got
+
+    def _lend_sink(self, fd: int, length: int) -> int:
+        """Have the node write the file, if it may; how many bytes went there. What had come before is ours to write."""
+        at = lendable.target(fd)
+        if at < 0:
+            return 0
+        flow = self._channel.flows[STDOUT]
+        with self._change:
+            self._wait(lambda: bool(self._answer) or self._finished)
+            if self._finished or flow.ended or flow.offset - self._taken >= length:
+                return 0  # all of it is here
+            start = self._taken
+            self._lend(STDOUT, start, fd, at, length)
+            border = MOST
+            while self._taken < border:
+                self._wait(lambda: bool(self._answer) or not flow.lent or self._finished)
+                if not flow.lent:  # it is back, or met the end of the stream on its way
+                    border = self._returns[STDOUT][2] if STDOUT in self._returns else flow.offset
+                if self._answer and self._taken < border:
+                    data = gather(self._answer, border - self._taken)
+                    try:
+                        write_at(fd, data, at + self._taken - start)
+                    except BaseException:
+                        self.close()
+                        raise
+                    self._taken += len(data)
+                elif self._finished:
+                    break  # it failed, and nothing is given back
+            moved, errno, _ = self._returns.pop(STDOUT, (0, 0, 0))
+            self._taken += moved
+            got = self._taken - start
+        os.lseek(fd, at + got, os.SEEK_SET)
+        if errno:
+            raise OSError(errno, os.strerror(errno))
         return got
 
     def _ended(self) -> bytes:
@@ -256,9 +329,9 @@ class Asked:
         if self._over:
             raise RequestError(self._error or self._over)
 
-    def _flush(self) -> None:
+    def _flush(self, fd: int = -1) -> None:
         try:
-            self._connection.flush()
+            self._connection.flush(fd)
         except OSError as error:
             raise self._lost(error) from None
         except BaseException:
@@ -313,6 +386,13 @@ class Asked:
         elif frame.kind == Kind.ACK:
             flow = self._channel.flows[STDIN]
             self._session.spare -= flow.measure_acked(time.monotonic(), self._session.spare)
+        elif frame.kind == Kind.RETURN:
+            moved = frame.offset
+            self._returns[frame.stream] = (
+                moved,
+                frame.number("errno"),
+                self._channel.flows[frame.stream].offset - moved,
+            )
         elif frame.kind == Kind.REPLY:
             text = frame.body().get("error")
             self._error = None if text is None else str(text)

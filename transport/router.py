@@ -14,6 +14,7 @@ Laws
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from transport import quickjson
 from transport.errors import ProtocolError
 from transport.frames import LIFE, Frame, Kind
+from transport.lending import Lending
 from transport.session import ENDED, STDERR, STDOUT
 from transport.spawn import LEASE
 from transport.status import LOST, Status
@@ -58,6 +60,7 @@ class Relay:
         self.parent: Relay | None = None
         self.children: set[Relay] = set()
         self._early: list[Frame] = []
+        self._lending: Lending | None = None
         self._exit: Frame | None = None  # held until the output before it was passed on
 
     def connect(self, link: Link, kind: int, body: dict[str, object]) -> None:
@@ -82,6 +85,11 @@ class Relay:
 
     def from_side(self, side: Side, frame: Frame) -> None:
         """A frame came in on `side`: send it on the other one."""
+        if frame.kind == Kind.LEND:
+            self._lend(side, frame)
+            return
+        if self._lending and self._lending.handles(side, frame):
+            return
         if frame.stream == LIFE and frame.payload:
             frame.body()  # what is garbage ends the link that it came on, not the one that it was meant for
         if side is self.far:
@@ -103,6 +111,14 @@ class Relay:
         self._pass_exit()
         if frame.stream == LIFE and frame.kind in (Kind.ACK, Kind.STOP):
             self.end()
+
+    def _lend(self, side: Side, frame: Frame) -> None:
+        if self.ended or self.far is None:
+            os.close(side.link.descriptor(frame.number("fd")))
+            return
+        if self._lending is None:
+            self._lending = Lending(self)
+        self._lending.lend(side, frame)
 
     def _pass_exit(self) -> None:
         """An exit record that overtook its output would hide that the rest was lost with the link."""
@@ -183,6 +199,8 @@ class Relay:
         self._stop_timers()
         if not self.ended:
             self.ended = True
+            if self._lending:
+                self._lending.close()
             for child in list(self.children):
                 child.revoke("the job that asked for it has ended")
             if self.parent:

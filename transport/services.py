@@ -43,7 +43,9 @@ THREADS = 32
 
 
 class Services:
-    """Answers the requests of one job. `wake` is written to when a reply is ready, `note` is told of refusals."""
+    """Answers the requests of one job. `wake` is written to when a reply is ready, `note` is told of refusals.
+
+    `attach` sends a descriptor to the node (Wire.attach); without it nothing is lent."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Services:
         wake: int,
         capability: str,
         note: Callable[[str], None] | None = None,
+        attach: Callable[[int], int] | None = None,
     ) -> None:
         self._session = session
         self._handlers = handlers
@@ -69,7 +72,7 @@ class Services:
         self._replies: dict[int, memoryview] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
-        self._streams = Streams(session, self._wake_up, self._say)
+        self._streams = Streams(session, self._wake_up, self._say, attach)
 
     def on_frame(self, frame: Frame) -> None:
         number = frame.channel

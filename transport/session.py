@@ -60,6 +60,10 @@ for _state in (OPENING, RUNNING, ENDED):
 for _state in (RUNNING, ENDED):
     for _kind, _stream in ((Kind.DATA, "out"), (Kind.EOF, "out"), (Kind.ACK, "in"), (Kind.STOP, "in")):
         TABLE[_state, "server", _kind, _stream] = _state
+for _sender, _states in (("opener", (OPENING, RUNNING, ENDED)), ("server", (RUNNING, ENDED))):
+    for _state in _states:
+        for _stream in ("in", "out"):
+            TABLE[_state, _sender, Kind.LEND, _stream] = TABLE[_state, _sender, Kind.RETURN, _stream] = _state
 TABLE[OPENING, "server", Kind.ATTACH, "life"] = RUNNING
 TABLE[OPENING, "server", Kind.EXIT, "life"] = ENDED  # never started
 TABLE[OPENING, "server", Kind.EOF, "out"] = OPENING  # a relay holds back that exit until the streams ended
@@ -71,6 +75,7 @@ TABLE[RUNNING, "server", Kind.REPLY, "life"] = ENDED
 TABLE[ENDED, "opener", Kind.ACK, "life"] = GONE
 
 _CLASS = {STDIN: "in", STDOUT: "out", STDERR: "out", LIFE: "life"}
+_LENT = (Kind.LEND, Kind.RETURN)
 _ENDS = {False: Kind.EXIT, True: Kind.REPLY}
 
 
@@ -92,7 +97,11 @@ class Channel:
         """Take the row of TABLE, or raise ProtocolError."""
         key = (self.state, sender, kind, _CLASS.get(stream, "no such stream"))
         state = TABLE.get(key)
-        if state is None or (kind in (Kind.EXIT, Kind.REPLY) and kind != _ENDS[self.request]):
+        if (
+            state is None
+            or (kind in (Kind.EXIT, Kind.REPLY) and kind != _ENDS[self.request])
+            or (kind in _LENT and not self.request)
+        ):
             name = NAMES[kind].lower()
             raise ProtocolError(f"{name} from the {sender} on stream {stream} while {self.state}")
         self.state = state
@@ -112,6 +121,7 @@ class Session:
         self.channels: dict[int, Channel] = {}
         self.peer: dict[str, Any] = {}  # the other end's hello, {} until it came
         self.spare = GROWTH_BUDGET
+        self.borrows = False  # the other end may lend us descriptors: it is a client, and we are its node
         self.pending = 0  # bytes of stream data waiting in `pull`
         self._decoder = Decoder()
         self.opener = opener
@@ -155,7 +165,9 @@ class Session:
             return False
         sender = "server" if channel.mine else "opener"
         state = channel.move(sender, kind, frame.stream)
-        if frame.stream != LIFE:
+        if kind in _LENT:
+            self._lent(channel.flows[frame.stream], frame)
+        elif frame.stream != LIFE:
             self._account(channel.flows[frame.stream], kind, frame.offset, len(frame.payload))
         if state == GONE:
             self._forget(channel)
@@ -207,6 +219,17 @@ class Session:
             raise ProtocolError("second stop of a stream")
         else:
             flow.stop()
+
+    def _lent(self, flow: Flow, frame: Frame) -> None:
+        if frame.kind == Kind.RETURN:
+            before = flow.window
+            flow.returned("ours", frame.offset, frame.number("acked"), frame.number("window"))
+            self.spare -= flow.window - before
+            self._acks.pop((frame.channel, frame.stream), None)
+        elif self.borrows:
+            flow.lend("theirs")
+        else:
+            raise ProtocolError("lent to who takes nothing")
 
     def _forget(self, channel: Channel) -> None:
         del self.channels[channel.number]
@@ -268,7 +291,8 @@ class Session:
 
     def took(self, number: int, stream: int, offset: int) -> bool:
         """Everything below `offset` was taken; acknowledge it when it is worth a word. True when it was."""
-        if not self.channels[number].flows[stream].worth(offset):
+        flow = self.channels[number].flows[stream]
+        if flow.lent or not flow.worth(offset):
             return False
         self.ack(number, stream, offset)
         return True
@@ -278,6 +302,27 @@ class Session:
         if not flow.stopped:
             flow.stop()
             self._put(Kind.STOP, number, stream, flow.offset)
+
+    def lend(self, number: int, stream: int, offset: int, body: dict[str, Any]) -> None:
+        """Whoever gets our descriptors moves the bytes of a stream from `offset` on, until it gives back."""
+        self._move(number, stream, Kind.LEND).lend("ours")
+        if (acked := self._acks.pop((number, stream), None)) is not None:
+            self._put(Kind.ACK, number, stream, acked)  # after the descriptor is back it would be an old one
+        self._beside_data(number, stream, Kind.LEND, offset, pack(body))
+
+    def give_back(self, number: int, stream: int, moved: int, body: dict[str, Any]) -> None:
+        """We have moved so many bytes of a stream; `body` says how far they are acknowledged, and in which window."""
+        self._move(number, stream, Kind.RETURN).returned("theirs", moved, body["acked"], 0)
+        self._acks.pop((number, stream), None)  # it is said by this
+        self._beside_data(number, stream, Kind.RETURN, moved, pack(body))
+
+    def _beside_data(self, number: int, stream: int, kind: int, offset: int, payload: bytes) -> None:
+        """Queue a control frame; after the data of its stream, where that is ours to send."""
+        words = header(kind, number, stream, offset, len(payload)) + payload
+        if self.channels[number].mine == (stream == STDIN):
+            self._queue(number, stream, words, b"")
+        else:
+            self._control.append(words)
 
     def last_word(self, number: int) -> None:
         """Opener: the exit record was taken; forget the channel."""

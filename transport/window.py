@@ -35,6 +35,7 @@ class Flow:
         "_since",
         "acked",
         "ended",
+        "lent",
         "offset",
         "stopped",
         "window",
@@ -46,6 +47,9 @@ class Flow:
         self.window = INITIAL_WINDOW
         self.ended = False  # eof was sent or has arrived
         self.stopped = False  # nobody reads any more
+        self.lent = (
+            ""  # who moves its bytes at the moment by a descriptor that the other end has: "ours", "theirs"
+        )
         self._peak = INITIAL_WINDOW  # the most that was ever under way
         self._mark = -1  # the round under measurement ends when this offset is acknowledged; -1: none
         self._since = 0.0
@@ -85,6 +89,7 @@ class Flow:
         if offset != self.offset:
             raise ProtocolError(f"end of stream at offset {offset}, expected {self.offset}")
         self.ended = True
+        self.lent = ""  # what was lent met the end on its way
 
     def ack(self, offset: int) -> None:
         """Account for an acknowledgement. Backwards or beyond what was sent: ProtocolError."""
@@ -94,6 +99,34 @@ class Flow:
 
     def stop(self) -> None:
         self.stopped = True
+
+    def lend(self, whose: str) -> None:
+        """A descriptor of ours, or of theirs, moves what comes next; of a stream that has ended, nothing does."""
+        if self.lent:
+            raise ProtocolError("lent twice")
+        self.lent = "" if self.ended else whose
+
+    def take_over(self) -> int:
+        """Another one sends from here on: with a window that is no smaller than what was ever under way, for that is
+        what the receiver goes by when he waits with his words. Returns by how many bytes it grew.
+        """
+        growth = max(0, self._peak - self.window)
+        self.window += growth
+        return growth
+
+    def returned(self, whose: str, length: int, acked: int, window: int) -> None:
+        """So many bytes went that way, within that window; all below `acked` was taken."""
+        if self.lent != whose or self.ended:
+            raise ProtocolError("return of what was not lent")
+        if not 0 <= acked <= self.offset + length:
+            raise ProtocolError(f"return with {acked} bytes taken of {self.offset + length}")
+        if window > MAX_WINDOW:
+            raise ProtocolError(f"return with a window of {window} bytes")
+        self.lent = ""
+        self.window = max(self.window, window)
+        self.offset += length
+        self.acked = acked
+        self._mark = -1
 
     def measure_sent(self, now: float) -> None:
         """The sender sent something at `now` (seconds on any steady clock)."""
@@ -112,6 +145,6 @@ class Flow:
         top = MAX_WINDOW if round_trip <= 2 * self._base else QUICK_WINDOW if round_trip <= QUICK else 0
         if not self._limited or self.window >= top:
             return 0
-        growth = min(self.window, top - self.window, spare)
+        growth = min(self.window, top - self.window, max(0, spare))
         self.window += growth
         return growth

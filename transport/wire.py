@@ -7,6 +7,8 @@ Laws
 
 from __future__ import annotations
 
+import array
+import os
 import socket
 
 TYPE_CHECKING = False
@@ -26,6 +28,14 @@ class Wire:
         self.socket = connection
         self.unsent = [first]
         self._session = session
+        self._fds: list[int] = []  # to go with what is sent next
+        self._count = 0
+
+    def attach(self, fd: int) -> int:
+        """Send a descriptor, too, before what is queued from now on; its number on this connection."""
+        self._fds.append(os.dup(fd))  # whoever owns it need not wait
+        self._count += 1
+        return self._count - 1
 
     def receive(self) -> bytes | None:
         """What has come; None at the end."""
@@ -44,13 +54,24 @@ class Wire:
                 if not self.unsent:
                     return
             try:
-                sent = self.socket.sendmsg(self.unsent[:IOV_MAX])
+                sent = self.socket.sendmsg(self.unsent[:IOV_MAX], rights(self._fds))
             except BlockingIOError:
                 return
             except (BrokenPipeError, ConnectionResetError):
                 self.unsent.clear()
                 return
+            self.drop()
             while sent and sent >= len(self.unsent[0]):
                 sent -= len(self.unsent.pop(0))
             if sent:
                 self.unsent[0] = self.unsent[0][sent:]
+
+    def drop(self) -> None:
+        """The descriptors were sent, or never will be."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def rights(fds: list[int]) -> list[tuple[int, int, bytes]]:
+    """Ancillary data of a message that gives descriptors away."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []

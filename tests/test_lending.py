@@ -1,0 +1,138 @@
+"""Descriptors lent to the node: the same bytes as without, in any order of lending and not; nothing is left open."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import breaks, streaming
+from tests.agents import until
+from tests.breaks import CUTS, LONG, MiB
+from tests.lab import Lab
+from tests.test_streams_hosts import asked
+from transport import lendable
+from transport.errors import ProtocolError
+from transport.frames import Kind
+from transport.session import STDIN, STDOUT, Session
+from transport.window import MAX_WINDOW, Flow
+
+pytestmark = pytest.mark.timeout(300 + 15 * CUTS)
+ROUNDS = 40 if LONG else 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("handler", ["echo", "spool"])
+@pytest.mark.parametrize("where", ["local", "h1"])
+def test_bytes_and_descriptors_in_any_order(lab: Lab, where: str, handler: str, seed: int) -> None:
+    """With what lends at both ends, at one, at none; where both are of one node, and where a link lies between."""
+    same, count = asked(lab, where, "lent", handler, ROUNDS, seed).split()
+    assert same == "same" and int(count) > 0
+
+
+def test_over_cuts(lab: Lab, through: Callable[..., str]) -> None:
+    host, proxy = through("h1"), lab["h1"].proxy
+    assert asked(lab, host, "put", 1) == "same"  # the link is there
+    done = proxy.cuts()
+    proxy.cut_after(*breaks.plan(os.getpid(), 6, 16 * MiB))
+    assert asked(lab, host, "lent", "spool", ROUNDS, 4).startswith("same")
+    assert proxy.cuts() > done
+
+
+def test_an_error_of_the_file_is_its_own(lab: Lab) -> None:
+    assert asked(lab, "h1", "readonly") == "Bad file descriptor"
+
+
+def test_who_is_killed_leaves_nothing_open(lab: Lab, tmp_path: Path) -> None:
+    path = tmp_path / "lent"
+    path.write_bytes(bytes(10 * MiB))
+    argv, more = streaming.command(lab, "local", "lenddie", path)
+    assert subprocess.run(argv, capture_output=True, timeout=60, check=False, **more).returncode == 137
+
+    def held() -> list[str]:
+        found = []
+        for process in lab.processes():
+            folder = f"/proc/{process.pid}/fd"
+            found += [fd for fd in os.listdir(folder) if os.path.realpath(f"{folder}/{fd}") == str(path)]
+        return found
+
+    until(lambda: not held())
+
+
+def test_what_is_lent_and_what_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1000))
+    read, write = os.pipe()
+    with open(path, "r+b", buffering=0) as file, open(path, "ab") as appended:
+        os.lseek(file.fileno(), 10, os.SEEK_SET)
+        assert lendable.source(file.fileno()) == (10, 990)
+        assert lendable.target(file.fileno()) == 10
+        assert lendable.target(appended.fileno()) == -1
+        assert lendable.source(read) == (0, 0) and lendable.target(write) == -1
+        assert lendable.source(-1) == (0, 0)
+        monkeypatch.setattr(lendable, "_known", {os.fstat(file.fileno()).st_dev: False})
+        assert lendable.source(file.fileno()) == (0, 0) and lendable.target(file.fileno()) == -1
+    for fd in (read, write):
+        os.close(fd)
+
+
+def pair() -> tuple[Session, Session, int]:
+    client, node = Session(True, {}), Session(False, {})
+    number = client.open(Kind.REQUEST, {})
+    node.borrows = True
+    carry(client, node)
+    return client, node, number
+
+
+def carry(one: Session, two: Session) -> list[int]:
+    """Until both are quiet; the kinds of what came."""
+    kinds = []
+    while one.has_output or two.has_output:
+        for sender, receiver in ((one, two), (two, one)):
+            kinds += [frame.kind for frame in receiver.receive(b"".join(sender.pull(1 << 20)))]
+    return kinds
+
+
+def test_both_ends_agree_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, node, number = pair()
+    node.tell(number, Kind.ATTACH, {})
+    client.data(number, STDIN, b"before")
+    client.lend(number, STDIN, 6, {"fd": 0, "at": 0, "length": 100})
+    assert carry(client, node) == [Kind.DATA, Kind.LEND, Kind.ATTACH], "in its place in the stream"
+    node.give_back(number, STDIN, 90, {"acked": 50, "errno": 0, "window": 1 << 20})
+    carry(client, node)
+    flows = [session.flow(number, STDIN) for session in (client, node)]
+    assert [(flow.offset, flow.acked, flow.lent) for flow in flows] == [(96, 50, ""), (96, 50, "")]
+    assert flows[0].window == 1 << 20
+    client.data(number, STDIN, b"after")
+    carry(client, node)
+    assert flows[1].offset == 101
+
+
+@pytest.mark.parametrize("stream", [STDIN, STDOUT])
+def test_only_a_node_borrows_and_only_from_its_client(stream: int) -> None:
+    client, node, number = pair()
+    node.tell(number, Kind.ATTACH, {})
+    node.lend(number, stream, 0, {})
+    with pytest.raises(ProtocolError, match="takes nothing"):
+        carry(client, node)
+
+
+@pytest.mark.parametrize(("acked", "window"), [(-1, 0), (11, 0), (0, MAX_WINDOW + 1)])
+def test_a_return_that_cannot_be(acked: int, window: int) -> None:
+    flow = Flow()
+    with pytest.raises(ProtocolError):
+        flow.returned("ours", 0, 0, 0)
+    flow.lend("ours")
+    with pytest.raises(ProtocolError):
+        flow.returned("ours", 10, acked, window)
+    with pytest.raises(ProtocolError):
+        flow.lend("ours")
+
+
+def test_a_client_that_lends_nothing_ends_itself_alone(lab: Lab) -> None:
+    assert asked(lab, "local", "fraud") == "the node ended"
+    assert asked(lab, "local", "put", 1) == "same"

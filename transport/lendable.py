@@ -1,0 +1,69 @@
+"""Which descriptors may be lent to the node of this machine, which then moves the bytes of a stream itself.
+
+Laws
+1. Regular files on file systems of this machine alone: what may hang (another machine, a program behind a mount, this
+   very node) would hang the node, and with it everybody's jobs.
+2. What this process may write is limited to nothing (`RLIMIT_FSIZE`): the node has limits of its own.
+3. Where anything is not as expected, nothing is lent: who asked moves the bytes itself.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import stat
+
+LEAST = 256 * 1024  # bytes that are worth the words
+LOCAL = frozenset(
+    ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay")
+)
+
+_known: dict[int, bool] = {}  # by device
+
+
+def source(fd: int) -> tuple[int, int]:
+    """Position and bytes from there to the end; (0, 0) where it must not be lent."""
+    try:
+        facts = os.fstat(fd)
+        if stat.S_ISREG(facts.st_mode) and _local(facts.st_dev):
+            at = os.lseek(fd, 0, os.SEEK_CUR)
+            return at, max(0, facts.st_size - at)
+    except OSError:
+        pass
+    return 0, 0
+
+
+def target(fd: int) -> int:
+    """The position of what is written next; -1 where it must not be lent."""
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        return -1
+    try:
+        facts = os.fstat(fd)
+        if (
+            stat.S_ISREG(facts.st_mode)
+            and _local(facts.st_dev)
+            and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND
+        ):
+            return os.lseek(fd, 0, os.SEEK_CUR)
+    except OSError:
+        pass
+    return -1
+
+
+def _local(device: int) -> bool:
+    if device not in _known:
+        name = f"{os.major(device)}:{os.minor(device)}"
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            kinds = {
+                line.split(" - ", 1)[1].split(" ", 1)[0] for line in file if line.split(" ", 3)[2] == name
+            }
+        _known[device] = bool(kinds) and kinds <= LOCAL
+    return _known[device]
+
+
+def write_at(fd: int, data: bytes, at: int) -> None:
+    """Raises OSError."""
+    done = os.pwrite(fd, data, at)
+    while done < len(data):
+        done += os.pwrite(fd, memoryview(data)[done:], at + done)
