@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 def examine(inventory: str | None = None) -> list[Finding]:
     """All findings, in the order of what depends on what."""
     looks: list[Callable[[], Finding]] = [
-        _python, _kernel, _runtime, _data, _guest, lambda: _inventory(inventory), _binary, _agent, _configuration,
+        _python, _kernel, _runtime, _data, _guest, lambda: _inventory(inventory), _binary, _agent, _configuration, _mount,
     ]  # fmt: skip
     return [_look(look) for look in looks]
 
@@ -189,6 +189,16 @@ def _identities(path: str) -> int:
     if kind != 12:
         raise OSError("it refused")
     return int(count)
+
+
+def _mount() -> Finding:
+    """The files tier as a directory. Without it `quine fs` still reaches every file."""
+    from quine.mount.mounts import lacking
+
+    why, cure = lacking()
+    if why:
+        return Finding("warn", "mount", f"no QUINE_MOUNT: {why}", cure)
+    return Finding("ok", "mount", "the files tier can be a directory: --mount, quine fs mount DIR")
 
 
 def _configuration() -> Finding:

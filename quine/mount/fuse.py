@@ -199,7 +199,7 @@ def initial(request: Request) -> tuple[bytes, bool]:
 def attributes(told: Attributes, uid: int, gid: int) -> bytes:
     size = min(max(int(told.size), 0), (1 << 63) - 1)
     seconds, nanos = _time(told.mtime)
-    links = 2 if stat.S_ISDIR(told.mode) else 1
+    links = 2 if stat.S_ISDIR(told.mode & 0xFFFF) else 1
     return _ATTR.pack(
         told.inode, size, (size + 511) // 512, seconds, seconds, seconds, nanos, nanos, nanos,
         told.mode & 0xFFFF, links, uid, gid, 0, 1 << 17, 0,

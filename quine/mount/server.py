@@ -33,7 +33,7 @@ class Server:
     def __init__(self, fd: int, state: State) -> None:
         self._fd = fd
         self._state = state
-        self._work: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[int, Request] = {}  # handed to a thread and not answered
         self._interrupted: dict[int, int] = {}  # unique -> the thread that was sent a signal
@@ -61,6 +61,14 @@ class Server:
             if self._interrupted and time.monotonic() - looked > LOOK:
                 looked = time.monotonic()
                 self._free_the_dying()
+
+    def stop(self) -> None:
+        """No more threads wait for work."""
+        with self._lock:
+            self.ended = True
+            count = self._threads
+        for _ in range(count):
+            self._work.put(None)
 
     def wait(self, seconds: float) -> bool:
         """For the operations that are under way; False where they are not done by then."""
@@ -151,6 +159,8 @@ class Server:
             request = self._work.get()
             with self._lock:
                 self._idle -= 1
+            if request is None:
+                return
             self._answer(request, handed=True)
 
     def _answer(self, request: Request, handed: bool = False) -> None:
