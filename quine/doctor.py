@@ -37,7 +37,8 @@ class Finding(NamedTuple):
 def examine(inventory: str | None = None) -> list[Finding]:
     """All findings, in the order of what depends on what."""
     looks: list[Callable[[], Finding]] = [
-        _python, _kernel, _runtime, _data, _guest, lambda: _inventory(inventory), _binary, _agent, _configuration, _mount,
+        _python, _kernel, _runtime, _data, _guest, lambda: _inventory(inventory), _binary, _agent, _configuration,
+        _mount,
     ]  # fmt: skip
     return [_look(look) for look in looks]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from quine import __version__
+from quine.mount.mounts import lacking
 from tests.agents import OK, Agents, says, sh
 from transport import address
 
@@ -116,6 +117,7 @@ def test_doctor_on_a_bare_machine(home: Path) -> None:
         "binary": "ok",
         "ssh keys": "warn",
         "ssh config": "ok",
+        "mount": "warn" if lacking()[0] else "ok",
     }
     assert not (home / ".quine").exists(), "looking changes nothing"
 
