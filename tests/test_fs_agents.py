@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents import OK, Agents, call, says, sh, until
+from tests.agents import OK, QUINE, Agents, call, says, sh, until
 from tests.lab import Lab
 from tests.test_may_fork import environment, results, warm
 
@@ -292,3 +292,22 @@ def test_the_face_of_an_agent_has_the_keys_of_the_store_and_the_agent_has_not(tm
         b"s3://me@bucket/x",
         b"{}",
     ]
+
+
+def test_what_is_no_url_is_told_before_anything_starts(tmp_path: Path) -> None:
+    place = Agents(tmp_path)
+    place.script(says(OK))
+    for words, env in (
+        (["--fs", "/srv/files", "work"], {}),
+        (["work"], {"QUINE_FS": "files"}),
+        (["run", "--fs=/srv/files", "--", "true"], {}),
+    ):
+        done = subprocess.run(
+            [*QUINE, *words], env=place.env | env, cwd=tmp_path, capture_output=True, timeout=100
+        )
+        assert (
+            done.returncode == 2
+            and b"the files tier needs a URL" in done.stderr
+            and b"hint: origin:" in done.stderr
+        )
+    assert not place.data.exists()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from quine.exits import Misconfigured
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +24,12 @@ OURS = ("origin", "memory", "gone")  # of this machine or this process alone
 
 
 def absolute(url: str) -> str:
-    """`origin:DIR` with the directory from the root on; any other URL as it is."""
+    """`origin:DIR` with the directory from the root on; any other URL as it is. Misconfigured where it is none."""
+    scheme, colon, _ = url.partition(":")
+    if not colon or not scheme.replace("+", "").replace("-", "").replace(".", "").isalnum():
+        shown = os.path.join("/", url) if "/" in url else "/DIR"
+        hint = f"origin:{url[:80]}, file://{shown[:80]}, s3://BUCKET/PREFIX"
+        raise Misconfigured(f"the files tier needs a URL, and {url[:80]!r} is none", hint)
     directory = url.removeprefix("origin:")
     if directory == url or not directory:
         return url
