@@ -233,6 +233,13 @@ def test_a_root_that_is_a_file(tmp_path: Path) -> None:
     fails(errno.ENOTDIR, lambda: list(Local(str(tmp_path / "file")).list("")))
 
 
+@pytest.mark.parametrize("root", ["/proc/nothing", "/proc/self"])
+def test_a_root_that_takes_nothing_is_named(root: str) -> None:
+    with pytest.raises(OSError, match=f"{root}: ") as caught:
+        put(Local(root), "a/b")
+    assert caught.value.filename == "a/b"
+
+
 def test_who_may_write_to_the_root_may_write_aside(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "root").chmod(0o777)

@@ -103,8 +103,11 @@ class Local(Tier):
                 regular(beneath.look(directory, name), path)
                 if if_absent:
                     raise error(errno.EEXIST, path)
-            with self._directory("", make=True) as root:
-                part = self._parts.make(root, shared=mode is None)
+            try:
+                with self._directory("", make=True) as root:
+                    part = self._parts.make(root, shared=mode is None)
+            except OSError as problem:  # of the root, not of the path
+                raise OSError(problem.errno, f"{self.root}: {problem.strerror}", path) from None
             return Part(path, part, mode, mtime, self._arrive(path, if_absent))
 
     def _arrive(self, path: str, if_absent: bool) -> Callable[[int, str], None]:
