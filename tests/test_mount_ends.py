@@ -1,0 +1,259 @@
+"""However a mount ends, nothing of it stays: no entry in the kernel's table, no process, no directory. Real FUSE."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quine.mount import mounts, places
+from tests.agents import OK, QUINE, Agents, says, sh, until
+from tests.lab import Lab
+from tests.mounting import ROOT, Mount, needs_fuse, serving
+from tests.test_elsewhere import environment
+
+pytestmark = needs_fuse
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def left(mount: Mount) -> list[str]:
+    return os.listdir(Path(mount.env["XDG_RUNTIME_DIR"], f"quine-{os.getuid()}", "mounts"))
+
+
+def test_unmounted_when_it_is_asked_for(tmp_path: Path, store: Path) -> None:
+    with Mount(tmp_path, store) as mount:
+        with open(mount.path / "f", "wb"):
+            done = mount.quine("fs", "umount", str(mount.path))
+            assert done.returncode == 1
+            assert b"busy" in done.stderr
+        assert mount.quine("fs", "mount", str(mount.path)).returncode == 2  # there already
+        until(
+            lambda: mount.quine("fs", "umount", str(mount.path)).returncode == 0
+        )  # the close comes a little later
+        assert not mount.is_there
+        until(lambda: not mount.processes() and not left(mount))
+        done = mount.quine("fs", "umount", str(mount.path))
+        assert (done.returncode, b"nothing of quine" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("which", ["keeper", "server"])
+def test_unmounted_when_either_is_killed(tmp_path: Path, store: Path, which: str) -> None:
+    with Mount(tmp_path, store) as mount:
+        pids = mount.processes()
+        assert len(pids) == 2
+        os.kill(pids[which == "server"], signal.SIGKILL)
+        until(lambda: not mount.is_there and not mount.processes())
+        until(lambda: not left(mount))
+        assert os.listdir(mount.path) == []
+
+
+def test_unmounted_by_the_next_when_both_are_killed(tmp_path: Path, store: Path) -> None:
+    with Mount(tmp_path, store) as mount:
+        for pid in mount.processes():
+            os.kill(pid, signal.SIGSTOP)
+        for pid in mount.processes():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not mount.processes())
+        assert mount.is_there
+        with pytest.raises(OSError):
+            os.listdir(mount.path)
+        assert mount.quine("fs", "mount", str(mount.path)).returncode == 0
+        assert os.listdir(mount.path) == []
+        assert mounts.mounted().count(str(mount.path)) == 1
+
+
+def test_unmounted_at_the_end_of_the_foreground(tmp_path: Path, store: Path) -> None:
+    mount = Mount(tmp_path, store)
+    with subprocess.Popen(
+        [*QUINE, "fs", "mount", "--foreground", str(mount.path)], env=mount.env, cwd=ROOT
+    ) as process:
+        until(lambda: mount.is_there)
+        (mount.path / "f").write_bytes(b"f")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    assert not mount.is_there
+    assert (store / "f").read_bytes() == b"f"
+
+
+def test_what_is_wrong_is_said(tmp_path: Path, store: Path) -> None:
+    mount = Mount(tmp_path, store)
+    for words, status in (
+        (["fs", "mount"], 2),
+        (["fs", "mount", str(tmp_path / "missing")], 2),
+        (["fs", "mount", "--fs", "nonsense:x", str(mount.path)], 2),
+        (["fs", "umount"], 2),
+    ):
+        done = mount.quine(*words)
+        assert done.returncode == status, done.stderr
+        assert done.stderr.startswith(b"quine: error: ")
+    assert not mount.is_there
+    until(lambda: not mount.processes())
+
+
+# ------------------------------------------------------------------------------------------ of a job
+
+JOB = 'echo "$QUINE_MOUNT"; cat "$QUINE_MOUNT/in"; echo out >"$QUINE_MOUNT/out"; '
+
+
+def test_a_command_has_a_mount_of_its_own(tmp_path: Path, store: Path) -> None:
+    mount = Mount(tmp_path, store)
+    (store / "in").write_bytes(b"in\n")
+    done = mount.quine("run", "--mount", "--", "sh", "-c", JOB + "exit 7")
+    path, said = done.stdout.decode().split("\n", 1)
+    assert (said, done.returncode, done.stderr) == ("in\n", 7, b"")
+    assert (store / "out").read_bytes() == b"out\n"
+    until(lambda: path not in mounts.mounted() and not os.path.exists(path))
+    until(lambda: not left(mount))
+
+
+def test_a_mount_ends_with_a_command_that_is_killed(tmp_path: Path, store: Path) -> None:
+    mount = Mount(tmp_path, store)
+    with subprocess.Popen(
+        [*QUINE, "run", "--mount", "--", "sh", "-c", 'echo "$QUINE_MOUNT"; exec sleep 1000'],
+        env=mount.env,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        path = process.stdout.readline().decode().strip()
+        assert path in mounts.mounted()
+        process.kill()
+    until(lambda: path not in mounts.mounted() and not left(mount))
+
+
+def test_where_nothing_can_be_mounted_the_variable_is_absent(tmp_path: Path, store: Path) -> None:
+    mount = Mount(tmp_path, store, QUINE_MOUNT="/somewhere/old")
+    Path(mount.env["XDG_RUNTIME_DIR"], f"quine-{os.getuid()}").mkdir(0o700)
+    Path(mount.env["XDG_RUNTIME_DIR"], f"quine-{os.getuid()}", "mounts").write_bytes(b"")  # no place for one
+    done = mount.quine("run", "--mount", "--", "sh", "-c", 'echo "${QUINE_MOUNT-none}"')
+    assert (done.stdout, done.stderr, done.returncode) == (b"none\n", b"", 0)
+    done = mount.quine("run", "-v", "--mount", "--", "true")
+    assert b"cannot be mounted" in done.stderr
+
+
+def test_an_agent_and_its_children_have_one(tmp_path: Path) -> None:
+    agents = Agents(tmp_path)
+    agents.script(
+        says(sh('echo "$QUINE_MOUNT" >&4; echo shared >"$QUINE_MOUNT/f"; quine fs cat f >&4')),
+        says(OK),
+    )
+    done = subprocess.run(
+        [*QUINE, "--mount", "share it"], env=agents.env, cwd=tmp_path, capture_output=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    path, said = done.stdout.decode().split("\n", 1)
+    assert said == "shared\n"
+    until(lambda: path not in mounts.mounted() and not os.path.exists(path))
+    tapes = b"".join(tape.read_bytes() for tape in agents.data.glob("*.jsonl"))
+    assert b"in the directory $QUINE_MOUNT" in tapes
+
+
+# ------------------------------------------------------------------------------- on another machine
+
+
+def test_a_command_elsewhere_has_the_origins_files(lab: Lab, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "fs").mkdir(parents=True)
+    (data / "fs" / "in").write_bytes(b"in\n")
+    done = lab.run(
+        ["run", "--on", "h1", "--mount", "--", "sh", "-c", JOB + "exit 7"], env={"QUINE_DATA_DIR": str(data)}
+    )
+    path, _, said = done.stdout.decode().partition("\n")
+    assert (said, done.returncode) == ("in\n", 7), done.stderr
+    assert (data / "fs" / "out").read_bytes() == b"out\n"
+    until(lambda: path not in mounts.mounted() and not os.path.exists(path))
+
+
+def test_an_agent_elsewhere_has_them(lab: Lab, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    script = [
+        {"reply": {"tool_calls": [{"name": "sh", "arguments": {"command": 'echo far >"$QUINE_MOUNT/f"'}}]}},
+        {"reply": {"tool_calls": [{"name": "exit", "arguments": {"status": 0}}]}},
+    ]
+    done = lab.run(["--on", "h1", "--mount", "write it"], env=environment(lab, data, script))
+    assert done.returncode == 0, done.stderr
+    assert (data / "fs" / "f").read_bytes() == b"far\n"
+
+
+# ------------------------------------------------------------------------------- stores that misbehave
+
+SLOW = """
+import time
+from quine.files.memory import Memory
+class Slow(Memory):
+    def stat(self, path):
+        if path == "d/slow":
+            time.sleep(1000)
+        return super().stat(path)
+    def open(self, path, offset=0, length=None):
+        if path == "broken":
+            raise RuntimeError("a defect of the store")
+        return super().open(path, offset, length)
+    def list(self, path):
+        yield from super().list(path)
+        for name in ("../up", "a/b", "", ".", "n" * 300, "odd\\0"):
+            yield next(super().list(path))._replace(path=name, size=-5, mtime=float("nan"))
+        yield next(super().list(path))._replace(path="huge", size=1 << 80, mtime=1e300)
+tier = Slow("mount")
+"""
+
+
+def test_who_waits_for_a_store_can_be_killed_and_hinders_nobody(tmp_path: Path) -> None:
+    with serving(tmp_path, SLOW) as path:
+        (
+            path / "d"
+        ).mkdir()  # while the kernel looks up a name it holds back who makes one in the same directory
+        waiting = [
+            subprocess.Popen(["cat", path / "d" / "slow"], stderr=subprocess.DEVNULL) for _ in range(20)
+        ]
+        (path / "g").write_bytes(b"g")
+        for process in waiting:
+            process.kill()
+        for process in waiting:
+            assert process.wait(30) == -signal.SIGKILL
+
+
+def test_a_signal_that_does_not_kill_does_not_interrupt(tmp_path: Path) -> None:
+    program = SLOW.replace("time.sleep(1000)", "time.sleep(1)")
+    code = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGALRM, lambda *_: print('rang', flush=True))\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.3)\n"
+        "print(os.path.exists(sys.argv[1]))\n"
+    )
+    with serving(tmp_path, program) as path:
+        (path / "d").mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", code, path / "d" / "slow"], capture_output=True, timeout=60
+        )
+        assert done.stdout.split() == [b"rang", b"False"], done.stderr
+
+
+def test_a_hostile_store_is_an_errno(tmp_path: Path) -> None:
+    with serving(tmp_path, SLOW) as path:
+        (path / "broken").write_bytes(b"f")
+        with pytest.raises(OSError) as caught:
+            (path / "broken").read_bytes()
+        assert caught.value.errno == 5
+        assert sorted(os.listdir(path)) == ["broken", "huge"]
+        assert os.lstat(path / "broken").st_size == 1
+
+
+def test_the_table_is_swept_of_what_nobody_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    kept, lost = places.Place(), places.Place()
+    os.close(lost.fd)
+    assert places.sweep() == [lost.path]
+    assert not os.path.exists(lost.path)
+    assert os.path.isdir(kept.path)
+    kept.leave()
+    os.close(kept.fd)
+    assert os.listdir(places.folder()) == []
