@@ -258,3 +258,26 @@ def test_a_hole_takes_no_room_at_the_origin_before_it_is_kept(door: Door) -> Non
     with tier.open("f", 1 << 40) as reader:
         assert reader.read(10) == b"x"
     tier.close()
+
+
+def test_files_go_by_their_descriptors(door: Door, tmp_path: Path) -> None:
+    """Lent to the nodes at both ends; one that becomes shorter on the way is an error, and no file."""
+    tier, data = door.tier(), content(8 * BLOCK + 5)
+    (tmp_path / "here").write_bytes(data)
+    with open(tmp_path / "here", "rb", buffering=0) as source, tier.create("f", size=len(data) - 7) as writer:
+        source.seek(7)
+        assert writer.take(source.fileno(), len(data) - 7) == len(data) - 7
+        writer.commit()
+    assert (door.root / "f").read_bytes() == data[7:]
+    with tier.open("f") as reader, open(tmp_path / "there", "wb", buffering=0) as target:
+        while reader.give(target.fileno(), 3 * BLOCK):
+            pass
+    assert (tmp_path / "there").read_bytes() == data[7:]
+    with tier.open("f") as reader:
+        os.truncate(door.root / "f", BLOCK)
+        with pytest.raises(OSError) as caught, open(tmp_path / "there", "wb", buffering=0) as target:
+            while reader.give(target.fileno(), 3 * BLOCK):
+                pass
+        assert caught.value.errno == errno.ESTALE
+    tier.close()
+    assert door.kept() == ["f"]
