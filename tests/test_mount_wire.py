@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,8 @@ from quine.mount.nodes import ROOT, Nodes
 from quine.mount.server import Server
 from quine.mount.state import State
 from tests.agents import until
+from tests.mounting import needs_fuse
+from transport.errors import Refused
 
 
 def message(op: int, node: int = ROOT, body: bytes = b"", unique: int = 7, pid: int = 0) -> bytes:
@@ -167,3 +170,24 @@ def test_a_version_is_a_node() -> None:
 
 def test_paths_of_the_kernels_table_are_read_back() -> None:
     assert mounts._plain(rb"/a\040b\011\134c") == b"/a b\t\\c"
+
+
+@needs_fuse
+@pytest.mark.skipif(mounts._helper() is None, reason="no fusermount3 here")
+def test_the_helper_mounts_for_who_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "_may_mount", lambda: False)
+    place = tmp_path / "a b,c"
+    place.mkdir()
+    fd = mounts.mount(str(place), "quine")
+    try:
+        assert mounts.is_mounted(str(place))
+        assert not os.get_inheritable(fd)
+    finally:
+        os.close(fd)
+        mounts.unmount(str(place))
+    assert not mounts.is_mounted(str(place))
+    with pytest.raises(OSError):
+        mounts.unmount(str(place))
+    monkeypatch.setattr(mounts, "_helper", lambda: None)
+    with pytest.raises(Refused, match="fusermount3"):
+        mounts.mount(str(place), "quine")
