@@ -277,6 +277,7 @@ def test_a_status_is_never_there_before_what_it_vouches_for(tmp_path: Path) -> N
             self.left -= 1
             return super().create(path, **options)
 
+    assert copies.RESULTS[-1] == "status"
     order = [f"{session}.jsonl", *(f"jobs/{session}/{name}" for name in copies.RESULTS)]
     for count in range(len(order) + 1):
         tier = Failing(str(tmp_path / f"tier{count}"))
