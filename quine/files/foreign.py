@@ -107,13 +107,13 @@ def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> T
             raise Misconfigured(f"{scheme}:// needs a driver that is not installed: {error}", hint) from None
         except ValueError as error:
             raise Misconfigured(f"{scheme}:// cannot be opened: {error}") from None
-    if chain[-1] in ("s3", "s3a"):
-        from quine.files.s3 import settings
-
-        inner = options if len(chain) == 1 else options.get(chain[-1], {})
-        options = (
-            {**options, chain[-1]: settings(environ, inner)} if len(chain) > 1 else settings(environ, inner)
-        )
+    if len(chain) == 1:
+        options = _of_driver(chain[0], environ, options)
+    else:
+        each = {scheme: options.get(scheme) for scheme in chain}
+        options = {
+            name: _of_driver(name, environ, of if isinstance(of, dict) else {}) for name, of in each.items()
+        }
     from quine.files.generic import Generic
 
     protocol = next(scheme for scheme in chain if scheme != "dir")
@@ -122,6 +122,15 @@ def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> T
     except (TypeError, ValueError) as error:
         detail = f"{chain[0]}:// cannot be opened: {type(error).__name__}"
         raise Misconfigured(detail, f"see {credentials.OPTIONS}") from None
+
+
+def _of_driver(scheme: str, environ: Mapping[str, str], options: dict[str, Any]) -> dict[str, Any]:
+    """With nothing that fsspec keeps for others: it is closed when we let go of it."""
+    if scheme in ("s3", "s3a"):
+        from quine.files.s3 import settings
+
+        return settings(environ, options)
+    return {**options, "skip_instance_cache": True}
 
 
 def _target(place: str, environ: Mapping[str, str]) -> SshTarget:
