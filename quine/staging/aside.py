@@ -159,6 +159,10 @@ class Layout:
                         os.fchmod(fd, mode & PERMISSIONS)
                     if digest in made:
                         self._copy(made[digest], fd)
+                    elif 0 < manifest.sizes[index] <= BLOCK and digest in wanted and not mode & SPARSE:
+                        assert feed
+                        self._put(index, fd, feed.take(manifest.sizes[index]), pack)
+                        made[digest] = index
                     elif manifest.sizes[index] or mode & SPARSE:
                         self._pour(index, fd, digest in wanted, feed, objects, pack)
                         made[digest] = index
@@ -168,6 +172,16 @@ class Layout:
         finally:
             if folder != self._new:
                 os.close(folder)
+
+    def _put(self, index: int, fd: int, data: bytes, pack: Pack | None) -> None:
+        """A small content that came: most of them are, and each step of it is a part of the whole time."""
+        digest = self._manifest.marks[index]
+        if blake2b(data, digest_size=SIZE).digest() != digest:
+            raise Broken(f"{shown(self._manifest.names[index])} came with another content")
+        if pack:
+            pack.add(digest, data)
+        if os.write(fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _pour(
         self, index: int, fd: int, comes: bool, feed: Feed | None, objects: Objects | None, pack: Pack | None

@@ -109,13 +109,14 @@ class Staging:
         feed = Feed(incoming)
         try:
             asked, _ = feed.hear()
+            if asked.get("say") == "failed":
+                self._failure = f"the files cannot be laid out there: {shown(str(asked.get('why')).encode())}"
+                return
             if asked.get("say") != "in":
                 raise Broken("this job has nothing to give yet")
             tree = self._have()
             tell(incoming, {"tree": tree.digest}, b"" if asked.get("has") == tree.digest else tree.packed)
-            last = tree.serve(incoming, feed)
-            if last.get("say") == "failed":
-                self._failure = f"the files cannot be laid out there: {shown(str(last.get('why')).encode())}"
+            tree.serve(incoming, feed)
             self._tree = None  # it may hold a good deal
         except (Abandoned, Broken):
             raise
@@ -181,13 +182,13 @@ class Staging:
         feed = Feed(incoming)
         try:
             asked, _ = feed.hear()
+            if asked.get("say") == "failed":
+                self._failure = shown(str(asked.get("why")).encode())
+                return
             if asked.get("say") != "out":
                 raise Broken("nothing is given here any more")
             tell(incoming, {"returns": self._returns})
             message, packed = feed.hear()
-            if message.get("say") == "failed":
-                self._failure = shown(str(message.get("why")).encode())
-                return
             manifest = parse(packed, whole="." in self._returns)
             if digest_of(packed) != message.get("tree"):
                 raise Broken("another manifest than was announced")

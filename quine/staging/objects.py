@@ -157,6 +157,15 @@ class Pack:
         if not self._skip:
             self._index.append(_ENTRY.pack(digest, self._begun, self._at - self._begun))
 
+    def add(self, digest: bytes, data: bytes) -> None:
+        """A content that is here as a whole."""
+        if self._fd >= 0:
+            self._buffer += data
+            self._index.append(_ENTRY.pack(digest, self._at, len(data)))
+            self._at += len(data)
+            if len(self._buffer) >= FLUSH:
+                self._flush()
+
     def _flush(self) -> None:
         try:
             with memoryview(self._buffer) as left:

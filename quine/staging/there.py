@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 from quine.exits import NOT_STARTED, complain
 from quine.staging import survey
@@ -131,15 +132,23 @@ def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
             digest = str(message.get("tree"))
             if not digest or digest != record.digest or found.hash != record.hash:
                 _make(asked, feed, place, objects, digest, packed)
+        except BrokenPipeError:
+            return False  # the face has given up, and knows why
         except (OSError, BadManifest) as error:
-            why = said(error) if isinstance(error, OSError) else str(error)
-            tell(asked, {"say": "failed", "why": why})
-            asked.end()
-            asked.read(1)  # so that it is known before we are gone
-            return False
+            asked.close()
+            return _confess(relay, said(error) if isinstance(error, OSError) else str(error))
         tell(asked, {"say": "done"})
         asked.end()
     return True
+
+
+def _confess(relay: Relay, why: str) -> bool:
+    """Tell the face, in a request of its own, for on the other one contents may be under way. It knows it then."""
+    with relay.stream("stage") as asked:
+        tell(asked, {"say": "failed", "why": why})
+        asked.end()
+        asked.read(1)
+    return False
 
 
 def _look(roots: list[bytes]) -> Look:
@@ -169,6 +178,9 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
         layout.commit()
     finally:
         layout.close()
+    time.sleep(
+        survey.TICK / 1e9
+    )  # what was made last would be too new for the record, and a look takes longer
     found, calm = survey.settled(lambda: _look(roots), _look(roots))
     if calm:
         by_name = found.by_name()
@@ -229,13 +241,13 @@ def _give_back(relay: Relay, key: str) -> bool:
                 tree = Tree(sources, survey.key_of(here, key, "out"), ours)
                 tell(asked, {"tree": tree.digest, "missing": missing}, tree.packed)
                 said_last = tree.serve(asked, feed)
+            except BrokenPipeError:
+                return False  # the face has given up, and knows why
             except OSError as error:
                 if left and isinstance(error, (FileNotFoundError, Changed)):
                     continue
-                tell(asked, {"say": "failed", "why": said(error)})
-                asked.end()
-                asked.read(1)
-                return False
+                asked.close()
+                return _confess(relay, said(error))
             except Broken:
                 return False  # the face has refused, and says so
             asked.end()
