@@ -1,14 +1,14 @@
 """python -m bench [FIGURE…]: bring up a host, measure, print the table.
 
-Figures: client, line, memory, stream, fairness, agent, guests, fork, tape, conversation, crowd, breaks, files, stage;
-without a name all of them.
+Figures: client, line, memory, stream, streams, fairness, agent, guests, fork, tape, conversation, crowd, breaks, files,
+stage; without a name all of them.
 """
 
 from __future__ import annotations
 
 import sys
 
-from bench import agent, breaks, client, crowd, files, stage, stream, tape
+from bench import agent, breaks, client, crowd, files, stage, stream, streams, tape
 from bench.measure import Row, table
 from tests.lab import Lab
 
@@ -17,6 +17,7 @@ FIGURES = {
     "memory": client.idle_memory,
     "line": client.long_line,
     "stream": stream.both_ways,
+    "streams": streams.both_ways,
     "fairness": stream.fairness,
     "agent": agent.cold,
     "guests": agent.guests,
