@@ -155,6 +155,18 @@ def test_who_reads_a_version_reads_it_to_its_end(mount: Mount, size: int) -> Non
     assert not path.exists()
 
 
+def test_a_listing_is_believed_by_nobody_who_opens(mount: Mount) -> None:
+    tier = Local(str(mount.store))
+    for number in range(5):
+        content = str(number).encode() * (number + 1)
+        with tier.create("f") as writer:
+            writer.write(content)
+            writer.commit()
+        assert (mount.path / "f").read_bytes() == content
+        with os.scandir(mount.path) as entries:
+            assert [entry.stat().st_size for entry in entries] == [len(content)]
+
+
 def test_jumps_in_a_large_file(mount: Mount) -> None:
     data = os.urandom(1 << 20) * 12
     (mount.store / "f").write_bytes(data)
