@@ -48,9 +48,12 @@ needs_fuse = pytest.mark.skipif(bool(WHY_NOT), reason=f"no FUSE here: {WHY_NOT}"
 class Mount:
     """A tier in `store`, and its directory `path`."""
 
-    def __init__(self, directory: Path, store: Path, name: str = "m", **env: str) -> None:
+    def __init__(
+        self, directory: Path, store: Path, name: str = "m", *, cwd: Path = ROOT, **env: str
+    ) -> None:
         self.path = directory / name
         self.store = store
+        self.cwd = cwd
         self.path.mkdir()
         store.mkdir(exist_ok=True)
         runtime = directory / "run"
@@ -63,7 +66,9 @@ class Mount:
         }
 
     def quine(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run([*QUINE, *words], env=self.env, cwd=ROOT, capture_output=True, timeout=timeout)
+        return subprocess.run(
+            [*QUINE, *words], env=self.env, cwd=self.cwd, capture_output=True, timeout=timeout
+        )
 
     def processes(self) -> list[int]:
         """The keeper and the server, the elder first."""

@@ -44,6 +44,23 @@ def test_unmounted_when_it_is_asked_for(tmp_path: Path, store: Path) -> None:
         assert (done.returncode, b"nothing of quine" in done.stderr) == (1, True)
 
 
+@pytest.mark.parametrize(
+    "named", [{}, {"QUINE_DATA_DIR": ".quine"}, {"QUINE_DATA_DIR": "x", "QUINE_FS": "origin:.quine/fs"}]
+)
+def test_a_relative_tier_is_the_one_of_who_mounts(tmp_path: Path, named: dict[str, str]) -> None:
+    """Its keeper leaves that directory."""
+    store = tmp_path / ".quine" / "fs"
+    store.mkdir(parents=True)
+    (store / "in").write_bytes(b"in")
+    mount = Mount(tmp_path, store, cwd=tmp_path, **named)
+    if "QUINE_FS" not in named:
+        del mount.env["QUINE_FS"]
+    with mount:
+        assert (mount.path / "in").read_bytes() == b"in"
+        (mount.path / "out").write_bytes(b"out")
+    assert (store / "out").read_bytes() == b"out"
+
+
 @pytest.mark.parametrize("which", ["keeper", "server"])
 def test_unmounted_when_either_is_killed(tmp_path: Path, store: Path, which: str) -> None:
     with Mount(tmp_path, store) as mount:

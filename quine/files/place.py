@@ -7,13 +7,14 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from quine.exits import Misconfigured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
 VARIABLES = ("QUINE_FS", "QUINE_FS_QUOTA")
 GONE = "gone:"  # in place of a URL: there was an origin to ask, and this job has outlived it
@@ -33,11 +34,26 @@ def absolute(url: str) -> str:
     directory = url.removeprefix("origin:")
     if directory == url or not directory:
         return url
+    return "origin:" + _from_here(directory)
+
+
+def settle(environ: MutableMapping[str, str]) -> None:
+    """For who is about to leave the directory that he was started in: the tier stays where it is.
+
+    A URL that is none is left as it is: who opens it says so.
+    """
+    environ["QUINE_DATA_DIR"] = _from_here(environ.get("QUINE_DATA_DIR") or ".quine")
+    if url := environ.get("QUINE_FS"):
+        with contextlib.suppress(Misconfigured):
+            environ["QUINE_FS"] = absolute(url)
+
+
+def _from_here(directory: str) -> str:
     try:
         here = os.getcwd()
     except OSError:
         here = "/"
-    return "origin:" + os.path.normpath(os.path.join(here, os.path.expanduser(directory)))
+    return os.path.normpath(os.path.join(here, os.path.expanduser(directory)))
 
 
 def shareable(url: str, environ: Mapping[str, str]) -> str | None:

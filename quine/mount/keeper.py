@@ -18,6 +18,7 @@ import signal
 from quine.exits import NOT_STARTED, Failure
 from quine.files import quota
 from quine.files.here import tier_here
+from quine.files.place import settle
 from quine.mount import mounts, places
 from transport import inherit
 from transport.errors import Refused
@@ -42,6 +43,7 @@ def keep(path: str, ready: int, target: int = 0, detach: bool = True) -> int:
         return 0
     if detach:
         os.setsid()
+        settle(os.environ)  # else the server would look for a relative one below the root
         os.chdir("/")
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
