@@ -95,8 +95,10 @@ def spool(incoming: Incoming) -> None:
     """Into a file, as it comes, by descriptor and by hand in turn; and back in the same way."""
     with tempfile.TemporaryFile(buffering=0) as file:
         fd = file.fileno()
-        while incoming.receive_file(fd, random.randrange(1, 1 << 21)) and (data := incoming.read(70_000)):
-            os.write(fd, data)
+        while got := incoming.receive_file(fd, most := random.randrange(1, 1 << 21)):
+            if got > most:
+                raise AssertionError(f"{got} bytes of {most} went into the file")
+            os.write(fd, incoming.read(70_000))
         left = os.lseek(fd, 0, os.SEEK_CUR)
         os.lseek(fd, 0, os.SEEK_SET)
         while left:
@@ -348,7 +350,10 @@ def lent(relay: Relay, name: str, rounds: str, seed: str) -> str:
                 to = target.fileno()
                 while True:
                     if back.random() < 0.7:
-                        if not asked.receive_file(to, back.randrange(1, 2_000_000)):
+                        got_now = asked.receive_file(to, most := back.randrange(1, 2_000_000))
+                        if got_now > most:
+                            return f"{got_now} bytes of {most} went into the file"
+                        if not got_now:
                             break
                     elif data := asked.read(back.randrange(1, 200_000)):
                         os.write(to, data)

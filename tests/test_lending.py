@@ -17,6 +17,7 @@ from tests.test_streams_hosts import asked
 from transport import lendable
 from transport.errors import ProtocolError
 from transport.frames import Kind
+from transport.incoming import Incoming
 from transport.session import STDIN, STDOUT, Session
 from transport.window import MAX_WINDOW, Flow
 
@@ -77,6 +78,29 @@ def test_what_is_lent_and_what_is_not(tmp_path: Path, monkeypatch: pytest.Monkey
         assert lendable.source(file.fileno()) == (0, 0) and lendable.target(file.fileno()) == -1
     for fd in (read, write):
         os.close(fd)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_comes_behind_a_file_is_not_the_files(tmp_path: Path, whole: bool) -> None:
+    """All of it was there, or on its way, before the node had heard that a file was lent."""
+    size, rest = 2 * lendable.LEAST, b"the next word"
+    body = os.urandom(size) + rest
+
+    def node(incoming: Incoming) -> None:
+        if incoming.lends:
+            incoming.lends.clear()
+            incoming.put(body[1:])
+            if whole:
+                incoming.end()
+            incoming.returned(STDIN, 0, 0, len(body))
+
+    incoming = Incoming(1, lambda _: None, node)
+    incoming.put(body[:1])
+    with open(tmp_path / "file", "w+b", buffering=0) as file:
+        assert incoming.receive_file(file.fileno(), size) == size
+        assert incoming.read(1000) == rest
+        file.seek(0)
+        assert file.read() == body[:size]
 
 
 def pair() -> tuple[Session, Session, int]:

@@ -22,7 +22,7 @@ from transport import lendable
 from transport.errors import Abandoned
 from transport.frames import CHUNK, LIFE, Frame, Kind
 from transport.lendable import LEAST, write_at
-from transport.outgoing import MOST, ROUND, gather, write_all
+from transport.outgoing import ROUND, gather, write_all
 from transport.session import STDIN, STDOUT
 from transport.window import INITIAL_WINDOW
 
@@ -150,9 +150,10 @@ class Incoming:
             if self._ended or self.held >= length:
                 return 0  # all of it is here
             start = self.taken
+            end = start + length  # what comes after that, in the same breath, is no byte of the file
 
             def write() -> None:
-                border = self._returned[STDIN][2] if STDIN in self._returned else MOST
+                border = min(end, self._returned[STDIN][2]) if STDIN in self._returned else end
                 while self._body and self.taken < border:
                     data = gather(self._body, border - self.taken)
                     write_at(fd, data, at + self.taken - start)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 DEADLINE = 3600.0  # seconds without a byte; a dead link is noticed by the node long before
 RECEIVE = 256 * 1024  # bytes taken from the socket at once
 ROUND = 256 * 1024  # bytes given to it at once
-MOST = 1 << 62  # bytes; no stream is longer
 IDLE_MOST = 16  # connections kept for the next request
 
 
@@ -264,21 +263,22 @@ class Asked:
                 return 0  # all of it is here
             start = self._taken
             self._lend(STDOUT, start, fd, at, length)
-            border = MOST
-            while self._taken < border:
-                self._wait(lambda: bool(self._answer) or not flow.lent or self._finished)
+            end = border = start + length  # what comes after that, in the same breath, is no byte of the file
+            while True:
+                self._wait(
+                    lambda: bool(self._answer and self._taken < end) or not flow.lent or self._finished
+                )
                 if not flow.lent:  # it is back, or met the end of the stream on its way
-                    border = self._returns[STDOUT][2] if STDOUT in self._returns else flow.offset
-                if self._answer and self._taken < border:
-                    data = gather(self._answer, border - self._taken)
-                    try:
-                        write_at(fd, data, at + self._taken - start)
-                    except BaseException:
-                        self.close()
-                        raise
-                    self._taken += len(data)
-                elif self._finished:
-                    break  # it failed, and nothing is given back
+                    border = min(end, self._returns[STDOUT][2] if STDOUT in self._returns else flow.offset)
+                if not self._answer or self._taken >= border:
+                    break  # it is back, or it failed and nothing is given back
+                data = gather(self._answer, border - self._taken)
+                try:
+                    write_at(fd, data, at + self._taken - start)
+                except BaseException:
+                    self.close()
+                    raise
+                self._taken += len(data)
             moved, errno, _ = self._returns.pop(STDOUT, (0, 0, 0))
             self._taken += moved
             got = self._taken - start
