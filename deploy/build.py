@@ -11,6 +11,7 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -54,6 +55,8 @@ _known: dict[Path, tuple[Binary, os.stat_result]] = {}
 
 def build(out: Path | None = None) -> Binary:
     """The binary of this very build, made or from the cache; copied to `out`. Raises Refused."""
+    if out is not None:
+        _check_place(out)
     binary = _still_there()
     if binary is None:
         binary = running_binary() or _cached()
@@ -258,13 +261,24 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _copy(path: Path, out: Path) -> None:
-    """Aside and renamed: a file that runs as `out` just now is not written under its feet.
+def _check_place(out: Path) -> None:
+    """What can be seen to be wrong with it is said before a minute is spent on building.
 
     Only over a file: a rename over /dev/null, by root, takes it from the whole machine.
     """
     if out.exists() and not out.is_file():
         raise Refused(f"{out} is not a file", "name another one with -o")
+    try:
+        os.stat(os.path.join(out.parent, ""))  # ENOTDIR where a file stands
+        if not os.access(out.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise Refused(f"cannot write {out}: {error.strerror}") from None
+
+
+def _copy(path: Path, out: Path) -> None:
+    """Aside and renamed: a file that runs as `out` just now is not written under its feet."""
+    _check_place(out)
     try:
         aside = out.with_name(f".{out.name}.{os.getpid()}")
         shutil.copyfile(path, aside)

@@ -70,6 +70,24 @@ def test_a_cache_that_cannot_be_written(home: Path) -> None:
         build.build()
 
 
+def test_an_output_that_cannot_be_is_said_before_anything_is_built(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never() -> None:
+        raise AssertionError("built")
+
+    monkeypatch.setattr(build, "_cached", never)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for name, why in (
+        ("none/x", "cannot write .*No such file"),
+        ("file/x", "cannot write .*Not a dir"),
+        ("folder", "is not a file"),
+    ):
+        with pytest.raises(Refused, match=why):
+            build.build(tmp_path / name)
+
+
 def test_old_builds_are_forgotten(tmp_path: Path) -> None:
     for number in range(7):
         (tmp_path / f"b{number}").mkdir()
