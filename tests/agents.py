@@ -50,7 +50,7 @@ class Started(subprocess.Popen[bytes]):
         super().__exit__(kind, *rest)
 
 
-def until(holds: Callable[[], object], seconds: float = 30) -> None:
+def until(holds: Callable[[], object], seconds: float = 60) -> None:
     """Look until it holds. The naps leave the processor to those who are waited for."""
     deadline = time.monotonic() + seconds
     while not holds():

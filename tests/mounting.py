@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def why_not() -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
 
@@ -65,22 +66,23 @@ class Mount:
             **env,
         }
 
-    def quine(self, *words: str, timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
+    def quine(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
             [*QUINE, *words], env=self.env, cwd=self.cwd, capture_output=True, timeout=timeout
         )
 
     def processes(self) -> list[int]:
-        """The keeper and the server, the elder first."""
-        found = []
+        """The keeper and the server, in this order."""
+        found: dict[int, int] = {}
         for name in os.listdir("/proc"):
             with contextlib.suppress(OSError):
                 if name.isdigit() and os.fsencode(self.path) in Path(
                     "/proc", name, "cmdline"
                 ).read_bytes().split(b"\0"):
-                    started = int(Path("/proc", name, "stat").read_bytes().rpartition(b") ")[2].split()[19])
-                    found.append((started, int(name)))
-        return [pid for _, pid in sorted(found)]
+                    found[int(name)] = int(
+                        Path("/proc", name, "stat").read_bytes().rpartition(b") ")[2].split()[1]
+                    )
+        return sorted(found, key=lambda pid: found[pid] in found)  # the server's parent is the keeper
 
     @property
     def is_there(self) -> bool:
@@ -96,6 +98,28 @@ class Mount:
             mounts.unmount(str(self.path))
         until(lambda: not self.processes())
         assert not self.is_there
+
+
+@contextlib.contextmanager
+def ending(pids: list[int]) -> Iterator[None]:
+    """These are to end within; waited for until they hold nothing any more.
+
+    A dying process has no command line before it gives up its locks and descriptors.
+    """
+    with contextlib.ExitStack() as stack:
+        fds = [os.pidfd_open(pid) for pid in pids]
+        for fd in fds:
+            stack.callback(os.close, fd)
+        yield
+        for fd in fds:
+            assert select.select([fd], [], [], 60)[0], "still there"
+
+
+def first_line(process: subprocess.Popen[bytes]) -> bytes:
+    """What a process says first on its stdout."""
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], 120)[0], "nothing came"
+    return process.stdout.readline()
 
 
 @contextlib.contextmanager
@@ -119,14 +143,13 @@ def serving(directory: Path, program: str) -> Iterator[Path]:
         [sys.executable, "-c", code, str(path)], cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
     ) as process:
         try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
+            assert first_line(process) == b"ready\n"
             yield path
         finally:
             with contextlib.suppress(OSError):
                 mounts.unmount(str(path))
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
     assert not mounts.is_mounted(str(path))

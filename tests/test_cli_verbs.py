@@ -15,7 +15,7 @@ import pytest
 
 from quine import __version__
 from quine.mount.mounts import lacking
-from tests.agents import OK, Agents, says, sh
+from tests.agents import OK, Agents, Started, says, sh
 from transport import address
 
 QUINE = str(Path(sys.prefix) / "bin" / "quine")
@@ -40,6 +40,7 @@ def quine(*words: str, home: Path, **env: str) -> subprocess.CompletedProcess[st
         text=True,
         stdin=subprocess.DEVNULL,
         check=False,
+        timeout=120,
     )
 
 
@@ -159,44 +160,59 @@ def test_doctor_asks_the_agent(home: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(home / "agent"))
         listener.listen(1)
-        process = subprocess.Popen(
+        listener.settimeout(120)
+        process = Started(
             [QUINE, "doctor"],
             env={"HOME": str(home), "PATH": "/usr/bin:/bin", "SSH_AUTH_SOCK": str(home / "agent")},
             cwd=home,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            text=True,
         )
-        connection, _ = listener.accept()
-        with connection:
-            assert connection.recv(5) == b"\0\0\0\1\x0b"
-            connection.sendall(b"\0\0\0\5\x0c\0\0\0\2")
-            out, _ = process.communicate(timeout=60)
-    assert "the agent holds 2" in out
+        with process:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(120)
+                assert connection.recv(5, socket.MSG_WAITALL) == b"\0\0\0\1\x0b"
+                connection.sendall(b"\0\0\0\5\x0c\0\0\0\2")
+                out, _ = process.communicate(timeout=120)
+    assert b"the agent holds 2" in out
 
 
 def test_typing_a_verb_does_not_load_what_it_does_not_use(home: Path) -> None:
     code = "import sys, quine.cli; quine.cli.main(['node', '--status']); print(*sorted(sys.modules))"
     env = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(home)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=120
+    )
     assert not {"asyncssh", "httpx", "fsspec", "rich", "pex"} & set(done.stdout.split())
 
 
-def test_the_verbs_of_tapes(home: Path) -> None:
+TAPES = [
+    ("ls", "{stem:.18}"), ("show", "-> sh"), ("tree", "local"), ("cost", "total"), ("replay", "1 life replayed"),
+    ("replay --dry", '"ordinal":1'), ("verify", "{path}: ok: whole, 7 lines\n"), ("ls --json", '"{stem}"'),
+    ("cost --json", '"usd":null'), ("verify --json", '"state":"ok"'), ("verify {path} {stem}", "ok: whole"),
+    ("cost --tree {stem}", "total"), ("show {stem:.30} --data-dir data", "hello"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("verbs", [TAPES[at : at + 4] for at in range(0, len(TAPES), 4)])
+def test_the_verbs_of_tapes(home: Path, verbs: list[tuple[str, str]]) -> None:
     agents = Agents(home)
     agents.run(says(sh("echo hello")), says(OK))
-    env = {"QUINE_DATA_DIR": str(agents.data)}
     (path,) = agents.data.glob("*.jsonl")
-    for words, shown in (
-        ("ls", path.stem[:18]), ("show", "-> sh"), ("tree", "local"), ("cost", "total"), ("replay", "1 life replayed"),
-        ("replay --dry", '"ordinal":1'), ("verify", f"{path}: ok: whole, 7 lines\n"), ("ls --json", f'"{path.stem}"'),
-        ("cost --json", '"usd":null'), ("verify --json", '"state":"ok"'), (f"verify {path} {path.stem}", "ok: whole"),
-        (f"cost --tree {path.stem}", "total"), (f"show {path.stem[:30]} --data-dir data", "hello"),
-    ):  # fmt: skip
-        done = quine("tape", *words.split(), home=home, **env)
+    facts = {"path": path, "stem": path.stem}
+    for words, shown in verbs:
+        done = quine("tape", *words.format(**facts).split(), home=home, QUINE_DATA_DIR=str(agents.data))
         assert (done.returncode, done.stderr) == (0, ""), words
-        assert shown in done.stdout, words
+        assert shown.format(**facts) in done.stdout, words
+
+
+def test_a_tape_that_was_changed_is_named(home: Path) -> None:
+    agents = Agents(home)
+    agents.run(says(sh("echo hello")), says(OK))
+    (path,) = agents.data.glob("*.jsonl")
     path.write_bytes(path.read_bytes().replace(b"hello", b"hallo"))
-    done = quine("tape", "verify", home=home, **env)
+    done = quine("tape", "verify", home=home, QUINE_DATA_DIR=str(agents.data))
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith(f"{path}: line 4: changed")
 

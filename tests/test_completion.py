@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,9 @@ CASES = [
     ("quine --completion ", set(SHELLS), {"run"}),
 ]
 
+# A shell complains of a locale that is not installed.
+PLAIN = {name: value for name, value in os.environ.items() if name != "BASH_ENV"} | {"LC_ALL": "C"}
+
 
 def bash(line: str) -> set[str]:
     words = line.split(" ")
@@ -32,14 +36,16 @@ def bash(line: str) -> set[str]:
         f"{script('bash')}\nCOMP_WORDS=({' '.join(words[:-1])} {words[-1]!r}); COMP_CWORD={len(words) - 1}; _quine\n"
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    done = subprocess.run(["bash", "-c", code], capture_output=True, check=True, timeout=30)
+    done = subprocess.run(["bash", "-c", code], env=PLAIN, capture_output=True, check=True, timeout=120)
     assert not done.stderr
     return set(done.stdout.decode().split())
 
 
 def fish(line: str) -> set[str]:
     code = f"{script('fish')}\ncomplete -C {line!r}"
-    done = subprocess.run(["fish", "--no-config", "-c", code], capture_output=True, check=True, timeout=30)
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", code], env=PLAIN, capture_output=True, check=True, timeout=120
+    )
     assert not done.stderr
     return {line.split("\t")[0] for line in done.stdout.decode().splitlines()}
 
@@ -62,7 +68,7 @@ def test_what_is_offered(shell: object, line: str, there: set[str], absent: set[
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_takes_it() -> None:
     code = f"autoload -U compinit && compinit -D -u\n{script('zsh')}\necho ${{_comps[quine]}}"
-    done = subprocess.run(["zsh", "-f", "-c", code], capture_output=True, check=True, timeout=30)
+    done = subprocess.run(["zsh", "-f", "-c", code], env=PLAIN, capture_output=True, check=True, timeout=120)
     assert b"quine" in done.stdout
 
 
@@ -77,7 +83,7 @@ def test_another_shell_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "quine", "--completion", "bash"],
         capture_output=True,
-        timeout=30,
+        timeout=120,
         check=True,
     )
     assert done.stdout.decode() == script("bash")

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from quine.files.local import Local
 from tests.agents import until
 from tests.mounting import Mount, needs_fuse, serving
+from tests.shelf import many
 
 pytestmark = needs_fuse
 
@@ -81,11 +83,13 @@ def test_git_works_in_it(mount: Mount) -> None:
     script = """
     set -e
     git -c init.defaultBranch=main init -q repo; cd repo
+    git config gc.auto 0; git config maintenance.auto false  # which go on when git has ended
     git config user.email a@example.org; git config user.name a
     for n in 1 2 3; do echo $n >file; git add file; git commit -qm $n; done
     git log --format=%s; git status --short; git gc -q; git fsck --strict
     """
-    env = {**os.environ, "GIT_CONFIG_NOSYSTEM": "1", "HOME": str(mount.path)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "XDG_"))}
+    env |= {"GIT_CONFIG_NOSYSTEM": "1", "HOME": str(mount.path)}
     done = subprocess.run(["bash", "-c", script], cwd=mount.path, env=env, capture_output=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, b"3\n2\n1\n"), done.stderr
 
@@ -229,11 +233,17 @@ def test_a_file_is_replaced_at_once_for_all_who_look(mount: Mount, tmp_path: Pat
             subprocess.Popen([sys.executable, "-c", LOOK, where.path / "f"], stderr=subprocess.PIPE)
             for where in (mount, mount, other)
         ]
-        number = 0
-        while any(reader.poll() is None for reader in readers):
-            number += 1
-            (mount.path / "f").write_bytes(str(number % 10).encode() * 70000)
-        assert [reader.communicate()[1] for reader in readers] == [b"", b"", b""]
+        number, deadline = 0, time.monotonic() + 100
+        try:
+            while any(reader.poll() is None for reader in readers):
+                assert time.monotonic() < deadline, "they do not see what is written"
+                number += 1
+                (mount.path / "f").write_bytes(str(number % 10).encode() * 70000)
+        finally:
+            for reader in readers:
+                reader.kill()
+            said = [reader.communicate(timeout=60)[1] for reader in readers]
+        assert said == [b"", b"", b""]
 
 
 def test_of_two_who_create_it_one_wins(mount: Mount, tmp_path: Path, store: Path) -> None:
@@ -323,11 +333,10 @@ def test_what_a_tier_has_not_is_refused(mount: Mount) -> None:
 
 
 def test_ten_thousand_names(mount: Mount) -> None:
-    many = mount.store / "many"
-    many.mkdir()
+    folder = mount.store / "many"
+    folder.mkdir()
     expected = {f"file {number}".encode() for number in range(10_000)} | {b"\xff not text"}
-    for name in expected:
-        os.close(os.open(os.path.join(os.fsencode(many), name), os.O_CREAT | os.O_WRONLY))
+    many(folder, expected)
     assert set(os.listdir(os.fsencode(mount.path / "many"))) == expected
     with os.scandir(mount.path / "many") as entries:
         assert sum(entry.is_file() and entry.stat().st_size == 0 for entry in entries) == len(expected)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from quine.mount import mounts, places
-from tests.agents import OK, QUINE, Agents, says, sh, until
+from tests.agents import OK, QUINE, Agents, Started, says, sh, until
 from tests.lab import Lab
-from tests.mounting import ROOT, Mount, needs_fuse, serving
+from tests.mounting import ROOT, Mount, ending, first_line, needs_fuse, serving
 from tests.test_elsewhere import environment
 
 pytestmark = needs_fuse
@@ -26,6 +26,14 @@ def store(tmp_path: Path) -> Path:
 
 def left(mount: Mount) -> list[str]:
     return os.listdir(Path(mount.env["XDG_RUNTIME_DIR"], f"quine-{os.getuid()}", "mounts"))
+
+
+def stopped(pid: int) -> bool:
+    """All threads of a process."""
+    return all(
+        task.joinpath("stat").read_bytes().rpartition(b") ")[2][:1] == b"T"
+        for task in Path("/proc", str(pid), "task").iterdir()
+    )
 
 
 def test_unmounted_when_it_is_asked_for(tmp_path: Path, store: Path) -> None:
@@ -74,11 +82,14 @@ def test_unmounted_when_either_is_killed(tmp_path: Path, store: Path, which: str
 
 def test_unmounted_by_the_next_when_both_are_killed(tmp_path: Path, store: Path) -> None:
     with Mount(tmp_path, store) as mount:
-        for pid in mount.processes():
+        pids = mount.processes()
+        assert len(pids) == 2
+        for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        for pid in mount.processes():
-            os.kill(pid, signal.SIGKILL)
-        until(lambda: not mount.processes())
+        until(lambda: all(map(stopped, pids)))
+        with ending(pids):
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
         assert mount.is_there
         with pytest.raises(OSError):
             os.listdir(mount.path)
@@ -89,13 +100,16 @@ def test_unmounted_by_the_next_when_both_are_killed(tmp_path: Path, store: Path)
 
 def test_unmounted_at_the_end_of_the_foreground(tmp_path: Path, store: Path) -> None:
     mount = Mount(tmp_path, store)
-    with subprocess.Popen(
-        [*QUINE, "fs", "mount", "--foreground", str(mount.path)], env=mount.env, cwd=ROOT
+    with Started(
+        [*QUINE, "fs", "mount", "--foreground", str(mount.path)],
+        env=mount.env,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
     ) as process:
         until(lambda: mount.is_there)
         (mount.path / "f").write_bytes(b"f")
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     assert not mount.is_there
     assert (store / "f").read_bytes() == b"f"
 
@@ -133,14 +147,13 @@ def test_a_command_has_a_mount_of_its_own(tmp_path: Path, store: Path) -> None:
 
 def test_a_mount_ends_with_a_command_that_is_killed(tmp_path: Path, store: Path) -> None:
     mount = Mount(tmp_path, store)
-    with subprocess.Popen(
+    with Started(
         [*QUINE, "run", "--mount", "--", "sh", "-c", 'echo "$QUINE_MOUNT"; exec sleep 1000'],
         env=mount.env,
         cwd=ROOT,
         stdout=subprocess.PIPE,
     ) as process:
-        assert process.stdout is not None
-        path = process.stdout.readline().decode().strip()
+        path = first_line(process).decode().strip()
         assert path in mounts.mounted()
         process.kill()
     until(lambda: path not in mounts.mounted() and not left(mount))
@@ -235,7 +248,7 @@ def test_who_waits_for_a_store_can_be_killed_and_hinders_nobody(tmp_path: Path) 
         for process in waiting:
             process.kill()
         for process in waiting:
-            assert process.wait(30) == -signal.SIGKILL
+            assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_signal_that_does_not_kill_does_not_interrupt(tmp_path: Path) -> None:

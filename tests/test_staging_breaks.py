@@ -62,9 +62,9 @@ def test_each_content_crosses_the_link_once_for_a_host(
         )
         for folder in ("1", "2")
     ]
-    for process in both:
-        assert process.communicate(timeout=120)[1] == b""
-        assert process.returncode == 0
+    said = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert said == [b"", b""]
     assert size < proxy.carried() - before < 1.5 * size, "two jobs at the same time, one transfer"
     before = proxy.carried()
     words = ["run", "--on", host, "--cwd", there / "1", "--files", "t", "--returns", "t", "--", "true"]
@@ -73,37 +73,22 @@ def test_each_content_crosses_the_link_once_for_a_host(
     assert facts(there / "1") == facts(there / "2") == facts(tmp_path)
 
 
-def test_cuts_in_both_directions(lab: Lab, through: Callable[..., str], tmp_path: Path, there: Path) -> None:
+@pytest.mark.parametrize("number", range(ROUNDS))
+def test_cuts_in_both_directions(
+    lab: Lab, through: Callable[..., str], tmp_path: Path, there: Path, number: int
+) -> None:
     host, proxy, size = through("h1"), lab["h1"].proxy, (200 if LONG else 8) * MiB
-    for number in range(ROUNDS):
-        folder = there / str(number)
-        folder.mkdir()
-        mine = tmp_path / str(number)
-        plant(mine / "t", size, SEED + number)
-        done = proxy.cuts()
-        proxy.cut_after(*breaks.plan(SEED + number, 4, 2 * size))
-        line = "mv t r && touch r/large1 -d @5"
-        words = [
-            "run",
-            "--on",
-            host,
-            "--cwd",
-            folder,
-            "--files",
-            "t",
-            "--returns",
-            "r",
-            "--",
-            "sh",
-            "-c",
-            line,
-        ]
-        result = lab.run(words, cwd=mine)
-        assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
-        assert proxy.cuts() - done == 4
-        os.utime(mine / "t" / "large1", (5, 5))
-        assert facts(mine / "r") == facts(mine / "t")
-        assert sorted(path.name for path in mine.iterdir()) == ["r", "t"]
+    plant(tmp_path / "t", size, SEED + number)
+    done = proxy.cuts()
+    proxy.cut_after(*breaks.plan(SEED + number, 4, 2 * size))
+    # quiet: on a busy machine a link may be away for so long that people are told
+    words = ["run", "--quiet", "--on", host, "--cwd", there, "--files", "t", "--returns", "r", "--"]
+    result = lab.run([*words, "sh", "-c", "mv t r && touch r/large1 -d @5"], cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+    assert proxy.cuts() - done == 4
+    os.utime(tmp_path / "t" / "large1", (5, 5))
+    assert facts(tmp_path / "r") == facts(tmp_path / "t")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r", "t"]
 
 
 def victim(lab: Lab, who: str) -> list[Process]:
@@ -174,21 +159,28 @@ def _end_after(lab: Lab, work: Path, words: list[str | Path], who: str, seconds:
 
     def kill() -> None:
         time.sleep(seconds)  # the moment is the test's input
-        deadline = time.monotonic() + 5
-        while process.poll() is None and time.monotonic() < deadline and not killed.is_set():
+        while process.poll() is None and not killed.is_set():
             for one in victim(lab, who):
                 killed.set()
-                try:
-                    os.kill(one.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+                processes.kill(one.pid)
+            time.sleep(0.005)
 
     thread = threading.Thread(target=kill)
     thread.start()
-    error = process.communicate(timeout=120)[1]
-    thread.join()
+    try:
+        error = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+        thread.join()
     assert killed.is_set() or process.returncode == 0, error
-    assert lab.wait_idle() == []
+    assert lab.wait_idle(90) == []
+
+
+def heeds(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Has it a handler for this signal?"""
+    status = Path("/proc", str(process.pid), "status").read_text()
+    (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
+    return bool(int(caught, 16) >> number - 1 & 1)
 
 
 def test_the_signals_of_a_caller_end_it_at_any_moment(lab: Lab, tmp_path: Path, there: Path) -> None:
@@ -196,10 +188,13 @@ def test_the_signals_of_a_caller_end_it_at_any_moment(lab: Lab, tmp_path: Path, 
     words = ["run", "--on", "h1", "--cwd", there, "--files", "t", "--", "sleep", "1000"]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         process = lab.popen(words, cwd=tmp_path)
+        if number == signal.SIGINT:
+            # an interpreter that is interrupted while it starts ends with status 1, and no code of ours has run
+            until(lambda one=process: heeds(one, signal.SIGTERM))  # type: ignore[misc]
         time.sleep(random.Random(int(number)).uniform(0, 0.6))
         process.send_signal(number)
-        assert process.wait(60) == -number
-        assert lab.wait_idle() == []
+        assert process.wait(120) == -number
+        assert lab.wait_idle(90) == []
         shutil.rmtree(lab["h1"].home / ".cache" / "quine" / "staging", ignore_errors=True)
     assert not [path for path in there.iterdir() if path.name.startswith(".quine")]
 
