@@ -82,7 +82,7 @@ def test_tools_do_what_they_do_in_a_directory(mount: Mount, tmp_path: Path) -> N
 def test_git_works_in_it(mount: Mount) -> None:
     script = """
     set -e
-    git -c init.defaultBranch=main init -q repo; cd repo
+    git -c init.defaultBranch=main init -q --template= repo; cd repo
     git config gc.auto 0; git config maintenance.auto false  # which go on when git has ended
     git config user.email a@example.org; git config user.name a
     for n in 1 2 3; do echo $n >file; git add file; git commit -qm $n; done
