@@ -161,6 +161,8 @@ class Local(Tier):
                     raise error(errno.EEXIST, target)
                 if not target:
                     raise error(errno.ENOTEMPTY if stat.S_ISDIR(facts.st_mode) else errno.EISDIR, target)
+                if source.startswith(target + "/") and not (if_absent or stat.S_ISDIR(facts.st_mode)):
+                    raise error(errno.EISDIR, target)  # the kernel says that it is not empty
                 if target != source:
                     self._move(origin, old, target, if_absent, source)
 
