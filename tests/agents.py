@@ -157,7 +157,7 @@ LOOK = 0.01  # seconds between two looks
 
 def left(*words: str) -> list[int]:
     """Those of them that have not ended soon: who was killed may have to wait for a processor to die on."""
-    deadline = time.monotonic() + PATIENCE / 3
+    deadline = time.monotonic() + PATIENCE
     while (found := running(*words)) and time.monotonic() < deadline:
         time.sleep(LOOK)
     return found

@@ -16,9 +16,10 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import hypothesis
 import pytest
@@ -31,9 +32,12 @@ from tests.tiers import SERVERS
 from tests.weed import Weed
 
 STRAGGLERS = float(
-    os.environ.get("LAB_STRAGGLERS", 30)
+    os.environ.get("LAB_STRAGGLERS", 60)
 )  # seconds that a dying process, thread or descriptor of a test may take to be gone
 DESCRIPTORS = 1024  # soft limit
+DEAR = (
+    900.0  # seconds that what is made once for a session may take, retries on a machine at its limit included
+)
 NOISE = ("pytest-", "hypothesis-")  # names in the temporary directory that are pytest's own
 
 # No limit on the time of one example, nor on how long it takes to think of one: that depends on who else is at work.
@@ -72,6 +76,23 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any) -> Generator[None, object, object]:
+    """What is made once for all is not made in the time of the first test that needs it.
+
+    A server that was as slow as its machine used to fail that test, and with it, as pytest keeps what a fixture
+    raised, all of the worker's tests that need it.
+    """
+    left = signal.getitimer(signal.ITIMER_REAL)[0]  # pytest-timeout's
+    if fixturedef.scope != "session" or not left:
+        return (yield)
+    signal.setitimer(signal.ITIMER_REAL, DEAR)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
+
+
 def pytest_report_header() -> str:
     return (
         f"lab: {SSHD}"
@@ -84,8 +105,8 @@ def pytest_report_header() -> str:
 def session_lab() -> Iterator[Lab]:
     with Lab() as lab:
         _sessions.append(lab)
-        # the binary is built: after a change of the sources a minute on a loaded machine, which is no test's own time
-        lab.run(["deploy", "h1"], check=True, timeout=140)
+        # the binary is built: after a change of the sources minutes on a loaded machine, which is no test's own time
+        lab.run(["deploy", "h1"], check=True, timeout=DEAR / 2)
         yield lab
         _sessions.remove(lab)
 
@@ -103,27 +124,39 @@ def lab(session_lab: Lab) -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def drivers() -> None:
-    """The thread of fsspec's loop, which stays."""
+    """The thread of fsspec's loop, which stays, as do those that the loop hands work to.
+
+    They come one by one, whenever none of them is idle: some test would be told that it had left one behind.
+    """
     from fsspec.asyn import get_loop  # type: ignore[import-untyped]
 
-    get_loop()
+    loop, pool = get_loop(), ThreadPoolExecutor(4, thread_name_prefix="lab-drivers")
+    ready = threading.Event()
+    loop.call_soon_threadsafe(lambda: (loop.set_default_executor(pool), ready.set()))
+    assert ready.wait(60)
 
 
 @pytest.fixture(scope="session")
-def weed() -> Iterator[Weed]:
+def weed(drivers: None) -> Iterator[Weed]:
     """A real S3 server, of this worker."""
     with Weed() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def sftp_lab() -> Iterator[Lab]:
-    """One sshd, whose host key this worker comes to know in a home of its own."""
-    with Lab(["h1"]) as lab, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(lab.home))
+def sftp_server() -> Iterator[Lab]:
+    """One sshd, of this worker."""
+    with Lab(["h1"]) as lab:
         _sessions.append(lab)
         yield lab
         _sessions.remove(lab)
+
+
+@pytest.fixture
+def sftp_lab(sftp_server: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """The same for a test that comes to know its host key, in a home of its own."""
+    monkeypatch.setenv("HOME", str(sftp_server.home))
+    return sftp_server
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents import QUINE, sh, until
+from tests.agents import QUINE, left, sh, until
 from tests.canary import Search
 from tests.lab import Lab, processes
 from tests.test_may_fork import warm
@@ -28,7 +28,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 HOSTS = ("h1", "h2", "h3")
 MISSION = "count the answers by status"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def answer(log: bytes) -> bytes:
@@ -160,9 +160,12 @@ def the_record_of_the_tree(tmp_path: Path, env: dict[str, str], data: Path) -> N
     other.mkdir()
     env = {"PATH": os.environ["PATH"], **env, "HOME": str(other), "QUINE_DATA_DIR": str(other / "data")}
     root = next(path.stem for path in data.glob("*.jsonl") if f'"{MISSION}"' in path.read_text())
+    assert not left(
+        "--keep", root
+    )  # where the end of the tree had not the patience for a slow machine, it goes on
 
     def elsewhere(*words: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run([*QUINE, *words], cwd=other, env=env, capture_output=True, timeout=100)
+        return subprocess.run([*QUINE, *words], cwd=other, env=env, capture_output=True, timeout=200)
 
     tree = elsewhere("tape", "tree", root)
     assert tree.returncode == 0, tree.stderr
@@ -203,4 +206,4 @@ def test_the_search_would_find_it(lab: Lab) -> None:
         assert found in (None, {"environ", "memory", "file"})
     finally:
         (lab["h1"].home / "planted").unlink()
-        job.communicate(b"x\n", timeout=60)
+        job.communicate(b"x\n", timeout=120)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import zipfile
@@ -27,7 +28,6 @@ from quine.files.open import open_store
 from quine.files.s3 import Bucket, Unmet, settings
 from quine.files.tier import Tier
 from tests.lab import Lab, processes
-from tests.lab.machine import free_port
 from tests.test_tier_together import together
 from tests.tiers import below, get, put
 from tests.weed import BUCKET, SECRET, Weed
@@ -211,7 +211,10 @@ def test_a_forked_process_opens_its_own(tier: ObjectTier) -> None:
             put(tier, "b", get(tier, "a"))
             status = 0
         os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
+    child = processes.find(pid)
+    stuck = processes.wait_gone([child] if child else [], 100)
+    processes.kill(pid)
+    assert (os.waitpid(pid, 0)[1], stuck) == (0, [])
     assert get(tier, "b") == b"of the parent"
 
 
@@ -224,18 +227,25 @@ def test_what_is_wrong_with_the_way_to_a_bucket(weed: Weed) -> None:
     tier = opened(f"s3://{BUCKET}", {**weed.environ, "AWS_SECRET_ACCESS_KEY": wrong})
     assert wrong not in str(refused(errno.EACCES, lambda: list(tier.list(""))))
     tier.close()
-    tier = opened(f"s3://{BUCKET}", {**weed.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"})
-    refused(errno.EIO, lambda: tier.stat("a"))
-    tier.close()
+    with socket.socket() as silent:  # it is bound, so nobody else will answer there
+        silent.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        tier = opened(f"s3://{BUCKET}", {**weed.environ, "AWS_ENDPOINT_URL": nobody})
+        refused(errno.EIO, lambda: tier.stat("a"))
+        tier.close()
 
 
+@pytest.mark.timeout(300)  # six commands that each load the driver
 def test_a_directory_is_sent_once(weed: Weed, tmp_path: Path) -> None:
     """The commands on a bucket; its listings have not the times that were given, and all is not sent again for it."""
 
     def fs(*words: str) -> str:
         command = [sys.executable, "-P", "-m", "quine", "fs", *words]
-        environ = {**os.environ, **weed.environ, "QUINE_FS": f"s3://{BUCKET}/sync{tmp_path}"}
-        return subprocess.run(command, env=environ, capture_output=True, check=True, text=True).stdout
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("QUINE_")}
+        environ |= {**weed.environ, "QUINE_FS": f"s3://{BUCKET}/sync{tmp_path}"}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     (tmp_path / "own" / "d").mkdir(parents=True)
     for name in ("a", "d/b"):

@@ -54,6 +54,7 @@ class Store:
     data_dir: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
     lacks: frozenset[str] = frozenset()
+    near: bool = False  # a call takes microseconds: no server and no link on the way
 
     def has(self, what: str) -> bool:
         assert what in LACKS
@@ -77,8 +78,9 @@ MAKERS: dict[str, Make] = {}
 SERVERS = {
     "fsspec": "drivers",
     "s3": "weed",
-    "sftp": "sftp_lab",
+    "sftp": "sftp_server",
 }  # maker -> the fixture of the session that it needs, made before the watch
+NEAR = {"origin", "file", "memory"}
 WITH_LAB = {"link"}  # those whose hosts must be there before the test is watched
 
 
@@ -99,6 +101,7 @@ def maker(
         def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
             with contextlib.contextmanager(make)(request, tmp_path) as store:
                 store.lacks = frozenset(lacks)
+                store.near = name in NEAR
                 yield store
 
         MAKERS[name] = made

@@ -8,7 +8,9 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import json
 import shutil
 import signal
@@ -20,12 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from quine.files.s3 import Bucket
+from quine.files.s3 import Bucket, Unmet
 from tests.lab.machine import free_port
 
 BUCKET = "shelf"
 KEY, SECRET = "AKIAWEEDTEST", "canary-weed-5e1f0c7a93"
-START = 60.0  # seconds; it takes three, on a loaded machine more
+START = 150.0  # seconds; it takes three, on a loaded machine a minute
 TRIES = 4
 WEED = Path(sys.prefix) / "bin" / "weed"
 
@@ -36,6 +38,7 @@ class Weed:
     def __init__(self) -> None:
         self._directory = Path()
         self._process: subprocess.Popen[bytes] | None = None
+        self._ports: list[int] = []
         self.endpoint = ""
 
     def __enter__(self) -> Self:
@@ -44,11 +47,15 @@ class Weed:
             try:
                 self._start()
                 return self
-            except OSError:
-                log = (self._directory / "log").read_text(errors="replace")[-2000:]
+            except (OSError, Unmet) as fault:
+                log = self._directory / "log"
+                said = log.read_text(errors="replace")[-2000:] if log.exists() else "nothing"
                 self.__exit__(None, None, None)
                 if not left:
-                    raise AssertionError(f"weed does not start: {log}") from None
+                    raise AssertionError(f"weed does not start: {fault}; it says: {said}") from None
+            except BaseException:
+                self.__exit__(None, None, None)
+                raise
         raise AssertionError("unreachable")
 
     def _start(self) -> None:
@@ -60,16 +67,18 @@ class Weed:
         config, data = self._directory / "s3.json", self._directory / "data"
         config.write_text(json.dumps({"identities": [identity]}))
         data.mkdir()
-        port = free_port()
+        # one after the other could be twice the same
+        chosen: set[int] = set()
+        while len(chosen) < 8:
+            chosen.add(free_port())
+        self._ports = list(chosen)
+        port, grpc, *others = self._ports
         self.endpoint = f"http://127.0.0.1:{port}"
-        ports = [
-            f"-{part}.port{kind}={free_port()}"
-            for part in ("master", "volume", "filer")
-            for kind in ("", ".grpc")
-        ]
+        kinds = [f"-{part}.port{kind}" for part in ("master", "volume", "filer") for kind in ("", ".grpc")]
+        ports = [f"{kind}={other}" for kind, other in zip(kinds, others, strict=True)]
         options = [
             *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={data}", "-s3", f"-s3.config={config}"),
-            *(f"-s3.port={port}", f"-s3.port.grpc={free_port()}", "-s3.port.iceberg=0", "-s3.port.lance=0", *ports),
+            *(f"-s3.port={port}", f"-s3.port.grpc={grpc}", "-s3.port.iceberg=0", "-s3.port.lance=0", *ports),
             *(f"-filer.localSocket={self._directory}/f", f"-s3.localSocket={self._directory}/s"),
             *("-volume.max=20", "-master.volumeSizeLimitMB=64", "-volume.minFreeSpace=0", "-master.telemetry=false"),
         ]  # fmt: skip
@@ -86,10 +95,11 @@ class Weed:
         deadline = time.monotonic() + START
         while True:
             try:
-                bucket = self.bucket()
-                bucket.call("put_object", "", Key="ready", Body=b"1")
-                bucket.call("delete_object", "", Key="ready")
-                bucket.close()
+                with contextlib.closing(self.bucket()) as bucket:
+                    bucket.call("put_object", "", Key="ready", Body=b"1")
+                    bucket.call("delete_object", "", Key="ready")
+                if self._process.poll() is not None:
+                    raise OSError(errno.EADDRINUSE, "somebody else's server answers")
                 return
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
@@ -128,7 +138,11 @@ class Weed:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._process = None
         shutil.rmtree(self._directory, ignore_errors=True)
+        for part in ("master", "volume", "filer", "s3"):  # it makes them there, wherever its directory is
+            for port in self._ports:
+                Path(f"/tmp/seaweedfs-{part}-grpc-{port}.sock").unlink(missing_ok=True)
 
 
 _libc = ctypes.CDLL(None)

@@ -30,7 +30,7 @@ from tests.lab.network import Network
 from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
 
-START = 30.0  # seconds for sshd to say that it listens; it takes 20 ms, on a loaded machine a few hundred
+START = 120.0  # seconds for sshd to say that it listens; it takes 20 ms, on a loaded machine seconds
 TRIES = 5  # ports to try: between choosing one and sshd binding it somebody else may take it
 
 
