@@ -1,7 +1,6 @@
 """What the tests of streaming requests share: a face that serves, and what its job asks for, as programs.
 
 `streaming.py face HOST VERB ARG…` starts `streaming.py job VERB ARG…` on HOST and answers what it asks.
-`streaming.py between HOST VERB ARG…`, as a job, starts another one on HOST and passes its requests on.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transport import client, inherit
+from transport import client
 from transport.errors import Abandoned, RequestError
 from transport.incoming import Incoming, Streaming
 from transport.outgoing import Asked
-from transport.passing import pass_on
 from transport.requests import Relay
 from transport.spawn import Spawn
 
@@ -87,8 +85,9 @@ def note(path: str, incoming: Incoming) -> None:
 
 
 def hold(incoming: Incoming) -> None:
-    """Read nothing, until nobody waits."""
-    incoming.wait()
+    """Read nothing, until nobody waits: who asks reads nothing, either."""
+    while True:
+        incoming.write(bytes(BLOCK))
 
 
 def spool(incoming: Incoming) -> None:
@@ -124,9 +123,6 @@ def services(directory: str) -> dict[str, client.Service]:
 def serve(where: str, words: list[str], made: Mapping[str, client.Service]) -> int:
     """Be the face of a Python program there; its status."""
     context = {"inventory": os.environ["QUINE_INVENTORY"], "cwd": os.getcwd()}
-    memo = inherit.read()
-    if "token" in memo:
-        context["token"] = str(memo["token"])
     env = {"PYTHONPATH": str(ROOT), "QUINE_INVENTORY": os.environ["QUINE_INVENTORY"]}
     env |= {name: value for name, value in os.environ.items() if name.startswith("STREAMING_")}
     argv = [sys.executable, *words]
@@ -137,10 +133,6 @@ def serve(where: str, words: list[str], made: Mapping[str, client.Service]) -> i
     if status.detail:
         print(f"face: {status.detail}", file=sys.stderr)
     return status.code
-
-
-def passing(relay: Relay, name: str, incoming: Incoming) -> None:
-    pass_on(incoming, relay.stream(name))
 
 
 # -- the job --------------------------------------------------------------------------------------------
@@ -275,7 +267,7 @@ def held(relay: Relay, size: str) -> str:
     writer = threading.Thread(target=write)
     writer.start()
     before = -1
-    while before != wrote[0]:
+    while before != wrote[0] or not before:
         before = wrote[0]
         time.sleep(0.5)
     asked.close()
@@ -387,7 +379,7 @@ def readonly(relay: Relay) -> str:
 
 def fraud(relay: Relay) -> str:
     """Say that a descriptor comes, and send none."""
-    asked = relay.stream("hold")
+    asked = relay.stream("digest")
     asked._session.lend(asked._number, 0, 0, {"fd": 7, "at": 0, "length": 1})
     asked._flush()
     try:
@@ -420,14 +412,15 @@ def leave(relay: Relay) -> str:
 
 
 def mixed(relay: Relay, count: str) -> str:
-    """Plain requests while that many streams hold their threads."""
+    """Plain requests, and streams, while that many streams hold their threads."""
     asked = [relay.stream("hold") for _ in range(int(count))]
     for each in asked:
         each.write(b"x")
     said = relay.request("plain", b"abc").decode()
+    wrote = put(relay, "100000")
     for each in asked:
         each.close()
-    return said
+    return f"{said} {wrote}"
 
 
 VERBS: dict[str, Callable[..., str]] = {
@@ -455,15 +448,9 @@ VERBS: dict[str, Callable[..., str]] = {
 
 def main(words: list[str]) -> int:
     if words[0] == "face":
-        role = [] if words[2] == "between" else ["job"]
-        return serve(words[1], [__file__, *role, *words[2:]], services(os.getcwd()))
+        return serve(words[1], [__file__, "job", *words[2:]], services(os.getcwd()))
     relay = Relay.from_environment()
     assert relay
-    if words[0] == "between":
-        names = ("echo", "digest", "give", "refuse", "note", "hold", "spool")
-        passed = {name: Streaming(partial(passing, relay, name)) for name in names}
-        passed_on = passed | {name: partial(relay.request, name) for name in ("plain", "noted")}
-        return serve(words[1], [__file__, "job", *words[2:]], passed_on)
     try:
         print(VERBS[words[1]](relay, *words[2:]))
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""Streaming requests of jobs on other machines, over real sshd: whole, over cuts, through a face on the way."""
+"""Streaming requests of jobs on other machines, over real sshd: whole, and over cuts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ def asked(lab: Lab, *words: object) -> str:
     return done.stdout.decode().rstrip("\n")
 
 
-@pytest.mark.parametrize("way", [["h1"], ["h1", "between", "h1"]], ids=["here", "between"])
-def test_bytes_cross(lab: Lab, way: list[str]) -> None:
-    assert asked(lab, *way, "put", 3_000_001) == "same"
-    assert asked(lab, *way, "get", 3_000_001) == "same"
-    assert asked(lab, *way, "both", 3_000_001) == "same"
-    assert asked(lab, *way, "files", 3_000_001) == "3000001 3000001 same"
-    assert asked(lab, *way, "refused", 3_000_001).endswith("RequestError / enough of that")
+def test_bytes_cross(lab: Lab) -> None:
+    assert asked(lab, "h1", "put", 3_000_001) == "same"
+    assert asked(lab, "h1", "get", 3_000_001) == "same"
+    assert asked(lab, "h1", "both", 3_000_001) == "same"
+    assert asked(lab, "h1", "files", 3_000_001) == "3000001 3000001 same"
+    assert asked(lab, "h1", "refused", 3_000_001).endswith("RequestError / enough of that")
 
 
 def test_two_hundred_at_one_time(lab: Lab) -> None:
@@ -51,37 +50,37 @@ def test_a_fork_asks_on_its_own(lab: Lab) -> None:
     assert asked(lab, "h1", "forked") == "0 after"
 
 
-def test_streams_that_wait_hold_up_no_plain_request(lab: Lab) -> None:
-    assert asked(lab, "h1", "mixed", 100) == "cba"
+def test_streams_that_wait_hold_up_nobody(lab: Lab) -> None:
+    assert asked(lab, "h1", "mixed", 100) == "cba same"
 
 
 @pytest.mark.parametrize(
     ("how", "end"), [("closed", "abandoned"), ("killed", "abandoned"), ("ended", "whole")]
 )
-@pytest.mark.parametrize("way", [["h1"], ["h1", "between", "h1"]], ids=["here", "between"])
-def test_only_the_end_is_an_end(lab: Lab, tmp_path: Path, way: list[str], how: str, end: str) -> None:
+def test_only_the_end_is_an_end(lab: Lab, tmp_path: Path, how: str, end: str) -> None:
     """Who gives up or is killed before it leaves a handler that knows; after it the body counts."""
-    argv, more = streaming.command(lab, *way, "die", 60_000, how)
+    argv, more = streaming.command(lab, "h1", "die", 60_000, how)
     noted = tmp_path / "noted"
     subprocess.run(argv, capture_output=True, timeout=120, check=False, **{**more, "cwd": tmp_path})
-    assert how != "closed" or noted.exists()
-    if noted.exists():  # a face that leaves with its job waits for no handler
-        size = int(noted.read_text().split()[1])
-        assert noted.read_text() == f"{end} {size}\n" and (end == "abandoned" or size == 60_000)
+    said = noted.read_text() if noted.exists() else ""
+    assert how != "closed" or said
+    if said:  # a face that leaves with its job waits for no handler, which may be about to say it
+        size = int(said.split()[1])
+        assert said == f"{end} {size}\n" and (end == "abandoned" or size == 60_000)
 
 
 def test_a_face_leaves_with_its_job_whoever_waits_in_it(lab: Lab) -> None:
     argv, more = streaming.command(lab, "h1", "leave")
-    done = subprocess.run(argv, capture_output=True, timeout=60, check=False, **more)
+    done = subprocess.run(argv, capture_output=True, timeout=120, check=False, **more)
     assert (done.returncode, done.stdout, done.stderr) == (7, b"", b"")
 
 
 @pytest.mark.parametrize("verb", ["put", "get", "both"])
 def test_over_cuts(lab: Lab, through: Callable[..., str], verb: str) -> None:
-    host, proxy = through("h1"), lab["h1"].proxy
+    host, proxy = through("h1", lease=120), lab["h1"].proxy
     size, cuts = (1024 * MiB, CUTS) if LONG else (16 * MiB, 6)
     assert asked(lab, host, "put", 1) == "same"  # the link is there
-    done = proxy.cuts()
-    proxy.cut_after(*breaks.plan(os.getpid(), cuts, size))
-    assert asked(lab, host, verb, size) == "same"
-    assert proxy.cuts() - done == cuts
+    done, seed = proxy.cuts(), os.getpid()
+    proxy.cut_after(*breaks.plan(seed, cuts, size))
+    assert asked(lab, host, verb, size) == "same", seed
+    assert proxy.cuts() - done == cuts, seed

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transport.outgoing import Buffer
     from transport.session import Session
 
-THREADS = 64  # handlers at one time
+THREADS = 256  # handlers at one time; one of them may wait for its asker for hours
 OUTBOX = 256 * 1024  # bytes of an answer that wait for credit
 HELD = 256 * 1024 * 1024  # bytes of all bodies that were not read; honest windows together stay below it
 
@@ -182,13 +182,6 @@ class Incoming:
             raise Abandoned(self._gone)
         work()
         return self._returned.pop(stream)
-
-    def wait(self) -> bool:
-        """Until nobody waits for the answer (True), or until the handler has ended. For a thread beside the handler."""
-        with self._change:
-            while not self._gone:
-                self._change.wait()
-        return not self.done
 
     def run(self) -> None:
         """In a thread: call the handler."""
