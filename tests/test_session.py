@@ -146,6 +146,19 @@ def test_what_was_on_its_way_to_a_forgotten_channel_is_dropped(wire: Wire) -> No
     assert not wire.server.channels and wire.server.pending == 0
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_whole_body_counts_although_nobody_waits_any_more(wire: Wire, whole: bool) -> None:
+    """It is sent before that is said; half a body is not."""
+    number = wire.opener.open(Kind.REQUEST, {})
+    wire.exchange()
+    wire.opener.data(number, STDIN, b"x" * MAX_PAYLOAD)
+    if whole:
+        wire.opener.eof(number, STDIN)
+    wire.opener.abandon(number)
+    assert [frame.kind for frame in wire.exchange()] == [Kind.DATA, Kind.EOF, Kind.STOP][0 if whole else 2 :]
+    assert not wire.opener.channels and not wire.server.channels and wire.opener.pending == 0
+
+
 @pytest.mark.parametrize(
     "frame",
     [

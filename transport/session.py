@@ -231,10 +231,10 @@ class Session:
         else:
             raise ProtocolError("lent to who takes nothing")
 
-    def _forget(self, channel: Channel) -> None:
+    def _forget(self, channel: Channel, streams: tuple[int, ...] = (STDIN, STDOUT, STDERR)) -> None:
         del self.channels[channel.number]
         self.spare += sum(flow.window - INITIAL_WINDOW for flow in channel.flows)
-        for stream in (STDIN, STDOUT, STDERR):
+        for stream in streams:
             key = (channel.number, stream)
             self._acks.pop(key, None)
             if lane := self._lanes.pop(key, None):
@@ -332,11 +332,19 @@ class Session:
         self._forget(channel)
 
     def abandon(self, number: int) -> None:
-        """Opener: nobody waits for this channel any more; the other end is to end it."""
+        """Opener: nobody waits for this channel any more; the other end is to end it.
+
+        A request whose body is whole counts all the same, so what of that still waits goes first.
+        """
         channel = self.channels[number]
         channel.move("opener", Kind.STOP, LIFE)
-        self._put(Kind.STOP, number, LIFE, 0)
-        self._forget(channel)
+        lane = self._lanes.get((number, STDIN))
+        if lane and channel.request and channel.flows[STDIN].ended and self.pending <= GROWTH_BUDGET:
+            lane.append((header(Kind.STOP, number, LIFE, 0, 0), b""))
+            self._forget(channel, (STDOUT, STDERR))
+        else:
+            self._put(Kind.STOP, number, LIFE, 0)
+            self._forget(channel)
 
     def flow(self, number: int, stream: int) -> Flow:
         return self.channels[number].flows[stream]
