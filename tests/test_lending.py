@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import errno
 import os
+import resource
+import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,9 +21,11 @@ from tests import breaks, streaming
 from tests.agents import until
 from tests.breaks import CUTS, LONG, MiB
 from tests.lab import Lab
+from tests.test_streams import all_of, served
 from tests.test_streams_hosts import asked
-from transport import lendable
-from transport.errors import ProtocolError
+from transport import lendable, lending
+from transport.duplex import ClientDuplex
+from transport.errors import Abandoned, ProtocolError
 from transport.frames import Kind
 from transport.incoming import Incoming
 from transport.session import STDIN, STDOUT, Session
@@ -35,12 +45,12 @@ def test_bytes_and_descriptors_in_any_order(lab: Lab, where: str, handler: str, 
 
 
 def test_over_cuts(lab: Lab, through: Callable[..., str]) -> None:
-    host, proxy = through("h1"), lab["h1"].proxy
+    host, proxy = through("h1", lease=120), lab["h1"].proxy
     assert asked(lab, host, "put", 1) == "same"  # the link is there
-    done = proxy.cuts()
-    proxy.cut_after(*breaks.plan(os.getpid(), 6, 16 * MiB))
-    assert asked(lab, host, "lent", "spool", ROUNDS, 4).startswith("same")
-    assert proxy.cuts() > done
+    done, seed = proxy.cuts(), os.getpid()
+    proxy.cut_after(*breaks.plan(seed, 6, 16 * MiB))
+    assert asked(lab, host, "lent", "spool", ROUNDS, 4).startswith("same"), seed
+    assert proxy.cuts() > done, seed
 
 
 def test_an_error_of_the_file_is_its_own(lab: Lab) -> None:
@@ -51,13 +61,14 @@ def test_who_is_killed_leaves_nothing_open(lab: Lab, tmp_path: Path) -> None:
     path = tmp_path / "lent"
     path.write_bytes(bytes(10 * MiB))
     argv, more = streaming.command(lab, "local", "lenddie", path)
-    assert subprocess.run(argv, capture_output=True, timeout=60, check=False, **more).returncode == 137
+    assert subprocess.run(argv, capture_output=True, timeout=120, check=False, **more).returncode == 137
 
     def held() -> list[str]:
         found = []
         for process in lab.processes():
             folder = f"/proc/{process.pid}/fd"
-            found += [fd for fd in os.listdir(folder) if os.path.realpath(f"{folder}/{fd}") == str(path)]
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                found += [fd for fd in os.listdir(folder) if os.path.realpath(f"{folder}/{fd}") == str(path)]
         return found
 
     until(lambda: not held())
@@ -160,3 +171,90 @@ def test_a_return_that_cannot_be(acked: int, window: int) -> None:
 def test_a_client_that_lends_nothing_ends_itself_alone(lab: Lab) -> None:
     assert asked(lab, "local", "fraud") == "the node ended"
     assert asked(lab, "local", "put", 1) == "same"
+
+
+def test_what_its_lender_ended_is_not_given_back(tmp_path: Path) -> None:
+    """A client that says the end of a stream which it has lent breaks nobody else's link."""
+    client, node, number = pair()
+    node.tell(number, Kind.ATTACH, {})
+    client.lend(number, STDIN, 0, {"fd": 0, "at": 0, "length": 100})
+    client.eof(number, STDIN)
+    carry(client, node)
+    side: Any = SimpleNamespace(link=SimpleNamespace(session=node, dead="", wake=None), number=number)
+    other = SimpleNamespace(link=SimpleNamespace(session=Session(True, {}), dead=""), number=number)
+    (tmp_path / "lent").write_bytes(b"x")
+    fd = os.open(tmp_path / "lent", os.O_RDONLY)
+    ours: Any = SimpleNamespace(sources={}, sinks={}, other=lambda _: other)
+    source = lending.Source(ours, side, STDIN, fd, 0, 100)
+    source.finish()
+    assert source.fd == -1 and not node.has_output
+    with pytest.raises(OSError):
+        os.fstat(fd)
+
+
+def test_a_handler_that_has_left_lends_no_more(tmp_path: Path) -> None:
+    """Its number may be another file's by then."""
+    (tmp_path / "lent").write_bytes(bytes(MiB))
+    incoming = Incoming(2, lambda _: None, lambda _: None)
+    ends: list[str] = []
+
+    def send() -> None:
+        with open(tmp_path / "lent", "rb", buffering=0) as file:
+            try:
+                incoming.send_file(file.fileno(), MiB)
+            except Abandoned as error:
+                ends.append(str(error))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    until(lambda: incoming.lends)
+    incoming.abandon("gone")
+    thread.join(60)
+    assert ends == ["gone"]
+    assert incoming.lend(STDOUT, os.dup) is None
+
+
+def test_a_descriptor_that_had_no_room_ends_its_link_alone() -> None:
+    """The next one would be taken for it."""
+
+    async def take() -> None:
+        ours, theirs = socket.socketpair()
+        duplex = ClientDuplex(theirs)
+        free = os.dup(ours.fileno())
+        os.close(free)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        socket.send_fds(ours, [b"x"], [0, 0])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                duplex._take()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert list(duplex.lent) == [0]
+        duplex.close()
+        ours.close()
+
+    asyncio.run(take())
+
+
+@pytest.mark.parametrize("attaches", [None, "no room"])
+def test_where_nothing_can_be_lent_the_handler_moves_it_all(tmp_path: Path, attaches: str | None) -> None:
+    """More than a window, into a file and out of it: what it has taken by then is acknowledged."""
+
+    def attach(fd: int) -> int:
+        raise OSError(errno.EMFILE, "no room")
+
+    def handler(incoming: Incoming) -> None:
+        with open(tmp_path / "file", "w+b", buffering=0) as file:
+            size = incoming.receive_file(file.fileno(), 8 * MiB)
+            file.seek(0)
+            incoming.send_file(file.fileno(), size)
+
+    body = streaming.content(7, 3_000_000)
+    with served(handler) as face:
+        face.services._streams._attach = attach if attaches else None
+        with face.ask() as asking:
+            writer = threading.Thread(target=lambda: (asking.write(body), asking.end()))
+            writer.start()
+            assert all_of(asking.read) == body
+            writer.join()

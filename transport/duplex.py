@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import fcntl
 import os
 import socket
@@ -200,7 +201,7 @@ class ClientDuplex(FdDuplex):
         self._socket = connection
 
     def _take(self) -> bytes:
-        data, ancillary, _, _ = self._socket.recvmsg(
+        data, ancillary, flags, _ = self._socket.recvmsg(
             self.READ_SIZE, socket.CMSG_SPACE(4 * self.MOST), socket.MSG_CMSG_CLOEXEC
         )
         for fd in descriptors(ancillary):
@@ -208,6 +209,8 @@ class ClientDuplex(FdDuplex):
             self._count += 1
             if len(self.lent) > self.MOST:
                 os.close(self.lent.pop(next(iter(self.lent))))
+        if flags & socket.MSG_CTRUNC:  # some had no room here, and those that follow would be taken for them
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return data
 
     def close(self) -> None:

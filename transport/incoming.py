@@ -175,13 +175,17 @@ class Incoming:
         self._returned.pop(stream, None)
         self.lends[stream] = lent
         self._tell(self)
-        while stream not in self._returned and not self._gone:
-            self._change.wait()
+        try:
+            while stream not in self._returned and not self._gone:
+                self._change.wait()
+                work()
+            if stream not in self._returned:
+                raise Abandoned(self._gone)
             work()
-        if stream not in self._returned:
-            raise Abandoned(self._gone)
-        work()
-        return self._returned.pop(stream)
+            return self._returned.pop(stream)
+        finally:
+            self.lends.pop(stream, None)  # the descriptor is the handler's again, which may close it
+            self._tell(self)
 
     def run(self) -> None:
         """In a thread: call the handler."""
@@ -214,6 +218,15 @@ class Incoming:
         with self._change:
             self._returned.setdefault(stream, (moved, errno, at))
             self._change.notify_all()
+
+    def lend(self, stream: int, attach: Callable[[int], int]) -> tuple[int, int, int, int] | None:
+        """Have `attach` take what the handler lends: its number, position, length and offset.
+
+        None where the handler waits for that no more, and its descriptor may be another file's by now.
+        """
+        with self._change:
+            lent = self.lends.pop(stream, None)
+            return (attach(lent[0]), *lent[1:]) if lent else None
 
     def abandon(self, why: str) -> None:
         with self._change:
@@ -375,12 +388,19 @@ class Streams:
 
     def _lend(self, incoming: Incoming, stream: int) -> None:
         """Give the node what a handler lends, in its place in the stream."""
-        fd, at, length, offset = incoming.lends.pop(stream)
         flow = self._session.flow(incoming.number, stream)
         if self._attach is None or flow.ended:
             incoming.returned(stream, 0, 0, flow.offset)
             return
-        body = {"fd": self._attach(fd), "at": at, "length": length}
+        try:
+            lent = incoming.lend(stream, self._attach)
+        except OSError:  # no room for one descriptor more: the handler has it still
+            incoming.returned(stream, 0, 0, flow.offset)
+            return
+        if lent is None:
+            return
+        fd, at, length, offset = lent
+        body = {"fd": fd, "at": at, "length": length}
         self._session.lend(incoming.number, stream, offset if stream == STDIN else flow.offset, body)
 
     def _refuse(self, incoming: Incoming, why: str) -> None:

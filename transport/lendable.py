@@ -19,7 +19,9 @@ LOCAL = frozenset(
     ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay")
 )
 
-_known: dict[int, bool] = {}  # by device
+_known: dict[
+    int, bool
+] = {}  # by device that is one: numbers without go from what is unmounted to another one
 
 
 def source(fd: int) -> tuple[int, int]:
@@ -52,14 +54,17 @@ def target(fd: int) -> int:
 
 
 def _local(device: int) -> bool:
-    if device not in _known:
+    local = _known.get(device)
+    if local is None:
         name = f"{os.major(device)}:{os.minor(device)}"
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
             kinds = {
                 line.split(" - ", 1)[1].split(" ", 1)[0] for line in file if line.split(" ", 3)[2] == name
             }
-        _known[device] = bool(kinds) and kinds <= LOCAL
-    return _known[device]
+        local = bool(kinds) and kinds <= LOCAL
+        if os.major(device):
+            _known[device] = local
+    return local
 
 
 def write_at(fd: int, data: bytes, at: int) -> None:

@@ -127,7 +127,7 @@ class Lent:
     def _return(self, acked: int, errno: int, window: int = 0) -> None:
         self.close()
         link, number = self.side.link, self.side.number
-        if not link.dead and number in link.session.channels:
+        if not link.dead and number in link.session.channels and link.session.flow(number, self.stream).lent:
             link.session.give_back(
                 number, self.stream, self.moved, {"acked": acked, "errno": errno, "window": window}
             )

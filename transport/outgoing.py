@@ -95,7 +95,7 @@ class Pool:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._pid = 0
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
 
