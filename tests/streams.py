@@ -75,7 +75,7 @@ class Relay:
 
     def close(self) -> None:
         for thread in self.threads:
-            thread.join(30)
+            thread.join(90)
             assert not thread.is_alive(), "a handler that does not end"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -256,14 +255,14 @@ def test_a_quota_is_that_of_the_tree_wherever_its_agents_are(reach: Lab, data: P
         says(sh(some("grandchild")), OK, match="^grandchild"),
     )
     for on in ([], ["--on", "f1"]):
-        done = reach.run([*on, "root"], env={**env, "QUINE_FS": f"origin:{root}", "QUINE_FS_QUOTA": "1M"})
+        data, root = data.with_name(f"data-{len(on)}"), root.with_name(f"shared-{len(on)}")
+        env |= {"QUINE_DATA_DIR": str(data), "QUINE_FS": f"origin:{root}", "QUINE_FS_QUOTA": "1M"}
+        done = reach.run([*on, "root"], env=env)
         assert (done.returncode, done.stderr) == (0, b"")
         assert "ALL IN" in results(data, "root")[0] and "ALL IN" in results(data, "child")[-2]
         last = results(data, "grandchild")[-1]
         assert "ALL IN" not in last and "the tree has 800000 of 1048576 bytes" in last
         assert sorted(path.name for path in root.iterdir() if path.is_file()) == ["child", "root"]
-        shutil.rmtree(data)
-        shutil.rmtree(root)
 
 
 SHOWN = """import quine.run, quine.compose

@@ -75,14 +75,20 @@ def test_who_is_killed_over_there_leaves_nothing(lab: Lab, root: Path, number: s
         pid = int(process.stdout.readline())
         process.stdin.write(random.randbytes(2 << 20))
         process.stdin.flush()
-        until(lambda: any(path.stat().st_size for path in (root / ".quine-parts").glob("*")))
+        until(lambda: any(path.stat().st_size for path in (root / ".quine-parts").glob("*")), 60)
         assert any(one.pid == pid for one in lab["h1"].processes())
         os.kill(pid, number)
         process.stdin.close()
-        assert process.wait(60) == -number
+        assert process.wait(120) == -number
     assert (root / "x").read_bytes() == b"old"
-    lab.run(["fs", "put", "-", "y"], env={"QUINE_FS": f"origin:{root}"}, check=True)
-    assert not list((root / ".quine-parts").glob("*")), "who comes next sweeps what a dead face has left"
+
+    def swept() -> bool:
+        lab.run(["fs", "put", "-", "y"], env={"QUINE_FS": f"origin:{root}"}, check=True)
+        return not list((root / ".quine-parts").glob("*"))
+
+    until(
+        swept
+    )  # who comes next sweeps what a dead face has left; the node holds a moment longer what it was lent
 
 
 @pytest.mark.parametrize("cuts", [CUTS or 5])
@@ -90,7 +96,7 @@ def test_cuts_of_the_link_change_no_byte(
     lab: Lab, through: Callable[..., str], root: Path, tmp_path: Path, cuts: int
 ) -> None:
     """Down and up, many files at a time: what was acknowledged is kept, and nothing is there in part."""
-    host, proxy = through("h1"), lab["h1"].proxy
+    host, proxy = through("h1", lease=120), lab["h1"].proxy
     seed = random.randrange(1 << 30)
     dice = random.Random(seed)
     files = {b"d%d/f%d" % (n % 5, n): dice.randbytes(dice.randrange(200_000)) for n in range(30)}

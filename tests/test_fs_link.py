@@ -88,10 +88,10 @@ def test_anothers_right_is_no_right(door: Door) -> None:
 # -- time and size -------------------------------------------------------------------------------------
 
 
-def quickest(act: Callable[[], object], times: int = 4) -> float:
-    """Seconds that it takes, the least of so many times: what a busy machine adds is no part of the way."""
-    taken = []
-    for _ in range(times):
+def once_below(seconds: float, act: Callable[[], object], times: int = 20) -> float:
+    """Seconds that it takes, the least of at most so many times: what a busy machine adds is no part of the way."""
+    taken: list[float] = []
+    while not taken or (min(taken) >= seconds and len(taken) < times):
         begun = time.monotonic()
         act()
         taken.append(time.monotonic() - begun)
@@ -99,8 +99,9 @@ def quickest(act: Callable[[], object], times: int = 4) -> float:
 
 
 def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Path) -> None:
-    """Each as long as the shortest question: two round trips would be twice that."""
-    host = lab.slow("h3", 0.1)
+    """None takes as long as two, which the line makes certain: no two are ever faster than its delay."""
+    way = 0.3
+    host = lab.slow("h3", way)
     try:
         lab.run(["run", "--on", host, "--", "true"], check=True)
         with doors.opened(lab, host, tmp_path / "fs") as door:
@@ -109,8 +110,7 @@ def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Pat
                 (door.root / "d").mkdir(parents=True, exist_ok=True)
                 (door.root / "d" / str(number)).write_bytes(b"x" * number)
             names = iter(range(10**6))
-            one = quickest(lambda: tier.url_of(""))
-            assert one > 0.2
+            assert 2 * way <= once_below(4 * way, lambda: tier.url_of("")) < 4 * way
             for name, act in {
                 "stat": lambda: tier.stat("d/7"),
                 "get": lambda: get(tier, "d/199"),
@@ -122,7 +122,7 @@ def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Pat
                 "copy": lambda: tier.copy("d/199", f"c/{next(names)}"),
                 "absent": lambda: put(tier, f"l/{next(names)}", b"", if_absent=True),
             }.items():
-                assert quickest(act) < 1.7 * one, name
+                assert 2 * way <= once_below(4 * way, act) < 4 * way, name
             tier.close()
     finally:
         lab["h3"].proxy.delay(0)
@@ -169,7 +169,7 @@ def test_sixty_four_operations_at_one_time(door: Door) -> None:
         try:
             with tier.create(f"d/{number}") as writer:
                 writer.write(data)
-                gate.wait(60)
+                gate.wait(120)
                 writer.commit()
             if get(tier, f"d/{number}") != data:
                 wrong.append(f"{number} is another")

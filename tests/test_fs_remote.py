@@ -394,7 +394,7 @@ def test_many_operations_at_one_time(tier: Remote, local: Local) -> None:
     wrong: list[str] = []
 
     def work(number: int) -> None:
-        for turn in range(5):
+        for turn in range(3):
             data = content(1000 * number + turn, number)
             put(tier, f"d{number}/f", data)
             if get(tier, f"d{number}/f") != data or tier.stat(f"d{number}/f").size != len(data):

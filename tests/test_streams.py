@@ -460,7 +460,11 @@ def test_a_pool_keeps_what_works_and_nothing_of_a_parent(tmp_path: os.PathLike[s
         pool.give_back(second)
         pid = os.fork()
         if not pid:
-            os._exit(pool.take() is second)
+            theirs = True
+            try:
+                theirs = pool.take() is second
+            finally:
+                os._exit(theirs)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert pool.take() is second, "and it was not hung up by the child"
         second.close()
