@@ -31,6 +31,7 @@ from quine.files.object_io import (
     MARK,
     MODE,
     MTIME,
+    PART,
     PARTS,
     ObjectReader,
     ObjectWriter,
@@ -40,7 +41,7 @@ from quine.files.object_io import (
     mtime_of,
 )
 from quine.files.s3 import Bucket, Found, Unmet, bare
-from quine.files.tier import DIRECTORY_MODE, FILE_MODE, Entry, Reader, Tier, Writer, error, stale
+from quine.files.tier import DIRECTORY_MODE, FILE_MODE, Entry, Reader, Tier, Writer, error, pour, stale
 
 WHOLE = 5 << 30  # bytes that the store copies in one call
 LONGEST_KEY = 1024  # bytes, S3's limit
@@ -365,14 +366,29 @@ class ObjectTier(Tier):
             self._heeds(target)
         self.put_folders(self._room(target, if_absent))
         key = self.key(target)
-        if if_absent and not here.size:
-            with self.create(target, if_absent=True, mode=mode_of(here), mtime=mtime_of(here)) as writer:
-                return writer.commit()
+        if if_absent and here.size <= PART:
+            return self._by_hand(here, source, target)
         if if_absent or here.size > WHOLE:
             return self._by_parts(here, key, target, if_absent)
         future = self._store_copy(here, key, source)
         answer = self._copied_call(future, source) if future is not None else {}
         return entry(target, here)._replace(version=bare(answer.get("CopyObjectResult", {})))
+
+    def _by_hand(self, here: Found, source: str, target: str) -> Entry:
+        """A conditional copy of what is small: by us, in one put.
+
+        Some gateways look and then complete the parts, so that two are the first; and who takes his own back then
+        takes that of both, of which one has removed the source. A put they decide in one step.
+        """
+        meta = {**here.meta, MODE: f"{mode_of(here):o}", MTIME: repr(mtime_of(here))}
+        with (
+            ObjectReader(self.bucket, self.key(source), source, 0, None) as reader,
+            ObjectWriter(self.bucket, self.key(target), target, meta, True, 0, lambda: None) as writer,
+        ):
+            if reader.entry.version != here.etag:
+                raise stale(source)
+            pour(reader, writer)
+            return writer.commit()
 
     def _by_parts(self, source: Found, key: str, path: str, if_absent: bool) -> Entry:
         """A copy by the store which can be conditional, and of any size."""
