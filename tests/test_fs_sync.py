@@ -255,6 +255,32 @@ def test_a_link_here_is_no_way_out(shelf: Shelf) -> None:
     assert not list(outside.iterdir())
 
 
+def test_what_is_quines_own_is_no_part_of_a_tree(shelf: Shelf) -> None:
+    """The data directory, and a tier that is a directory, lie in most trees that somebody works in."""
+    tape = shelf.directory / "data/a.jsonl"
+    tape.write_bytes(b"a tape")
+    fill(shelf.tier / "t", {b"data/fs/t/old": b"of another tree", b"data/b": b""})
+    shelf.ok("put", "-r", ".", "p")
+    assert sorted(os.listdir(shelf.tier / "p")) == ["s"]
+    shelf.ok("sync", ".", "tier:q")
+    assert sorted(os.listdir(shelf.tier / "q")) == ["s"]
+    before = snapshot(shelf.tier)
+    shelf.ok("sync", "--delete", "tier:t", ".")
+    assert snapshot(shelf.tier) == before and tape.read_bytes() == b"a tape"
+    assert sorted(os.listdir(shelf.directory)) == ["d", "data", "extra", "old", "same"], "all else is as told"
+
+    shelf.env["QUINE_FS"] = f"file://{shelf.directory}/extra/store"
+    fill(shelf.directory / "extra/store/u", {b"new": b"new"})
+    shelf.ok("sync", "--delete", "tier:u", ".")
+    assert sorted(os.listdir(shelf.directory)) == ["data", "extra", "new"]
+    assert sorted(os.listdir(shelf.directory / "extra")) == ["store"]
+    fill(shelf.directory / "extra/store/v", {b"extra": b"a file where the store is"})
+    assert "the tier, is in it" in shelf.fails("sync", "--delete", "tier:v", ".")
+    assert (shelf.directory / "extra/store/u/new").exists()
+    shelf.ok("put", "-r", "data/fs/t", "/")
+    assert (shelf.directory / "extra/store/t/data/b").exists(), "who names it means it"
+
+
 def test_contents_are_compared_when_asked(shelf: Shelf) -> None:
     fill(shelf.directory / "s", {b"same": b"sane"})
     os.utime(shelf.directory / "s/same", (5, 5))

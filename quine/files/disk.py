@@ -304,11 +304,12 @@ def walk(
     failed: Callable[[OSError], None],
     relative: str = "",
     above: tuple[tuple[int, int], ...] = (),
+    leave_out: frozenset[str] = frozenset(),
 ) -> Iterator[Found]:
     """All below a directory, each directory before what is in it, in the order of the names' bytes.
 
     `follow`: what links point to in their place; one that leads to a directory above itself is `failed`, as is what
-    cannot be read.
+    cannot be read. `leave_out`: paths relative to `top` that are passed over.
     """
     here = os.path.join(top, relative) if relative else top
     try:
@@ -319,6 +320,8 @@ def walk(
         return
     chain = (*above, (status.st_dev, status.st_ino))
     for name in found:
+        if join(relative, name) in leave_out:
+            continue
         path = os.path.join(here, name)
         try:
             one = Found(join(relative, name), os.stat(path, follow_symlinks=follow))
@@ -330,4 +333,4 @@ def walk(
             continue
         yield one
         if one.kind == "directory":
-            yield from walk(top, follow, failed, one.path, chain)
+            yield from walk(top, follow, failed, one.path, chain, leave_out)

@@ -13,6 +13,7 @@ import os
 
 from quine.exits import OK, Misconfigured
 from quine.files import disk, names
+from quine.files.own import own
 from quine.files.progress import Progress
 from quine.files.shown import escaped
 from quine.files.targets import Target, crew_of, keeps, needed, operands
@@ -71,7 +72,8 @@ def _put(call: Call, crew: Crew, source: str, target: Target, mode: int | None) 
     top = target.under(name)
     if top:
         call.tier.mkdir(top, exist_ok=True)
-    for found in needed(disk.walk(source, bool(call.values.get("follow")), crew.failed)):
+    walk = disk.walk(source, bool(call.values.get("follow")), crew.failed, leave_out=own(call.tier, source))
+    for found in needed(walk):
         path, here = names.join(top, found.path), os.path.join(source, found.path)
         if found.kind == "file":
             crew.progress.expect(found.stat.st_size)

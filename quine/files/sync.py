@@ -18,6 +18,7 @@ from quine.files import disk, names, targets
 from quine.files.getting import get_file
 from quine.files.grammar import PREFIX
 from quine.files.likeness import Item, alike, listed_alike, of_disk, of_tier, same_bytes, same_time
+from quine.files.own import holds, own, within
 from quine.files.putting import put_file, refused
 from quine.files.shown import escaped, path_bytes
 from quine.files.tier import error
@@ -216,7 +217,9 @@ class _Up(_Sync):
     verb = "put"
 
     def ours(self) -> Iterator[Item]:
-        for found in disk.walk(self.source, bool(self.call.values.get("follow")), self.unread):
+        follow = bool(self.call.values.get("follow"))
+        leave_out = own(self.call.tier, self.source)
+        for found in disk.walk(self.source, follow, self.unread, leave_out=leave_out):
             yield of_disk(found)
 
     def theirs(self) -> Iterator[Item]:
@@ -259,6 +262,7 @@ class _Down(_Sync):
 
     verb = "get"
     _folder: disk.Folder | None = None
+    _own: frozenset[str] = frozenset()  # what nothing is written to, nor removed of
 
     @property
     def folder(self) -> disk.Folder:
@@ -270,12 +274,17 @@ class _Down(_Sync):
 
     def ours(self) -> Iterator[Item]:
         for entry in self.call.tier.walk(self.source):
-            yield of_tier(entry, self.source)
+            item = of_tier(entry, self.source)
+            if not within(item.path, self._own):
+                yield item
 
     def theirs(self) -> Iterator[Item]:
         if self.dry and not os.path.lexists(self.target):
             return
-        for found in disk.walk(self.folder.path, False, self.crew.failed):
+        self._own = own(self.call.tier, self.folder.path)
+        for found in disk.walk(self.folder.path, False, self.crew.failed, leave_out=self._own):
+            if found.kind == "directory" and holds(found.path, self._own):
+                self.seen.add(found.path)  # it stays, whatever else in it goes
             yield of_disk(found)
 
     def known_alike(self, item: Item, there: Item) -> bool:
@@ -294,6 +303,8 @@ class _Down(_Sync):
         self.folder.make(path)
 
     def drop(self, path: str) -> None:
+        if holds(path, self._own):
+            raise OSError(errno.EBUSY, "the data directory of quine, or the tier, is in it", self.shown(path))
         self.folder.remove(path)
 
     def same_bytes(self, item: Item) -> bool:

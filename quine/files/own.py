@@ -1,0 +1,44 @@
+"""What of this machine is quine's own and no part of a user's tree: the data directory, and the tier if it is one here.
+
+Laws
+1. A tree that is put or synced leaves them out, and what is removed to make it like another never takes them along:
+   `quine fs sync --delete tier:src .` once removed the tapes, and the very store that it had read.
+2. Who names one of them, or something in it, means it.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.files.tier import Tier
+
+FILE = "file://"
+
+
+def own(tier: Tier, top: str) -> frozenset[str]:
+    """Where they are below the directory `top`, relative to it; a link to one counts as one. Raises OSError."""
+    places = [os.environ.get("QUINE_DATA_DIR") or ".quine"]
+    url = tier.url_of("")
+    if url.startswith(FILE):
+        places.append(url.removeprefix(FILE))
+    top = os.path.realpath(top)
+    found = set()
+    for place in map(os.path.abspath, places):
+        named = os.path.join(os.path.realpath(os.path.dirname(place)), os.path.basename(place))
+        for path in (named, os.path.realpath(place)):
+            relative = os.path.relpath(path, top)
+            if relative != "." and relative.partition("/")[0] != "..":
+                found.add(relative)
+    return frozenset(found)
+
+
+def within(path: str, places: frozenset[str]) -> bool:
+    """Is it one of them, or in one?"""
+    return any(path == place or path.startswith(f"{place}/") for place in places)
+
+
+def holds(path: str, places: frozenset[str]) -> bool:
+    """Is it one of them, or a directory above one?"""
+    return any(path == place or place.startswith(f"{path}/") for place in places)
