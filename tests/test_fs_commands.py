@@ -40,7 +40,7 @@ def tree(shelf: Shelf) -> Shelf:
 
 def test_help_of_all_and_of_each(shelf: Shelf) -> None:
     text = shelf.ok("--help").decode()
-    assert all(f"\n  {name} " in text for name in COMMANDS)
+    assert all(text.count(f"\n  {name} ") == 1 for name in COMMANDS)
     for command in COMMANDS:
         text = shelf.ok(command, "--help").decode()
         assert text == usage(command) + "\n"
@@ -219,7 +219,7 @@ def test_get_goes_where_cp_would(tree: Shelf) -> None:
     assert sorted(snapshot(out / "new")) == [
         b"a", b"b", b"d", b"d/b", b"d/e", b"d/e/c.txt", b"d/empty", b"e", b"e/c.txt", b"empty",
     ]  # fmt: skip
-    assert "d: is a directory" in tree.fails("get", "d", "y")
+    assert "d: is a directory; -r gets it" in tree.fails("get", "d", "y")
     assert "none: no such file" in tree.fails("get", "none", "y")
     assert "no/such: no such file" in tree.fails("get", "a", "no/such/place")
     tree.ok("get", "-r", "/", "all")
@@ -315,6 +315,7 @@ def test_cp_and_mv_within_the_tier(tree: Shelf) -> None:
     assert "d: is a directory; -r" in tree.fails("cp", "d", "x")
     assert "same file" in tree.fails("cp", "d/b", "d/b")
     assert "into itself" in tree.fails("cp", "-r", "d", "d/x")
+    assert "d: cannot be moved into itself" in tree.fails("mv", "d", "d/x")
     assert "none: no such file" in tree.fails("mv", "none", "x")
 
 

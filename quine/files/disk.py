@@ -99,7 +99,10 @@ class Part:
         if self.fd < 0:
             self._aside = self._new()
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            self.fd = os.open(self._aside, flags, 0o600, dir_fd=folder)
+            try:
+                self.fd = os.open(self._aside, flags, 0o600, dir_fd=folder)
+            except OSError as refused:
+                raise OSError(refused.errno, refused.strerror, shown) from None
 
     def fill(self, reader: Reader, tick: Callable[[int], None]) -> None:
         """All of an open file of the tier, holes as holes."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from quine.files.commands import Call
     from quine.files.crew import Crew
 
+RECURSE = "is a directory; -r gets it with what is in it"
+
 
 def get(call: Call) -> int:
     sources, last = operands(call)
@@ -92,7 +94,12 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> None:
     if not recursive and path:
 
         def fetch() -> None:
-            get_file(call, crew, path, here.folder(), here.name(path))
+            try:
+                get_file(call, crew, path, here.folder(), here.name(path))
+            except IsADirectoryError as problem:
+                if problem.filename != path or call.tier.stat(path).is_file:
+                    raise
+                raise OSError(errno.EISDIR, RECURSE, path) from None
 
         here.name(path), here.folder()
         crew.do(fetch)
@@ -103,7 +110,7 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> None:
         crew.do(get_file, call, crew, path, here.folder(), here.name(path))
         return
     if not recursive:
-        raise error(errno.EISDIR, path)
+        raise OSError(errno.EISDIR, RECURSE, path)
     folder = here.top(path)
     for entry in call.tier.walk(path):
         relative = below(entry, path)

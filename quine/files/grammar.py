@@ -119,10 +119,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "umount": ("DIR…", "end that", ""),
 }
 
-# of `quine fs`, too, with a command line of their own (quine/mount/command.py, Python's)
+# of `quine fs`, too, with a command line of its own
 OTHERS = {
-    "mount": "show the tier as a directory",
-    "umount": "no more",
     "python": "a Python in which fsspec knows quine://",
 }
 FINDS = {"-name": "--name", "-type": "--type", "-print0": "--null", "-maxdepth": "--max-depth"}

@@ -79,6 +79,8 @@ def mv(call: Call) -> int:
     absent = keeps(call)
 
     def rename(source: str, path: str, if_absent: bool) -> None:
+        if not source or (path.startswith(f"{source}/") and not call.tier.stat(source).is_file):
+            raise OSError(errno.EINVAL, "cannot be moved into itself", source)
         call.tier.rename(source, path, if_absent)
         call.say(f"{escaped(source)} -> {escaped(path)}")
 
