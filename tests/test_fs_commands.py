@@ -115,12 +115,13 @@ def test_ls(tree: Shelf) -> None:
 
 
 def test_what_is_not_there_is_said_and_the_rest_is_done(tree: Shelf) -> None:
-    done = tree.run("cat", "none", "a", "d", "../x")
+    done = tree.run("cat", "none", "a", "d", "../x", "d/../a")
     assert (done.returncode, done.stdout) == (1, b"1\n")
     assert done.stderr.decode().splitlines() == [
         "quine: error: none: no such file or directory",
         "quine: error: d: is a directory",
         "quine: error: ../x: leads out of the files tier",
+        "quine: error: d/../a: has .. in it, which the files tier takes in no path",
     ]
 
 

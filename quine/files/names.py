@@ -22,7 +22,9 @@ def clean(path: str | bytes) -> str:
         raise OSError(errno.EINVAL, "a NUL in a name", text)
     names = [name for name in text.split("/") if name not in ("", ".")]
     if ".." in names:
-        raise PermissionError(errno.EPERM, "leads out of the files tier", text)
+        out = os.path.normpath("/".join(names)).partition("/")[0] == ".."
+        what = "leads out of the files tier" if out else "has .. in it, which the files tier takes in no path"
+        raise PermissionError(errno.EPERM, what, text)
     encoded = [os.fsencode(name) for name in names]
     if (
         any(len(name) > LONGEST_NAME for name in encoded)
