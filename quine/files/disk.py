@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 
 from quine.files.names import join
 from quine.files.tier import error, stale
@@ -24,10 +25,26 @@ if TYPE_CHECKING:
 
     from quine.files.tier import Reader, Writer
 
-PIECE = 4 * 1024 * 1024  # bytes between two looks at whether to go on
+PIECE = 4 * 1024 * 1024  # bytes between two looks at whether to go on, at first
+LARGEST = 64 * PIECE
+QUICK = 0.1  # seconds; a piece that took less is followed by one of twice its size, for each has its price on a link
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 WITHIN = DIRECTORY | os.O_NOFOLLOW
 PERMISSIONS = 0o777  # of a mode: a store does not make a program run as somebody else
+
+
+class _Pace:
+    """How much is moved between two looks at whether to go on."""
+
+    def __init__(self) -> None:
+        self.piece = PIECE
+        self._since = time.monotonic()
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if now - self._since < QUICK:
+            self.piece = min(2 * self.piece, LARGEST)
+        self._since = now
 
 
 class Source:
@@ -46,7 +63,7 @@ class Source:
 
     def feed(self, writer: Writer, tick: Callable[[int], None]) -> None:
         """Its bytes, holes as holes. Raises OSError where it became shorter meanwhile."""
-        size, at = self.stat.st_size, 0
+        size, at, pace = self.stat.st_size, 0, _Pace()
         if not size:  # such as those in /proc
             while took := writer.take(self.fd, PIECE):
                 tick(took)
@@ -56,8 +73,9 @@ class Source:
                 writer.hole(start - at)
             at = start
             while at < end:
-                took = writer.take(self.fd, min(PIECE, end - at))
+                took = writer.take(self.fd, min(pace.piece, end - at))
                 tick(took)
+                pace.look()
                 at += took
                 if not took:
                     raise OSError(errno.EIO, "became shorter while it was read", self.path)
@@ -106,13 +124,14 @@ class Part:
 
     def fill(self, reader: Reader, tick: Callable[[int], None]) -> None:
         """All of an open file of the tier, holes as holes."""
-        at, end = reader.offset, reader.offset + reader.length
+        at, end, pace = reader.offset, reader.offset + reader.length, _Pace()
         for start, length in (*reader.holes, (end, 0)):
             while at < start:
-                gave = reader.give(self.fd, min(PIECE, start - at))
+                gave = reader.give(self.fd, min(pace.piece, start - at))
                 if not gave:
                     raise stale(reader.entry.path)
                 tick(gave)
+                pace.look()
                 at += gave
             at += length
             os.lseek(self.fd, at - reader.offset, os.SEEK_SET)
