@@ -113,6 +113,7 @@ def test_who_is_killed_while_files_go_leaves_nothing_half(
     for _ in range(ROUNDS):
         shutil.rmtree(lab["h1"].home / ".cache" / "quine" / "staging", ignore_errors=True)
         _end_after(lab, tmp_path, words, who, rng.uniform(0, 0.5))
+        until(lambda: not victim(lab, "wrapper"))  # who lays out over there has its lease, and its pause
         found = {
             name: fact for name, fact in facts(there).items() if not name.startswith((".quine", "started"))
         }
