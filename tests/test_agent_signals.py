@@ -281,8 +281,9 @@ def test_signals_at_any_moment(agents: Agents) -> None:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(step * 0.012)
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=PATIENCE)
-        assert process.returncode == -signal.SIGTERM
+            said = process.communicate(timeout=PATIENCE)
+        logs = [path.read_text() for path in (agents.directory / "state").rglob("*") if path.is_file()]
+        assert process.returncode == -signal.SIGTERM, (step, said, logs)
     assert not left("sleep", f"{NAP}9")
     for tape in agents.tapes():
         assert tape[-1]["type"] == "outcome"
