@@ -21,8 +21,8 @@ from collections import deque
 from transport import lendable
 from transport.errors import Abandoned
 from transport.frames import CHUNK, LIFE, Frame, Kind
-from transport.lendable import LEAST, write_at
-from transport.outgoing import ROUND, gather, write_all
+from transport.lendable import LEAST, Lends, write_at
+from transport.outgoing import gather
 from transport.session import STDIN, STDOUT
 from transport.window import INITIAL_WINDOW
 
@@ -47,7 +47,7 @@ class Streaming:
         self.handler = handler
 
 
-class Incoming:
+class Incoming(Lends):
     """One request, as its handler sees it. It ends when the handler returns or raises."""
 
     def __init__(
@@ -109,22 +109,6 @@ class Incoming:
             self._answer.append(data)
             self._unsent += len(data)
         self._tell(self)
-
-    def send_file(self, fd: int, length: int) -> int:
-        """Send `length` bytes of a descriptor from its position on, less where it ends; how many there were."""
-        sent = self._lend_source(fd, length) if length >= LEAST else 0
-        while sent < length and (data := os.read(fd, min(ROUND, length - sent))):
-            self.write(data)
-            sent += len(data)
-        return sent
-
-    def receive_file(self, fd: int, length: int) -> int:
-        """Write `length` bytes of the body to a descriptor, less where it ends; how many there were."""
-        got = self._lend_sink(fd, length) if length >= LEAST else 0
-        while got < length and (data := self.read(min(ROUND, length - got))):
-            write_all(fd, data)
-            got += len(data)
-        return got
 
     def _lend_source(self, fd: int, length: int) -> int:
         """Have the node read the file, if it may; how many bytes it has sent."""

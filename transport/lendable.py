@@ -15,6 +15,7 @@ import resource
 import stat
 
 LEAST = 256 * 1024  # bytes that are worth the words
+ROUND = 256 * 1024  # bytes moved at once where the node does not
 LOCAL = frozenset(
     ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay")
 )
@@ -72,3 +73,42 @@ def write_at(fd: int, data: bytes, at: int) -> None:
     done = os.pwrite(fd, data, at)
     while done < len(data):
         done += os.pwrite(fd, memoryview(data)[done:], at + done)
+
+
+class Lends:
+    """An end of a request whose bytes come from a file or go into one, by the node where it may, else by hand."""
+
+    def read(self, size: int) -> bytes:
+        raise NotImplementedError
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        raise NotImplementedError
+
+    def _lend_source(self, fd: int, length: int) -> int:
+        raise NotImplementedError
+
+    def _lend_sink(self, fd: int, length: int) -> int:
+        raise NotImplementedError
+
+    def send_file(self, fd: int, length: int) -> int:
+        """Send `length` bytes of a descriptor from its position on, less where it ends; how many there were."""
+        sent = self._lend_source(fd, length) if length >= LEAST else 0
+        while sent < length and (data := os.read(fd, min(ROUND, length - sent))):
+            self.write(data)
+            sent += len(data)
+        return sent
+
+    def receive_file(self, fd: int, length: int) -> int:
+        """Write `length` bytes of the other side's stream to a descriptor, less where it ends; how many there were."""
+        got = self._lend_sink(fd, length) if length >= LEAST else 0
+        while got < length and (data := self.read(min(ROUND, length - got))):
+            write_all(fd, data)
+            got += len(data)
+        return got
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Raises OSError."""
+    done = os.write(fd, data)
+    while done < len(data):
+        done += os.write(fd, memoryview(data)[done:])

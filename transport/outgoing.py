@@ -21,7 +21,7 @@ from collections import deque
 from transport import address, lendable, starter
 from transport.errors import ProtocolError, RequestError
 from transport.frames import CHUNK, Kind
-from transport.lendable import LEAST, write_at
+from transport.lendable import LEAST, ROUND, Lends, write_at
 from transport.session import STDIN, STDOUT, Session
 from transport.wire import rights
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 DEADLINE = 3600.0  # seconds without a byte; a dead link is noticed by the node long before
 RECEIVE = 256 * 1024  # bytes taken from the socket at once
-ROUND = 256 * 1024  # bytes given to it at once
 IDLE_MOST = 16  # connections kept for the next request
 
 
@@ -126,7 +125,7 @@ class Pool:
             self._idle.pop().close()
 
 
-class Asked:
+class Asked(Lends):
     """A request that is under way. Every method raises RequestError: refused, failed at the origin, or lost."""
 
     def __init__(
@@ -218,14 +217,6 @@ class Asked:
                 self._session.eof(self._number, STDIN)
                 self._flush()
 
-    def send_file(self, fd: int, length: int) -> int:
-        """Send `length` bytes of a descriptor from its position on, less where it ends; how many there were."""
-        sent = self._lend_source(fd, length) if length >= LEAST else 0
-        while sent < length and (data := os.read(fd, min(ROUND, length - sent))):
-            self.write(data)
-            sent += len(data)
-        return sent
-
     # -- the answer --------------------------------------------------------------------------------
 
     def read(self, size: int) -> bytes:
@@ -242,14 +233,6 @@ class Asked:
             ):
                 self._flush()
             return data
-
-    def receive_file(self, fd: int, length: int) -> int:
-        """Write `length` bytes of the answer to a descriptor, less where it ends; how many there were."""
-        got = self._lend_sink(fd, length) if length >= LEAST else 0
-        while got < length and (data := self.read(min(ROUND, length - got))):
-            write_all(fd, data)
-            got += len(data)
-        return got
 
     def _lend_sink(self, fd: int, length: int) -> int:
         """Have the node write the file, if it may; how many bytes went there. What had come before is ours to write."""
@@ -417,10 +400,3 @@ def gather(chunks: deque[bytes], size: int) -> bytes:
         parts.append(chunks.popleft())
         left -= len(parts[-1])
     return b"".join(parts)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Raises OSError."""
-    done = os.write(fd, data)
-    while done < len(data):
-        done += os.write(fd, memoryview(data)[done:])
