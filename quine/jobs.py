@@ -181,7 +181,9 @@ class Jobs:
             while any(job.status is None for job in jobs):
                 if race and (won := next((job for job in jobs if job.status and not job.status.code), None)):
                     return won
-                for fd, _ in poll.poll():
+                with signals.interruptible():
+                    ready = poll.poll()
+                for fd, _ in ready:
                     if fd == signals.fd:
                         signals.drain()
                         continue

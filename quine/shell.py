@@ -227,7 +227,9 @@ class _Watch:
         # Not only when the status pipe ends: a subshell in the background holds that open.
         poll.register(self._shell._pidfd, select.POLLIN)
         while True:
-            for fd, event in poll.poll(self._pause()):
+            with self._signals.interruptible():
+                ready = poll.poll(self._pause())
+            for fd, event in ready:
                 if fd == self._signals.fd:
                     self._signals.drain()
                 elif fd == self._shell._control:
@@ -251,7 +253,7 @@ class _Watch:
         if event & select.POLLERR:
             return False
         try:
-            with self._signals.calling_out():
+            with self._signals.quiet():
                 self._statement = self._statement[os.write(self._shell._control, self._statement) :]
         except BlockingIOError:
             return True

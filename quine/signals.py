@@ -139,12 +139,15 @@ class Signals:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """While this is open, SIGINT is counted for what runs."""
+        """While this is open, SIGINT is counted for what runs.
+
+        The waiting in it is interruptible, what it does in between is not: a child that was reaped and not noted
+        would be waited for once more, by the end of the agent.
+        """
         self.interrupts = 0
         self._running = True
         try:
-            with self.interruptible():
-                yield
+            yield
         finally:
             self._running = False
 

@@ -291,12 +291,12 @@ def test_signals_at_any_moment(agents: Agents) -> None:
 
 # TERM comes when a `with` has entered its manager and does not know it yet, and HUP in the middle of the end
 WITHIN = """
-import contextlib, os, signal
+import contextlib, os, signal, sys
 
 class Manager(contextlib._GeneratorContextManager):
     def __enter__(self):
         entered = super().__enter__()
-        if self.gen.__name__ == "running":
+        if self.gen.__name__ == "interruptible" and sys._getframe(1).f_code.co_name == "until_done":
             os.kill(os.getpid(), signal.SIGTERM)
         return entered
 
@@ -317,6 +317,30 @@ def test_another_one_while_it_ends_wherever_the_first_one_came(agents: Agents) -
     agents.script(says(sh("true")))
     done = agents.run(env={"PYTHONPATH": str(agents.directory)})
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, b"")
+    assert agents.outcome()["termination_mode"] == "signal"
+
+
+# TERM comes when a child has been reaped and that is not noted yet
+REAPED = """
+import os, signal
+import quine.procs
+reap = quine.procs.reap
+
+def reaped(pid):
+    word = reap(pid)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return word
+
+quine.procs.reap = reaped
+"""
+
+
+def test_when_a_child_has_just_been_reaped(agents: Agents) -> None:
+    """The end of the agent waited for it once more, and failed with a traceback."""
+    (agents.directory / "sitecustomize.py").write_text(REAPED)
+    agents.script(says(call("fork", intent="child", wait=True), match="^work"), says(OK, match="^child"))
+    done = agents.run(env={"PYTHONPATH": str(agents.directory)})
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, b"", b"")
     assert agents.outcome()["termination_mode"] == "signal"
 
 
