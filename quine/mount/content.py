@@ -23,8 +23,8 @@ AHEAD = 8 << 20  # bytes that a jump asks for
 class Content:
     """One version. `users` is the filesystem's count of who has it open."""
 
-    def __init__(self, tier: Tier, path: str, wanted: Entry) -> None:
-        """Raises OSError: ESTALE where another version is there now."""
+    def __init__(self, tier: Tier, path: str, wanted: Entry | None = None) -> None:
+        """Raises OSError: ESTALE where another version is there now than the one that is wanted."""
         self._tier = tier
         self._path = path
         self._lock = threading.Lock()
@@ -38,7 +38,7 @@ class Content:
         self._jumped: set[int] = set()  # blocks beyond, which are here, too
         self._fd = -1
         try:
-            if self.entry.version != wanted.version or self.size != wanted.size:
+            if wanted and (self.entry.version != wanted.version or self.size != wanted.size):
                 raise stale(path)
             self._fd = temporary()
             os.ftruncate(self._fd, self.size)

@@ -19,8 +19,6 @@ from quine.mount import fuse
 from quine.mount.content import temporary, write_all
 from quine.mount.nodes import inode_of
 
-PATIENCE = 10.0  # seconds for which a draft waits for the one that it was made for
-
 
 class Draft:
     """The methods below `lock` are called with it held."""
@@ -37,25 +35,8 @@ class Draft:
         self.writers = 0  # of them those that may write
         self.owners: set[int] = set()  # processes that opened it
         self.committed: Entry | None = None
-        self._expected = 0  # the thread that it was made for
-        self._until = 0.0
         self._fd = -1
         self._written = time.time()
-
-    def expect(self, thread: int) -> None:
-        """The kernel was told to look again, and will find this."""
-        self._expected, self._until = thread, time.monotonic() + PATIENCE
-
-    def expected_by(self, thread: int) -> bool:
-        return self._until > time.monotonic() and self._expected == thread
-
-    @property
-    def forsaken(self) -> bool:
-        """Made for somebody who never came."""
-        return not self.users and self._until <= time.monotonic()
-
-    def arrived(self) -> None:
-        self._until = 0.0
 
     @property
     def loaded(self) -> bool:

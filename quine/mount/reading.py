@@ -3,20 +3,23 @@
 Laws
 1. A name is looked up in the store each time, so that what was committed elsewhere is seen by the next open. Only
    directories, and what a listing has just told, are believed for a second.
-2. Opening asks the store again: where it has another version now, the kernel is told to look once more (ESTALE).
+2. Opening asks the store again: where it has another version now, the kernel is told to look once more (ESTALE), and
+   what it finds then is what it opens (again.py). No program sees an error because somebody replaced a file.
 3. The attributes of a version never change; a draft shows its own to those who have it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import time
 
 from quine.files import names
-from quine.files.tier import Entry, error, stale
+from quine.files.tier import Entry, error
 from quine.mount import fuse
+from quine.mount.content import Content
 from quine.mount.draft import Draft
 from quine.mount.fuse import Op, Request
 from quine.mount.nodes import Node, attributes, inode_of
@@ -26,18 +29,17 @@ from quine.mount.state import State
 Parts = tuple[bytes | memoryview, ...]
 
 BELIEVED = 1  # seconds
+_REPLACED = (errno.ESTALE, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # the name means something else now
 
 
 def lookup(state: State, request: Request) -> Parts:
     path = state.below(request.node, request.names[0])
-    node = state.draft_for(path, request.pid)
+    node = state.again.find(path, request.pid) or state.draft_for(path, request.pid)
     if node is not None:
         return (entry_of(state, node),)
     entry = state.stat(path)
     with state.lock:
-        node = state.nodes.of(entry)
-        node.checked = time.monotonic()
-        return (entry_of(state, node),)
+        return (entry_of(state, state.told(entry)),)
 
 
 def is_fresh(node: Node) -> bool:
@@ -59,7 +61,11 @@ def getattr_(state: State, request: Request) -> Parts:
     node = state.node(request.node)
     if not is_fresh(node):
         node.checked = time.monotonic()
-        node.entry = state.stat(node.path)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            entry = state.stat(node.path)
+            if not entry.is_file:
+                node.entry = entry
+        # else: one that was removed, and is as it was for who has it open; the next look at its name tells
     return (attr_of(state, node),)
 
 
@@ -86,28 +92,29 @@ def open_(state: State, request: Request) -> Parts:
     node, flags = state.node(request.node), request.args[0]
     if not node.entry.is_file:
         raise error(errno.EISDIR, node.path)
-    writes = flags & os.O_ACCMODE != os.O_RDONLY or bool(flags & os.O_TRUNC)
+    empty = bool(flags & os.O_TRUNC)
+    writes = flags & os.O_ACCMODE != os.O_RDONLY or empty
+    content = state.again.take(node, request.pid, writes)
     if node.draft is not None:
-        return (fuse.opened(open_draft(state, node, request.pid, writes, bool(flags & os.O_TRUNC))),)
-    if writes:
-        expect_draft(state, node, request.pid)
-        raise stale(node.path)
-    content = state.open_content(node)
+        return (fuse.opened(open_draft(state, node, request.pid, writes, empty)),)
+    if writes:  # not to a version, which others may read: to a draft, which it will find
+        raise state.again.tell(node, request.pid, writes, empty)
+    content = content or _content(state, node, request.pid)
     with state.lock:
         node.opened += 1
         number = state.handles.add(Handle(node, content=content))
     return (fuse.opened(number, fuse.KEEP_CACHE),)
 
 
-def expect_draft(state: State, node: Node, thread: int) -> None:
-    """A version is not written to, for others may read it: the same thread will look again, and find a draft."""
-    with state.lock:
-        for other in state.drafts(node.path):
-            if other.draft is not None and other.draft.expected_by(thread):
-                return  # it did not look again: it has the old one by a descriptor
-        draft = Draft(node.path, node.entry)
-        draft.expect(thread)
-        state.start_draft(draft, node.entry)
+def _content(state: State, node: Node, thread: int) -> Content:
+    try:
+        return state.open_content(node)
+    except OSError as wrong:
+        if wrong.errno not in _REPLACED:
+            raise
+        if state.again.was_told(node, thread) and (held := state.hold_content(node)):
+            return held  # by a descriptor of the version that it is
+        raise state.again.tell(node, thread) from None
 
 
 def open_draft(state: State, node: Node, thread: int, writes: bool, empty: bool) -> int:
@@ -115,7 +122,7 @@ def open_draft(state: State, node: Node, thread: int, writes: bool, empty: bool)
     with state.lock:
         draft = node.draft
         if draft is None:
-            raise stale(node.path)  # it has become the file meanwhile
+            raise state.again.tell(node, thread, writes, empty)  # it has become the file meanwhile
         number = hold_draft(state, node, draft, thread, writes)
     try:
         with draft.lock:
@@ -134,7 +141,6 @@ def hold_draft(state: State, node: Node, draft: Draft, thread: int, writes: bool
     """It lives as long as a handle of it."""
     process = process_of(thread)
     with state.lock:
-        draft.arrived()
         draft.users += 1
         draft.writers += writes
         draft.owners.add(process)

@@ -2,7 +2,8 @@
 
 Laws
 1. One lock for all tables, held for no operation of the tier and for no wait.
-2. A draft is found by the thread that it was made for, and by the processes that have it open; by nobody else.
+2. A draft is found by the thread that it was made for (again.py), and by the processes that have it open; by nobody
+   else.
 3. What is kept of files that nobody has open is bounded, and used only after the store has said that it is current.
 """
 
@@ -11,10 +12,12 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections import OrderedDict
 
 from quine.files import names
 from quine.files.tier import Entry, Tier, error, stale
+from quine.mount.again import Again
 from quine.mount.content import Content
 from quine.mount.draft import Draft
 from quine.mount.nodes import Node, Nodes
@@ -34,6 +37,7 @@ class State:
         self.lock = threading.RLock()
         self.nodes = Nodes()
         self.handles = Handles()
+        self.again = Again(self)
         self.uid, self.gid = os.getuid(), os.getgid()
         self._drafts: dict[str, list[Node]] = {}
         self._kept: OrderedDict[tuple[str, str], Content] = OrderedDict()
@@ -65,6 +69,13 @@ class State:
             if path:
                 raise
             return Entry("", "directory", mode=0o755)
+
+    def told(self, entry: Entry) -> Node:
+        """The node of what the store has told at this moment."""
+        with self.lock:
+            node = self.nodes.of(entry)
+            node.checked = time.monotonic()
+            return node
 
     def changed(self, path: str) -> None:
         """We have changed something in the directory of this path."""
@@ -123,6 +134,13 @@ class State:
             fresh.close()
         return used
 
+    def hold_content(self, node: Node) -> Content | None:
+        """What somebody reads of a version, one more user of it; None where nobody does."""
+        with self.lock:
+            if node.content is not None:
+                node.content.users += 1
+            return node.content
+
     def close_content(self, node: Node, content: Content) -> None:
         with self.lock:
             content.users -= 1
@@ -153,14 +171,8 @@ class State:
     # -- drafts
 
     def drafts(self, path: str) -> list[Node]:
-        """Those of a path, without what was made for somebody who never came."""
+        """Those of a path."""
         with self.lock:
-            found = self._drafts.get(path)
-            if not found:
-                return []
-            for node in list(found):
-                if node.draft is not None and node.draft.forsaken:
-                    self.end_draft(node)
             return [node for node in self._drafts.get(path, ()) if node.draft is not None]
 
     def draft_for(self, path: str, thread: int) -> Node | None:
@@ -168,9 +180,6 @@ class State:
         nodes = self.drafts(path)
         if not nodes:
             return None
-        for node in nodes:
-            if node.draft is not None and node.draft.expected_by(thread):
-                return node
         process = process_of(thread)
         for node in nodes:
             if node.draft is not None and node.draft.users and process in node.draft.owners:

@@ -1,0 +1,154 @@
+"""Who was told to look once more (ESTALE), and what he finds then.
+
+Laws
+1. The kernel looks again once, and the program would get a second ESTALE. So what a thread that was told so looks up is
+   opened with that, and held: its open takes just that, whatever is put there in between.
+2. What is found was opened after the thread had begun to open, so it is no older than what it may see.
+3. A name that has gone by then is ENOENT to the look and not to the open, so that O_CREAT makes it.
+4. What nobody comes for is let go of, later.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+
+from quine.files.tier import Entry, stale
+from quine.mount.content import Content
+from quine.mount.draft import Draft
+from quine.mount.nodes import Node
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.mount.state import State
+
+LOOKS = 3600.0  # seconds for which a look is waited for: the names above are looked up, too, and a link may be down
+OPENS = 60.0  # seconds for which an open is, from then on: the kernel asks nobody in between
+TRIES = 8  # of a small file that is written to in place, past the tier, whenever it is fetched
+
+
+class Told:
+    """One thread and path. `node` is what is held for it, with `content` where it reads."""
+
+    __slots__ = ("base", "content", "empty", "node", "until", "writes")
+
+    def __init__(self, base: Entry, writes: bool, empty: bool) -> None:
+        self.base = base
+        self.writes = writes
+        self.empty = empty  # it will have nothing of what is there
+        self.until = time.monotonic() + LOOKS
+        self.node: Node | None = None
+        self.content: Content | None = None
+
+
+class Again:
+    """By thread and path. Only what opens a file of the tier is called without the filesystem's lock."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._told: dict[tuple[int, str], Told] = {}
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def tell(self, node: Node, thread: int, writes: bool = False, empty: bool = False) -> OSError:
+        """The ESTALE that makes it look again."""
+        with self._state.lock:
+            now = time.monotonic()
+            for key in [key for key, told in self._told.items() if told.until < now]:
+                self._end(key)
+            key = (thread, node.path)
+            known = self._told.get(key)
+            if known is not None and known.node is None:
+                self._end(key)  # it did not look: it has the file by a descriptor, and will not come
+            else:
+                self._end(key)
+                self._told[key] = Told(node.entry, writes, empty)
+        return stale(node.path)
+
+    def was_told(self, node: Node, thread: int) -> bool:
+        """And comes without having looked, which is by a descriptor."""
+        with self._state.lock:
+            told = self._told.get((thread, node.path))
+            return told is not None and told.node is None
+
+    def find(self, path: str, thread: int) -> Node | None:
+        """What is there now, held for this thread; None where it was not told. Raises OSError, and then it is over."""
+        key = (thread, path)
+        with self._state.lock:
+            told = self._told.get(key)
+            if told is None or told.until < time.monotonic():
+                self._end(key)
+                return None
+            if told.writes and told.node is not None:
+                return told.node
+        try:
+            node, content = self._opened(path, told)
+        except OSError:
+            with self._state.lock:
+                self._end(key)
+            raise
+        with self._state.lock:
+            self._let_go(told)
+            told.node, told.content, told.until = node, content, time.monotonic() + OPENS
+            if self._told.get(key) is not told:  # another who cannot be told from it (pid 0) was quicker
+                self._let_go(told)
+            return node
+
+    def take(self, node: Node, thread: int, writes: bool) -> Content | None:
+        """It opens what it has found: what it reads, which is its own from now on."""
+        with self._state.lock:
+            for key, told in self._told.items():  # not by its path, which may be another one now
+                if key[0] == thread and told.node is node and told.writes == writes:
+                    del self._told[key]
+                    if told.content is not None:
+                        node.opened -= 1
+                    return told.content
+        return None
+
+    def _opened(self, path: str, told: Told) -> tuple[Node, Content | None]:
+        for left in reversed(range(TRIES)):
+            try:
+                return (self._draft(path, told), None) if told.writes else self._version(path)
+            except OSError as wrong:
+                if wrong.errno not in (errno.ESTALE, errno.EISDIR) or not left:
+                    raise
+                if wrong.errno == errno.EISDIR and not (entry := self._state.stat(path)).is_file:
+                    return self._state.told(entry), None  # which nothing has to be held of
+        raise stale(path)
+
+    def _draft(self, path: str, told: Told) -> Node:
+        draft = Draft(path, told.base)
+        if not told.empty:
+            draft.load(self._state.tier)
+        return self._state.start_draft(draft, draft.base or told.base)
+
+    def _version(self, path: str) -> tuple[Node, Content]:
+        fresh = Content(self._state.tier, path)
+        with self._state.lock:
+            node = self._state.nodes.of(fresh.entry)
+            node.opened += 1
+            if node.content is None:
+                node.content = fresh
+            used = node.content
+            used.users += 1
+        if used is not fresh:
+            fresh.close()
+        return node, used
+
+    def _end(self, key: tuple[int, str]) -> None:
+        told = self._told.pop(key, None)
+        if told is not None:
+            self._let_go(told)
+
+    def _let_go(self, told: Told) -> None:
+        node, content = told.node, told.content
+        told.node = told.content = None
+        if node is None:
+            return
+        if content is not None:
+            node.opened -= 1
+            self._state.close_content(node, content)
+            self._state.nodes.drop(node)
+        elif node.draft is not None and not node.draft.users:
+            self._state.end_draft(node)
