@@ -27,14 +27,14 @@ class Unreserved(Tier):
         return self._tier.url
 
     def stat(self, path: str) -> Entry:
-        return self._tier.stat(_others(path, errno.ENOENT))
+        return self._tier.stat(others(path, errno.ENOENT))
 
     def list(self, path: str) -> Iterator[Entry]:
-        entries = self._tier.list(_others(path, errno.ENOENT))
+        entries = self._tier.list(others(path, errno.ENOENT))
         return entries if path else (entry for entry in entries if entry.path != RESERVED)
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
-        return self._tier.open(_others(path, errno.ENOENT), offset, length)
+        return self._tier.open(others(path, errno.ENOENT), offset, length)
 
     def create(
         self,
@@ -45,23 +45,23 @@ class Unreserved(Tier):
         mtime: float | None = None,
         size: int | None = None,
     ) -> Writer:
-        return self._tier.create(_others(path), if_absent=if_absent, mode=mode, mtime=mtime, size=size)
+        return self._tier.create(others(path), if_absent=if_absent, mode=mode, mtime=mtime, size=size)
 
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
-        self._tier.mkdir(_others(path), exist_ok)
+        self._tier.mkdir(others(path), exist_ok)
 
     def remove(self, path: str, recursive: bool = False) -> None:
-        self._tier.remove(_others(path), recursive)
+        self._tier.remove(others(path), recursive)
 
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
-        self._tier.rename(_others(source), _others(target), if_absent)
+        self._tier.rename(others(source), others(target), if_absent)
 
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
-        return self._tier.copy(_others(source, errno.ENOENT), _others(target), if_absent)
+        return self._tier.copy(others(source, errno.ENOENT), others(target), if_absent)
 
     def walk(self, path: str) -> Iterator[Entry]:
         if path:
-            yield from self._tier.walk(_others(path, errno.ENOENT))
+            yield from self._tier.walk(others(path, errno.ENOENT))
             return
         for entry in self.list(""):
             yield entry
@@ -72,13 +72,14 @@ class Unreserved(Tier):
                     continue  # removed meanwhile
 
     def url_of(self, path: str) -> str:
-        return self._tier.url_of(_others(path))
+        return self._tier.url_of(others(path))
 
     def close(self) -> None:
         self._tier.close()
 
 
-def _others(path: str, number: int = errno.EPERM) -> str:
+def others(path: str, number: int = errno.EPERM) -> str:
+    """The path, if it is not ours. Raises OSError: `number`."""
     if path == RESERVED or path.startswith(f"{RESERVED}/"):
         text = os.strerror(number) if number == errno.ENOENT else "is reserved"
         raise OSError(number, text, path)

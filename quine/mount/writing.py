@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 
+from quine.files.reserved import others
 from quine.files.tier import BLOCK, Entry, error
 from quine.mount import fuse
 from quine.mount.draft import Draft
@@ -26,7 +27,7 @@ from quine.mount.state import State
 
 def create(state: State, request: Request) -> Parts:
     flags, mode = request.args[:2]
-    path = state.below(request.node, request.names[0])
+    path = others(state.below(request.node, request.names[0]))  # which its close would say too late
     mode &= 0o777
     base: Entry | None = None
     if flags & os.O_EXCL:
