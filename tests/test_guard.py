@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents import running
+from tests.agents import QUINE, running
 from tests.lab import Lab, Process, processes
 from tests.test_agent_killed import CONTAINER, containers, until
 from transport import ending, guard, inherit
@@ -347,6 +348,21 @@ def test_only_abandoned_tables_are_taken(table: Table) -> None:
         guard.clear(other, abandoned=True)
     assert sorted(found) == ["x.1.jobs", "y.1.jobs"]
     assert sorted(path.name for path in Path(directory).glob("*.jobs")) == [Path(table.path).name, "z.1.jobs"]
+
+
+def test_a_guard_whose_directory_is_gone_ends_the_jobs(table: Table, tmp_path: Path) -> None:
+    """One that was slow to start used to fail there with a traceback, and its jobs went on."""
+    with Sleeper() as sleeper, subprocess.Popen(["true"]) as node:
+        table.started(table.expect(sleeper.memo), sleeper.pid)
+        pidfd = os.pidfd_open(node.pid)
+        shutil.rmtree(os.path.dirname(table.path))
+        argv = [*QUINE, "node", "--guard", str(table.fd), str(pidfd)]
+        done = subprocess.run(
+            argv, pass_fds=[table.fd, pidfd], capture_output=True, timeout=60, cwd=tmp_path, check=False
+        )
+        os.close(pidfd)
+        assert sleeper.ended() == signal.SIGTERM
+        assert done.returncode == 0 and b"1 jobs are ended" in done.stderr, done.stderr
 
 
 def test_of_another_boot_there_is_nothing_to_end(table: Table) -> None:

@@ -109,7 +109,12 @@ class Table:
     @classmethod
     def abandoned(cls, directory: str) -> Iterator[Table]:
         """The tables there that nobody holds, locked by us now."""
-        for name in os.listdir(directory):
+        names: list[str] = []
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # a guard that was slow to start: the directory went before
+            names = os.listdir(directory)
+        for name in names:
             if not name.endswith(f".{SUFFIX}"):
                 continue
             with contextlib.suppress(OSError):  # removed since, or held by the living

@@ -158,9 +158,12 @@ def wait_none(look: Callable[[], list[Process]], seconds: float) -> list[Process
 
 
 def kill_marked(mark: str, seconds: float = 30) -> list[Process]:
-    """SIGKILL everything that bears `mark` and wait for it; again until none is left that forked."""
+    """SIGKILL everything that bears `mark` and wait for it; again until none is left that forked.
+
+    None is there when two looks have seen none: in the first a process may have forked one and gone.
+    """
     deadline = time.monotonic() + seconds
-    while (processes := marked(mark)) and time.monotonic() < deadline:
+    while (processes := marked(mark) or marked(mark)) and time.monotonic() < deadline:
         for process in processes:
             kill(process.pid)
         wait_gone(processes, deadline - time.monotonic())
