@@ -28,6 +28,7 @@ from quine.files.open import open_store
 from quine.files.s3 import Bucket, Unmet, settings
 from quine.files.tier import Tier
 from tests.lab import Lab, processes
+from tests.losing import losing
 from tests.test_tier_together import together
 from tests.tiers import below, get, put
 from tests.weed import BUCKET, SECRET, Weed
@@ -170,6 +171,67 @@ def test_one_of_many_moves_it(tier: ObjectTier) -> None:
         assert get(tier, target.format(moved[0])) == b"work"
         assert below(tier, "queue") == []
     assert below(tier, "mine") == [below(tier, "mine")[0]]
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_a_move_whose_answer_was_lost_loses_no_file(weed: Weed, tmp_path: Path, times: int) -> None:
+    """Its source is removed, and who asks again is told that it is gone: that was not another who moved it."""
+    port = int(weed.endpoint.rpartition(":")[2])
+    with losing(port, b"DELETE /shelf/tmp") as line, contextlib.ExitStack() as stack:
+        options = {**weed.options, "endpoint_url": f"http://127.0.0.1:{line.port}"}
+        tier = ObjectTier(f"s3://{BUCKET}", Bucket(BUCKET, {}, options), str(tmp_path).lstrip("/"))
+        stack.callback(tier.close)
+        put(tier, "before", b"")  # the store is tried out
+        put(tier, "first", b"", if_absent=True)
+        put(tier, "job", b"work")
+        line.most = times
+        line.lost = 0
+        with contextlib.suppress(OSError):
+            tier.rename("job", "mine")
+        assert line.lost
+        line.most = 0
+        held = [name for name in ("job", "mine") if name in below(tier)]
+        assert held and all(get(tier, name) == b"work" for name in held)
+
+
+def test_what_is_put_while_its_directory_is_moved_stays(
+    tier: ObjectTier, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is replaced, and one that comes, between its copy and its removal: both were acknowledged."""
+    for name in ("a", "b", "c"):
+        put(tier, f"d/{name}", b"old")
+    each = tier._each
+
+    def busy(objects: Any, begin: Any) -> Any:
+        result = each(objects, begin)
+        monkeypatch.setattr(tier, "_each", each)
+        put(tier, "d/b", b"new")
+        put(tier, "d/later", b"new")
+        return result
+
+    monkeypatch.setattr(tier, "_each", busy)
+    tier.rename("d", "e")
+    assert below(tier, "e") == ["a", "b", "c"]
+    assert [get(tier, f"d/{name}") for name in below(tier, "d")] == [b"new", b"new"]
+
+
+def test_a_directory_that_another_has_just_made(
+    tier: ObjectTier, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the making: the store decides who was first."""
+    call = bucket.call
+
+    def late(method: str, path: str, **more: Any) -> Any:
+        if more.get("Key", "").endswith("queue/lock/") and "IfNoneMatch" in more:
+            monkeypatch.setattr(bucket, "call", call)
+            tier.mkdir("queue/lock", exist_ok=True)
+        return call(method, path, **more)
+
+    put(tier, "first", b"", if_absent=True)  # the store is tried out
+    monkeypatch.setattr(bucket, "call", late)
+    refused(errno.EEXIST, lambda: tier.mkdir("queue/lock"))
+    tier.mkdir("queue/other")
+    assert below(tier, "queue") == ["lock", "other"]
 
 
 def test_parts_are_dropped_with_their_writer(tier: ObjectTier, bucket: Bucket) -> None:

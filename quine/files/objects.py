@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from quine.files import names
@@ -39,12 +39,14 @@ from quine.files.object_io import (
     entry,
     mode_of,
     mtime_of,
+    settled,
 )
 from quine.files.s3 import Bucket, Found, Unmet, bare
 from quine.files.tier import DIRECTORY_MODE, FILE_MODE, Entry, Reader, Tier, Writer, error, pour, stale
 
 WHOLE = 5 << 30  # bytes that the store copies in one call
 LONGEST_KEY = 1024  # bytes, S3's limit
+REMOVED = 16  # objects at one time, each by a call of its own
 REST = 5.0  # seconds for which a directory that was seen is taken to be still there
 
 
@@ -237,7 +239,17 @@ class ObjectTier(Tier):
         there = [each["Key"] for each in self.bucket.done(below, path).get("Contents", ())]
         if there and not exist_ok:
             raise error(errno.EEXIST, path)
-        self.put_folders(missing if self.folder(path) in there else [*missing, path])
+        if exist_ok or not self._decides(path):
+            self.put_folders(missing if self.folder(path) in there else [*missing, path])
+            return
+        self.put_folders(missing)
+        key, meta = self.folder(path), {MARK: secrets.token_hex(8)}
+        settled(
+            lambda: self.bucket.call("put_object", path, Key=key, Body=b"", Metadata=meta, IfNoneMatch="*"),
+            lambda: self.bucket.head(key, path),
+            meta[MARK],
+            path,
+        )
 
     def remove(self, path: str, recursive: bool = False) -> None:
         if not path:
@@ -284,23 +296,15 @@ class ObjectTier(Tier):
                 if if_absent:
                     raise
                 continue
-            if self._drop(source, here.etag):
+            gone = self.bucket.drop(here.key, here.etag, source)
+            if gone is None and not self.bucket.stands(here, source):
+                # By us or by another: with what was copied taken back it could be nowhere.
+                raise OSError(errno.EIO, f"the answer was lost, it may have been moved to {target}", source)
+            if gone:
                 return
             if new:
-                self._drop(target, made.version)
+                self.bucket.drop(self.key(target), made.version, target)
         raise self._unlike_file(source)
-
-    def _drop(self, path: str, version: str) -> bool:
-        """Delete that version of a file, where the store can tell them apart. False: it was not there any more."""
-        try:
-            self.bucket.call("delete_object", path, Key=self.key(path), IfMatch=f'"{version}"')
-        except (Unmet, FileNotFoundError):
-            return False
-        except OSError as fault:
-            if fault.errno != errno.ENOTSUP:
-                raise
-            self.bucket.call("delete_object", path, Key=self.key(path))
-        return True
 
     def _rename_folder(self, source: str, target: str, if_absent: bool) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -312,7 +316,21 @@ class ObjectTier(Tier):
         objects, _ = self.bucket.listed(old, source, deep=True)
         self._each(objects, lambda each: self._store_copy(each, new + each.key[len(old) :], target))
         self._seen.clear()
-        self.bucket.delete(sorted((each.key for each in objects), reverse=True), source)
+        made = [each.key for each in objects if each.key.endswith("/")]
+        if self._copied_away([each for each in objects if not each.key.endswith("/")], source):
+            self.bucket.delete(sorted(made, reverse=True), source)
+
+    def _copied_away(self, objects: Sequence[Found], path: str) -> bool:
+        """Remove what was copied, each in that version: False where one was replaced meanwhile, which stays."""
+
+        def gone(each: Found) -> bool:
+            away = self.bucket.drop(each.key, each.etag, path)
+            if away is None and self.bucket.stands(each, path):
+                raise OSError(errno.EIO, f"{path_of(each.key)} cannot be removed where it was", path)
+            return away is not False
+
+        with ThreadPoolExecutor(REMOVED) as pool:
+            return all(list(pool.map(gone, objects)))
 
     def _each(self, objects: Iterable[Found], begin: Callable[[Found], Future[Any] | None]) -> None:
         """A call for each, some at a time."""

@@ -42,6 +42,23 @@ class Unmet(Exception):
     """If-Match or If-None-Match did not hold."""
 
 
+def _asked(error: Exception, again: int) -> Exception:
+    """With how often the library has asked again before it heard that."""
+    error.again = again  # type: ignore[attr-defined]
+    return error
+
+
+def _asks_once(client: Any) -> bool:
+    """Have the HTTP library send nothing twice by itself: it would a DELETE, and tell nobody. False: it may."""
+    http = getattr(getattr(client, "_endpoint", None), "http_session", None)
+    sessions = list((getattr(http, "_sessions", None) or {}).values())
+    for session in sessions:
+        if not hasattr(session, "_retry_connection"):
+            return False
+        session._retry_connection = False  # there are tries enough above it, and those are counted
+    return bool(sessions)
+
+
 class Found(NamedTuple):
     """An object."""
 
@@ -131,6 +148,11 @@ class Bucket:
         except FileNotFoundError:
             return None
 
+    def stands(self, version: Found, path: str) -> bool:
+        """Is it still that one?"""
+        there = self.head(version.key, path)
+        return there is not None and there.etag == version.etag
+
     def some(self, prefix: str) -> Future[Any]:
         """The first two keys that begin so."""
         return self.begin("list_objects_v2", Prefix=prefix, MaxKeys=2)
@@ -164,6 +186,34 @@ class Bucket:
                         path,
                     )
 
+    def drop(self, key: str, etag: str, path: str) -> bool | None:
+        """Delete that version. False: it was not there any more; None: it may have been, before the answer was lost.
+
+        Whoever asks again cannot tell himself from another who was first, so what asks again is told apart.
+        """
+        known = False
+
+        async def once() -> Any:
+            nonlocal known
+            driver = self.driver()
+            await driver.set_session()
+            client = await driver.get_s3(self.name)
+            known = _asks_once(client)
+            return await client.delete_object(Bucket=self.name, Key=key, IfMatch=f'"{etag}"')
+
+        try:
+            self.run(once(), path)
+        except (Unmet, FileNotFoundError) as refused:
+            return False if known and not getattr(refused, "again", 0) else None
+        except OSError as fault:
+            if fault.errno == errno.ENOTSUP:
+                self.call("delete_object", path, Key=key)
+                return True
+            if fault.errno != errno.EIO:
+                raise
+            return None
+        return True
+
     # ---------------------------------------------------------------- faults
 
     def fault(self, error: BaseException, path: str) -> BaseException:
@@ -173,13 +223,14 @@ class Bucket:
         if isinstance(answer, dict):
             said = answer.get("Error", {})
             code, text = str(said.get("Code", "")), self._text(str(said.get("Message") or ""))
+            again = answer.get("ResponseMetadata", {}).get("RetryAttempts", 0)
             if code in _UNMET:
-                return Unmet(text)
+                return _asked(Unmet(text), again)
             if code == "NoSuchBucket":
                 return OSError(errno.ENOENT, f"there is no bucket {self.name}", path)
             number = _ERRNO.get(code, errno.EIO)
             if number in (errno.ENOENT, errno.ENAMETOOLONG):
-                return OSError(number, os.strerror(number), path)
+                return _asked(OSError(number, os.strerror(number), path), again)
             return OSError(number, f"the store refuses: {text or code}", path)
         if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
             text = "no keys for s3://: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY at the origin"
