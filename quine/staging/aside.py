@@ -247,7 +247,9 @@ class Layout:
                     data = os.pread(source, min(BLOCK, length), start)
                     if not data:
                         raise Broken("a content that was made here is not what it was")
-                    os.write(fd, data)
+                    left = memoryview(data)
+                    while left:  # less is taken where the disk is nearly full
+                        left = left[os.write(fd, left) :]
                     start += len(data)
                     length -= len(data)
         finally:

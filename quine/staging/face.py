@@ -19,7 +19,7 @@ from quine.exits import FAILED, NOT_STARTED
 from quine.staging import survey, words
 from quine.staging.aside import Layout
 from quine.staging.content import Broken, Changed, Feed, said, tell
-from quine.staging.manifest import BadManifest, Manifest, digest_of, parse, shown
+from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, parse, shown
 from quine.staging.renames import recover
 from quine.staging.there import AGAIN, KNOWN, ROUNDS
 from quine.staging.tree import Tree, bits
@@ -56,6 +56,7 @@ class Staging:
         self._lock = threading.Lock()
         self._tree: Tree | None = None
         self._rounds = 0
+        self._started = False  # the job has its files, and is the command from there on
         self._failure = ""
         self._missing: list[str] = []
         self._layout: Layout | None = None
@@ -73,7 +74,7 @@ class Staging:
         **more: Any,
     ) -> Status:
         """client.run of a job that has its files before it starts and gives its returns after it has ended."""
-        self._failure, self._rounds = "", 0
+        self._failure, self._rounds, self._started = "", 0, False
         job = Spawn(**spawn.to_json())
         offered: Mapping[str, Service] = services or {}
         if self._sources:
@@ -109,6 +110,8 @@ class Staging:
         feed = Feed(incoming)
         try:
             asked, _ = feed.hear()
+            if self._started:
+                raise Broken("this job has its files")
             if asked.get("say") == "failed":
                 self._failure = f"the files cannot be laid out there: {shown(str(asked.get('why')).encode())}"
                 return
@@ -116,7 +119,7 @@ class Staging:
                 raise Broken("this job has nothing to give yet")
             tree = self._have()
             tell(incoming, {"tree": tree.digest}, b"" if asked.get("has") == tree.digest else tree.packed)
-            tree.serve(incoming, feed)
+            self._started = tree.serve(incoming, feed).get("say") == "done"
             self._tree = None  # it may hold a good deal
         except (Abandoned, Broken):
             raise
@@ -221,7 +224,7 @@ class Staging:
             if words.allowed(name, self._returns):
                 continue
             leads = any(above == name or above.startswith(name + b"/") for above in leading)
-            if not (manifest.is_directory(index) and leads):
+            if not (manifest.is_directory(index) and manifest.modes[index] & IMPLIED and leads):
                 raise BadManifest(f"{shown(name)} was not asked for")
         if sum(manifest.sizes) > MOST_BACK:
             raise BadManifest("more than can be")
