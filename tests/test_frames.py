@@ -47,6 +47,28 @@ def test_any_split_of_the_bytes_gives_the_same_frames(
     assert decoder.noise == noise[-512:]
 
 
+@given(
+    st.lists(frames, max_size=8),
+    st.lists(st.tuples(st.integers(0, 2000), st.sampled_from(("feed", "hold", "break off"))), max_size=12),
+)
+def test_what_was_held_or_left_comes_first(sent: list[Frame], cuts: list[tuple[int, str]]) -> None:
+    """A link begins with what came behind the greeting, and who takes frames may stop in the middle of them."""
+    stream = GREETING + b"".join(map(encode, sent))
+    decoder, got, before = Decoder(), [], 0
+    for cut, how in sorted((cut % (len(stream) + 1), how) for cut, how in cuts):
+        if how == "hold":
+            decoder.hold(stream[before:cut])
+        elif how == "feed":
+            got += decoder.feed(stream[before:cut])
+        else:
+            feed = decoder.feed(stream[before:cut])
+            got += itertools.islice(feed, 1)
+            del feed
+        before = cut
+    got += decoder.feed(stream[before:])
+    assert got == sent
+
+
 def test_byte_by_byte() -> None:
     frame = Frame(Kind.DATA, 7, 1, 99, b"x" * 1000)
     decoder = Decoder()

@@ -56,9 +56,7 @@ class Kind:
     PING = 13  # stream 0 asks, stream 1 answers with the same offset
     SEEN = 14  # so many bytes of the other end's frames have arrived, over all connections of the link
     NOTE = 15  # how the link behind a channel fares: JSON {"up": bool, "seconds": since when, "why"}
-    LEND = (
-        17  # a descriptor came with it: move the bytes of this stream yourself; JSON {"fd", "at", "length"}
-    )
+    LEND = 17  # move the bytes of this stream by the descriptor that came: JSON {"fd", "at", "length"}
     RETURN = 18  # so many bytes as `offset` says were moved: JSON {"acked": stream offset, "errno": 0 or why no more}
     BYE = 16  # this end ends the link by intent: it will not come back
 
@@ -149,6 +147,23 @@ def pack(body: dict[str, Any], limit: int = MAX_PAYLOAD) -> bytes:
     return payload
 
 
+def _parsed(source: bytes | bytearray, at: int) -> tuple[int, int, int, int, int]:
+    """The header there: kind, channel, stream, offset, length of the payload. Raises ProtocolError."""
+    length, kind, stream, channel, offset = HEADER.unpack_from(source, at)
+    if length > MAX_PAYLOAD:
+        raise ProtocolError(f"frame of {length} bytes")
+    if kind not in NAMES:
+        raise ProtocolError(f"frame of unknown kind {kind}")
+    return kind, channel, stream, offset, length
+
+
+def _wanting(buffer: bytearray) -> int:
+    """How many bytes the header of the first frame lacks, or, where that is whole, the frame; negative: more came."""
+    if len(buffer) < HEADER_SIZE:
+        return HEADER_SIZE - len(buffer)
+    return HEADER_SIZE + _parsed(buffer, 0)[4] - len(buffer)
+
+
 class Decoder:
     """Bytes in any pieces to frames."""
 
@@ -175,27 +190,40 @@ class Decoder:
 
     def _feed(self, data: bytes) -> Iterator[Frame]:
         buffer = self._buffer
-        buffer += data
-        if not self._greeted and not self._skip_noise():
-            return
-        start, size = 0, len(buffer)
-        unpack = HEADER.unpack_from
+        if not self._greeted:
+            buffer += data
+            if not self._skip_noise():
+                return
+            data = b""
+        if _wanting(buffer) <= 0:  # whole frames: with the greeting, held, or left by who broke off
+            data = bytes(buffer) + data
+            buffer.clear()
+        start, size = 0, len(data)
         try:
+            while (
+                buffer
+            ):  # the beginning of a frame takes what it lacks; what is behind that is not copied for it
+                part = data[start : start + _wanting(buffer)]
+                buffer += part
+                start += len(part)
+                if not part:
+                    return
+                if len(buffer) >= HEADER_SIZE and not _wanting(buffer):
+                    kind, channel, stream, offset, _ = _parsed(buffer, 0)
+                    with memoryview(buffer) as view:
+                        payload = bytes(view[HEADER_SIZE:])
+                    buffer.clear()
+                    yield Frame(kind, channel, stream, offset, payload)
             while size - start >= HEADER_SIZE:
-                length, kind, stream, channel, offset = unpack(buffer, start)
-                if length > MAX_PAYLOAD:
-                    raise ProtocolError(f"frame of {length} bytes")
-                if kind not in NAMES:
-                    raise ProtocolError(f"frame of unknown kind {kind}")
+                kind, channel, stream, offset, length = _parsed(data, start)
                 end = start + HEADER_SIZE + length
                 if end > size:
                     break
-                with memoryview(buffer) as view:
-                    payload = bytes(view[start + HEADER_SIZE : end])
+                payload = data[start + HEADER_SIZE : end]
                 start = end
                 yield Frame(kind, channel, stream, offset, payload)
         finally:
-            del buffer[:start]
+            buffer += data[start:]
 
     def _skip_noise(self) -> bool:
         at = self._buffer.find(GREETING)
