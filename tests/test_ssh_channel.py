@@ -83,7 +83,7 @@ def test_first_in_lines_then_by_callbacks() -> None:
         duplex.pause_writing()
         duplex.write(b"late")
         duplex.close()
-        assert log.heard == [b"ne", b"two", "pause", "resume", b"three", ("lost", "")]
+        assert log.heard == [b"netwo", "pause", "resume", b"three", ("lost", "")]
         assert (duplex.stderr, duplex.exit, wire.written) == (b"trouble\n", 7, b"ab")
         assert wire.closed
         await duplex.closed()
@@ -140,6 +140,29 @@ def test_a_write_just_after_the_other_end_closed_is_no_defect() -> None:
         assert log.heard == []
         duplex.connection_lost(None)
         assert log.heard == [("lost", "")]
+
+    asyncio.run(scene())
+
+
+def test_what_comes_in_one_turn_comes_at_once_to_who_listened_then() -> None:
+    """The next one would be told of it before he has sent again what the other end lacks, and answer out of turn."""
+
+    async def scene() -> None:
+        duplex, _ = made()
+        first, second = Log(), Log()
+        duplex.attach(first)
+        duplex.data_received(b"a", None)
+        duplex.data_received(b"b", None)
+        assert first.heard == []
+        await asyncio.sleep(0)
+        assert first.heard == [b"ab"]
+        duplex.data_received(b"c", None)
+        duplex.attach(second)
+        duplex.data_received(b"d", None)
+        await asyncio.sleep(0)
+        duplex.data_received(b"e", None)
+        duplex.connection_lost(None)
+        assert (first.heard, second.heard) == ([b"ab", b"c"], [b"d", b"e", ("lost", "")])
 
     asyncio.run(scene())
 

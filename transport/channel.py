@@ -95,10 +95,9 @@ class SshDuplex:
             await connection.wait_closed()
 
     def attach(self, protocol: DuplexProtocol) -> None:
+        self._deliver()  # to who listened until now: to the next one it would come before he is ready
         self._protocol = protocol
-        buffered, self._buffer = self._buffer, []
-        for data in buffered:
-            protocol.data_received(data)
+        self._deliver()
         if not self._writable.is_set():
             protocol.pause_writing()
         if self._ended is not None:
@@ -133,11 +132,19 @@ class SshDuplex:
             self.stderr = (self.stderr + data)[-STDERR_KEPT:]
         elif self._told:
             pass  # connection_lost was the last call
-        elif self._protocol is not None:
-            self._protocol.data_received(data)
         else:
             self._buffer.append(data)
-            self._news.set()
+            if self._protocol is None:
+                self._news.set()
+            elif len(self._buffer) == 1:
+                asyncio.get_running_loop().call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        """All that came in one turn of the loop at once: what is done for each piece costs more than the copy."""
+        if self._buffer and self._protocol is not None and not self._told:
+            data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+            self._buffer.clear()
+            self._protocol.data_received(data)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -160,6 +167,7 @@ class SshDuplex:
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._deliver()
         self._end("" if exc is None else str(exc) or type(exc).__name__)
         for connection in reversed(self.connections):
             connection.close()
