@@ -15,12 +15,10 @@ from __future__ import annotations
 
 from transport.errors import ProtocolError
 
-INITIAL_WINDOW = (
-    64 * 1024
-)  # what a job or a client that does not read makes its node hold; there may be a thousand
-QUICK_WINDOW = 512 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
+INITIAL_WINDOW = 64 * 1024  # what who does not read makes its node hold; there may be a thousand of them
+QUICK_WINDOW = 1024 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
 QUICK = 0.01  # seconds in which a window must come back to grow so far, whatever the shortest round trip was
-ACK_QUANTUM = 128 * 1024  # taken bytes worth a word: one for each frame costs a tenth of the speed
+ACK_QUANTUM = 256 * 1024  # taken bytes worth a word: one for each frame costs a tenth of the speed
 MAX_WINDOW = 8 * 1024 * 1024  # 80 MB/s at 100 ms; what one stream may make any node hold
 
 
