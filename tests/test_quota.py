@@ -187,6 +187,55 @@ def test_a_commit_that_fails_is_counted_where_it_was_kept(book: Book, keeps: boo
     forget("failing")
 
 
+class Unheard(Local):
+    """Does it, and then fails."""
+
+    def remove(self, path: str, recursive: bool = False) -> None:
+        super().remove(path, recursive)
+        raise OSError(errno.EIO, "lost")
+
+    def rename(self, source: str, target: str, if_absent: bool = False) -> None:
+        super().rename(source, target, if_absent)
+        raise OSError(errno.EIO, "lost")
+
+
+def test_a_change_whose_answer_was_lost_is_counted(book: Book, tmp_path: Path) -> None:
+    tier = Quota(Unheard(str(tmp_path / "store")), book)
+    for path in ("a", "b", "c"):
+        put(tier, path, bytes(1000))
+    for act in (lambda: tier.remove("a"), lambda: tier.rename("b", "c")):
+        with pytest.raises(OSError, match="lost"):
+            act()
+    with pytest.raises(FileNotFoundError):
+        tier.rename("none", "c")
+    assert book.numbers().stored == held(tier) == 1000
+
+
+def test_a_smaller_file_whose_answer_was_lost_is_counted(book: Book) -> None:
+    store = Failing("failing")
+    put(Quota(Memory("failing"), book), "a", bytes(1000))
+    tier = Quota(store, book)
+    for keeps, size in ((False, 1000), (True, 10)):
+        store.keeps = keeps
+        with pytest.raises(OSError, match="lost"):
+            put(tier, "a", bytes(10))
+        assert book.numbers().stored == held(tier) == size
+    forget("failing")
+
+
+def test_what_goes_through_a_descriptor_and_what_follows_it_are_together_within_it(tier: Quota) -> None:
+    """Also while it is under way: who never ends it has no more on the disk than the limit."""
+    half = LIMIT // 2 + 1
+    with tier.create("a", size=half) as writer:
+        os.write(writer.fileno(), bytes(half))
+        full(lambda: writer.write(bytes(half)))
+        full(lambda: writer.hole(half))
+        writer.write(bytes(LIMIT - half))
+        full(lambda: writer.write(b"x"))
+        writer.commit()
+    assert held(tier) == LIMIT
+
+
 # -- many ------------------------------------------------------------------------------------------
 
 

@@ -102,14 +102,29 @@ class Quota(Tier):
 
     def remove(self, path: str, recursive: bool = False) -> None:
         with self._account.changing(path, alone=recursive):
-            before = self._held(path) if recursive else _size(self._tier, path)
+            if not recursive:
+                with self._going(path, _file(self._tier, path)):
+                    self._tier.remove(path)
+                return
+            before = self._held(path)
             try:
                 self._tier.remove(path, recursive)
-            except OSError:
-                if recursive:  # some of it may be gone
-                    self._account.add(self._held(path) - before)
+            except OSError:  # some of it may be gone
+                self._account.add(self._held(path) - before)
                 raise
             self._account.add(-before)
+
+    @contextlib.contextmanager
+    def _going(self, path: str, before: Entry | None) -> Iterator[None]:
+        """What stood there counts no more when it is gone, after an error too: an answer that was lost is one."""
+        try:
+            yield
+        except OSError:
+            if before and _changed(self._tier, path, before):
+                self._account.add(-before.size)
+            raise
+        if before:
+            self._account.add(-before.size)
 
     def _held(self, path: str) -> int:
         """Bytes in a file, or in all files below a directory."""
@@ -122,9 +137,9 @@ class Quota(Tier):
 
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
         with self._account.changing(target, alone=True):
-            replaced = 0 if if_absent or source == target else _size(self._tier, target)
-            self._tier.rename(source, target, if_absent)
-            self._account.add(-replaced)
+            replaced = None if if_absent or source == target else _file(self._tier, target)
+            with self._going(target, replaced):
+                self._tier.rename(source, target, if_absent)
 
 
 class _Writer(Writer):
@@ -158,8 +173,14 @@ class _Writer(Writer):
             reserved, self._slot = self._account.reserve(self._slot, total - replaced, 0, self._path)
         self._room = reserved + self._replaced
 
+    def _so_far(self) -> int:
+        """Bytes that were written, with those that went through the descriptor."""
+        if (fd := self.fileno()) >= 0:
+            self._written = max(self._written, os.lseek(fd, 0, os.SEEK_CUR))
+        return self._written
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.reserve(self._written + len(data))
+        self.reserve(self._so_far() + len(data))
         self._inner.write(data)
         self._written += len(data)
 
@@ -168,7 +189,7 @@ class _Writer(Writer):
         while left:
             step = min(left, AHEAD)
             try:
-                self.reserve(self._written + step)
+                self.reserve(self._so_far() + step)
             except OSError:  # perhaps it ends before
                 return length - left + super().take(fd, left)
             taken = self._inner.take(fd, step)
@@ -179,7 +200,7 @@ class _Writer(Writer):
         return length - left
 
     def hole(self, length: int) -> None:
-        self.reserve(self._written + length)
+        self.reserve(self._so_far() + length)
         self._inner.hole(length)
         self._written += length
 
@@ -189,9 +210,7 @@ class _Writer(Writer):
 
     def commit(self) -> Entry:
         try:
-            fd = self.fileno()
-            if fd >= 0:
-                self._written = max(self._written, os.lseek(fd, 0, os.SEEK_CUR))
+            self._so_far()
             with self._account.changing(self._path):
                 before = _file(self._tier, self._path)
                 self._replaced = before.size if before and not self._if_absent else 0
@@ -206,8 +225,11 @@ class _Writer(Writer):
                     self._account.add(-max(0, more))
                     raise
                 except BaseException:
-                    if more > 0 and not self._is_there(before):
+                    kept = self._is_there(before)
+                    if more > 0 and kept is False:
                         self._account.add(-more)
+                    elif more < 0 and kept:
+                        self._account.add(more)
                     raise
                 if more <= 0:
                     self._account.add(more, self._slot)
@@ -215,12 +237,12 @@ class _Writer(Writer):
         finally:
             self.abort()
 
-    def _is_there(self, before: Entry | None) -> bool:
-        """After an error: who knows whether the store has kept it?"""
+    def _is_there(self, before: Entry | None) -> bool | None:
+        """After an error: has the store kept it? None where nobody knows."""
         try:
             now = _file(self._tier, self._path)
         except OSError:
-            return True
+            return None
         changed = now is not None and (before is None or now.version != before.version)
         return changed and now is not None and now.size == self._written
 
@@ -306,6 +328,15 @@ def _file(tier: Tier, path: str) -> Entry | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return entry if entry.is_file else None
+
+
+def _changed(tier: Tier, path: str, before: Entry) -> bool:
+    """Is that version there no more? False where it cannot be known."""
+    try:
+        now = _file(tier, path)
+    except OSError:
+        return False
+    return now is None or now.version != before.version
 
 
 def _size(tier: Tier, path: str) -> int:
