@@ -28,6 +28,7 @@ from asyncssh.constants import MSG_IGNORE
 from transport import known_hosts
 from transport.channel import SshDuplex
 from transport.errors import Unreachable
+from transport.packets import by_packet
 from transport.reach import SshTarget, connected, handshakes
 
 Note = Callable[[str], None]
@@ -54,6 +55,7 @@ async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
         connections = await _reach(target, note)
     for connection in connections:
         _no_chaff(connection)
+    _in_packets(connections[-1])
     try:
         note("start the session")
         _, session = await connections[-1].create_session(
@@ -117,6 +119,15 @@ def _no_chaff(connection: asyncssh.SSHClientConnection) -> None:
             send(kind, *args, **options)
 
     connection.send_packet = without  # type: ignore[assignment, method-assign]
+
+
+def _in_packets(connection: asyncssh.SSHClientConnection) -> None:
+    """Hand asyncssh a packet at a time: it copies twice, for each packet, all that it has been handed.
+
+    A read of the socket brings eight. Measured: an eighth of the time of an upload.
+    """
+    if "gcm" in str(connection.get_extra_info("recv_cipher")):
+        connection.data_received = by_packet(connection.data_received)  # type: ignore[method-assign]
 
 
 async def _reach(target: SshTarget, note: Note) -> list[asyncssh.SSHClientConnection]:
