@@ -75,7 +75,7 @@ def dispatch(words: list[str]) -> int:
     if verb == "node" and {"--dial", "--ready-fd"} & set(words):
         from quine.compose import node
 
-        return node(words[1:])
+        return node(words[1:], main)
     if words[:2] == ["tape", "--keep"]:
         from quine.keeper import main as keep
 

@@ -37,8 +37,11 @@ SERVICES = ("life", "infer", "tape", "ledger")
 # -- the node --------------------------------------------------------------------------------------
 
 
-def node(words: list[str]) -> int:
-    """`quine node --dial`, or the daemon: `--ready-fd N` when it was started for somebody, else in the foreground."""
+def node(words: list[str], main: Callable[[], None] | None = None) -> int:
+    """`quine node --dial`, or the daemon: `--ready-fd N` when it was started for somebody, else in the foreground.
+
+    `main` is what this program does with sys.argv: a copy of the daemon does it where that is quicker.
+    """
     from transport import inherit, starter
 
     if words == ["--dial"]:
@@ -62,11 +65,11 @@ def node(words: list[str]) -> int:
         from transport.guard import Guarded
 
         guarded = Guarded()
-    serve_node(guarded, listener)
+    serve_node(guarded, listener, main)
     return 0
 
 
-def serve_node(guarded: Guarded, listener: object) -> None:
+def serve_node(guarded: Guarded, listener: object, main: Callable[[], None] | None) -> None:
     """The daemon's life."""
     import logging
     import socket
@@ -84,7 +87,21 @@ def serve_node(guarded: Guarded, listener: object) -> None:
         stream=sys.stderr, level=level, format="%(asctime)s %(name)s[%(process)d] %(message)s"
     )
     logging.getLogger("asyncssh").setLevel(logging.WARNING)
-    serve(guarded, Placer(), listener, float(os.environ.get("QUINE_NODE_IDLE") or IDLE))
+    idle = float(os.environ.get("QUINE_NODE_IDLE") or IDLE)
+    serve(guarded, Placer(), listener, idle, partial(_inside, main))
+
+
+def _inside(main: Callable[[], None] | None, words: list[str]) -> Callable[[], None] | None:
+    """transport.job.Inside: to see that all files are there takes a moment, and to start Python for it another."""
+    if main is None or words[:2] != ["node", "--stage"]:
+        return None
+    import quine.staging.there  # noqa: F401 - the first of them pays, and all copies after it have it
+
+    def run() -> None:
+        sys.argv[1:] = words
+        main()
+
+    return run
 
 
 class Placer:

@@ -98,6 +98,89 @@ assert 3 < refused < 16, refused
     assert done.returncode == 0, done.stderr.decode()
 
 
+INSIDE = """
+import asyncio, os, select, signal, sys
+from transport import process
+from transport.status import restore_signals
+def become(*argv):
+    def run():
+        restore_signals()
+        os.execvp(argv[0], argv)
+    return run
+def ended(child):
+    out = b''
+    while data := os.read(child.stdout, 65536):
+        out += data
+    select.select([child.pidfd], [], [])
+    return child.reap(), out
+def start(inside, cwd='/', keep=()):
+    return process.launch(['/no/such'], {'PATH': os.environ['PATH'], 'SAID': 'yes'}, cwd, [], keep, inside=inside)
+async def main():
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, os._exit, 99)  # as a node has them
+"""
+
+
+def inside(code: str) -> None:
+    """Run a coroutine's body as a node would: in a loop, with its signals."""
+    body = "".join(f"    {line}\n" for line in code.strip().splitlines())
+    done = subprocess.run(
+        [sys.executable, "-c", f"{INSIDE}{body}asyncio.run(main())"], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_copy_has_its_pipes_and_what_it_is_given_and_nothing_else_of_ours() -> None:
+    inside("""
+memo = os.memfd_create('memo', os.MFD_CLOEXEC)
+def held():
+    os.write(1, ' '.join(os.listdir('/proc/self/fd')).encode())
+    os._exit(0)
+for run in (held, become('ls', '/proc/self/fd')):
+    status, out = ended(start(run, keep=(memo,)))
+    assert status.code == 0 and set(map(int, out.split())) == {0, 1, 2, 3, memo}, out  # one is that of the list
+status, out = ended(start(become('sh', '-c', 'pwd; env | grep -v PWD | sort'), '/usr'))
+assert out == f"/usr\\nPATH={os.environ['PATH']}\\nSAID=yes\\n".encode(), out
+assert os.environ.get('SAID') is None and os.getcwd() != '/usr'
+""")
+
+
+def test_a_copy_has_the_signals_of_a_login_and_those_sent_to_it_are_not_ours() -> None:
+    inside("""
+status, out = ended(start(become('grep', '-E', '^Sig(Ign|Blk)', '/proc/self/status')))
+ours = ~(0b11 << 31)  # 32 and 33 are the C library's own
+assert {int(line.split()[1], 16) & ours for line in out.splitlines()} == {0}, out
+assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+for number in (signal.SIGTERM, signal.SIGKILL):
+    child = start(lambda: signal.pause())
+    os.killpg(child.pid, number)  # it leads its group and its session from the first moment
+    assert ended(child)[0].signal == number.name[3:]
+await asyncio.sleep(0)  # where a handler of ours would run
+""")
+
+
+def test_a_copy_that_cannot_be_started_says_why_and_one_that_fails_never_comes_back() -> None:
+    inside("""
+def part(*args):
+    raise PermissionError(13, 'no')
+there, process._part = process._part, part
+status = start(become('true'))
+assert (status.state, status.code) == ('exited', 126), status
+process._part = there
+before = os.listdir('/proc/self/fd')
+def fail():
+    raise ValueError
+status, _ = ended(child := start(fail))
+assert status.code == 69, status
+for fd in (child.stdin, child.stdout, child.stderr, child.pidfd):
+    os.close(fd)
+assert os.listdir('/proc/self/fd') == before
+limited = process.launch(['sh', '-c', 'ulimit -n'], dict(os.environ), '/', [(7, 77)], inside=fail)
+assert ended(limited)[1] == b'77\\n'
+""")
+
+
 def test_many_jobs_raise_the_nodes_limit_and_not_the_jobs() -> None:
     code = """
 import os, resource

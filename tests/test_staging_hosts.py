@@ -17,7 +17,6 @@ import pytest
 from tests.agents import OK, call, says, sh
 from tests.lab import Lab
 from tests.test_elsewhere import environment, leave, tapes
-from tests.test_laws import BLOCKING
 from tests.test_may_fork import reach as reach
 
 BLOCK = 1 << 20
@@ -249,13 +248,3 @@ def test_the_report_says_that_nothing_was_started(lab: Lab, work: Path) -> None:
 def test_plain_commands_load_nothing_of_it(lab: Lab) -> None:
     done = lab.run(["run", "--on", "h1", "--", "true"], env={"PYTHONPROFILEIMPORTTIME": "1"}, check=True)
     assert b"quine.staging" not in done.stderr
-
-
-def test_what_the_wrapper_loads_is_the_standard_library(lab: Lab, work: Path) -> None:
-    words = ["run", "--on", "h1", "--env", "PYTHONPROFILEIMPORTTIME=1", "--files", "src", "--", "true"]
-    loaded = {
-        line.rpartition(b"|")[2].strip().split(b".")[0]
-        for line in lab.run(words, cwd=work).stderr.splitlines()
-    }
-    assert b"quine" in loaded
-    assert not loaded & {name.encode() for name in BLOCKING}

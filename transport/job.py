@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quine.job")
 
+Inside = Callable[
+    [list[str]], Callable[[], None] | None
+]  # what a copy of the node can do for these words of ours
+
 SHOWN = 200  # characters of a command in a status
 HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
 
@@ -64,6 +68,7 @@ class Job:
         socket_path: str,
         on_end: Callable[[Job], None],
         table: Table,
+        inside: Inside,
     ) -> None:
         self.link: Link | None = link
         self.remote = link.remote  # it came from another machine
@@ -86,6 +91,7 @@ class Job:
         self._signals = 0
         self._made = ""
         self._table = table
+        self._inside = inside
         self._slot = 0  # in the table, while there is something to end
 
     @property
@@ -154,7 +160,8 @@ class Job:
             env[inherit.VARIABLE] = str(memo)
             directory = self._directory()
             self._slot = self._table.expect(memo, self._made)
-            started = process.launch(argv, env, directory, limits, (memo,), size)
+            inside = self._inside(spawn.argv) if spawn.own else None
+            started = process.launch(argv, env, directory, limits, (memo,), size, inside=inside)
             if isinstance(started, process.Child):
                 self._table.started(self._slot, started.pid)
             return started

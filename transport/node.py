@@ -31,7 +31,7 @@ from transport.frames import Frame, Kind
 from transport.greeter import Greeter
 from transport.guard import Guarded
 from transport.hosts import HELLO_DEADLINE, TOLD, Hosts, Place
-from transport.job import Job
+from transport.job import Inside, Job
 from transport.line import Line, hello
 from transport.link import Handler, Link
 from transport.router import MAX_ASKED, Relay, Side
@@ -52,8 +52,15 @@ KEPT = 60.0  # seconds that a link is kept beyond the longest lease on it, so th
 class Node:
     """See the module. `run` serves until idle or stopped."""
 
-    def __init__(self, guarded: Guarded, place: Place | None = None, idle: float = IDLE) -> None:
+    def __init__(
+        self,
+        guarded: Guarded,
+        place: Place | None = None,
+        idle: float = IDLE,
+        inside: Inside = lambda words: None,
+    ) -> None:
         self._guarded = guarded
+        self._inside = inside
         self._facts = {
             "build": address.build_hash(),
             "node": os.uname().nodename,
@@ -293,8 +300,8 @@ class Node:
         return side.relay
 
     def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
-        table = self._guarded.table
-        job = Job(link, frame.channel, spawn, self._environ, self._socket_path, self._job_ended, table)
+        where, table = self._socket_path, self._guarded.table
+        job = Job(link, frame.channel, spawn, self._environ, where, self._job_ended, table, self._inside)
         if any(other.spawn.id == spawn.id for other in self._jobs.values()):
             job.refuse("a job with its id runs already")
             return job
@@ -347,11 +354,13 @@ class Node:
         }
 
 
-def serve(guarded: Guarded, place: Place | None, listener: socket.socket, idle: float = IDLE) -> None:
+def serve(
+    guarded: Guarded, place: Place | None, listener: socket.socket, idle: float, inside: Inside
+) -> None:
     """Run a node on a bound and listening socket (see starter.bind) until it is stopped or idle."""
     listener.setblocking(False)
 
     async def main() -> None:
-        await Node(guarded, place, idle).run(listener)
+        await Node(guarded, place, idle, inside).run(listener)
 
     asyncio.run(main())

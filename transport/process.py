@@ -5,20 +5,23 @@ Laws
 2. Waiting is a pidfd; the status is consumed in exactly one place.
 3. An argv is never joined and no shell is asked.
 4. What could not be started has an exit status that says why: 127 not found, 126 not executable.
+5. A forked copy of this process is a process like any other: it holds nothing of ours but what it was given, and
+   never comes back to where it was forked.
 """
 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
 
-from transport import terminal
+from transport import inherit, terminal
 from transport.errors import ProtocolError, Refused
-from transport.status import Status
+from transport.status import NOT_STARTED, Status
 
 _LIMITS = {
     "as": resource.RLIMIT_AS,
@@ -117,29 +120,25 @@ def launch(
     keep: tuple[int, ...] = (),
     size: tuple[int, int] | None = None,
     stdin: int | None = None,
+    inside: Callable[[], None] | None = None,
 ) -> Child | Status:
     """Start `argv` with pipes at 0, 1, 2 and the descriptors `keep`. A Status says why it did not start.
 
     With `size` (rows, columns) it gets a terminal in place of the pipes; with `stdin` it reads that in place of its
-    first pipe, which then has no reader.
+    first pipe, which then has no reader. `inside` is what a copy of this process can do in the place of `argv`: it has
+    been started and has imported all already. It ends the process itself.
     """
     if not os.path.isdir(cwd):
         raise Refused(f"no such directory: {cwd}", "make it there, or choose another one with --cwd")
-    process: subprocess.Popen[bytes] | None = None
+    pid = 0
     ours, theirs = terminal.pair(*size) if size else _pipes()
     make_room(max(ours))
     try:
-        process = subprocess.Popen(
-            argv,
-            stdin=theirs[0] if stdin is None else stdin,
-            stdout=theirs[1],
-            stderr=theirs[2],
-            cwd=cwd,
-            env=env,
-            pass_fds=keep,
-            start_new_session=True,
-            preexec_fn=_setter(limits, size is not None),
-        )
+        if inside and not limits and size is None and stdin is None:
+            pid = _fork(inside, env, cwd, theirs, keep, _setter(limits))
+        else:
+            streams = [theirs[0] if stdin is None else stdin, *theirs[1:]]
+            pid = _spawn(argv, env, cwd, streams, keep, _setter(limits, size is not None))
     except OSError as error:
         return _not_started(argv[0], error)
     except subprocess.SubprocessError as error:
@@ -147,18 +146,98 @@ def launch(
     finally:
         for fd in theirs:
             os.close(fd)
-        if process is None:
+        if not pid:
             for fd in ours:
                 os.close(fd)
-    process.returncode = 0  # Popen's finalizer must not wait for it: the status is consumed by `reap` alone
     try:
-        return Child(process.pid, os.pidfd_open(process.pid), *ours)
+        return Child(pid, os.pidfd_open(pid), *ours)
     except OSError:
         for fd in ours:
             os.close(fd)
-        os.kill(process.pid, signal.SIGKILL)
-        os.waitpid(process.pid, 0)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
         raise
+
+
+def _spawn(
+    argv: list[str],
+    env: Mapping[str, str],
+    cwd: str,
+    streams: list[int],
+    keep: tuple[int, ...],
+    apply: Callable[[], None] | None,
+) -> int:
+    stdin, stdout, stderr = streams
+    process = subprocess.Popen(
+        argv,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd=cwd,
+        env=env,
+        pass_fds=keep,
+        start_new_session=True,
+        preexec_fn=apply,
+    )
+    process.returncode = 0  # Popen's finalizer must not wait for it: the status is consumed by `reap` alone
+    return process.pid
+
+
+def _fork(
+    inside: Callable[[], None],
+    env: Mapping[str, str],
+    cwd: str,
+    streams: list[int],
+    keep: tuple[int, ...],
+    apply: Callable[[], None] | None,
+) -> int:
+    """The pid of a copy of this process, once it leads its session. Raises OSError where it could not be started."""
+    heard, told = os.pipe2(os.O_CLOEXEC)
+    # A signal that comes to the copy while our handlers are its own would be taken for one that came to us.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if not pid:
+            try:
+                _part(env, cwd, streams, keep, told)
+                if apply:
+                    apply()
+                os.close(told)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            except OSError as error:
+                os.write(told, b"%d" % (error.errno or errno.EIO))
+            else:
+                inside()
+            finally:
+                os._exit(NOT_STARTED)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(told)
+        with open(heard, "rb") as pipe:
+            why = pipe.read(16)
+    if why:
+        os.waitpid(pid, 0)
+        raise OSError(int(why), os.strerror(int(why)))
+    return pid
+
+
+def _part(env: Mapping[str, str], cwd: str, streams: list[int], keep: tuple[int, ...], told: int) -> None:
+    """In the copy: be what a program is that was started anew."""
+    gc.freeze()  # a collection would write to every page that is still shared
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in range(1, signal.NSIG):
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+    inherit.close_others({*keep, told})
+    for fd in keep:
+        os.set_inheritable(fd, True)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
 
 
 def _pipes() -> tuple[list[int], list[int]]:
