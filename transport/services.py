@@ -13,21 +13,25 @@ Laws
 
 from __future__ import annotations
 
-import hmac
 import os
 import threading
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 
 from transport.frames import CHUNK, LIFE, Frame, Kind
 from transport.incoming import Streaming, Streams
 from transport.session import STDIN, STDOUT
 from transport.window import INITIAL_WINDOW
 
+try:
+    from _operator import _compare_digest as compare_digest  # hmac loads OpenSSL for it: 5 ms of every face
+except ImportError:
+    from hmac import compare_digest  # type: ignore[no-redef]
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import ThreadPoolExecutor
 
     from transport.session import Session
 
@@ -95,7 +99,7 @@ class Services:
         body = frame.body()
         name, shown = body.get("name"), str(body.get("capability")).encode("utf-8", "backslashreplace")
         self._session.tell(number, Kind.ATTACH, {})
-        if not hmac.compare_digest(shown, self._capability):
+        if not compare_digest(shown, self._capability):
             self._refuse(number, "the capability is not that of this job")
         elif not isinstance(name, str) or name not in self._handlers:
             self._refuse(number, f"no service named {str(name)[:40]!r} at the origin")
@@ -183,6 +187,8 @@ class Services:
         body = bytes(self._bodies.pop(number))
         del self._heard[number]
         if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor  # with logging and re: not for who only streams
+
             self._pool = ThreadPoolExecutor(THREADS, "request")
         self._working.add(number)
         handler = self._handlers[self._names[number]]
