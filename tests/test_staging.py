@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -593,6 +594,98 @@ def test_a_look_waits_for_the_tick_of_the_clock(here: Path) -> None:
     sources = [(os.fsencode(here / "a"), b"a")]
     found, calm = survey.settled(lambda: survey.look(sources), survey.look(sources))
     assert calm and found.newest + survey.TICK <= found.began
+
+
+def slowly(top: Path) -> dict[bytes, bytes]:
+    """What a look should have found."""
+    found = {}
+    for folder, folders, files in os.walk(os.fsencode(top)):
+        for name in folders + files:
+            fact = os.lstat(os.path.join(folder, name))
+            row = (fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_mode)
+            found[os.path.relpath(os.path.join(folder, name), os.fsencode(top))] = survey.FACTS.pack(*row)
+    return found
+
+
+def change(top: Path, what: str, name: str, data: bytes) -> None:
+    """Something that happens to files between two stagings."""
+    path = top / name
+    if what == "write":
+        path.write_bytes(data)
+    elif what == "new":
+        (top / "d" / f"new-{name.replace('/', '-')}").write_bytes(data)
+    elif what == "mode":
+        path.chmod(0o600 + data[0] % 64)
+    elif what == "replace":
+        path.with_name("aside").write_bytes(data)
+        path.with_name("aside").rename(path)
+    elif what == "hide":  # as a program that is after us would: size and time are what they were
+        before = path.stat()
+        path.write_bytes(data * 3)
+        os.truncate(path, before.st_size)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+CHANGES = st.tuples(
+    st.booleans(),
+    st.sampled_from(["write", "new", "mode", "replace", "hide"]),
+    st.sampled_from(["a", "d/b", "d/e/c"]),
+    st.binary(min_size=1, max_size=9),
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.lists(CHANGES, max_size=3), min_size=1, max_size=4))
+def test_whatever_has_changed_on_either_side_is_seen_and_nothing_else_is_sent(
+    tmp_path_factory: pytest.TempPathFactory, rounds: list[list[tuple[bool, str, str, bytes]]]
+) -> None:
+    """The quick way finds what the slow way would."""
+    here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
+    (here / "t" / "d" / "e").mkdir(parents=True)
+    for name in ("a", "d/b", "d/e/c"):
+        (here / "t" / name).write_bytes(b"first")
+    stage(here, there, "t")
+    for changes in rounds:
+        before = [survey.look([(os.fsencode(top / "t"), b"")]) for top in (here, there)]
+        for is_here, what, name, data in changes:
+            change((here if is_here else there) / "t", what, name, data)
+        for look, top in zip(before, (here, there), strict=True):
+            now = survey.look([(os.fsencode(top / "t"), b"")])
+            assert now.by_name() == slowly(top / "t")
+            assert (now.hash == look.hash) == (now.by_name() == look.by_name())
+        sent = stage(here, there, "t")
+        if not changes:
+            assert sent < 200
+        for name, fact in facts(here).items():
+            if not (here / name).is_dir():
+                assert facts(there)[name] == fact
+
+
+def test_a_look_says_where_it_failed_and_leaves_out_what_is_gone(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "d").mkdir()
+    for name in ("d/a", "d/b"):
+        (here / name).write_text("x")
+    stat_of = os.stat
+
+    def gone(name: object, **more: object) -> os.stat_result:
+        if name == "a":
+            raise FileNotFoundError(errno.ENOENT, "gone", name)
+        return stat_of(name, **more)  # type: ignore[arg-type, no-any-return, call-overload]
+
+    monkeypatch.setattr(os, "stat", gone)
+    assert survey.look([(os.fsencode(here), b"")]).names == [b"d", b"d/b"]
+
+    def broken(name: object, **more: object) -> os.stat_result:
+        if name == "b":
+            raise OSError(errno.EIO, "broken", name)
+        return stat_of(name, **more)  # type: ignore[arg-type, no-any-return, call-overload]
+
+    monkeypatch.setattr(os, "stat", broken)
+    with pytest.raises(OSError, match="broken") as caught:
+        survey.look([(os.fsencode(here), b"")])
+    assert caught.value.filename == os.fsencode(here / "d" / "b")
 
 
 # ------------------------------------------------------------------------------------------ what users say

@@ -1,8 +1,8 @@
 """What stands in a directory: one look at every file, and the record that makes the next look enough.
 
 Laws
-1. A look is one scandir and one stat for each entry, 4 µs a file; nothing is opened. Its hash is the same as that of
-   the record: nothing has changed, and what the record says of contents is true.
+1. A look is one list for each directory and one stat for each entry, 3 µs a file; no file is opened. Its hash is the
+   same as that of the record: nothing has changed, and what the record says of contents is true.
 2. As with git, a file that was changed within a tick of the clock before the look may change again and look the same:
    such a look is waited for until it is older than a tick, or is not recorded.
 3. A record is a help and never a truth: one that is torn, foreign or old is as none.
@@ -34,23 +34,43 @@ FACTS = struct.Struct("<QQqqI")  # inode, size, mtime and ctime in ns, mode
 
 
 class Look:
-    """One look: names relative to the base, the facts of each, a hash over both, when it began."""
+    """One look: when it began, and for each directory its name, the names in it and the facts of each.
 
-    __slots__ = ("began", "facts", "hash", "names")
+    `hash` is over all of it. What is known by that is not taken apart: ten thousand names and facts are 10 ms.
+    """
 
-    def __init__(self, names: list[bytes], facts: list[bytes], began: int) -> None:
-        self.names = names
-        self.facts = facts
+    __slots__ = ("_folders", "began", "hash")
+
+    def __init__(self, folders: list[tuple[bytes, bytes, bytes]], began: int) -> None:
+        self._folders = folders  # a name that ends with a slash, names that end with a zero, packed facts
         self.began = began
-        digest = blake2b(b"\0".join(names), digest_size=SIZE)
-        digest.update(b"".join(facts))
+        digest = blake2b(digest_size=SIZE)
+        for prefix, names, facts in folders:
+            digest.update(prefix + b"\0" + names + b"\0")
+            digest.update(facts)
         self.hash = digest.hexdigest()
+
+    @property
+    def names(self) -> list[bytes]:
+        """Relative to the base, a directory before what is in it."""
+        return [prefix + name for prefix, names, _ in self._folders for name in names.split(b"\0")[:-1]]
+
+    @property
+    def facts(self) -> list[bytes]:
+        """In the order of the names."""
+        size = FACTS.size
+        return [facts[at : at + size] for _, _, facts in self._folders for at in range(0, len(facts), size)]
 
     @property
     def newest(self) -> int:
         """The latest ctime of what has a content, ns; what stands in the future is told of as it is."""
         return max(
-            (ctime for _, _, _, ctime, mode in map(FACTS.unpack, self.facts) if not stat.S_ISDIR(mode)),
+            (
+                ctime
+                for _, _, facts in self._folders
+                for _, _, _, ctime, mode in FACTS.iter_unpack(facts)
+                if not stat.S_ISDIR(mode)
+            ),
             default=0,
         )
 
@@ -67,34 +87,55 @@ def look(
     Raises OSError with the path, for a directory that cannot be read.
     """
     began = time.time_ns()
-    names: list[bytes] = []
-    facts: list[bytes] = []
-    pack = FACTS.pack
+    folders: list[tuple[bytes, bytes, bytes]] = []
     for path, name in sources:
         try:
             fact = os.stat(path, follow_symlinks=follow)
         except (FileNotFoundError, NotADirectoryError):
             continue
         if name:
-            names.append(name)
-            facts.append(pack(fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_mode))
+            row = (fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_mode)
+            folders.append((b"", name + b"\0", FACTS.pack(*row)))
         todo = [(path, name + b"/" if name else b"")] if stat.S_ISDIR(fact.st_mode) else []
         while todo:
             folder, prefix = todo.pop()
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    try:
-                        fact = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
-                    mode, own = fact.st_mode, entry.name
-                    if mode & 0o170000 == 0o040000:
-                        if (fact.st_dev, fact.st_ino) == leave_out or (not prefix and own.startswith(ASIDE)):
-                            continue
-                        todo.append((folder + b"/" + own, prefix + own + b"/"))
-                    names.append(prefix + own)
-                    facts.append(pack(fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, mode))
-    return Look(names, facts, began)
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                names, facts, below = _look_into(fd, not prefix, leave_out)
+            except OSError as error:
+                own = error.filename if isinstance(error.filename, str) else ""
+                raise OSError(error.errno, error.strerror, os.path.join(folder, os.fsencode(own))) from None
+            finally:
+                os.close(fd)
+            todo += [(folder + b"/" + own, prefix + own + b"/") for own in below]
+            folders.append((prefix, names, facts))
+    return Look(folders, began)
+
+
+def _look_into(fd: int, is_base: bool, leave_out: tuple[int, int] | None) -> tuple[bytes, bytes, list[bytes]]:
+    """The names in a directory, the facts of each, and which of them are directories.
+
+    By name below its descriptor, which spares the kernel the way there ten thousand times; and in one loop, for every
+    step in it is one of ten thousand, and a generator or a tuple more in it is one millisecond more.
+    """
+    names: list[str] = []
+    facts: list[bytes] = []
+    below: list[bytes] = []
+    pack, stat_of = FACTS.pack, os.stat
+    for name in os.listdir(fd):
+        try:
+            fact = stat_of(name, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        mode = fact.st_mode
+        if mode & 0o170000 == 0o040000:
+            own = os.fsencode(name)
+            if (fact.st_dev, fact.st_ino) == leave_out or (is_base and own.startswith(ASIDE)):
+                continue
+            below.append(own)
+        names.append(name)
+        facts.append(pack(fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, mode))
+    return os.fsencode("\0".join([*names, ""])), b"".join(facts), below
 
 
 def settled(take: Callable[[], Look], found: Look) -> tuple[Look, bool]:
