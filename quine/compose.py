@@ -306,6 +306,7 @@ def face(
     """
     from quine.run import caller
     from transport import client
+    from transport.output import Used
 
     environ = dict(os.environ)
     spawn = _agent(where, life)
@@ -328,7 +329,7 @@ def face(
             services=services,
             on_start=on_start,
             on_refused=_log(life, environ),
-            used=client.Used() if on_start else None,
+            used=Used() if on_start else None,
         )
     finally:
         services.close()

@@ -19,7 +19,7 @@ from quine.exits import Misconfigured, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from transport.client import Used
+    from transport.output import Used
     from transport.spawn import Spawn
     from transport.status import Status
 

@@ -222,13 +222,14 @@ def show(
     """
     from transport import client, inherit
     from transport.errors import Refused
+    from transport.output import Used
     from transport.status import Status
 
     inherit.hold_standard_streams()
     started, begun = time.time(), time.monotonic()
     tries = _tries(values)
     while True:
-        used = client.Used() if tries else None
+        used = Used() if tries else None
         try:
             status = (stage.run if stage else client.run)(
                 spawn,

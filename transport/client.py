@@ -22,7 +22,7 @@ from transport import address, starter
 from transport.caught import Caught
 from transport.errors import ProtocolError
 from transport.frames import CHUNK, Frame, Kind
-from transport.output import Output
+from transport.output import Output, Used
 from transport.session import STDERR, STDIN, STDOUT, Session
 from transport.status import LOST, NOT_STARTED, USAGE, Status, signal_name
 from transport.wire import Wire
@@ -55,15 +55,6 @@ FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 OURS = (signal.SIGXCPU, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR)
 
 
-class Used:
-    """What a job has had of our streams: whether a byte of stdin was read (or stdin closed), and stdout written."""
-
-    __slots__ = ("stdin", "stdout")
-
-    def __init__(self) -> None:
-        self.stdin = self.stdout = False
-
-
 def run(
     spawn: Spawn,
     stdin: int = 0,
@@ -74,10 +65,12 @@ def run(
     on_note: Callable[[dict[str, Any]], None] | None = None,
     on_refused: Callable[[str], None] | None = None,
     used: Used | None = None,
+    on_sent: Callable[[], None] | None = None,
 ) -> Status:
     """Start a job through this machine's node and be its face until it ends.
 
     services   name -> function from request body to reply body, or a Streaming; called in threads, may raise
+    on_sent    called when the job is on its way: what it will ask for may be begun
     on_start   called with the job's pid over there, before a request of it is answered
     on_note    called with what the node says of the link that the job is behind
     on_refused called with what is said of a request that was refused
@@ -89,6 +82,7 @@ def run(
     for _ in range(starter.TRIES):
         face = Face(starter.connect(), spawn, (stdin, stdout, stderr), services or {})
         face.on_start, face.on_note, face.on_refused, face.used = on_start, on_note, on_refused, used
+        face.on_sent = on_sent
         try:
             if (status := face.run()) is not None:
                 return status
@@ -113,6 +107,7 @@ class Face:
         self._spawn = spawn
         self._stdin = streams[STDIN]
         self._outputs = {STDOUT: Output(streams[STDOUT]), STDERR: Output(streams[STDERR])}
+        self.on_sent: Callable[[], None] | None = None
         self.on_start: Callable[[int], None] | None = None
         self.on_note: Callable[[dict[str, Any]], None] | None = None
         self.on_refused: Callable[[str], None] | None = None
@@ -158,6 +153,9 @@ class Face:
             self._caught.uninstall()
 
     def _loop(self) -> Status | None:
+        self._wire.flush()
+        if self.on_sent:
+            self.on_sent()
         while True:
             self._wire.flush()
             if self._finished():

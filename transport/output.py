@@ -17,6 +17,15 @@ import stat
 from collections import deque
 
 
+class Used:
+    """What a job has had of our streams: whether a byte of stdin was read (or stdin closed), and stdout written."""
+
+    __slots__ = ("stdin", "stdout")
+
+    def __init__(self) -> None:
+        self.stdin = self.stdout = False
+
+
 class Output:
     """A queue in front of a descriptor. `poll_fd` is -1 when there is nothing to wait for."""
 

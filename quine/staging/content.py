@@ -37,6 +37,10 @@ MOST_EXTENTS = 1 << 20
 LONGEST_MESSAGE = 1 << 20
 LONGEST_BLOB = 1 << 28  # a manifest of some millions of files
 
+ROUNDS = 4  # conversations, where files change or what is kept over there is gone
+AGAIN = "again: "  # what an error begins with that the next conversation may cure
+KNOWN = "known: "  # and one that the face itself tells of
+
 _EXTENT = struct.Struct("<QQ")
 _PERSON = b"quine sparse"
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # nobody's fifo holds us up

@@ -10,6 +10,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -17,11 +18,8 @@ from collections import ChainMap
 
 from quine.exits import FAILED, NOT_STARTED
 from quine.staging import survey, words
-from quine.staging.aside import Layout
-from quine.staging.content import Broken, Changed, Feed, said, tell
+from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, said, tell
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, parse, shown
-from quine.staging.renames import recover
-from quine.staging.there import AGAIN, KNOWN, ROUNDS
 from quine.staging.tree import Tree, bits
 from transport import client
 from transport.errors import Abandoned, RequestError
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from quine.staging.aside import Layout
     from transport.incoming import Incoming
     from transport.services import Service
 
@@ -82,7 +81,7 @@ class Staging:
             job.argv = ["node", "--stage", phase, self._there, "--", *spawn.argv]
             job.own = True
             offered = ChainMap({"stage": Streaming(self._give)}, offered)  # type: ignore[arg-type]
-            threading.Thread(target=self._look_ahead, name="staging", daemon=True).start()
+            more["on_sent"] = self._look_ahead
         status = client.run(job, stdin, stdout, stderr, offered, **more)
         if self._failure and (status.state, status.code) == ("exited", NOT_STARTED):
             return Status("unreachable", NOT_STARTED, host=status.host, detail=self._failure)
@@ -93,11 +92,13 @@ class Staging:
     # -- before ------------------------------------------------------------------------------------
 
     def _look_ahead(self) -> None:
-        """While the job is on its way; what is wrong is said when it asks."""
-        try:
-            self._have()
-        except OSError:
-            pass
+        """While the job is on its way, not before: two threads of Python take turns."""
+
+        def work() -> None:
+            with contextlib.suppress(OSError):  # what is wrong is said when it asks
+                self._have()
+
+        threading.Thread(target=work, name="staging", daemon=True).start()
 
     def _have(self) -> Tree:
         with self._lock:
@@ -135,6 +136,8 @@ class Staging:
 
     def _bring(self, job: Spawn, status: Status, stderr: int) -> None:
         """Have the returns here; what is wrong is put into the status."""
+        from quine.staging.renames import recover
+
         self._failure, self._missing, self._over = "nothing came", [], False
         recover(os.fsencode(self._folder))
         out = Spawn(
@@ -230,6 +233,10 @@ class Staging:
             raise BadManifest("more than can be")
 
     def _lay_aside(self, manifest: Manifest, incoming: Incoming, feed: Feed) -> None:
+        from quine.staging.aside import (
+            Layout,
+        )  # much of an import, and those who only give pay nothing for it
+
         if self._layout:  # of a conversation that was broken off
             self._layout.close()
             self._layout = None
@@ -251,6 +258,8 @@ def _apart(layout: Layout, folder: bytes) -> str:
 
     In a process of its own session: whoever kills this one, or its group, at that moment leaves no half behind.
     """
+    from quine.staging.renames import recover
+
     read, write = os.pipe()
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:

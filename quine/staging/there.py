@@ -20,7 +20,7 @@ import time
 from quine.exits import NOT_STARTED, complain
 from quine.staging import survey
 from quine.staging.aside import Layout
-from quine.staging.content import Broken, Changed, Feed, said, tell
+from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, said, tell
 from quine.staging.manifest import BadManifest, Manifest, digest_of, parse
 from quine.staging.objects import Objects, Pack
 from quine.staging.renames import recover
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from quine.staging.survey import Look
     from transport.outgoing import Asked
 
-ROUNDS = 4  # conversations, where files change or what is kept here is gone
-AGAIN = "again: "  # what an error begins with that the next conversation may cure
-KNOWN = "known: "  # and one that the face itself tells of
 EMPTY = bytes(survey.FACTS.size)
 
 
