@@ -22,6 +22,7 @@ from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
 from fsspec.utils import isfilelike, stringify_path  # type: ignore[import-untyped]
 
 from quine.files import names
+from quine.files.disk import Folder
 from quine.files.opened import Reading, Text, Writing, facts
 from quine.files.tier import BLOCK, Reader, Tier
 
@@ -232,20 +233,10 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
                     outfile.write(block)
                     callback.relative_update(len(block))
                 return
-            os.makedirs(os.path.dirname(os.path.abspath(lpath)), exist_ok=True)
-            aside = f"{lpath}.{os.getpid()}.part"
-            try:
-                with open(aside, "wb") as file:
-                    for block in _blocks(reader):
-                        file.write(block)
-                        callback.relative_update(len(block))
-                    os.fchmod(file.fileno(), reader.entry.mode)
-                os.utime(aside, (reader.entry.mtime, reader.entry.mtime))
-                os.rename(aside, lpath)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(aside)
-                raise
+            above, name = os.path.split(os.path.abspath(lpath))
+            os.makedirs(above, exist_ok=True)
+            with Folder(above) as folder:
+                folder.fill(name, reader, callback.relative_update)
 
 
 def _blocks(reader: Reader) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ from quine.files import beneath
 
 NAME = ".quine-parts"
 AGAIN = 600.0  # seconds from one sweep to the next
-OLD = 86400.0  # seconds after the last write, of a part whose lock may not be seen
+OLD = 86400.0  # seconds after it was last used, of a part whose lock may not be seen
 
 
 class Parts:
@@ -71,7 +71,11 @@ def sweep(directory: int) -> None:
             file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
             try:
                 ours = name.startswith(_machine() + "-")
-                if (ours or time.time() - os.fstat(file).st_mtime > OLD) and _lock(file, unsure=not ours):
+                facts = os.fstat(file)
+                used = max(
+                    facts.st_atime, facts.st_mtime
+                )  # one that is about to arrive has the time it was given
+                if (ours or time.time() - used > OLD) and _lock(file, unsure=not ours):
                     os.unlink(name, dir_fd=directory)
             finally:
                 os.close(file)

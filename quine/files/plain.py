@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable
 
 from quine.files.beneath import about
@@ -62,10 +63,11 @@ class Plain(Reader):
         rest = max(0, entry.size - offset)
         self.length = rest if length is None else min(length, rest)
         self._fd = fd
-        self._end = offset + self.length
+        start = min(offset, entry.size)  # no filesystem seeks as far as a number goes
+        self._end = start + self.length
         if facts.st_blocks * 512 < facts.st_size:
-            self.holes = tuple(_holes(fd, offset, self._end))
-        os.lseek(fd, offset, os.SEEK_SET)
+            self.holes = tuple(_holes(fd, start, self._end))
+        os.lseek(fd, start, os.SEEK_SET)
 
     def data(self, size: int) -> bytes:
         with about(self.entry.path):
@@ -161,7 +163,7 @@ class Part(Writer):
                     os.fchmod(self._fd, self._mode & 0o777)
                 if self._mtime is not None:
                     at = int(self._mtime // 1) * NANO + round(self._mtime % 1 * NANO)
-                    os.utime(self._fd, ns=(at, at))
+                    os.utime(self._fd, ns=(time.time_ns(), at))  # who sweeps goes by the later of the two
                 os.fsync(self._fd)
                 self._arrive(self._directory, self._name)
                 self._name = ""

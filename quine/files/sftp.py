@@ -39,6 +39,11 @@ SWEEP = 600.0  # seconds from one look at what dead writers left to the next
 WRITE, CREATE, EXCLUSIVE = 0x02, 0x08, 0x20  # flags of the protocol
 
 
+def _used(found: Any, now: int) -> int:
+    """When a part was; one that is about to arrive has the time of modification that it was given."""
+    return max(found.atime or now, found.mtime or now)
+
+
 class SftpTier(Tier):
     def __init__(self, url: str, target: SshTarget, root: str) -> None:
         self.url = url
@@ -236,7 +241,7 @@ class SftpTier(Tier):
         """Remove what dead writers left a day ago, by the server's own clock."""
         with contextlib.suppress(Exception):  # another one sweeps too, or may not
             async for each in client.scandir(aside):
-                if each.filename.startswith(b"sftp-") and now.mtime - (each.attrs.mtime or now.mtime) > OLD:
+                if each.filename.startswith(b"sftp-") and now.mtime - _used(each.attrs, now.mtime) > OLD:
                     await client.remove(aside + b"/" + each.filename)
 
     async def _arrive(self, client: Any, part: bytes, path: str, if_absent: bool) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import stat
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -171,7 +172,7 @@ class SftpWriter(Writer):
         if self._mode is not None:
             await self._file.chmod(self._mode & 0o777)
         if self._mtime is not None:
-            await self._file.utime((self._mtime, self._mtime))
+            await self._file.utime((time.time(), self._mtime))  # who sweeps goes by the later of the two
         try:
             await self._file.fsync()
         except Exception as fault:

@@ -1,0 +1,113 @@
+"""A directory as a tier where the machine runs out of something, or a clock or an offset is odd."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quine.files import parts
+from quine.files.fs import QuineFileSystem
+from quine.files.local import Local
+from tests.tiers import below, get, put
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Local:
+    return Local(str(tmp_path / "store"))
+
+
+@contextlib.contextmanager
+def room(more: int) -> Iterator[None]:
+    """For so many descriptors, and no more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = os.dup(0)
+    taken = [os.dup(0) for _ in range(more)]
+    highest = max([low, *taken])
+    for fd in (low, *taken):
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("more", range(2, 6))
+@pytest.mark.parametrize("what", ["put", "move", "make", "remove"])
+def test_what_has_no_descriptor_left_is_done_or_it_is_not(tier: Local, what: str, more: int) -> None:
+    """Who is told that it failed finds it as it was: a lock that nobody has would be for ever."""
+    put(tier, "d/a", b"old")
+    put(tier, "d/b", b"old")
+    writer = tier.create("d/lock", if_absent=True)
+    writer.write(b"mine")
+    before = [(entry.path, entry.version) for entry in tier.walk("")]
+    fails = False
+    with room(more):
+        try:
+            match what:
+                case "put":
+                    writer.commit()
+                case "move":
+                    tier.rename("d/a", "e", if_absent=True)
+                case "make":
+                    tier.mkdir("new")
+                case "remove":
+                    tier.remove("d/a")
+        except OSError as problem:
+            assert problem.errno == errno.EMFILE
+            fails = True
+    writer.abort()
+    assert ([(entry.path, entry.version) for entry in tier.walk("")] == before) == fails
+    assert below(tier) == ["d"] or not fails
+
+
+def test_a_part_that_bears_an_old_time_is_not_left_over(
+    tier: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a writer on another machine, whose lock is not seen here: a file of last year, while it is synced."""
+    monkeypatch.setattr(parts, "_boot", "another00000")
+    writer = tier.create("a", mtime=1e9)
+    writer.write(b"x")
+    monkeypatch.setattr(parts, "_boot", "ours00000000")
+    monkeypatch.setattr(parts.fcntl, "flock", lambda fd, how: None)
+    sync = os.fsync
+
+    def swept(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        put(Local(tier.root), "b", b"y")
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", swept)
+    writer.commit()
+    assert get(tier, "a") == b"x" and tier.stat("a").mtime == 1e9
+    left = tmp_path / "store" / parts.NAME / "another00000-dead"
+    left.write_bytes(b"")
+    os.utime(left, (time.time() - 2 * parts.OLD,) * 2)
+    put(Local(tier.root), "b", b"y")
+    assert not left.exists()
+
+
+def test_far_beyond_the_end_there_is_nothing(tier: Local) -> None:
+    put(tier, "a", b"x")
+    for offset in (2, 1 << 50, 1 << 62):
+        with tier.open("a", offset) as reader:
+            assert (reader.read(), reader.length) == (b"", 0)
+
+
+def test_a_file_that_python_gets_follows_no_link_of_another(tier: Local, tmp_path: Path) -> None:
+    """In a directory that others write to, whose name for what is aside can be guessed."""
+    put(tier, "a", b"new")
+    (tmp_path / "victim").write_text("mine")
+    for name in (f"out.{os.getpid()}.part", "out"):
+        (tmp_path / name).symlink_to(tmp_path / "victim")
+    fs = QuineFileSystem(tier, skip_instance_cache=True)
+    fs.get("a", str(tmp_path / "out"))
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert (tmp_path / "out").read_bytes() == b"new" and not (tmp_path / "out").is_symlink()
