@@ -382,6 +382,7 @@ def test_a_chain_with_copies_of_its_own_is_only_read(weed: Weed, tmp_path: Path)
     tier.close()
 
 
+@pytest.mark.usefixtures("drivers")
 @pytest.mark.parametrize(
     ("url", "says", "hint"),
     [
