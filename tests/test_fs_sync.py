@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 
 from quine.files.commands import Call
 from quine.files.likeness import same_time
+from quine.files.local import Local
 from quine.files.memory import Memory
+from quine.files.own import own
+from quine.files.reserved import Unreserved
 from quine.files.sync import sync
 from quine.files.tier import Entry, Reader, Writer
 from tests import tiers
@@ -279,6 +282,39 @@ def test_what_is_quines_own_is_no_part_of_a_tree(shelf: Shelf) -> None:
     assert (shelf.directory / "extra/store/u/new").exists()
     shelf.ok("put", "-r", "data/fs/t", "/")
     assert (shelf.directory / "extra/store/t/data/b").exists(), "who names it means it"
+
+
+def test_a_tree_that_is_got_does_not_come_into_what_is_quines_own(shelf: Shelf) -> None:
+    shelf.env |= {"QUINE_DATA_DIR": ".quine", "QUINE_FS": "origin:store"}
+    (shelf.directory / ".quine").mkdir()
+    (shelf.directory / ".quine" / "tape.jsonl").write_text("mine")
+    names = {
+        b".quine/tape.jsonl": b"forged",
+        b"store/t/a": b"forged",
+        b"store/new": b"forged",
+        b"b/.quine/x": b"2",
+    }
+    fill(shelf.directory / "store" / "t", {b"a": b"1", **names})
+    shelf.ok("get", "-r", "-T", "t", ".")
+    assert (shelf.directory / ".quine" / "tape.jsonl").read_text() == "mine"
+    assert (shelf.directory / "store" / "t" / "a").read_text() == "1"
+    assert not (shelf.directory / "store" / "new").exists()
+    assert (shelf.directory / "a").read_text() == "1"
+    assert (shelf.directory / "b" / ".quine" / "x").read_text() == "2", "only our own"
+
+
+class Elsewhere(Memory):
+    """The tier of a job: a directory of its origin, of that name."""
+
+    def url_of(self, path: str) -> str:
+        return f"file:///srv/work/{path}"
+
+
+def test_a_directory_of_the_origin_is_none_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUINE_DATA_DIR", "/var/data")
+    assert own(Elsewhere("elsewhere"), "/srv") == frozenset()
+    assert own(Local("/srv/work"), "/srv") == {"work"} == own(Unreserved(Local("/srv/work")), "/srv")
+    assert own(Local("/srv/work"), "/var") == {"data"}
 
 
 def test_contents_are_compared_when_asked(shelf: Shelf) -> None:

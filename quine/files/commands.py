@@ -18,6 +18,7 @@ from quine.files import globs, names
 from quine.files.crew import FULL, UNREACHED, failure, words
 from quine.files.grammar import COMMANDS, OTHERS, PREFIX, number, parse, usage
 from quine.files.shown import Hungup, Output, as_json, details, escaped
+from quine.files.tier import error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,11 +54,22 @@ class Call:
             try:
                 clean = names.clean(written)
                 if self.values.get("literal") or not globs.is_pattern(written):
+                    self._heed_slash(clean, written)
                     yield clean, written
                 else:
                     yield from ((one, one) for one in globs.expand(self.tier, written))
             except OSError as problem:
                 self.failed(problem)
+
+    def _heed_slash(self, clean: str, written: str) -> None:
+        """What is written with a slash at its end is a directory, or nothing. ENOTDIR."""
+        if clean and written.endswith(("/", "/.")):
+            try:
+                is_file = self.tier.stat(clean).is_file
+            except FileNotFoundError:
+                return
+            if is_file:
+                raise error(errno.ENOTDIR, written)
 
     def each(self, what: Callable[[str], None], paths: Iterable[str]) -> None:
         """Do it with each of these paths; the failure of one is no failure of the next."""

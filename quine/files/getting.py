@@ -12,6 +12,7 @@ import os
 
 from quine.exits import Misconfigured
 from quine.files import disk, names
+from quine.files.own import own, within
 from quine.files.shown import escaped
 from quine.files.targets import below, crew_of, keeps, operands
 from quine.files.tier import error
@@ -112,8 +113,11 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> None:
     if not recursive:
         raise OSError(errno.EISDIR, RECURSE, path)
     folder = here.top(path)
+    kept = own(call.tier, folder.path)
     for entry in call.tier.walk(path):
         relative = below(entry, path)
+        if within(relative, kept):
+            continue
         if entry.is_file:
             crew.progress.expect(entry.size)
             crew.do(get_file, call, crew, entry.path, folder, relative)

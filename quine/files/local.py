@@ -33,13 +33,17 @@ class Local(Tier):
     def url_of(self, path: str) -> str:
         return f"file://{self.root}/{path}" if path else f"file://{self.root}"
 
+    def directory_here(self) -> str:
+        return self.root
+
     # -- looking -----------------------------------------------------------------------------------
 
     def stat(self, path: str) -> Entry:
         with about(path):
             if not path:
                 try:
-                    return known("", os.stat(self.root))
+                    with self._directory("") as directory:
+                        return known("", os.fstat(directory))
                 except FileNotFoundError:
                     return Entry("", "directory", mode=0o700)
             with self._place(path) as (directory, name):
@@ -107,7 +111,9 @@ class Local(Tier):
                 with self._directory("", make=True) as root:
                     part = self._parts.make(root, shared=mode is None)
             except OSError as problem:  # of the root, not of the path
-                raise OSError(problem.errno, f"{self.root}: {problem.strerror}", path) from None
+                raise OSError(
+                    problem.errno, f"{self.root}: {(problem.strerror or '').lower()}", path
+                ) from None
             return Part(path, part, mode, mtime, self._arrive(path, if_absent))
 
     def _arrive(self, path: str, if_absent: bool) -> Callable[[int, str], None]:
@@ -200,7 +206,12 @@ class Local(Tier):
             raise PermissionError(errno.EPERM, "is a name that the files tier keeps for itself", path)
         if make and not os.path.isdir(self.root):
             private.make(self.root)
-        root = beneath.top(self.root)
+        try:
+            root = beneath.top(self.root)
+        except FileNotFoundError:
+            raise
+        except OSError as problem:  # of the root, not of the path
+            raise OSError(problem.errno, f"{self.root}: {(problem.strerror or '').lower()}", path) from None
         try:
             directory = beneath.directory(root, path, make)
         finally:

@@ -1,7 +1,7 @@
 """What of this machine is quine's own and no part of a user's tree: the data directory, and the tier if it is one here.
 
 Laws
-1. A tree that is put or synced leaves them out, and what is removed to make it like another never takes them along:
+1. What is put, got or synced as a tree leaves them out, and what is removed to make it like another leaves them there:
    `quine fs sync --delete tier:src .` once removed the tapes, and the very store that it had read.
 2. Who names one of them, or something in it, means it.
 """
@@ -14,15 +14,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.files.tier import Tier
 
-FILE = "file://"
-
 
 def own(tier: Tier, top: str) -> frozenset[str]:
     """Where they are below the directory `top`, relative to it; a link to one counts as one. Raises OSError."""
     places = [os.environ.get("QUINE_DATA_DIR") or ".quine"]
-    url = tier.url_of("")
-    if url.startswith(FILE):
-        places.append(url.removeprefix(FILE))
+    if tier.directory_here():
+        places.append(tier.directory_here())
     top = os.path.realpath(top)
     found = set()
     for place in map(os.path.abspath, places):

@@ -76,6 +76,9 @@ class Quota(Tier):
     def url_of(self, path: str) -> str:
         return self._tier.url_of(path)
 
+    def directory_here(self) -> str:
+        return self._tier.directory_here()
+
     def close(self) -> None:
         self._tier.close()
 

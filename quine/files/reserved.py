@@ -74,6 +74,9 @@ class Unreserved(Tier):
     def url_of(self, path: str) -> str:
         return self._tier.url_of(others(path))
 
+    def directory_here(self) -> str:
+        return self._tier.directory_here()
+
     def close(self) -> None:
         self._tier.close()
 

@@ -221,6 +221,10 @@ class Tier(abc.ABC):
         """How somebody who may reach the store by himself names this file; without secrets."""
         return f"{self.url.rstrip('/')}/{path}" if path else self.url
 
+    def directory_here(self) -> str:
+        """The directory of this machine that it is; "" where it is none."""
+        return ""
+
     def close(self) -> None:
         """Let go of connections."""
         return
@@ -254,3 +258,9 @@ def stale(path: str) -> OSError:
 def error(number: int, path: str) -> OSError:
     """The OSError of an errno, in the words of the system."""
     return OSError(number, os.strerror(number), path)
+
+
+def is_unreached(fault: BaseException) -> bool:
+    """Has a driver not come through to its store? By the names of botocore's, aiohttp's and the system's errors."""
+    names = {"ConnectionError", "TimeoutError", "gaierror", "HTTPClientError", "ClientError"}
+    return not names.isdisjoint(kind.__name__ for kind in type(fault).__mro__)

@@ -31,8 +31,7 @@ def cp(call: Call) -> int:
         target = Target(call, last, len(expanded) > 1)
 
         def copy(source: str, path: str) -> None:
-            if source == path:
-                raise OSError(errno.EINVAL, "is the same file", path)
+            differ(call.tier, source, path)
             call.tier.copy(source, path, absent)
             call.say(f"{escaped(source)} -> {escaped(path)}")
 
@@ -45,6 +44,13 @@ def cp(call: Call) -> int:
             except OSError as problem:
                 crew.failed(problem)
         return crew.finish() or call.end()
+
+
+def differ(tier: Tier, source: str, path: str) -> None:
+    """Raises OSError where both are one: EINVAL, ENOENT."""
+    if source == path:
+        tier.stat(source)
+        raise OSError(errno.EINVAL, "source and target are the same file", source)
 
 
 def _copy_file(tier: Tier, source: str, target: Target, copy: Callable[[str, str], None]) -> None:
@@ -81,6 +87,8 @@ def mv(call: Call) -> int:
     def rename(source: str, path: str, if_absent: bool) -> None:
         if not source or (path.startswith(f"{source}/") and not call.tier.stat(source).is_file):
             raise OSError(errno.EINVAL, "cannot be moved into itself", source)
+        if not if_absent:
+            differ(call.tier, source, path)
         call.tier.rename(source, path, if_absent)
         call.say(f"{escaped(source)} -> {escaped(path)}")
 

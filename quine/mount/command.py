@@ -29,8 +29,12 @@ def perform(verb: str, values: Mapping[str, object], paths: list[str]) -> int:
     """`mount` or `umount`; the exit status. Raises Failure."""
     if "fs" in values:
         os.environ["QUINE_FS"] = absolute(str(values["fs"]))
-    if not paths or (verb == "mount" and len(paths) > 1):
-        raise Misconfigured(f"quine fs {verb} needs a directory", f"see quine fs {verb} --help")
+    if not paths:
+        raise Misconfigured("no directory", f"quine fs {verb} --help")
+    if verb == "mount" and len(paths) > 1:
+        raise Misconfigured(
+            "mount takes one directory", "quine fs mount DIR; --fs URL says what is shown there"
+        )
     if verb == "umount":
         return max(map(_umount, paths))
     return _mount(os.path.realpath(paths[0]), "foreground" in values)
