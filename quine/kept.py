@@ -88,8 +88,10 @@ def save(folder: Path, session: str) -> tuple[int, str]:
 
 
 def _failed(error: OSError) -> Failure:
-    what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
-    return Failure(1, f"the files tier: {what.lower()}", "see QUINE_FS")
+    from quine.files.crew import failure
+
+    told = failure(error)
+    return Failure(told.status, f"the files tier: {told.detail}", told.hint or "see QUINE_FS")
 
 
 def _plain(session: str) -> str:

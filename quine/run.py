@@ -38,10 +38,10 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
         return version()
     if not command or not command[0]:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
-    if "fs" in values:
+    if store := str(values.get("fs") or os.environ.get("QUINE_FS") or ""):
         from quine.files.place import absolute
 
-        os.environ["QUINE_FS"] = absolute(str(values["fs"]))
+        os.environ["QUINE_FS"] = absolute(store)
     stage = staging(values)
     if values.get("detach"):
         return detach(values, command, _tree())

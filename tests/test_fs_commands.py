@@ -17,7 +17,7 @@ import pytest
 from quine.files import shown
 from quine.files.grammar import COMMANDS, OPTIONS, parse, usage
 from quine.files.tier import Entry
-from tests.agents import until
+from tests.agents import QUINE, until
 from tests.screen import Screen
 from tests.shelf import HOSTILE, Shelf, fill, many, snapshot
 
@@ -70,11 +70,56 @@ def test_help_of_all_and_of_each(shelf: Shelf) -> None:
         (["put", "-", "x", "y"], "stdin (-) goes alone"),
         (["ls", "--fs", "nothing:x"], "nothing here speaks nothing:"),
         (["ls", "--fs", "/a/b"], "has no scheme"),
+        (["ls", "--fs", "bucket"], "hint: origin:bucket, file:///DIR"),
+        (["ls", "--fs", "orgin:x"], "did you mean origin:?"),
+        (["ls", "--fs", "origin://x"], "hint: origin:x, origin:/x"),
+        (["ls", "--fs", "origin:/dev/null"], "needs a directory, and /dev/null is none"),
+        (["ls", "--fs", "file:///dev/null"], "needs a directory, and /dev/null is none"),
+        (["ls", "--fs", "file:x"], "an absolute path"),
+        (["ls", "--fs", "s3:bucket"], "s3: is followed by //"),
+        (["ls", "--fs", "sftp:host/x"], "sftp: is followed by //"),
+        (["mount", "a", "b"], "mount takes one directory"),
+        (["mount"], "no directory"),
     ],
 )
 def test_what_is_wrong_with_a_command_line_is_status_2(shelf: Shelf, words: list[str], says: str) -> None:
     assert says in shelf.fails(*words, status=2)
     assert not shelf.tier.exists()
+
+
+@pytest.mark.parametrize("url", ["orgin:x", "origin:/dev/null", "s3:bucket", "nothing://x", "bucket"])
+def test_a_wrong_tier_is_said_by_who_starts_with_it(shelf: Shelf, url: str) -> None:
+    """And not only by who comes to use it, hours later."""
+    agent = {"QUINE_API_TYPE": "program", "QUINE_API_BASE": "/bin/true", "QUINE_MODEL_ID": "none"}
+    for words, more in ((["run", "--", "touch", "ran"], {}), (["a mission"], agent)):
+        env = {**shelf.env, **more, "QUINE_FS": url}
+        done = subprocess.run(
+            [*QUINE, *words], cwd=shelf.directory, env=env, capture_output=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stdout) == (2, b""), done
+        assert done.stderr.startswith(b"quine: error: ") and b"quine: hint: " in done.stderr
+    assert not list(shelf.directory.iterdir())
+
+
+def test_the_home_directory_is_the_same_for_all(shelf: Shelf) -> None:
+    shelf.ok("put", "--fs", "origin:~/shared", "-", "a", input=b"x")
+    assert (shelf.directory / "shared" / "a").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/prefix", "sftp://127.0.0.1:{port}/root", "ftp://127.0.0.1:{port}/root"]
+)
+def test_a_store_that_cannot_be_reached_is_status_69(shelf: Shelf, url: str) -> None:
+    with socket.socket() as taken:  # nobody listens there, and nobody else will
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        shelf.env |= {
+            "AWS_ACCESS_KEY_ID": "some-key", "AWS_SECRET_ACCESS_KEY": "some-secret", "AWS_REGION": "nowhere",
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        }  # fmt: skip
+        said = shelf.fails("cat", "--fs", url.format(port=port), "a", "b", status=69)
+    assert said.count("quine: error: ") == 1, "once for all of them"
+    assert "quine: hint: QUINE_FS names the store" in said
 
 
 def test_options_stand_anywhere_and_end_at_two_dashes() -> None:
@@ -318,6 +363,33 @@ def test_cp_and_mv_within_the_tier(tree: Shelf) -> None:
     assert "into itself" in tree.fails("cp", "-r", "d", "d/x")
     assert "d: cannot be moved into itself" in tree.fails("mv", "d", "d/x")
     assert "none: no such file" in tree.fails("mv", "none", "x")
+
+
+def test_what_ends_with_a_slash_is_a_directory(tree: Shelf) -> None:
+    for words in (
+        ["cat", "a/"],
+        ["ls", "/a//"],
+        ["find", "a/."],
+        ["rm", "-f", "a/"],
+        ["cp", "a/", "x"],
+        ["mv", "a/", "x"],
+    ):
+        written = next(word for word in words if "a" in word and "/" in word)
+        assert f"{written}: not a directory" in tree.fails(*words)
+    assert tree.ok("cat", "a") == b"1\n", "it stays"
+    assert tree.ok("ls", "d/e/") == b"c.txt\n"
+    assert tree.ok("rm", "-f", "none/") == b""
+    assert tree.ok("url", "none/").endswith(b"/none\n")
+
+
+def test_one_thing_is_not_copied_or_moved_to_itself(tree: Shelf) -> None:
+    for words in (["mv", "a", "a"], ["mv", "a", "."], ["cp", "a", "./a"]):
+        assert "a: source and target are the same" in tree.fails(*words)
+    assert "d: cannot be moved into itself" in tree.fails("mv", "d", "d")
+    assert "a: file exists" in tree.fails("mv", "-n", "a", "a")
+    assert "none: no such file" in tree.fails("mv", "none", "none")
+    assert "none: no such file" in tree.fails("cp", "none", "none")
+    assert tree.ok("cat", "a", "d/b") == b"1\n22\n"
 
 
 def test_rm_and_mkdir(tree: Shelf) -> None:

@@ -34,6 +34,8 @@ UNREACHED = (
     errno.ENETDOWN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ESHUTDOWN,
 )  # fmt: skip
 HINTS = {
+    **dict.fromkeys(UNREACHED, "QUINE_FS names the store, and who opens it (the origin) has to reach it"),
+    errno.ENOTCONN: "",
     errno.EDQUOT: "QUINE_FS_QUOTA, at the origin, is what this tree may put",
 }
 

@@ -45,6 +45,21 @@ def open_foreign(url: str, environ: Mapping[str, str]) -> Tier:
     return _generic(url, whole, options)
 
 
+def speaks(scheme: str) -> None:
+    """Raises Misconfigured for a scheme that nobody here knows. Without fsspec who opens it says what is missing."""
+    try:
+        from fsspec import available_protocols  # type: ignore[import-untyped]
+    except ImportError:
+        return
+    if scheme not in available_protocols():
+        from difflib import get_close_matches
+
+        near = get_close_matches(scheme, ["origin", "file", "memory", *EXTRAS, "sftp"], 1)
+        hint = f"did you mean {near[0]}:? " if near else ""
+        hint += "origin:, file:///DIR, memory://NAME, s3://, gs://, az://, sftp://, or what fsspec knows"
+        raise Misconfigured(f"nothing here speaks {scheme[:80]}: for the files tier", hint)
+
+
 def _options(environ: Mapping[str, str]) -> dict[str, Any]:
     text = environ.get(credentials.OPTIONS, "")
     try:
@@ -92,13 +107,10 @@ def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> T
     """What fsspec knows. Options: of the driver; where several are chained, of each under its name."""
     chain = credentials.schemes(url)
     try:
-        from fsspec import available_protocols, get_filesystem_class  # type: ignore[import-untyped]
+        from fsspec import get_filesystem_class
     except ImportError:
         raise Misconfigured(f"{chain[0]}:// needs fsspec", "pip install fsspec") from None
     for scheme in chain:
-        if scheme not in available_protocols():
-            hint = "origin:, file:///DIR, memory://NAME, s3://, gs://, az://, sftp://, or what fsspec knows"
-            raise Misconfigured(f"nothing here speaks {scheme}: for the files tier", hint)
         try:
             get_filesystem_class(scheme)
         except ImportError as error:
@@ -115,10 +127,12 @@ def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> T
             name: _of_driver(name, environ, of if isinstance(of, dict) else {}) for name, of in each.items()
         }
     from quine.files.generic import Generic
+    from quine.files.generic_io import about
 
     protocol = next(scheme for scheme in chain if scheme != "dir")
     try:
-        return Generic(url, protocol, options, credentials.shown(url).rstrip("/"))
+        with about(credentials.shown(url)):  # some connect at once
+            return Generic(url, protocol, options, credentials.shown(url).rstrip("/"))
     except (TypeError, ValueError) as error:
         detail = f"{chain[0]}:// cannot be opened: {type(error).__name__}"
         raise Misconfigured(detail, f"see {credentials.OPTIONS}") from None

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
-from quine.files.tier import BLOCK, DIRECTORY_MODE, FILE_MODE, Entry, Reader, Writer, error, stale
+from quine.files.tier import (
+    BLOCK,
+    DIRECTORY_MODE,
+    FILE_MODE,
+    Entry,
+    Reader,
+    Writer,
+    error,
+    is_unreached,
+    stale,
+)
 
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "modify", "created")
 _VERSIONS = ("generation", "ETag", "etag", "md5Hash", "content_hash", "CRC")
@@ -22,8 +32,7 @@ def about(path: str) -> Iterator[None]:
     except OSError as fault:
         if fault.filename == path and fault.errno is not None:
             raise
-        number = fault.errno or _number(fault)
-        raise OSError(number, fault.strerror or _text(fault), path) from None
+        raise OSError(_number(fault), fault.strerror or _text(fault), path) from None
     except Exception as fault:
         raise OSError(_number(fault), f"the store fails: {_text(fault)}", path) from None
 
@@ -37,7 +46,11 @@ def _number(fault: Exception) -> int:
         PermissionError: errno.EACCES,
         NotImplementedError: errno.ENOTSUP,
     }
-    return next((number for kind, number in known.items() if isinstance(fault, kind)), errno.EIO)
+    if isinstance(fault, OSError) and (fault.errno or 0) > 0:
+        return int(fault.errno or 0)
+    if number := next((number for kind, number in known.items() if isinstance(fault, kind)), 0):
+        return number
+    return errno.EHOSTUNREACH if is_unreached(fault) else errno.EIO
 
 
 def _text(fault: Exception) -> str:

@@ -3,6 +3,7 @@
 Laws
 1. A relative directory is one of the process that read it first, and is made absolute there.
 2. Another machine is told a URL only where it opens the store itself, and never a password in it.
+3. What is wrong with a URL is said by who starts with it, as far as that can be seen without a store.
 """
 
 from __future__ import annotations
@@ -22,19 +23,70 @@ RESERVED = (
     ".quine"  # at the root of the tier: what is kept there is the record of trees, and no file of anybody's
 )
 OURS = ("origin", "memory", "gone")  # of this machine or this process alone
+KNOWN = {
+    **dict.fromkeys(("s3", "s3a"), "s3://BUCKET/PREFIX"),
+    **dict.fromkeys(("gs", "gcs"), "gs://BUCKET/PREFIX"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "az://CONTAINER/PREFIX"),
+    **dict.fromkeys(("sftp", "ssh"), "sftp://[USER@]HOST[:PORT]/DIRECTORY"),
+}  # how the others of which we know without a library are written
+
+
+def parsed(url: str) -> tuple[str, str]:
+    """(scheme, for `origin:DIR` and `file:` the directory from the root on), of a URL that can be one of a tier.
+
+    Raises Misconfigured. No store is asked, so that whoever starts with it can be told.
+    """
+    before, colon, rest = url.partition(":")
+    plain = before.replace("+", "a").replace(".", "a").replace("-", "a")
+    scheme = before.lower() if colon and plain.isascii() and plain.isalnum() and plain[0].isalpha() else ""
+    if "\0" in url or "\n" in url:
+        raise Misconfigured("a control character in the URL of the files tier")
+    if not scheme:
+        shown = os.path.join("/", url) if "/" in url else "/DIR"
+        hint = f"origin:{url[:80]}, file://{shown[:80]}, s3://BUCKET/PREFIX"
+        raise Misconfigured(f"the files tier needs a URL, and {url[:80]!r} has no scheme", hint)
+    if scheme == "origin":
+        if rest.startswith("//"):
+            hint = f"origin:{rest.lstrip('/') or 'DIR'}, origin:/{rest.lstrip('/') or 'DIR'}"
+            raise Misconfigured("origin: is followed by a directory, relative or from the root on", hint)
+        return scheme, _from_here(rest) if rest else ""
+    if scheme == "file" and "::" not in url:
+        path = (
+            rest.removeprefix("//localhost") if rest.startswith("//localhost/") else rest.removeprefix("//")
+        )
+        if not path.startswith("/"):
+            hint = "origin:DIR takes a relative one"
+            raise Misconfigured("file: is followed by an absolute path, as in file:///mnt/shared", hint)
+        return scheme, path
+    if scheme not in OURS:
+        _foreign(url)
+    return scheme, ""
+
+
+def root(directory: str) -> str:
+    """The same, if it can be the root of a tier: a directory, or nothing yet. Misconfigured."""
+    if os.path.exists(directory) and not os.path.isdir(directory):
+        raise Misconfigured(f"the files tier needs a directory, and {directory} is none", "see QUINE_FS")
+    return directory
+
+
+def _foreign(url: str) -> None:
+    """Of each scheme: known, and followed by a place. Libraries are asked only for what we have not heard of."""
+    for part in url.split("::"):
+        scheme, colon, rest = part.partition(":")
+        if scheme.lower() not in KNOWN:
+            from quine.files.foreign import speaks
+
+            speaks(scheme.lower())
+        if colon and not rest.startswith("//") and scheme.lower() in KNOWN:
+            raise Misconfigured(f"{scheme}: is followed by //", KNOWN[scheme.lower()])
 
 
 def absolute(url: str) -> str:
     """`origin:DIR` with the directory from the root on; any other URL as it is. Misconfigured where it is none."""
-    scheme, colon, _ = url.partition(":")
-    if not colon or not scheme.replace("+", "").replace("-", "").replace(".", "").isalnum():
-        shown = os.path.join("/", url) if "/" in url else "/DIR"
-        hint = f"origin:{url[:80]}, file://{shown[:80]}, s3://BUCKET/PREFIX"
-        raise Misconfigured(f"the files tier needs a URL, and {url[:80]!r} is none", hint)
-    directory = url.removeprefix("origin:")
-    if directory == url or not directory:
-        return url
-    return "origin:" + _from_here(directory)
+    scheme, directory = parsed(url)
+    # of a mount nothing is asked here: one that hangs is felt by nobody but who uses it
+    return f"origin:{directory and root(directory)}" if scheme == "origin" else url
 
 
 def settle(environ: MutableMapping[str, str]) -> None:

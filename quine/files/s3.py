@@ -14,12 +14,14 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from quine.exits import Misconfigured
+from quine.files.tier import is_unreached
 
 TRIES = 4  # of a call, with pauses between them
 CONNECT, SILENCE = 15, 60  # seconds
@@ -237,10 +239,14 @@ class Bucket:
             return OSError(errno.EACCES, text, path)
         if isinstance(error, Misconfigured):
             return error
-        return OSError(errno.EIO, f"the store cannot be reached: {self._text(error)}", path)
+        away = is_unreached(error)
+        what = "cannot be reached" if away else "cannot be used"
+        return OSError(
+            errno.EHOSTUNREACH if away else errno.EIO, f"the store {what}: {self._text(error)}", path
+        )
 
     def _text(self, error: object) -> str:
-        text = str(error) or type(error).__name__
+        text = re.sub(r"\?[^\s\"']*", "", str(error)) or type(error).__name__  # of a URL without its query
         for hidden in self._hidden:
             text = text.replace(hidden, "***")
         return text[:1].lower() + text[1:300].rstrip(".")

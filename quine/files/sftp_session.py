@@ -113,12 +113,11 @@ class Session:
                     async with asyncio.timeout(CONNECT):
                         self._client, self._connections = await ssh.files(self.target, _quiet)
                 except TimeoutError:
-                    raise OSError(
-                        errno.EIO, f"{self.target.name}: no answer in {CONNECT:.0f} s", path
-                    ) from None
+                    text = f"{self.target.name}: no answer in {CONNECT:.0f} s"
+                    raise OSError(errno.EHOSTUNREACH, text, path) from None
                 except Unreachable as fault:
                     hint = f" ({fault.hint})" if fault.hint else ""
-                    raise OSError(errno.EIO, f"{self.target.name}: {fault}{hint}", path) from None
+                    raise OSError(errno.EHOSTUNREACH, f"{self.target.name}: {fault}{hint}", path) from None
             return self._client
 
     async def _fault(self, fault: Exception, client: Any, path: str) -> Exception:
