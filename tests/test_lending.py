@@ -24,12 +24,13 @@ from tests.lab import Lab
 from tests.test_streams import all_of, served
 from tests.test_streams_hosts import asked
 from transport import lendable, lending
-from transport.duplex import ClientDuplex
+from transport.duplex import ClientDuplex, descriptors
 from transport.errors import Abandoned, ProtocolError
 from transport.frames import Kind
 from transport.incoming import Incoming
 from transport.session import STDIN, STDOUT, Session
 from transport.window import MAX_WINDOW, Flow
+from transport.wire import Wire
 
 pytestmark = pytest.mark.timeout(300 + 15 * CUTS)
 ROUNDS = 40 if LONG else 5
@@ -235,6 +236,27 @@ def test_a_descriptor_that_had_no_room_ends_its_link_alone() -> None:
         ours.close()
 
     asyncio.run(take())
+
+
+def test_more_descriptors_than_one_message_takes_are_not_lent() -> None:
+    """The node reads nothing for a moment, and three hundred handlers lend: the face goes on."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open("/dev/null") as file:
+        wire = Wire(ours, Session(opener=True, hello={}), b"x")
+        lent = 0
+        with contextlib.suppress(OSError):
+            while lent < 300:
+                assert wire.attach(file.fileno()) == lent
+                lent += 1
+        wire.flush()
+        assert 100 < lent < 300
+        _, ancillary, flags, _ = theirs.recvmsg(100, socket.CMSG_SPACE(4 * ClientDuplex.MOST))
+        came = descriptors(ancillary)
+        for fd in came:
+            os.close(fd)
+        assert len(came) == lent and not flags & socket.MSG_CTRUNC
+        assert wire.attach(file.fileno()) == lent
+        wire.drop()
 
 
 @pytest.mark.parametrize("attaches", [None, "no room"])

@@ -8,6 +8,7 @@ Laws
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 RECEIVE = 512 * 1024  # bytes taken from the socket at once; with the frames made of it, the client's memory
 ROUND = 256 * 1024  # bytes pulled at once
 IOV_MAX = 512
+MOST = 200  # descriptors of one message; Linux takes 253
 
 
 class Wire:
@@ -32,7 +34,12 @@ class Wire:
         self._count = 0
 
     def attach(self, fd: int) -> int:
-        """Send a descriptor, too, before what is queued from now on; its number on this connection."""
+        """Send a descriptor, too, before what is queued from now on; its number on this connection.
+
+        Raises OSError where it has no room.
+        """
+        if len(self._fds) >= MOST:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._fds.append(os.dup(fd))  # whoever owns it need not wait
         self._count += 1
         return self._count - 1
