@@ -50,10 +50,15 @@ class _Pace:
 class Source:
     """A regular file that is open to be read. Raises OSError: EISDIR, ELOOP for a link, EINVAL for what is no file."""
 
-    def __init__(self, path: str, follow: bool = True) -> None:
+    def __init__(self, path: str, found: str = "") -> None:
+        """`found`: the end of the path, below the directory that was named: there no link is followed."""
         self.path = path
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-        self.fd = os.open(path, flags)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        if found:
+            with Folder(path.removesuffix(found)) as folder:
+                self.fd = folder.open(found, flags)
+        else:
+            self.fd = os.open(path, flags)
         self.stat = os.fstat(self.fd)
         if not stat.S_ISREG(self.stat.st_mode):
             self.close()
@@ -221,9 +226,9 @@ class Found:
 class Folder:
     """A directory of this machine, below which things are made and removed. A context manager."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, follow: bool = True) -> None:
         self.path = path
-        self.fd = os.open(path, DIRECTORY)
+        self.fd = os.open(path, DIRECTORY if follow else WITHIN)
 
     def shown(self, relative: str) -> str:
         return os.path.join(self.path, relative) if relative else self.path
@@ -274,17 +279,23 @@ class Folder:
     def make(self, relative: str) -> None:
         os.close(self.enter(relative))
 
-    def chmod(self, relative: str, mode: int) -> None:
+    def open(self, relative: str, flags: int) -> int:
+        """A file below it. Raises OSError: ELOOP for a link, ENOTDIR for one above it."""
         above, _, name = relative.rpartition("/")
         folder = self.enter(above, make=False)
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-            try:
-                os.fchmod(fd, mode & PERMISSIONS)
-            finally:
-                os.close(fd)
+            return os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+        except OSError as refused:
+            raise OSError(refused.errno, refused.strerror, self.shown(relative)) from None
         finally:
             os.close(folder)
+
+    def chmod(self, relative: str, mode: int) -> None:
+        fd = self.open(relative, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, mode & PERMISSIONS)
+        finally:
+            os.close(fd)
 
     def remove(self, relative: str) -> None:
         """A file, a link, or a directory with all that is in it."""

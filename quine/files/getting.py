@@ -78,7 +78,7 @@ class _Here:
         except FileExistsError:
             if made != self.written and os.path.islink(made):
                 raise error(errno.ENOTDIR, made) from None
-        folder = disk.Folder(made)
+        folder = disk.Folder(made, follow=made == self.written)
         self._open.append(folder)
         return folder
 

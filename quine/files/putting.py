@@ -77,7 +77,7 @@ def _put(call: Call, crew: Crew, source: str, target: Target, mode: int | None) 
         path, here = names.join(top, found.path), os.path.join(source, found.path)
         if found.kind == "file":
             crew.progress.expect(found.stat.st_size)
-            crew.do(put_file, call, crew, here, path, mode)
+            crew.do(put_file, call, crew, here, path, mode, "" if call.values.get("follow") else found.path)
         elif found.kind == "directory":
             crew.do(call.tier.mkdir, path, True)
         else:
@@ -91,9 +91,11 @@ def refused(kind: str, path: str) -> OSError:
     return OSError(errno.EINVAL, "neither a file nor a directory", path)
 
 
-def put_file(call: Call, crew: Crew, source: str, path: str, mode: int | None = None) -> None:
-    """One file of this machine. Raises OSError, Stopped."""
-    with disk.Source(source) as file:
+def put_file(
+    call: Call, crew: Crew, source: str, path: str, mode: int | None = None, found: str = ""
+) -> None:
+    """One file of this machine; `found` as for disk.Source. Raises OSError, Stopped."""
+    with disk.Source(source, found) as file:
         if mode is None:
             mode = file.stat.st_mode & disk.PERMISSIONS
         with call.tier.create(

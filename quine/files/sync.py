@@ -230,6 +230,10 @@ class _Up(_Sync):
             if self.target and not self.dry:
                 self.call.tier.mkdir(self.target, exist_ok=True)
 
+    def unfollowed(self, item: Item) -> str:
+        """What was found, and is not to be reached through a link."""
+        return "" if self.call.values.get("follow") else item.path
+
     def known_alike(self, item: Item, there: Item) -> bool:
         try:
             return alike(item, of_tier(self.call.tier.stat(names.join(self.target, item.path)), self.target))
@@ -238,7 +242,9 @@ class _Up(_Sync):
 
     def send(self, item: Item) -> None:
         path = names.join(self.target, item.path)
-        put_file(self.call, self.crew, os.path.join(self.source, item.path), path)
+        put_file(
+            self.call, self.crew, os.path.join(self.source, item.path), path, found=self.unfollowed(item)
+        )
 
     def make(self, path: str) -> None:
         self.call.tier.mkdir(names.join(self.target, path), exist_ok=True)
@@ -247,7 +253,7 @@ class _Up(_Sync):
         self.call.tier.remove(names.join(self.target, path), recursive=True)
 
     def same_bytes(self, item: Item) -> bool:
-        with disk.Source(os.path.join(self.source, item.path)) as file:
+        with disk.Source(os.path.join(self.source, item.path), self.unfollowed(item)) as file:
             return same_bytes(file.fd, self.call.tier, names.join(self.target, item.path), self.crew)
 
     def shown(self, path: str) -> str:
@@ -308,7 +314,7 @@ class _Down(_Sync):
         self.folder.remove(path)
 
     def same_bytes(self, item: Item) -> bool:
-        with disk.Source(self.folder.shown(item.path), follow=False) as file:
+        with disk.Source(self.folder.shown(item.path), item.path) as file:
             return same_bytes(file.fd, self.call.tier, names.join(self.source, item.path), self.crew)
 
     def shown(self, path: str) -> str:
