@@ -5,6 +5,7 @@ Laws
 2. A store that is away is tried again, ever more rarely; after the end of the tree for a bounded time. What was not
    copied is said in the log of the root, with how it can be copied later.
 3. It ends by itself: no tree, no keeper.
+4. While it lives a file in the tier changes, so that nobody elsewhere waits for a machine that was switched off.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import os
 import select
 import socket
+import threading
 import time
 
 from quine import keeping, roster
@@ -26,6 +28,7 @@ RARELY = 60.0  # seconds between two tries at a store that is away
 SOON = 0.5  # the same when somebody waits, or all is over
 HOPE = 3.0  # seconds that who waits is not told that it fails
 LATEST = 60.0  # seconds after the end of the tree
+BEAT = 20.0  # seconds between two signs of life
 
 
 def store() -> Tier:
@@ -58,11 +61,34 @@ class Keeper:
         self._listener = listener
         self._folder = folder
         self._log = log
+        self._tier: Tier | None = None
         self._copies: Copies | None = None
+        self._over = threading.Event()
         self._asked: list[tuple[socket.socket, float]] = []  # who waits, and since when
         self._said = ""
 
     def run(self) -> None:
+        beating = threading.Thread(target=self._beat, daemon=True)  # a round may take longer than it can wait
+        beating.start()
+        try:
+            self._keep()
+        finally:
+            self._over.set()
+            beating.join(HOPE)
+        with contextlib.suppress(Exception):  # what is left of it is silent
+            if self._tier is not None:
+                self._tier.remove(f"{keeping.PLACE}/{self._session}{keeping.BEAT}")
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT):
+            with contextlib.suppress(Exception):  # away: the rounds tell of it
+                if self._tier is not None:
+                    path = f"{keeping.PLACE}/{self._session}{keeping.BEAT}"
+                    with self._tier.create(path, mode=0o600) as writer:
+                        writer.write(repr(time.time()).encode())
+                        writer.commit()
+
+    def _keep(self) -> None:
         pause, over = SOON, 0.0  # when it was over
         while True:
             self._wait(pause)
@@ -90,7 +116,8 @@ class Keeper:
         """What was wrong, "" where nothing was."""
         try:
             if self._copies is None:
-                self._copies = Copies(store(), self._folder, roster.state_directory(), self._session)
+                self._tier = store()
+                self._copies = Copies(self._tier, self._folder, roster.state_directory(), self._session)
             self._copies.round()
         except Exception as error:  # a driver raises what it likes, and nobody else would say it
             said = str(getattr(error, "detail", "") or error) or type(error).__name__

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PLACE = f"{RESERVED}/sessions"  # what stands there stands as in a data directory
+BEAT = ".beat"  # the end of the name of a file, of the root of a tree, that changes for as long as its keeper lives
 VARIABLE = "QUINE_FS_TAPES"
 PATIENCE = 15.0  # seconds that the end of a tree waits until all is kept
 HURRY = 3.0  # the same where somebody has ended it

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quine import keeping, private, roster, tapes
 from quine.copies import RESULTS, Copies
-from quine.exits import Failure, Misconfigured
+from quine.exits import LOST, Failure, Misconfigured
 from quine.files.tier import BLOCK, Entry, Tier
 from quine.jobs import write_aside
 from quine.life import is_session
@@ -27,6 +27,7 @@ from transport import quickjson
 
 AT_ONCE = 8  # files that are fetched at one time
 LOOK = 2.0  # seconds between two looks at a session whose end is waited for
+SILENCE = 300.0  # seconds without a sign of life of its keeper, after which it is lost
 VERSIONS = "versions"
 
 
@@ -58,20 +59,41 @@ def holding(folder: Path, session: str) -> Path:
 def find(text: str) -> list[Agent]:
     """The agents in the tier that an id, or its beginning, may mean."""
     there = mirror()
-    found = roster.find(text, str(there)) if there else []
+    return _found(there, text) if there else []
+
+
+def _found(there: Path, text: str) -> list[Agent]:
+    found = roster.find(text, str(there))
     # Whose word that is we do not know: no process of this machine is meant by it.
     return [agent._replace(kept=True, pid=0, started=0, boot="", supervisor=0) for agent in found]
 
 
 def ended(agent: Agent, deadline: float) -> Agent | None:
-    """The agent once its end is in the tier; None where that is later than `deadline` (of the monotonic clock)."""
+    """The agent once its end is in the tier; None where that is later than `deadline` (of the monotonic clock).
+
+    Failure (LOST) where nothing is heard of its tree.
+    """
+    heard, beat = time.monotonic(), b""
     while agent.end().state in ("lost", "unknown"):
         left = deadline - time.monotonic()
         if left <= 0:
             return None
+        if time.monotonic() - heard > SILENCE:
+            text = f"{agent.id}: nothing has been heard of its tree for {SILENCE:.0f} s"
+            raise Failure(LOST, text, "its machine is off, or cannot reach the files tier; quine wait again")
         time.sleep(min(LOOK, left))
-        with contextlib.suppress(Failure):  # away for a while
-            agent = next((one for one in find(agent.id) if one.id == agent.id), agent)
+        try:
+            there = mirror()
+        except Failure:  # away for a while, from here: that says nothing of the other side
+            heard = time.monotonic()
+            continue
+        if there is None:
+            continue
+        agent = next((one for one in _found(there, agent.id) if one.id == agent.id), agent)
+        with contextlib.suppress(OSError):
+            now = (there / f"{agent.root or agent.session}{keeping.BEAT}").read_bytes()
+            # that it changes is what counts, for clocks differ
+            heard, beat = (heard if now == beat else time.monotonic()), now
     return agent
 
 
@@ -129,7 +151,8 @@ def _there(tier: Tier) -> list[tuple[str, Entry]]:
     with contextlib.suppress(FileNotFoundError):
         for entry in tier.list(keeping.PLACE):
             name = entry.path.rpartition("/")[2]
-            if entry.is_file and name.endswith(".jsonl") and is_session(name.removesuffix(".jsonl")):
+            session, _, kind = name.partition(".")
+            if entry.is_file and f".{kind}" in (".jsonl", keeping.BEAT) and is_session(session):
                 found.append((name, entry))
     with contextlib.suppress(FileNotFoundError):
         for job in tier.list(f"{keeping.PLACE}/jobs"):

@@ -256,7 +256,12 @@ def _wait(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
         if job.kept:
             from quine import kept
 
-            over = kept.ended(job, deadline)
+            try:
+                over = kept.ended(job, deadline)
+            except Failure as silent:
+                complain(silent.detail, silent.hint)
+                status = silent.status
+                continue
             if over is None:
                 return DEADLINE
             job = over

@@ -9,18 +9,22 @@ import contextlib
 import errno
 import json
 import os
+import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quine import copies, keeping
+from quine import copies, keeper, keeping, kept
+from quine.exits import Failure
 from quine.files.local import Local
 from quine.files.memory import Memory
 from quine.files.reserved import Unreserved
 from quine.life import new_session
+from quine.log import Log
 from tests.agents import OK, QUINE, Agents, Started, call, left, running, says, sh, until
 from tests.lab import Lab, processes
 from transport.address import boot_id, start_time
@@ -280,6 +284,66 @@ def test_a_keeper_holds_no_key_of_a_guest_and_shows_none_of_the_store(agents: Ke
     assert not any(b"canary" in path.read_bytes() for path in agents.tier.rglob("*") if path.is_file())
 
 
+# ------------------------------------------------------------------------------------------ signs of life
+
+
+def begun(tier: Path, session: str) -> None:
+    """A tape of a life that somebody else began."""
+    meta = {"session_id": session, "root_session_id": session, "mission": "work", "timestamp": 1e9}
+    (tier / PLACE).mkdir(parents=True)
+    (tier / PLACE / f"{session}.jsonl").write_text(json.dumps({"type": "meta", "data": meta}) + "\n")
+
+
+def test_who_waits_for_a_tree_that_is_silent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = new_session()
+    begun(tmp_path / "tier", session)
+    monkeypatch.setenv("QUINE_FS", f"file://{tmp_path}/tier")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(kept, "LOOK", 0.05)
+    monkeypatch.setattr(kept, "SILENCE", 1.0)
+    (agent,) = kept.find(session)
+    mirror, beats = kept.mirror, 0
+
+    def alive() -> Path | None:
+        nonlocal beats
+        beats += 1
+        (tmp_path / "tier" / PLACE / f"{session}{keeping.BEAT}").write_text("x" * beats)
+        return mirror()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kept, "mirror", alive)
+        assert kept.ended(agent, time.monotonic() + 3.0) is None, "it lives, and is waited for"
+        assert beats
+    with pytest.raises(Failure, match="nothing has been heard of its tree") as caught:
+        kept.ended(agent, float("inf"))
+    assert caught.value.status == 74
+
+
+def test_a_keeper_gives_signs_of_life_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = new_session()
+    monkeypatch.setenv("QUINE_FS", f"file://{tmp_path}/tier")
+    monkeypatch.setenv("QUINE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(keeper, "BEAT", 0.05)
+    beat = tmp_path / "tier" / PLACE / f"{session}{keeping.BEAT}"
+    with socket.socket(socket.AF_UNIX) as listener, subprocess.Popen(["sleep", "1000"]) as root:
+        listener.bind(f"\0quine-test-{session}")
+        listener.listen()
+        log = Log(str(tmp_path / "log"))
+        one = keeper.Keeper(session, os.pidfd_open(root.pid), listener, str(tmp_path / "data"), log)
+        running = threading.Thread(target=one.run)
+        running.start()
+        try:
+            until(beat.exists)
+            first = beat.read_bytes()
+            until(lambda: beat.read_bytes() != first)
+        finally:
+            root.kill()
+            running.join(60)
+    assert not running.is_alive() and not beat.exists()
+
+
 # ------------------------------------------------------------------------------------------ in what order
 
 
@@ -361,7 +425,7 @@ def test_no_command_removes_the_record(agents: Kept) -> None:
         says(OK),
     )
     assert agents.settled()
-    kept = sorted(path.name for path in agents.kept().iterdir())
+    kept = sorted(path.name for path in agents.kept().glob("*.jsonl"))
     assert kept
     (agents.directory / "empty").mkdir()
     env = agents.env
@@ -375,7 +439,7 @@ def test_no_command_removes_the_record(agents: Kept) -> None:
             [*QUINE, "fs", *words], cwd=agents.directory, env=env, capture_output=True, timeout=200
         )
         assert b"sessions" not in done.stdout
-        assert sorted(path.name for path in agents.kept().iterdir()) == kept
+        assert sorted(path.name for path in agents.kept().glob("*.jsonl")) == kept
 
 
 def test_a_child_that_was_never_started_has_its_record_there(agents: Kept, lab: Lab) -> None:
