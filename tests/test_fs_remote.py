@@ -71,6 +71,7 @@ OPERATIONS: dict[str, Callable[[Tier], object]] = {
     "remove": lambda tier: tier.remove("d/small"),
     "remove all": lambda tier: tier.remove("d", recursive=True),
     "rename": lambda tier: tier.rename("d/small", "e/f/g"),
+    "setattr": lambda tier: tier.setattr("d/small", mode=0o600, mtime=5.0),
     "copy": lambda tier: tier.copy("d/small", "e/f/g"),
     "url": lambda tier: tier.url_of("d"),
 }

@@ -123,6 +123,34 @@ def test_modes_of_open(mount: Mount) -> None:
         mount.path.open("wb").close()
 
 
+def test_modes_and_times_leave_the_content_where_it_is(mount: Mount) -> None:
+    path, kept = mount.path / "f", mount.store / "f"
+    path.write_bytes(b"content" * 1000)
+    before = kept.stat().st_ino
+    os.chmod(path, 0o640)
+    os.utime(path, (1.5e9, 1.5e9))
+    assert (path.stat().st_mode & 0o777, path.stat().st_mtime) == (0o640, 1.5e9)
+    with open(path, "rb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        os.utime(file.fileno(), (1.6e9, 1.6e9))
+        facts = os.fstat(file.fileno())
+        assert (facts.st_mode & 0o777, facts.st_mtime, facts.st_size) == (0o600, 1.6e9, 7000)
+        assert (kept.stat().st_mode & 0o777, kept.stat().st_mtime) == (0o600, 1.6e9)
+        (mount.store / "new").write_bytes(b"other")
+        os.rename(mount.store / "new", kept)
+        os.chmod(path, 0o604)  # of what is there now; what is read is not changed by it
+        assert (path.read_bytes(), file.read()) == (b"other", b"content" * 1000)
+        before = kept.stat().st_ino
+    subprocess.run(["touch", path], check=True, timeout=60)
+    assert abs(kept.stat().st_mtime - time.time()) < 1000
+    with open(path, "r+b") as file:
+        os.fchmod(file.fileno(), 0o444)
+        os.utime(file.fileno(), (1.7e9, 1.7e9))
+        assert kept.stat().st_mode & 0o777 == 0o604  # until the close
+    assert (kept.stat().st_mode & 0o777, kept.stat().st_mtime, kept.stat().st_ino) == (0o444, 1.7e9, before)
+    assert kept.read_bytes() == b"other"
+
+
 def test_a_mapped_file_is_read_and_written(mount: Mount) -> None:
     path = mount.path / "f"
     path.write_bytes(b"a" * 10000)

@@ -521,6 +521,27 @@ def test_copy(store: Store) -> None:
         assert get(tier, "c") == b"c"
 
 
+def test_setattr_leaves_the_content(store: Store) -> None:
+    tier, data = store.tier, os.urandom(100_000)
+    put(tier, "d/a", data, mode=0o644, mtime=1.5e9)
+    with tier.open("d/a") as reader:
+        entry = tier.setattr("d/a", mode=0o4710)
+        assert entry == tier.stat("d/a")
+        assert (entry.path, entry.size) == ("d/a", len(data))
+        if store.has("mode"):
+            assert (entry.mode, entry.mtime) == (0o710, 1.5e9)
+        entry = tier.setattr("d/a", mtime=1.6e9)
+        if store.has("mode"):
+            assert (entry.mode, entry.mtime) == (0o710, 1.6e9)
+        assert tier.setattr("d/a").size == len(data)
+        assert b"".join(iter(reader.read, b"")) == data  # for who has it open, too
+    assert get(tier, "d/a") == data
+    refused(errno.EISDIR, lambda: tier.setattr("d", mode=0o700))
+    refused(errno.EISDIR, lambda: tier.setattr("", mode=0o700))
+    refused(errno.ENOENT, lambda: tier.setattr("d/b", mtime=1.0))
+    refused(errno.ENOTDIR, lambda: tier.setattr("d/a/b", mode=0o700))
+
+
 def test_modes_and_times(store: Store) -> None:
     tier = store.tier
     for index, (mode, mtime) in enumerate(

@@ -258,6 +258,13 @@ class Generic(Tier):
                 self.rename(each.path, names.join(target, names.name(each.path)))
             self.remove(source)
 
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        self._writable(path)
+        found = self.stat(path)
+        if not found.is_file:
+            raise error(errno.EISDIR, path)
+        return found  # it keeps neither
+
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
         if source == target and not if_absent and self.stat(source).is_file:
             return self.stat(source)

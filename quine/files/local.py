@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from quine import private
 from quine.files import beneath, names, parts
 from quine.files.beneath import TRIES, about
-from quine.files.plain import Part, Plain, known, regular
+from quine.files.plain import Part, Plain, known, nanos, regular
 from quine.files.tier import Entry, Reader, Tier, Writer, error
 
 
@@ -171,6 +171,23 @@ class Local(Tier):
                     raise error(errno.EISDIR, target)  # the kernel says that it is not empty
                 if target != source:
                     self._move(origin, old, target, if_absent, source)
+
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        with about(path):
+            if not path:
+                raise error(errno.EISDIR, path)
+            with self._place(path) as (directory, name):
+                fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            try:
+                regular(os.fstat(fd), path)
+                place = f"/proc/self/fd/{fd}"  # also of what may be neither read nor written
+                if mode is not None:
+                    os.chmod(place, mode & 0o777)
+                if mtime is not None:
+                    os.utime(place, ns=(nanos(mtime), nanos(mtime)))
+                return known(path, os.fstat(fd))
+            finally:
+                os.close(fd)
 
     def _expect_directory(self, source: str, target: str) -> None:
         """Below a file there is no name, and that is another error than a directory into itself."""

@@ -133,6 +133,15 @@ class Memory(Tier):
                 self.remove(source, recursive=True)
                 self._put(above, target, node)
 
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        with self._store.lock:
+            node = self._find(path, path)
+            if isinstance(node, _Directory):
+                raise error(errno.EISDIR, path)
+            node.mode = node.mode if mode is None else mode & 0o777
+            node.mtime = node.mtime if mtime is None else mtime
+            return _entry(path, node)
+
     def _may_move(self, node: _File | _Directory, source: str, target: str, if_absent: bool) -> None:
         try:
             there = self._find(target, target)

@@ -16,10 +16,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from quine.files.s3 import Bucket, Found, Unmet, bare, found
-from quine.files.tier import BLOCK, FILE_MODE, Entry, Reader, Writer, error, stale
+from quine.files.tier import BLOCK, FILE_MODE, Entry, Reader, Writer, error, pour, stale
 
 PART = 8 << 20  # bytes; what is not more is put in one call
 PARTS = 10_000  # S3's limit of one object
+WHOLE = 5 << 30  # bytes that the store copies in one call
 IN_FLIGHT = 3  # parts that are on their way at one time
 AGAIN = 3  # tries of a body that broke off, and of a race that the store cannot decide
 
@@ -287,3 +288,34 @@ async def _filled(body: Any, size: int) -> bytes:
         parts.append(block)
         size -= len(block)
     return b"".join(parts)
+
+
+def by_hand(bucket: Bucket, here: Found, key: str, source: str, target: str) -> Entry:
+    """A conditional copy of what is small, to a key: by us, in one put.
+
+    Some gateways look and then complete the parts, so that two are the first; and who takes his own back then
+    takes that of both, of which one has removed the source. A put they decide in one step.
+    """
+    meta = {**here.meta, MODE: f"{mode_of(here):o}", MTIME: repr(mtime_of(here))}
+    with (
+        ObjectReader(bucket, here.key, source, 0, None) as reader,
+        ObjectWriter(bucket, key, target, meta, True, 0, lambda: None) as writer,
+    ):
+        if reader.entry.version != here.etag:
+            raise stale(source)
+        pour(reader, writer)
+        return writer.commit()
+
+
+def by_parts(bucket: Bucket, source: Found, key: str, path: str, if_absent: bool) -> Entry:
+    """A copy by the store which can be conditional, and of any size."""
+    upload = Upload(bucket, key, path, {**source.meta, MARK: secrets.token_hex(8)})
+    try:
+        size = max(WHOLE // 5, -(-source.size // PARTS))
+        for start in range(0, source.size, size):
+            upload.copy(source, start, min(start + size, source.size) - 1)
+        etag = upload.complete(if_absent)
+    except BaseException:
+        upload.abort()
+        raise
+    return entry(path, source)._replace(version=etag)

@@ -32,19 +32,19 @@ from quine.files.object_io import (
     MODE,
     MTIME,
     PART,
-    PARTS,
+    WHOLE,
     ObjectReader,
     ObjectWriter,
-    Upload,
+    by_hand,
+    by_parts,
     entry,
     mode_of,
     mtime_of,
     settled,
 )
 from quine.files.s3 import Bucket, Found, Unmet, bare
-from quine.files.tier import DIRECTORY_MODE, FILE_MODE, Entry, Reader, Tier, Writer, error, pour, stale
+from quine.files.tier import DIRECTORY_MODE, FILE_MODE, Entry, Reader, Tier, Writer, error, stale
 
-WHOLE = 5 << 30  # bytes that the store copies in one call
 LONGEST_KEY = 1024  # bytes, S3's limit
 REMOVED = 16  # objects at one time, each by a call of its own
 REST = 5.0  # seconds for which a directory that was seen is taken to be still there
@@ -351,21 +351,39 @@ class ObjectTier(Tier):
         except Unmet:
             raise stale(path) from None
 
-    def _store_copy(self, source: Found, key: str, path: str) -> Future[Any] | None:
+    def _store_copy(self, source: Found, key: str, path: str, **more: Any) -> Future[Any] | None:
         """Have the store copy an object; None where it took several calls and is done."""
         if key.endswith("/"):  # a directory's, which some gateways do not copy
             return self.bucket.begin("put_object", Key=key, Body=b"")
         if source.size > WHOLE:
             whole = self.bucket.head(source.key, path)
             if whole is not None:
-                self._by_parts(whole, key, path, False)
+                by_parts(self.bucket, whole, key, path, False)
             return None
         return self.bucket.begin(
             "copy_object",
             Key=key,
             CopySource={"Bucket": self.bucket.name, "Key": source.key},
             CopySourceIfMatch=f'"{source.etag}"',
+            **more,
         )
+
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        """The store copies the object onto itself."""
+        for _ in range(AGAIN):
+            here = self.bucket.head(self.key(path), path) if path else None
+            if here is None:
+                raise self._unlike_file(path) if path else error(errno.EISDIR, path)
+            told = mode_of(here) if mode is None else mode & 0o777
+            meta = {**here.meta, MODE: f"{told:o}", MTIME: repr(mtime_of(here) if mtime is None else mtime)}
+            here = here._replace(meta=meta)
+            if here.size > WHOLE:
+                return by_parts(self.bucket, here, self.key(path), path, False)
+            future = self._store_copy(here, self.key(path), path, Metadata=meta, MetadataDirective="REPLACE")
+            with contextlib.suppress(Unmet):  # replaced meanwhile
+                answer = self.bucket.done(future, path) if future is not None else {}
+                return entry(path, here)._replace(version=bare(answer.get("CopyObjectResult", {})))
+        raise stale(path)
 
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
         if not source:
@@ -385,41 +403,12 @@ class ObjectTier(Tier):
         self.put_folders(self._room(target, if_absent))
         key = self.key(target)
         if if_absent and here.size <= PART:
-            return self._by_hand(here, source, target)
+            return by_hand(self.bucket, here, key, source, target)
         if if_absent or here.size > WHOLE:
-            return self._by_parts(here, key, target, if_absent)
+            return by_parts(self.bucket, here, key, target, if_absent)
         future = self._store_copy(here, key, source)
         answer = self._copied_call(future, source) if future is not None else {}
         return entry(target, here)._replace(version=bare(answer.get("CopyObjectResult", {})))
-
-    def _by_hand(self, here: Found, source: str, target: str) -> Entry:
-        """A conditional copy of what is small: by us, in one put.
-
-        Some gateways look and then complete the parts, so that two are the first; and who takes his own back then
-        takes that of both, of which one has removed the source. A put they decide in one step.
-        """
-        meta = {**here.meta, MODE: f"{mode_of(here):o}", MTIME: repr(mtime_of(here))}
-        with (
-            ObjectReader(self.bucket, self.key(source), source, 0, None) as reader,
-            ObjectWriter(self.bucket, self.key(target), target, meta, True, 0, lambda: None) as writer,
-        ):
-            if reader.entry.version != here.etag:
-                raise stale(source)
-            pour(reader, writer)
-            return writer.commit()
-
-    def _by_parts(self, source: Found, key: str, path: str, if_absent: bool) -> Entry:
-        """A copy by the store which can be conditional, and of any size."""
-        upload = Upload(self.bucket, key, path, {**source.meta, MARK: secrets.token_hex(8)})
-        try:
-            size = max(WHOLE // 5, -(-source.size // PARTS))
-            for start in range(0, source.size, size):
-                upload.copy(source, start, min(start + size, source.size) - 1)
-            etag = upload.complete(if_absent)
-        except BaseException:
-            upload.abort()
-            raise
-        return entry(path, source)._replace(version=etag)
 
     def _heeds(self, path: str) -> None:
         if not self._decides(path):

@@ -31,6 +31,11 @@ def known(path: str, facts: os.stat_result) -> Entry:
     return Entry(path, "file", facts.st_size, facts.st_mtime, mode, version)
 
 
+def nanos(moment: float) -> int:
+    """Of seconds."""
+    return int(moment // 1) * NANO + round(moment % 1 * NANO)
+
+
 def regular(facts: os.stat_result, path: str) -> None:
     if stat.S_ISDIR(facts.st_mode):
         raise error(errno.EISDIR, path)
@@ -162,8 +167,8 @@ class Part(Writer):
                 if self._mode is not None:
                     os.fchmod(self._fd, self._mode & 0o777)
                 if self._mtime is not None:
-                    at = int(self._mtime // 1) * NANO + round(self._mtime % 1 * NANO)
-                    os.utime(self._fd, ns=(time.time_ns(), at))  # who sweeps goes by the later of the two
+                    # who sweeps goes by the later of the two
+                    os.utime(self._fd, ns=(time.time_ns(), nanos(self._mtime)))
                 os.fsync(self._fd)
                 self._arrive(self._directory, self._name)
                 self._name = ""

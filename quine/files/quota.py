@@ -73,6 +73,9 @@ class Quota(Tier):
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
         return self._tier.open(path, offset, length)
 
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        return self._tier.setattr(path, mode=mode, mtime=mtime)
+
     def url_of(self, path: str) -> str:
         return self._tier.url_of(path)
 

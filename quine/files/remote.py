@@ -97,6 +97,9 @@ class Remote(Tier):
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
         self._told("rename", source, target=target, if_absent=if_absent)
 
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        return self._entry("setattr", path, path, mode=mode, mtime=mtime)
+
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
         return self._entry("copy", source, target, target=target, if_absent=if_absent)
 

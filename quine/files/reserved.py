@@ -56,6 +56,9 @@ class Unreserved(Tier):
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
         self._tier.rename(others(source), others(target), if_absent)
 
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        return self._tier.setattr(others(path, errno.ENOENT), mode=mode, mtime=mtime)
+
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
         return self._tier.copy(others(source, errno.ENOENT), others(target), if_absent)
 

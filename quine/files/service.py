@@ -166,6 +166,11 @@ def _rename(tier: Tier, asked: Asked, incoming: Incoming) -> None:
     incoming.write(words.word({}))
 
 
+def _setattr(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    entry = tier.setattr(asked.path, mode=asked.mode, mtime=asked.mtime)
+    incoming.write(words.word({"entry": words.row(entry, asked.path)}))
+
+
 def _copy(tier: Tier, asked: Asked, incoming: Incoming) -> None:
     entry = tier.copy(asked.path, asked.target, asked.if_absent)
     incoming.write(words.word({"entry": words.row(entry, asked.target)}))
@@ -181,5 +186,6 @@ _HANDLERS: dict[str, Callable[[Tier, Asked, Incoming], None]] = {
     "mkdir": _mkdir,
     "remove": _remove,
     "rename": _rename,
+    "setattr": _setattr,
     "copy": _copy,
 }

@@ -371,6 +371,20 @@ class SftpTier(Tier):
 
         self.session.run(act, source, again=False)
 
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        async def act(client: Any) -> Entry:
+            found = await self._there(client, path)
+            if stat.S_ISDIR(found.permissions or 0):
+                raise error(errno.EISDIR, path)
+            place = await self._at(client, path)
+            if mode is not None:
+                await client.chmod(place, mode & 0o777)
+            if mtime is not None:
+                await client.utime(place, (mtime, mtime))
+            return known(path, await self._look(client, path))
+
+        return self.session.run(act, path)
+
     async def _claim(self, client: Any, place: bytes, path: str) -> None:
         try:
             await client.mkdir(place)

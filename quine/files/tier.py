@@ -192,6 +192,13 @@ class Tier(abc.ABC):
         ENOENT, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL (a directory into itself), EEXIST.
         """
 
+    @abc.abstractmethod
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        """The mode or time of a file, whose content stays as it is; nothing where the store keeps none.
+
+        ENOENT, EISDIR, ENOTDIR.
+        """
+
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
         """A file; the target is replaced whole."""
         with self.open(source) as reader:

@@ -58,6 +58,7 @@ OPERATIONS: dict[str, dict[str, str]] = {
     "mkdir": {"path": "path", "exist_ok": "flag"},
     "remove": {"path": "path", "recursive": "flag"},
     "rename": {"path": "path", "target": "path", "if_absent": "flag"},
+    "setattr": {"path": "path", "mode": "mode?", "mtime": "time?"},
     "copy": {"path": "path", "target": "path", "if_absent": "flag"},
 }
 

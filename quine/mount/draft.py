@@ -30,6 +30,7 @@ class Draft:
         self.mode = base.mode if base else mode
         self.mtime: float | None = None  # that somebody has set
         self.dirty = False
+        self.altered = False  # in its mode or time alone
         self.orphan = False
         self.users = 0  # handles
         self.writers = 0  # of them those that may write
@@ -90,14 +91,30 @@ class Draft:
         os.ftruncate(self._fd, size)
         self._changed()
 
+    def alter(self, mode: int | None, mtime: float | None) -> None:
+        self.mode = self.mode if mode is None else mode
+        self.mtime = self.mtime if mtime is None else mtime
+        self.altered = True
+
+    @property
+    def pending(self) -> bool:
+        """Is there something that the store has not been told?"""
+        return self.dirty or self.altered
+
     def _changed(self) -> None:
         self.dirty, self.mtime, self._written = True, None, time.time()
 
     def commit(self, tier: Tier) -> Entry | None:
         """Let it be the file; None where there was nothing to do. Raises OSError."""
-        if not self.dirty or self.orphan or self._fd < 0:
+        if not self.pending or self.orphan or self._fd < 0:
             return None
-        self.dirty = False
+        content, self.dirty, self.altered = self.dirty, False, False
+        if not content:
+            self.committed = tier.setattr(self.path, mode=self.mode & 0o777, mtime=self.mtime)
+            self.base = (
+                None  # others may have replaced what it was: these pages need not be those of that version
+            )
+            return self.committed
         size = os.fstat(self._fd).st_size
         with tier.create(self.path, mode=self.mode & 0o777, mtime=self.mtime, size=size) as writer:
             _pour(self._fd, size, writer)

@@ -4,13 +4,14 @@ Laws
 1. The close of a file is its commit, and says how that went; but only the last close of the process that opened it:
    a shell closes a descriptor that it has just doubled, and a child the ones that it was born with.
 2. O_EXCL is decided when the file is created: an empty file is put there in one step, and one of many wins.
-3. Modes and times of a file that nobody writes are changed by writing it anew; those of directories are not kept.
+3. Modes and times are changed without the content, in the store; those of directories are not kept.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import time
 
 from quine.files.reserved import others
 from quine.files.tier import BLOCK, Entry, error
@@ -82,7 +83,7 @@ def _draft(state: State, number: int) -> Draft:
 def flush(state: State, request: Request) -> Parts:
     handle = state.handle(request.args[0])
     draft = handle.draft
-    if draft is not None and handle.writes and draft.dirty:
+    if draft is not None and handle.writes and draft.pending:
         process = process_of(request.pid)
         if process in (0, handle.owner) and not holds_still(process, draft.path):
             _commit(state, handle.node, draft)
@@ -113,7 +114,7 @@ def release(state: State, request: Request) -> Parts:
     if handle is None:
         return ()
     node, draft = handle.node, handle.draft
-    if draft is not None and handle.writes and draft.writers == 1 and draft.dirty:
+    if draft is not None and handle.writes and draft.writers == 1 and draft.pending:
         try:
             _commit(
                 state, node, draft
@@ -134,8 +135,9 @@ def setattr_(state: State, request: Request) -> Parts:
     if not node.entry.is_file:
         return (attr_of(state, node),)
     mtime: float | None = None
-    if valid & fuse.SET_MTIME and not valid & fuse.SET_MTIME_NOW:
-        mtime = fuse.time_of(request.args[6], request.args[9])
+    if valid & fuse.SET_MTIME:
+        now = valid & fuse.SET_MTIME_NOW
+        mtime = time.time() if now else fuse.time_of(request.args[6], request.args[9])
     draft = node.draft
     if valid & fuse.SET_BY_HANDLE:
         draft = state.handle(number).draft or draft
@@ -146,46 +148,43 @@ def setattr_(state: State, request: Request) -> Parts:
         with draft.lock:
             if new_size is not None:
                 draft.resize(new_size)
-            draft.mode = draft.mode if new_mode is None else new_mode
-            draft.mtime = draft.mtime if mtime is None else mtime
-            draft.dirty = True
-    elif wanted:
-        if new_size is None and mtime is None and not valid & fuse.SET_MTIME and new_mode == node.entry.mode:
-            return (attr_of(state, node),)
-        _rewrite(state, node, new_size, new_mode, mtime, bool(valid & fuse.SET_MTIME))
+            if new_mode is not None or mtime is not None:
+                draft.alter(new_mode, mtime)
+        if not draft.writers:  # whose close would commit
+            _commit(state, node, draft)
+    elif new_size is not None and new_size != node.entry.size:
+        _resize(state, node, new_size, new_mode, mtime)
+    elif mtime is not None or (new_mode is not None and new_mode != node.entry.mode):
+        _renew(state, node, state.tier.setattr(node.path, mode=new_mode, mtime=mtime))
     return (attr_of(state, node),)
 
 
-def _rewrite(
-    state: State, node: Node, size: int | None, mode: int | None, mtime: float | None, timed: bool
-) -> None:
-    """The same file with another length, mode or time; in one step, as everything."""
+def _resize(state: State, node: Node, size: int, mode: int | None, mtime: float | None) -> None:
+    """The same file with another length, in one step, as everything."""
     with state.tier.open(node.path) as reader:
         old = reader.entry
-        length = old.size if size is None else size
-        kept = old.mtime if size is None and not timed else None
-        with state.tier.create(
-            node.path,
-            mode=old.mode if mode is None else mode,
-            mtime=kept if mtime is None else mtime,
-            size=length,
-        ) as writer:
-            left = min(length, old.size)
+        mode = old.mode if mode is None else mode
+        with state.tier.create(node.path, mode=mode, mtime=mtime, size=size) as writer:
+            left = min(size, old.size)
             while left:
                 block = reader.read(min(BLOCK, left))
                 if not block:
                     raise error(errno.EIO, node.path)
                 writer.write(block)
                 left -= len(block)
-            if length > old.size:
-                writer.hole(length - old.size)
+            if size > old.size:
+                writer.hole(size - old.size)
             entry = writer.commit()
+    _renew(state, node, entry)
+
+
+def _renew(state: State, node: Node, entry: Entry) -> None:
+    """It is this now. The next look finds another node: whether these pages are still right is not known."""
     state.changed(node.path)
     with state.lock:
-        if not node.opened and node.draft is None:
-            state.nodes.hide(node)
-            state.nodes.settle(node, entry)
-        # else: who has the old version open keeps it, and the next lookup finds the new one
+        state.nodes.hide(node)
+        size = node.entry.size if node.opened else entry.size  # who reads the old version reads it to its end
+        node.entry = node.entry._replace(mode=entry.mode, mtime=entry.mtime, size=size)
 
 
 # -- names
