@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from quine.exits import Failure, Misconfigured
+from quine.exits import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.files import remote, service, words
+from quine.files.crew import failure
 from quine.files.local import Local
 from quine.files.remote import Remote
 from quine.files.service import Service
-from quine.files.tier import BLOCK, Entry, Reader, Tier, Writer, pour, stale
+from quine.files.tier import BLOCK, Entry, Reader, Tier, Unsure, Writer, pour, stale
 from tests import streams
 from tests.streams import Relay
 
@@ -346,6 +347,43 @@ def test_an_origin_that_is_lost_is_told(local: Local, relay: Relay, tier: Remote
     relay.lost = ""
     relay.close()
     assert parts(local) == ["f"]
+
+
+def test_an_origin_that_is_lost_before_its_answer_may_have_done_it(
+    local: Local, relay: Relay, tier: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who tries again has to look first, and is told so; who was lost before he had asked has done nothing."""
+    changes: list[Callable[[], object]] = [
+        lambda: put(tier, "a", b"x"),
+        lambda: tier.mkdir("d"),
+        lambda: tier.rename("a", "b"),
+        lambda: tier.copy("b", "c"),
+        lambda: tier.remove("c"),
+    ]
+    end = streams.Asked.end
+
+    def lost(self: streams.Asked) -> None:
+        end(self)
+        relay.threads[-1].join(60)
+        relay.lost = "the origin cannot be reached: the node ended"
+
+    for change in changes:
+        relay.lost = "the origin cannot be reached: the node ended"
+        with pytest.raises(OSError, match="the node ended") as caught:
+            change()
+        assert not isinstance(caught.value, Unsure) and failure(caught.value).status == NOT_STARTED
+        relay.lost = ""
+        with monkeypatch.context() as patch:
+            patch.setattr(streams.Asked, "end", lost)
+            with pytest.raises(Unsure, match="not known") as unsure:
+                change()
+            assert failure(unsure.value).status == LOST
+            relay.lost = ""
+            with pytest.raises(OSError, match="the node ended") as caught:
+                tier.stat("")
+            assert not isinstance(caught.value, Unsure)
+        relay.lost = ""
+    assert sorted(entry.path for entry in local.walk("")) == ["b", "d"]
 
 
 def test_a_store_that_cannot_be_opened_is_told_and_tried_again(

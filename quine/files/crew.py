@@ -13,9 +13,10 @@ from __future__ import annotations
 import errno
 import time
 
-from quine.exits import FAILED, NOT_STARTED, OK, Failure, complain
+from quine.exits import FAILED, LOST, NOT_STARTED, OK, Failure, complain
 from quine.files.progress import Progress
 from quine.files.shown import Hungup, escaped
+from quine.files.tier import Unsure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def words(problem: OSError) -> tuple[str, str]:
 def failure(problem: OSError) -> Failure:
     """The end of the process by it."""
     text, hint = words(problem)
+    if isinstance(problem, Unsure):
+        return Failure(LOST, text, "look whether it was done before it is done again")
     return Failure(NOT_STARTED if problem.errno in UNREACHED else FAILED, text, hint)
 
 

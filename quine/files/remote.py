@@ -16,7 +16,7 @@ import errno
 import os
 
 from quine.files import words
-from quine.files.tier import BLOCK, Entry, Reader, Tier, Writer
+from quine.files.tier import BLOCK, Entry, Reader, Tier, Unsure, Writer
 from quine.files.words import COMMIT, LONGEST_TOLD, Garbled
 from transport import quickjson
 from transport.errors import RequestError
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SERVICE = "fs"
 FULL = 256 * 1024  # bytes that are gathered before they are sent
 LARGE = 256 * 1024  # bytes from which on a descriptor is lent
+UNKNOWN = "whether it was done is not known"
+LOOKS = ("url", "stat")
 
 
 class Remote(Tier):
@@ -115,9 +117,10 @@ class Remote(Tier):
 
     def _told(self, op: str, path: str, **fields: object) -> dict[str, Any]:
         with contextlib.closing(self.stream(path)) as asked:
-            _say(asked, words.ask(op, path=path, **fields), path)
-            told = _heard(asked, path)
-            _ended(asked, path)
+            unknown = "" if op in LOOKS else UNKNOWN
+            _say(asked, words.ask(op, path=path, **fields), path, unknown)
+            told = _heard(asked, path, unknown)
+            _ended(asked, path, unknown)
             return told
 
     def _entry(self, op: str, path: str, at: str, **fields: object) -> Entry:
@@ -251,10 +254,10 @@ class _Writer(Writer):
             self._gathered()
             self._send(self._taken() + words.mark(COMMIT))
             asked = self._stream()
-            with self._refused():
+            with self._refused(UNKNOWN):
                 asked.end()
-            told = _heard(asked, self._path, "whether the origin has kept it is not known")
-            _ended(asked, self._path)
+            told = _heard(asked, self._path, UNKNOWN)
+            _ended(asked, self._path, UNKNOWN)
             with _translated(self._path):
                 return words.entry(told.get("entry"), self._path)
         finally:
@@ -298,10 +301,10 @@ class _Writer(Writer):
             asked.write(data)
 
     @contextlib.contextmanager
-    def _refused(self) -> Iterator[None]:
+    def _refused(self, unknown: str = "") -> Iterator[None]:
         """The origin listens no more: its answer says why."""
         try:
-            with _translated(self._path):
+            with _translated(self._path, unknown):
                 yield
         except BrokenPipeError:
             asked = self._stream()
@@ -318,11 +321,13 @@ class _Writer(Writer):
 # -- one stream ----------------------------------------------------------------------------------------
 
 
-def _say(asked: Asked, request: bytes, path: str) -> None:
+def _say(asked: Asked, request: bytes, path: str, unknown: str = "") -> None:
     """The whole of a request. An origin that answers before it has read it is heard all the same."""
-    with _translated(path), contextlib.suppress(BrokenPipeError):
-        asked.write(request)
-        asked.end()
+    with contextlib.suppress(BrokenPipeError):
+        with _translated(path):
+            asked.write(request)
+        with _translated(path, unknown):
+            asked.end()
 
 
 def _heard(asked: Asked, path: str, unknown: str = "") -> dict[str, Any]:
@@ -334,9 +339,9 @@ def _heard(asked: Asked, path: str, unknown: str = "") -> dict[str, Any]:
         return words.check(told, path)
 
 
-def _ended(asked: Asked, path: str) -> None:
+def _ended(asked: Asked, path: str, unknown: str = "") -> None:
     """Nothing more comes, and the handler has returned: now the connection can be used again."""
-    with _translated(path):
+    with _translated(path, unknown):
         if asked.read(1):
             raise Garbled("more than it should be")
 
@@ -354,7 +359,9 @@ def _translated(path: str, unknown: str = "") -> Iterator[None]:
                 told = quickjson.loads(text)
                 if isinstance(told, dict):
                     words.check(told, path)
-        raise OSError(errno.ENOTCONN, f"{text}; {unknown}" if unknown else text, path) from None
+        if unknown:
+            raise Unsure(errno.ENOTCONN, f"{text}; {unknown}", path) from None
+        raise OSError(errno.ENOTCONN, text, path) from None
 
 
 def _garbled(error: Garbled, path: str) -> OSError:

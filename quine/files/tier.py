@@ -42,6 +42,10 @@ class Entry(NamedTuple):
         return self.kind == "file"
 
 
+class Unsure(OSError):
+    """The way to the store was lost between a change and its answer: whether it was done is not known."""
+
+
 class Reader(abc.ABC):
     """An open file: one version of it, from `offset` on. A context manager.
 
