@@ -1,0 +1,69 @@
+"""Who a node is: the hash of the build, read once and noted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from transport import address
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sources of a build of its own, and a runtime directory."""
+    for package in address.PACKAGES:
+        (tmp_path / "root" / package / "below").mkdir(parents=True)
+        for name in ("a.py", "b.md", "below/c.toml", "below/not.pyc"):
+            (tmp_path / "root" / package / name).write_text(f"{package}/{name}")
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setattr(address, "__file__", str(tmp_path / "root" / "transport" / "address.py"))
+    return tmp_path / "root"
+
+
+def asked(monkeypatch: pytest.MonkeyPatch) -> str:
+    """By a process that has not asked before."""
+    monkeypatch.setattr(address, "_build", "")
+    return address.build_hash()
+
+
+def notes(root: Path) -> list[Path]:
+    return list(root.parent.glob("run/*/build-*"))
+
+
+def test_sources_that_are_new_are_read_each_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(asked(monkeypatch)) == 64 and not notes(root)
+
+
+def test_sources_that_have_stood_for_a_while_are_read_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address, "NEW", -(10**12))
+    with monkeypatch.context() as patch:
+        first = asked(patch)
+        assert len(notes(root)) == 1
+        patch.setattr(address, "_hash_of", lambda sources: "read again")
+        assert asked(patch) == first
+    path, before = root / "quine" / "a.py", os.stat(root / "quine" / "a.py")
+    path.write_text("x" * before.st_size)  # as if nothing had happened to it
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    second = asked(monkeypatch)
+    (root / "deploy" / "below" / "not.pyc").write_text("no source")
+    assert asked(monkeypatch) == second
+    (root / "deploy" / "below" / "new.py").write_text("a source")
+    third = asked(monkeypatch)
+    (root / "deploy" / "below" / "new.py").rename(root / "deploy" / "new.py")
+    assert len({first, second, third, asked(monkeypatch)}) == 4
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"0" * 129, b" " * 200])
+def test_a_note_that_is_damaged_is_none(root: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes) -> None:
+    monkeypatch.setattr(address, "NEW", -(10**12))
+    first = asked(monkeypatch)
+    (note,) = notes(root)
+    whole = note.read_bytes()
+    for text in (damage, whole[:-1], whole[1:]):
+        note.write_bytes(text)
+        assert asked(monkeypatch) == first and note.read_bytes() == whole
