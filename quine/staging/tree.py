@@ -79,7 +79,8 @@ class Tree:
 
     def _build(self, found: Look, record: Record) -> bool:
         """The manifest of a look; False where a file has changed since."""
-        if len(found.names) > MOST:
+        names = found.names
+        if len(names) > MOST:
             raise OSError(0, f"more than {MOST} files")
         known: dict[bytes, tuple[bytes, bytes, int]] = {}
         if before := record.read():
@@ -92,7 +93,7 @@ class Tree:
         self._imply()
         calm = True
         folder, base = b"/", b""  # no name begins so
-        for name, fact in zip(found.names, found.facts, strict=True):
+        for name, fact in zip(names, found.facts, strict=True):
             _, size, mtime, _, mode = FACTS.unpack(fact)
             kind = mode & 0o170000
             if kind == stat.S_IFREG:
