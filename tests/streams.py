@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from transport.errors import Abandoned, RequestError
+from transport.errors import Abandoned, RequestError, RequestLost
 
 
 class Pipe:
@@ -138,7 +138,7 @@ class Asked:
     def _check(self) -> None:
         if self.relay.lost:
             self.close()
-            raise RequestError(self.relay.lost)
+            raise RequestLost(self.relay.lost)
 
 
 class Incoming:

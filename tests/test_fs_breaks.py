@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.tier import BLOCK, Tier
+from quine.files.tier import BLOCK, Tier, Unsure
 from tests import breaks, doors
 from tests.agents import until
 from tests.breaks import CUTS, LONG
@@ -227,5 +227,8 @@ def test_an_origin_that_is_gone_is_told(lab: Lab, tmp_path: Path) -> None:
                 with pytest.raises(OSError) as caught:
                     act()
                 assert caught.value.errno == errno.ENOTCONN and caught.value.strerror
+        with pytest.raises(OSError) as caught:
+            tier.remove("f")
+        assert not isinstance(caught.value, Unsure), "it could not even be asked for"
         tier.close()
         assert {path.name for path in door.root.iterdir() if path.is_file()} == {"f"}

@@ -21,6 +21,7 @@ from quine.files.service import Service
 from quine.files.tier import BLOCK, Entry, Reader, Tier, Unsure, Writer, pour, stale
 from tests import streams
 from tests.streams import Relay
+from transport.errors import RequestError
 
 
 @pytest.fixture
@@ -349,6 +350,10 @@ def test_an_origin_that_is_lost_is_told(local: Local, relay: Relay, tier: Remote
     assert parts(local) == ["f"]
 
 
+def refuse(why: str) -> None:
+    raise RequestError(why)
+
+
 def test_an_origin_that_is_lost_before_its_answer_may_have_done_it(
     local: Local, relay: Relay, tier: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +378,11 @@ def test_an_origin_that_is_lost_before_its_answer_may_have_done_it(
             change()
         assert not isinstance(caught.value, Unsure) and failure(caught.value).status == NOT_STARTED
         relay.lost = ""
+        with monkeypatch.context() as patch:
+            patch.setattr(relay, "handler", lambda incoming: refuse("no such job, or its origin is gone"))
+            with pytest.raises(OSError, match="no such job") as caught:
+                change()
+            assert failure(caught.value).status == NOT_STARTED
         with monkeypatch.context() as patch:
             patch.setattr(streams.Asked, "end", lost)
             with pytest.raises(Unsure, match="not known") as unsure:

@@ -4,6 +4,7 @@ TransportError
 ├── ProtocolError        bytes that break the rules of the wire; the link that carried them is dead
 ├── LinkLost             the link ended while something was under way
 ├── RequestError         a request to the origin was refused or failed there
+│   └── RequestLost      or the way there was lost: it may have been done
 ├── Abandoned            nobody waits for the answer to a request any more
 └── Refused              nothing was started (exit status 69), with a cure
     ├── Unreachable      a host that cannot be used
@@ -30,6 +31,10 @@ class LinkLost(TransportError):
 
 class RequestError(TransportError):
     """The origin refused a request or failed to answer it."""
+
+
+class RequestLost(RequestError):
+    """The way to the origin was lost: whether it has done what was asked is not known."""
 
 
 class Abandoned(TransportError):

@@ -52,7 +52,7 @@ class Kind:
     WINCH = 9  # JSON {"rows", "columns"}
     EXIT = 10  # the exit record: JSON
     REQUEST = 11  # ask the origin: JSON {"name", ...}
-    REPLY = 12  # how the request ended: JSON {"error": text or null}
+    REPLY = 12  # how the request ended: JSON {"error": text or null, "lost": true where nobody knows}
     PING = 13  # stream 0 asks, stream 1 answers with the same offset
     SEEN = 14  # so many bytes of the other end's frames have arrived, over all connections of the link
     NOTE = 15  # how the link behind a channel fares: JSON {"up": bool, "seconds": since when, "why"}

@@ -19,7 +19,7 @@ import time
 from collections import deque
 
 from transport import address, lendable, starter
-from transport.errors import ProtocolError, RequestError
+from transport.errors import ProtocolError, RequestError, RequestLost
 from transport.frames import CHUNK, Kind
 from transport.lendable import LEAST, ROUND, Lends, write_at
 from transport.session import STDIN, STDOUT, Session
@@ -144,6 +144,7 @@ class Asked(Lends):
             int, tuple[int, int, int]
         ] = {}  # by stream: bytes moved, why no more, where that began
         self._error: str | None = None
+        self._wrong = RequestError  # what is raised for it
         self._finished = False  # the answer has come, whole, or the error
         self._over = ""  # why nothing can be done with it any more
         self._flush()
@@ -201,7 +202,7 @@ class Asked(Lends):
     def _check_read(self) -> None:
         """Nobody reads the body any more: say why, if that has been said."""
         if self._error is not None:
-            raise RequestError(self._error)
+            raise self._wrong(self._error)
         if self._channel.flows[STDIN].stopped or self._finished:
             raise BrokenPipeError("the origin reads no more of the request")
 
@@ -282,7 +283,7 @@ class Asked(Lends):
             else:
                 self._done(self._connection)
         if self._error is not None:
-            raise RequestError(self._error)
+            raise self._wrong(self._error)
         return b""
 
     # -- both --------------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ class Asked(Lends):
         if self._connection.pid != os.getpid():
             raise RequestError("the request belongs to the process that made it")
         if self._over:
-            raise RequestError(self._error or self._over)
+            raise self._wrong(self._error or self._over)
 
     def _flush(self, fd: int = -1) -> None:
         try:
@@ -377,14 +378,17 @@ class Asked(Lends):
                 self._channel.flows[frame.stream].offset - moved,
             )
         elif frame.kind == Kind.REPLY:
-            text = frame.body().get("error")
+            body = frame.body()
+            text = body.get("error")
             self._error = None if text is None else str(text)
+            self._wrong = RequestLost if body.get("lost") is True else RequestError
 
     def _lost(self, why: object) -> RequestError:
         if not self._over:
+            self._wrong = RequestLost
             self._over = self._error = f"the origin cannot be reached: {why}"
             self._let_go()
-        return RequestError(self._over)
+        return self._wrong(self._over)
 
 
 def gather(chunks: deque[bytes], size: int) -> bytes:

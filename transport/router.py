@@ -281,7 +281,7 @@ class Side:
         if self.link.dead or channel is None or channel.state == ENDED:
             return
         if channel.request:
-            session.tell(self.number, Kind.REPLY, {"error": status.detail})
+            session.tell(self.number, Kind.REPLY, {"error": status.detail, "lost": status.state == "lost"})
         else:
             session.tell(self.number, Kind.EXIT, status.to_json())
         for stream in (STDOUT, STDERR):

@@ -19,7 +19,7 @@ from quine.files import words
 from quine.files.tier import BLOCK, Entry, Reader, Tier, Unsure, Writer
 from quine.files.words import COMMIT, LONGEST_TOLD, Garbled
 from transport import quickjson
-from transport.errors import RequestError
+from transport.errors import RequestError, RequestLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -359,7 +359,7 @@ def _translated(path: str, unknown: str = "") -> Iterator[None]:
                 told = quickjson.loads(text)
                 if isinstance(told, dict):
                     words.check(told, path)
-        if unknown:
+        if unknown and isinstance(error, RequestLost):
             raise Unsure(errno.ENOTCONN, f"{text}; {unknown}", path) from None
         raise OSError(errno.ENOTCONN, text, path) from None
 
