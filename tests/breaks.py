@@ -71,7 +71,7 @@ def carried(
         process.kill()
     thread.join()
     said = process.stderr.read()
-    return wrong, process.wait(30), said
+    return wrong, process.wait(120), said
 
 
 def check(pipe: IO[bytes], seed: int, size: int, between: Callable[[int], None] | None = None) -> str:

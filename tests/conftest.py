@@ -133,7 +133,7 @@ def drivers() -> None:
     loop, pool = get_loop(), ThreadPoolExecutor(4, thread_name_prefix="lab-drivers")
     ready = threading.Event()
     loop.call_soon_threadsafe(lambda: (loop.set_default_executor(pool), ready.set()))
-    assert ready.wait(60)
+    assert ready.wait(120)
 
 
 @pytest.fixture(scope="session")

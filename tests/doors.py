@@ -71,6 +71,6 @@ def opened(
             with contextlib.suppress(BrokenPipeError):
                 face.stdin.close()
             try:
-                face.wait(60)
+                face.wait(120)
             except subprocess.TimeoutExpired:
                 face.kill()

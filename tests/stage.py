@@ -45,7 +45,7 @@ class Stage:
         return Ended(client.returncode, out, err.decode(), beats)
 
     def close(self) -> None:
-        self._echo.communicate(timeout=30)
+        self._echo.communicate(timeout=120)
 
     # -- the hostile node ----------------------------------------------------------------------------
 

@@ -229,7 +229,7 @@ def test_a_signal_while_the_shell_ends_is_not_lost(agents: Agents) -> None:
     with agents.start("work") as process:
         wait_for_outcome(agents)
         process.send_signal(signal.SIGHUP)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert process.returncode == -signal.SIGHUP
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quine import procs
-from tests.agents import OK, QUINE, Agents, Started, call, running, says, sh, until
+from tests.agents import OK, QUINE, Agents, Started, call, left, running, says, sh, until
 from tests.lab import processes
 from tests.test_agent_signals import wait_for
 
@@ -31,7 +31,7 @@ def test_a_killed_agent_leaves_no_command(agents: Agents) -> None:
         wait_for(agents.directory / "up")
         until(lambda: len(running("sleep", "71281.5")) == 2)
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     until(lambda: not running("sleep", "71281.5"))
 
 
@@ -48,7 +48,7 @@ def test_a_killed_agent_ends_the_children_it_waits_for(agents: Agents) -> None:
         wait_for(agents.directory / "held")
         until(lambda: all(running("sleep", f"7128{number}.5") for number in (2, 3, 7)))
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     until(lambda: not running("sleep", "71283.5") and not running("sleep", "71287.5"))
     until(lambda: agents.tape("held")[-1]["type"] == "outcome")
     assert agents.outcome("held")["exit_code"] == 143
@@ -101,7 +101,7 @@ def test_orphans_of_a_container_are_reaped(agents: Agents) -> None:
         says(call("exit", status=5, stderr="x"), match="^loose"),
     )
     with contained(agents) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, b"1\n", b"")
     told = [e["data"]["content"] for tape in agents.tapes() for e in tape if e["type"] == "tool_result"]
     assert any(text.startswith("[EXIT CODE] 4\n") for text in told)
@@ -128,7 +128,7 @@ def test_pid_1_heeds_signals(agents: Agents, number: int) -> None:
                 process.wait(0.2)
             except subprocess.TimeoutExpired:
                 processes.kill(pid, number)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert process.returncode == 128 + number
     assert agents.outcome()["exit_code"] == 128 + number
-    assert not running("sleep", f"71285.{number}")
+    assert not left("sleep", f"71285.{number}")

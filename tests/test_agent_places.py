@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents import OK, QUINE, Started, call, running, says, section, sh
+from tests.agents import OK, QUINE, Started, call, left, running, says, section, sh
 from tests.places import Shell, needs_mounts
 from tests.test_agent_signals import wait_for
 
@@ -41,7 +41,7 @@ def test_cron(place: Shell) -> None:
     line = f"QUINE_API_TYPE=script QUINE_API_BASE=script.jsonl {place.quine} job"
     done = subprocess.run(
         ["/bin/sh", "-c", line], env=given, cwd=place.directory, input=b"", stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, start_new_session=True, timeout=60,
+        stderr=subprocess.STDOUT, start_new_session=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     *lines, to_err, nested = done.stdout.decode().splitlines()
@@ -60,9 +60,9 @@ def test_timeout(place: Shell) -> None:
     with Started(["timeout", "3600", place.quine, "work"], cwd=place.directory, env=place.env) as process:
         wait_for(place.directory / "up")
         process.send_signal(signal.SIGALRM)  # as if its time were over
-        assert process.wait(30) == 124
+        assert process.wait(120) == 124
     assert place.outcome() | {"exit_code": 143, "termination_mode": "signal"} == place.outcome()
-    assert not running("sleep", f"{NAP}1")
+    assert not left("sleep", f"{NAP}1")
 
 
 def test_nohup(place: Shell) -> None:
@@ -180,7 +180,7 @@ def test_pid_1(place: Shell) -> None:
         says(OK, match="^nested"),
     )
     done = subprocess.run(
-        [*CONTAINER, *QUINE, "work"], env=place.env, cwd=place.directory, capture_output=True, timeout=60
+        [*CONTAINER, *QUINE, "work"], env=place.env, cwd=place.directory, capture_output=True, timeout=120
     )
     assert (done.returncode, done.stderr) == (5, b"five")
     assert done.stdout == b"1\n0\n"
@@ -201,9 +201,9 @@ def test_pid_1_is_ended(place: Shell, number: int) -> None:
             if init_of(pid, (place.directory / "ns").read_text().strip())
         ]
         os.kill(pid, number)
-        assert process.wait(30) in (128 + number, -number)
+        assert process.wait(120) in (128 + number, -number)
     assert place.outcome()["exit_code"] == 128 + number
-    assert not running("sleep", f"{NAP}2{int(number)}")
+    assert not left("sleep", f"{NAP}2{int(number)}")
 
 
 @needs_mounts
@@ -212,10 +212,10 @@ def test_process_group_0(place: Shell) -> None:
     place.script(says(sh(f"(sleep {NAP}7 & :); exit 3")), says(OK))
     script = "ps -o pgid= $$; sleep 86400 & quine work; echo $?; kill $! && echo alive"
     done = subprocess.run(
-        [*CONTAINER, "sh", "-c", script], env=place.env, cwd=place.directory, capture_output=True, timeout=60
+        [*CONTAINER, "sh", "-c", script], env=place.env, cwd=place.directory, capture_output=True, timeout=120
     )
     assert done.stdout.split() == [b"0", b"0", b"alive"], done
-    assert not running("sleep", f"{NAP}7")
+    assert not left("sleep", f"{NAP}7")
 
 
 def init_of(pid: int, namespace: str) -> bool:
@@ -351,9 +351,9 @@ def test_a_disk_that_becomes_full(place: Shell) -> None:
         cwd=place.directory,
         env=place.env,
         capture_output=True,
-        timeout=60,
+        timeout=120,
     )
     assert done.stdout.startswith(b"begun\nfull\n74\n"), done
     assert b"never" not in done.stdout
     assert b"cannot be written: No space left on device" in done.stderr
-    assert not running("sleep", f"{NAP}3") and not running("sleep", f"{NAP}4")
+    assert not left("sleep", f"{NAP}3") and not left("sleep", f"{NAP}4")

@@ -83,7 +83,7 @@ def test_a_full_tree(crowd: Crowd) -> None:
         assert crowd.nobody_else()
         crowd.let_go(count - 1, "desk")
         crowd.arrive(count - 1 - INFERENCES)
-        out, err = root.communicate(timeout=60)
+        out, err = root.communicate(timeout=120)
     assert (root.returncode, out, err) == (0, b"", b"")
     assert b"too many agents" in section(crowd.results("prober")[1], "STDERR").encode()
     assert crowd.results("prober")[2].startswith("[FORK ERROR] too many agents")
@@ -122,7 +122,7 @@ def test_a_third_of_them_is_killed(crowd: Crowd) -> None:
         # all of them live at this moment, beside those who were not killed, and one was refused
         assert crowd.arrive(len(ends) + 1).count("77") == 1
         crowd.let_go(2 * AGENTS)
-        out, err = root.communicate(timeout=60)
+        out, err = root.communicate(timeout=120)
     assert (root.returncode, out, err) == (0, b"", b"")
     codes = Counter(section(crowd.results("prober")[1], "STDOUT").split())
     assert codes == {"0": len(ends), "77": 1}
@@ -151,7 +151,7 @@ def test_killed_while_they_infer(crowd: Crowd) -> None:
         crowd.arrive(3)
         assert crowd.nobody_else()
         crowd.let_go(gate="desk")
-        out, err = root.communicate(timeout=60)
+        out, err = root.communicate(timeout=120)
     assert (root.returncode, out, err) == (0, b"", b"")
     assert crowd.results("root")[0].count("[SIGNAL] KILL") == 3
     assert crowd.gone()

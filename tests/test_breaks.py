@@ -228,7 +228,7 @@ def test_a_spawn_that_is_cut_in_the_middle(
     done = proxy.cuts()
     proxy.cut_after(at)
     words = ["run", "--on", host, "--", "sh", "-c", f"echo $# >>{ran}; echo $2 | tail -c 9; exit 5", "sh"]
-    result = lab.run([*words, "x" * 120_000, "y" * 60_000 + "the end"], timeout=60)
+    result = lab.run([*words, "x" * 120_000, "y" * 60_000 + "the end"], timeout=120)
     assert (result.returncode, result.stdout, result.stderr) == (5, b"ythe end\n", b"")
     assert breaks.lines(ran) == ["2"] and proxy.cuts() == done + 1
 
@@ -252,7 +252,7 @@ def test_a_request_that_is_cut_in_the_middle(
         with face(lab, "--on", host, "work", env=env) as process:
             assert process.stdout and process.stdout.readline() == b"cut\n"
             proxy.cut_after(at, 30_000)
-            out, err = process.communicate(b"go\n", timeout=60)
+            out, err = process.communicate(b"go\n", timeout=120)
         assert (process.returncode, out, err) == (0, b"", b"")
         asked = [line.split(" ")[2] for line in crowd.log.read_text().splitlines() if line.startswith("+")]
         assert asked == ["0", "1", "2", "3"]
@@ -299,7 +299,7 @@ def test_many_jobs_share_what_breaks(lab: Lab, through: Callable[..., str]) -> N
             job.stdin.write(f"word{number}\n".encode())
             job.stdin.flush()
         for number, job in enumerate(jobs):
-            out, err = job.communicate(timeout=60)
+            out, err = job.communicate(timeout=120)
             assert (out, err) == (f"word{number} {number % 60}\n".encode(), b"")
             assert job.returncode == number % 60
 
@@ -313,7 +313,7 @@ def test_head_ends_the_producer_after_a_cut(lab: Lab, through: Callable[..., str
         assert process.stdout.read(MiB) == b"y\n" * (MiB // 2)
         proxy.cut()
         process.stdout.close()
-        process.wait(30)
+        process.wait(120)
         assert process.stderr.read() == b""
     assert lab.wait_idle() == []
     assert breaks.lines(tmp_path / "died") == ["PIPE"]

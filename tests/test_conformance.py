@@ -124,7 +124,7 @@ def test_diagnostics_come_while_it_runs(agents: Agents) -> None:
         assert process.stderr.readline() == b"failed\n"
         assert process.poll() is None
         (agents.directory / "go").write_text("\n")
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert process.returncode == 0
 
 
@@ -169,7 +169,7 @@ def test_an_interrupt_ends_the_whole_command(agents: Agents, shell: str) -> None
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=120)
     assert (process.returncode, out) == (0, b"")
     assert agents.results()[0].startswith("[EXIT CODE] 130\n")
 
@@ -314,6 +314,6 @@ def test_a_tape_that_cannot_be_written_ends_the_agent(agents: Agents) -> None:
     with agents.start(
         "work", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     ) as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (74, b"")
     assert err.startswith(b"quine: error: the tape ")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents import OK, QUINE, Agents, call, running, says, section, sh
+from tests.agents import OK, QUINE, Agents, call, left, says, section, sh
 from tests.provider import chat
 from tests.provider.server import KEY, Provider, Said, Silent
 
@@ -123,7 +123,7 @@ def test_defect_05_a_child_is_ended_with_all_that_it_started(agents: Agents) -> 
     slow, fast = agents.results()[0].split("--- CHILD ")[1:]
     assert "[SIGNAL] TERM" in slow
     assert "[WINNER]" in fast
-    assert not running("sleep", "71486")
+    assert not left("sleep", "71486")
 
 
 def test_defect_06_one_data_directory_wherever_a_command_goes(agents: Agents) -> None:
@@ -202,8 +202,8 @@ def test_defect_07_an_inference_that_is_cut_off_gives_its_place_back(
     ]
     env = {**at(provider), "QUINE_MAX_CONCURRENT": "1"}
     with agents.start("work", stdin=subprocess.PIPE, env=env) as process:
-        assert provider.silent.wait(30)
-        process.communicate(b"go\n", timeout=30)
+        assert provider.silent.wait(120)
+        process.communicate(b"go\n", timeout=120)
     assert process.returncode == 0
 
 
@@ -220,7 +220,7 @@ def test_defect_08_the_next_life_reads_on_where_this_one_stopped(agents: Agents,
     with open(agents.directory / "in", "rb") as file:
         stdin = file if kind == "file" else subprocess.PIPE
         with agents.start("work", stdin=stdin) as process:
-            out, _ = process.communicate(None if kind == "file" else material, timeout=60)
+            out, _ = process.communicate(None if kind == "file" else material, timeout=120)
     first, second, third, fourth, _, rest = out.decode().splitlines()
     assert [first, second, third, fourth] == ["line 1 line 2", "line 3", "line 4", "line 5"]
     assert rest == "0"
@@ -284,7 +284,7 @@ def test_defect_10_nothing_of_a_command_lies_in_the_temporary_directory(agents: 
         process.kill()
         with contextlib.suppress(ProcessLookupError):  # the kernel's TERM for its group may have been quicker
             os.kill(shell, signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert list(temporary.iterdir()) == []
     kept = list((agents.data / "outputs").rglob("*.stderr"))
     assert [oct(path.stat().st_mode) for path in kept] == ["0o100600"]

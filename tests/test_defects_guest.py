@@ -108,7 +108,7 @@ def test_defect_13_an_interrupt_is_for_what_runs(agents: Agents, provider: Provi
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=120)
     assert (process.returncode, out) == (0, b"kept\n")
     assert [result[:15].splitlines()[0] for result in agents.results()][-2] == "[EXIT CODE] 130"
 
@@ -118,9 +118,9 @@ def test_defect_13_an_interrupt_ends_who_only_waits(agents: Agents, provider: Pr
     """As soon as there is a shell, SIGINT never ends the agent, whatever it does."""
     provider.plan = [*having(after), Silent(Said("let me"))]
     with agents.start("work", env=at(provider)) as process:
-        assert provider.silent.wait(30)
+        assert provider.silent.wait(120)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert process.returncode == -signal.SIGINT
     assert agents.outcome()["exit_code"] == 130
 

@@ -118,7 +118,7 @@ def test_hosts_check_tells_what_is_there(fresh: Lab) -> None:
 
 def test_two_deployers_at_once(fresh: Lab) -> None:
     both = [fresh.popen(["deploy", "h1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
-    said = [process.communicate(timeout=60) for process in both]
+    said = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert len(installations(fresh["h1"])) == 1
     fresh.run(["run", "--on", "h1", "--", "true"], check=True)

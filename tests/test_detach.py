@@ -89,7 +89,7 @@ def test_it_runs_on_and_is_found_by_its_id(lab: Lab, go: Path) -> None:
     face = lab.popen(["attach", job[:20]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert face.stdout and face.stdout.readline() == b"out\n"
     go.write_text("\n")
-    assert face.communicate(timeout=30) == (b"late\n", b"err\n")
+    assert face.communicate(timeout=120) == (b"late\n", b"err\n")
     assert face.returncode == 7
     assert lab.run(["wait", job]).returncode == 7
     fact = facts(lab, job)
@@ -124,7 +124,7 @@ def test_fifty_megabytes_byte_for_byte_to_two_at_once(lab: Lab) -> None:
     expected = subprocess.run(["python3", "-c", code], capture_output=True, check=True).stdout
     job = detach(lab, "--", "python3", "-c", code)
     both = [lab.popen(["attach", job, *more], stdout=subprocess.PIPE) for more in ((), ("--from", "1000001"))]
-    first, second = (face.communicate(timeout=60)[0] for face in both)
+    first, second = (face.communicate(timeout=120)[0] for face in both)
     assert [face.returncode for face in both] == [0, 0]
     assert hashlib.sha256(first).digest() == hashlib.sha256(expected).digest()
     assert second == expected[1000001:]
@@ -136,7 +136,7 @@ def test_an_attached_one_ends_and_the_job_does_not(lab: Lab, go: Path) -> None:
         face = lab.popen(["attach", job], stdout=subprocess.PIPE)
         assert face.stdout and face.stdout.readline() == b"up\n"
         face.send_signal(number)
-        assert face.wait(20) == -number
+        assert face.wait(120) == -number
         face.stdout.close()
     assert facts(lab, job)["state"] == "running"
     head = lab.sh(f"quine attach {job} | head -1")
@@ -184,7 +184,7 @@ def test_stdin_of_those_attached(lab: Lab) -> None:
         feeder.communicate()
     done = lab.run(["attach", "-i", "--from", "end", job], input=b"last" * 100_000)
     assert (done.returncode, done.stdout) == (0, b"last" * 100_000)
-    assert face.communicate(timeout=30)[0] == b"one\n\0\xff\n" + b"last" * 100_000
+    assert face.communicate(timeout=120)[0] == b"one\n\0\xff\n" + b"last" * 100_000
     job = detach(lab, "--", "true")
     done = lab.run(["attach", "--stdin", job])
     assert done.returncode == 2 and b"is not open" in done.stderr
@@ -222,7 +222,7 @@ quine attach "$job"
         ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path / "disk")],
         env=lab.env,
         capture_output=True,
-        timeout=60,
+        timeout=120,
         stdin=subprocess.DEVNULL,
     )
     assert (done.returncode, len(done.stdout), done.stderr) == (5, 3_000_000, b"")
@@ -243,7 +243,7 @@ quine wait --timeout=20 "$job" || exit
         ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path / "disk")],
         env=lab.env,
         capture_output=True,
-        timeout=60,
+        timeout=120,
         stdin=subprocess.DEVNULL,
     )
     assert (done.returncode, done.stderr) == (143, b"")
@@ -264,7 +264,7 @@ def test_its_supervisor_is_killed(lab: Lab, tmp_path: Path) -> None:
     assert face.stdout and face.stdout.readline() == b"up\n"
     os.kill(record(job, lab.home)["supervisor"], signal.SIGKILL)
     until(told.exists, "the kernel has told the job")
-    err = face.communicate(timeout=30)[1].decode()
+    err = face.communicate(timeout=120)[1].decode()
     if face.returncode == 74:
         assert err.startswith(f"quine: error: {job}: process ") and "its supervisor was killed" in err
     else:
@@ -509,7 +509,7 @@ def test_it_outlives_both_nodes_and_another_origin_finds_it(
     )
     assert face.stdout and face.stdout.readline() == b"ut\n"
     go.write_text("\n")
-    out, err = face.communicate(timeout=30)
+    out, err = face.communicate(timeout=120)
     assert (face.returncode, out.decode(), err) == (7, f"{home}/quine/{job}\n", b"err\n")
     assert lab.run(["wait", job]).returncode == 7
     assert not (home / "quine" / job).exists(), "an empty directory is not left behind"
@@ -527,7 +527,7 @@ def test_signals_and_stdin_cross(lab: Lab) -> None:
     job = detach(lab, "--on", "h1", "--", "sleep", "8634")
     face = lab.popen(["attach", "--on", "h1", job])
     assert lab.run(["kill", "-s", "USR1", job]).returncode == 0
-    assert face.wait(30) == -signal.SIGUSR1
+    assert face.wait(120) == -signal.SIGUSR1
     job, more = (detach(lab, "--on", host, "--", "sh", "-c", "exit 4") for host in ("h1", "h2"))
     assert lab.run(["wait", "--timeout=30", job, more]).returncode == 4
 
@@ -563,7 +563,7 @@ def test_a_home_that_machines_share(lab: Lab, go: Path) -> None:
         face = lab.popen(["attach", job], stdout=subprocess.PIPE)
         assert face.stdout and face.stdout.readline() == b"up\n"
         go.write_text("\n")
-        face.communicate(timeout=30)
+        face.communicate(timeout=120)
         assert face.returncode == 6
     finally:
         for here in (lab.home, lab["h2"].home):
@@ -599,11 +599,11 @@ def test_a_host_without_a_free_slot_answers(lab: Lab, go: Path) -> None:
     busy = lab.popen(["run", "--on", one, "--", "sh", "-c", f"echo up; read x <{go}"], stdout=subprocess.PIPE)
     try:
         assert busy.stdout and busy.stdout.readline() == b"up\n"
-        assert lab.run(["ps", "--on", one], timeout=30).returncode == 0
+        assert lab.run(["ps", "--on", one], timeout=120).returncode == 0
     finally:
         lab.unalias(one)
         go.write_text("\n")
-        busy.communicate(timeout=30)
+        busy.communicate(timeout=120)
 
 
 # -- agents ----------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def test_signals_end_an_agent_over_there(lab: Lab, data: Path, name: str) -> Non
     ):  # the first is for the command, two within a second are for the agent: the next, if they are slow
         while os.read(process.stdout.fileno(), 65536):
             process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == -getattr(signal, f"SIG{name}"), err
     (tape,) = tapes(data).values()
     assert tape[-1]["data"]["termination_mode"] == "signal"

@@ -59,7 +59,7 @@ def test_the_next_life_runs_there(lab: Lab, data: Path, tmp_path: Path) -> None:
         ["--report", tmp_path / "r", "work"],
         env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    out, err = process.communicate(b"a\nb\nc\nd\n", 60)
+    out, err = process.communicate(b"a\nb\nc\nd\n", 120)
     assert (process.returncode, err) == (5, b"five\n")
     assert out.decode().splitlines() == [
         f"1 a {process.pid}", "2 b h1", "c", "d", "QUINE_WISDOM_n=1",
@@ -146,7 +146,7 @@ def test_what_is_not_known_of_a_child_that_moved_is_told(lab: Lab, data: Path) -
     while not any(len(life) > 3 and life[0]["data"]["node"] == "h1" for life in lives(data)):
         assert process.poll() is None
     lab["h1"].kill_processes()
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     process.communicate()
     assert "[EXIT CODE] 74" in results(data, "root")[0] and "[STATE] lost: " in results(data, "root")[0]
     assert lab.wait_idle() == []
@@ -162,9 +162,9 @@ def test_signals_reach_the_life_over_there(lab: Lab, data: Path, name: str) -> N
     read_until(process.stdout.fileno(), b"up\n")
     process.send_signal(getattr(signal, f"SIG{name}"))
     if name == "INT":  # the first one is for the command
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     else:
-        assert process.wait(30) == -getattr(signal, f"SIG{name}")
+        assert process.wait(120) == -getattr(signal, f"SIG{name}")
         assert lives(data)[1][-1]["data"]["termination_mode"] == "signal"
     process.communicate()
     assert lab.wait_idle() == []
@@ -186,7 +186,7 @@ def test_a_signal_while_the_host_is_dialled_ends_the_old_life(
     while ": to mute\n" not in log.read_text():
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == -signal.SIGTERM
+    assert process.wait(120) == -signal.SIGTERM
     process.communicate()
     (life,) = lives(data)
     assert life[-1]["data"]["termination_mode"] == "signal"
@@ -215,7 +215,7 @@ def test_nothing_of_the_old_life_stays(lab: Lab, data: Path) -> None:
     fds = {}
     for number in os.listdir(f"/proc/{process.pid}/fd"):
         fds[int(number)] = os.readlink(f"/proc/{process.pid}/fd/{number}")
-    process.communicate(b"x\n", 60)
+    process.communicate(b"x\n", 120)
     assert process.returncode == 0
     assert not [at for at in fds.values() if at.endswith(".jsonl")]
     streams = {at for number, at in fds.items() if number < 3}

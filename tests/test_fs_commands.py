@@ -94,7 +94,7 @@ def test_a_wrong_tier_is_said_by_who_starts_with_it(shelf: Shelf, url: str) -> N
     for words, more in ((["run", "--", "touch", "ran"], {}), (["a mission"], agent)):
         env = {**shelf.env, **more, "QUINE_FS": url}
         done = subprocess.run(
-            [*QUINE, *words], cwd=shelf.directory, env=env, capture_output=True, timeout=60, check=False
+            [*QUINE, *words], cwd=shelf.directory, env=env, capture_output=True, timeout=120, check=False
         )
         assert (done.returncode, done.stdout) == (2, b""), done
         assert done.stderr.startswith(b"quine: error: ") and b"quine: hint: " in done.stderr

@@ -174,7 +174,7 @@ def test_what_is_under_way_is_given_up_when_the_process_ends() -> None:
     with pytest.raises(KeyboardInterrupt), Crew(2) as crew:
         for _ in range(4):
             crew.do(work)
-        begun.wait(60)
+        begun.wait(120)
         raise KeyboardInterrupt
     assert 1 <= len(ended) <= 2, "nothing new was begun"
     assert not [thread for thread in threading.enumerate() if thread.daemon and "_work" in thread.name]

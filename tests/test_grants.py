@@ -267,15 +267,15 @@ def test_not_more_inferences_at_one_time_than_places(tree: Make) -> None:
     def infer() -> None:
         with wire.lender.inferring():
             begun.release()
-            go.wait(20)
+            go.wait(120)
 
     threads = [threading.Thread(target=infer) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert begun.acquire(timeout=20)
+    assert begun.acquire(timeout=120)
     assert not begun.acquire(blocking=False)
     assert top.take(share)
-    assert begun.acquire(timeout=20)
+    assert begun.acquire(timeout=120)
     go.set()
     for thread in threads:
         thread.join(20)

@@ -55,7 +55,7 @@ def start(lab: Lab, where: str, *argv: str, stdin: int = subprocess.DEVNULL) -> 
 
 
 def gone(*found: Process) -> None:
-    assert processes.wait_gone(found, 30) == []
+    assert processes.wait_gone(found, 90) == []
 
 
 def ended(*words: str) -> None:
@@ -78,7 +78,7 @@ def test_a_killed_node_leaves_no_job(lab: Lab, left: None) -> None:
     victim, watch = node(lab), only(guards(lab))
     os.kill(victim.pid, signal.SIGKILL)
     for job in (polite, stubborn):
-        job.communicate(timeout=30)
+        job.communicate(timeout=120)
         assert job.returncode == 74
     gone(watch)  # it goes when its work is done
     assert (lab.work / "ended").read_text() == "1\n"
@@ -115,7 +115,7 @@ def test_a_successor_does_not_wait_for_the_guard_and_is_not_harmed(lab: Lab) -> 
     ended("sleep", "73920")
     lab.run(["run", "--on", "local", "--", "true"], check=True)
     assert node(lab) == next_one and len(tables(lab)) == 1
-    stubborn.communicate(timeout=30)
+    stubborn.communicate(timeout=120)
 
 
 def test_over_there_the_folder_of_a_dead_job_goes_too(lab: Lab) -> None:
@@ -130,7 +130,7 @@ def test_over_there_the_folder_of_a_dead_job_goes_too(lab: Lab) -> None:
     (folder,) = set(workdir.iterdir()) - before  # the other one was left empty
     assert [path.name for path in folder.iterdir()] == ["made"]
     for job in jobs:
-        job.communicate(timeout=30)
+        job.communicate(timeout=120)
 
 
 def test_a_killed_guard_is_replaced_and_no_job_notices(lab: Lab) -> None:
@@ -148,7 +148,7 @@ def test_a_killed_guard_is_replaced_and_no_job_notices(lab: Lab) -> None:
     job.stdin.flush()
     assert job.stdout.readline() == b"still here\n"
     os.kill(keeper.pid, signal.SIGKILL)
-    job.communicate(timeout=30)
+    job.communicate(timeout=120)
     gone(fresh)
     ended("sleep", "73940")
     assert not tables(lab)
@@ -159,7 +159,7 @@ def test_both_killed_at_once_are_made_good_by_the_next(lab: Lab) -> None:
     os.kill(node(lab).pid, signal.SIGSTOP)  # so that it starts no other
     os.kill(only(guards(lab)).pid, signal.SIGKILL)
     os.kill(node(lab).pid, signal.SIGKILL)
-    job.communicate(timeout=30)
+    job.communicate(timeout=120)
     assert running("sleep", "73950")
     lab.run(["run", "--on", "local", "--", "true"], check=True)
     until(lambda: not running("sleep", "73950") and len(tables(lab)) == 1)
@@ -180,7 +180,7 @@ def test_a_stop_does_not_cut_a_pause_short_and_forgets_nobody(own_lab: Callable[
     script = "sh -c 'trap \"\" TERM; echo up; while :; do sleep 73965; done' & wait"
     client = start(lab, "local", "sh", "-c", script)
     client.kill()
-    client.communicate(timeout=30)
+    client.communicate(timeout=120)
     until(lambda: running("sleep", "73965") and not running("sh", "-c", "73965", "& wait"))
     lab.run(["node", "--stop"], check=True)
     assert lab.wait_idle() == [] and not running("sleep", "73965")
@@ -194,7 +194,7 @@ def test_a_node_in_the_foreground_is_guarded_too(own_lab: Callable[..., Lab]) ->
     job = start(lab, "local", "sh", "-c", "echo up; sleep 73960")
     process.kill()
     process.wait()
-    job.communicate(timeout=30)
+    job.communicate(timeout=120)
     gone(*guards(lab))
     ended("sleep", "73960")
 
@@ -236,7 +236,7 @@ assert not subprocess.run(["pgrep", "sleep"], capture_output=True).stdout
     with tempfile.TemporaryDirectory() as home:  # a short name, for the socket
         env = {"PATH": os.environ["PATH"], "HOME": home, "XDG_RUNTIME_DIR": home}
         argv = [*CONTAINER, sys.executable, "-c", script]
-        done = subprocess.run(argv, env=env, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(argv, env=env, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr.decode()
 
 
@@ -270,7 +270,7 @@ class Sleeper:
 
     def ended(self) -> int:
         """By which signal."""
-        return -self.process.wait(20)
+        return -self.process.wait(120)
 
     def __enter__(self) -> Sleeper:
         return self
@@ -358,7 +358,7 @@ def test_a_guard_whose_directory_is_gone_ends_the_jobs(table: Table, tmp_path: P
         shutil.rmtree(os.path.dirname(table.path))
         argv = [*QUINE, "node", "--guard", str(table.fd), str(pidfd)]
         done = subprocess.run(
-            argv, pass_fds=[table.fd, pidfd], capture_output=True, timeout=60, cwd=tmp_path, check=False
+            argv, pass_fds=[table.fd, pidfd], capture_output=True, timeout=120, cwd=tmp_path, check=False
         )
         os.close(pidfd)
         assert sleeper.ended() == signal.SIGTERM

@@ -124,11 +124,11 @@ def test_a_signal_in_the_middle_of_an_answer(agents: Agents, after: int) -> None
         Provider(chat, Silent(WORK, after)) as provider,
         agents.start("work", env=settings(provider)) as process,
     ):
-        assert provider.silent.wait(30)
+        assert provider.silent.wait(120)
         process.terminate()
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=120)
         assert (process.returncode, out) == (-signal.SIGTERM, b"")
-        assert provider.hung_up.wait(30)
+        assert provider.hung_up.wait(120)
     assert agents.outcome()["termination_mode"] == "signal"
 
 

@@ -161,7 +161,7 @@ def test_a_signal_ends_an_inference_and_its_connection(after: int) -> None:
         raise Interrupted
 
     def send() -> None:
-        provider.silent.wait(20)
+        provider.silent.wait(120)
         os.kill(os.getpid(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, interrupt)
@@ -172,7 +172,7 @@ def test_a_signal_ends_an_inference_and_its_connection(after: int) -> None:
             with pytest.raises(Interrupted):
                 guest.infer(ASKED)
             thread.join()
-            assert provider.hung_up.wait(20)
+            assert provider.hung_up.wait(120)
     finally:
         signal.signal(signal.SIGUSR1, before)
 

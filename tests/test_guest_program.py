@@ -17,7 +17,7 @@ from quine.guests import program
 from quine.guests.base import GuestError, Message, Overflow, Refused, Request, Unavailable, Usage
 from quine.guests.program import ProgramGuest
 from quine.tools import TOOLS
-from tests.agents import Agents, running
+from tests.agents import Agents, left, running
 from tests.test_agent_killed import until
 
 ASKED = Request([Message("system", "s"), Message("user", "u")], TOOLS, "id", "mission", 3, {"k": "v"}, 77)
@@ -154,7 +154,32 @@ def test_a_signal_takes_the_program_with_it(tmp_path: Path) -> None:
     with agents.start("work", env=env) as process:
         (tmp_path / "up").read_bytes()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert process.returncode == -signal.SIGTERM
-    assert not running("sleep", "72099")
+    assert not left("sleep", "72099")
     assert agents.outcome()["termination_mode"] == "signal"
+
+
+# TERM comes when the program has been made and who made it has not heard of it yet
+MADE = """
+import os, signal, subprocess
+made = subprocess.Popen._execute_child
+
+def making(self, *words):
+    made(self, *words)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen._execute_child = making
+"""
+
+
+def test_a_signal_while_it_is_made_takes_the_program_with_it(tmp_path: Path) -> None:
+    agents = Agents(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(MADE)
+    path = tmp_path / "guest"
+    path.write_text("#!/bin/sh\nexec sleep 72089\n")
+    path.chmod(0o755)
+    env = {"QUINE_API_TYPE": "program", "QUINE_API_BASE": str(path), "PYTHONPATH": str(tmp_path)}
+    done = agents.run(env=env)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, b"")
+    assert not left("sleep", "72089")

@@ -78,7 +78,7 @@ def test_nothing_of_stdin_is_read(agents: Agents) -> None:
         says(OK),
     )  # fmt: skip
     with agents.start("work", stdin=read) as process:
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert process.returncode == 0
     assert os.read(read, 100) == b"material"
     os.close(read)
@@ -106,7 +106,7 @@ def test_stdin_is_told_by_what_it_is(agents: Agents, kind: str) -> None:
     """ "A character device" is a terminal, /dev/null and /dev/zero alike, and none of the three is material alike."""
     agents.script(says(OK))
     with stdin(kind) as fd, agents.start("work", stdin=fd) as process:
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     told = agents.tape()[2]["data"]["content"].splitlines()[0]
     assert f"descriptor 3{',' if kind in ('a socket', 'a file') else ' is'} {kind}" in told
 

@@ -335,7 +335,7 @@ def leftovers(lab: Lab) -> Iterator[str]:
 def next_commands(lab: Lab) -> None:
     """At once, whatever the dead left: no stale socket, no lock."""
     for where in ("local", "left", "right"):
-        done = lab.run(["run", "--on", where, "--", "echo", "next"], timeout=30)
+        done = lab.run(["run", "--on", where, "--", "echo", "next"], timeout=120)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"next\n", b""), (where, done)
 
 

@@ -28,7 +28,7 @@ LOITER = "setsid sh -c 'echo $$; exec >/dev/null 2>&1; kill -STOP $$' </dev/null
 
 def ssh(lab: Lab, name: str, command: str, **options: object) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [*lab.ssh(name), command], capture_output=True, env=lab.env, timeout=60, stdin=subprocess.DEVNULL
+        [*lab.ssh(name), command], capture_output=True, env=lab.env, timeout=120, stdin=subprocess.DEVNULL
     )
 
 
@@ -83,7 +83,7 @@ def test_a_killed_session_ends_its_client_and_not_the_listener(lab: Lab) -> None
         assert client.stdout is not None and client.stdout.readline() == b"here\n"
         assert len(host.sessions()) >= 1
         assert host.kill_sessions() >= 1
-        assert client.wait(30) == 255
+        assert client.wait(120) == 255
     assert not processes.wait_gone(host.jobs(), 30)
     assert ssh(lab, "h1", "true").returncode == 0
 
@@ -136,7 +136,7 @@ def test_a_host_with_a_network_of_its_own(own_lab: Callable[..., Lab]) -> None:
         host.network.up()
         assert client.stdout.readline() == b"a\n"
         client.stdin.close()
-        assert client.wait(30) == 0
+        assert client.wait(120) == 0
     port = host.port
     host.stop()
     host.start()

@@ -185,7 +185,9 @@ BLOCKING = HEAVY | {"asyncio", "argparse"}  # and 50 ms for asyncio: too dear fo
 
 def loaded(*statements: str) -> set[str]:
     code = "; ".join((*statements, "import json, sys", "print(json.dumps(sorted(sys.modules)))"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=120
+    )
     return {top(name) for name in json.loads(done.stdout)}
 
 

@@ -186,7 +186,7 @@ def test_who_has_closed_its_descriptors_still_belongs_to_the_tree(make: Make, cl
     for taken in (False, True):
         held = ledger.agents(1) if taken else []
         words = [sys.executable, "-c", FIND]
-        done = subprocess.run(words, close_fds=closed, capture_output=True, check=True, timeout=30)
+        done = subprocess.run(words, close_fds=closed, capture_output=True, check=True, timeout=120)
         assert done.stdout.decode().strip() == str(not taken)
         close(held)
 

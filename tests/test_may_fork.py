@@ -280,7 +280,7 @@ def test_when_the_origin_is_gone_for_good_all_of_it_ends_in_peace(reach: Lab, da
     reach["h1"].proxy.cut()
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 74 and b"longer than the lease" in err
-    assert reach.wait_idle(30) == []
+    assert reach.wait_idle(90) == []
     assert ended.read_text() == "ended\n" * 2
 
 

@@ -146,7 +146,7 @@ def test_garbage_on_the_line_of_a_dial(lab: Lab, garbage: bytes) -> None:
         input=garbage,
         capture_output=True,
         env=lab.env,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert dial.stdout.startswith(GREETING) and b"Traceback" not in dial.stderr
@@ -221,7 +221,7 @@ def test_fuzz(lab: Lab, call: Callable[[], socket.socket]) -> None:
         connection.close()
     assert stream.stdout
     assert len(stream.stdout.read()) == 30_000_000
-    assert stream.wait(30) == 0
+    assert stream.wait(120) == 0
     stream.stdout.close()
     assert lab.wait_idle() == []
     log = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.log")).read_text()
@@ -267,7 +267,7 @@ def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
     assert "sh -c echo up; read line" in [each["command"] for each in over_there["running"]]
     (line,) = json.loads(lab.run(["node", "--status"], check=True).stdout)["lines"]
     assert line["up"] and line["reconnects"] == 1
-    job.communicate(b"\n", timeout=30)
+    job.communicate(b"\n", timeout=120)
     lab.run(["node", "--stop"], check=True)
     assert not [process for process in lab.processes() if process.daemon]
     assert alive(lab)  # and the next command starts another
@@ -290,7 +290,7 @@ def test_a_node_that_ends_slowly_does_not_block_the_next(own_lab: Callable[..., 
     )
     assert job.stdout and job.stdout.readline() == b"up\n"
     os.kill(node(lab).pid, 15)
-    assert job.wait(30) == 74
+    assert job.wait(120) == 74
     job.stdout.close()
     assert alive(lab)
     assert lab.wait_idle() == []

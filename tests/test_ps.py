@@ -35,7 +35,7 @@ def agents(tmp_path: Path) -> Agents:
 def quine(agents: Agents, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     more.setdefault("capture_output", True)
     return subprocess.run(
-        [*QUINE, *words], cwd=agents.directory, env=agents.env, text=True, timeout=60, **more
+        [*QUINE, *words], cwd=agents.directory, env=agents.env, text=True, timeout=120, **more
     )
 
 
@@ -76,7 +76,7 @@ def loose(agents: Agents, *child: dict[str, Any]) -> Iterator[str]:
         *child,
     )
     with agents.start("work") as process:
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     (folder,) = (agents.data / "jobs").iterdir()
     pid = int(wait_for(agents.directory / "pid"))
     try:
@@ -135,7 +135,7 @@ def test_wait_for_an_orphan(agents: Agents) -> None:
         assert quine(agents, "wait", "--timeout=0", job).returncode == 124
         waiting = subprocess.Popen([*QUINE, "wait", job[:20]], cwd=agents.directory, env=agents.env)
         go(agents)
-        assert waiting.wait(30) == 5
+        assert waiting.wait(120) == 5
         assert quine(agents, "wait", job).returncode == 5
         assert listed(agents)["child"]["state"] == "exited"
 
@@ -198,7 +198,7 @@ def test_wait_for_a_signalled_root(agents: Agents) -> None:
         assert (fact["state"], fact["pid"], fact["code"]) == ("running", process.pid, None)
         assert quine(agents, "kill", fact["id"]).returncode == 0
         assert quine(agents, "wait", fact["id"]).returncode == 143
-        assert process.wait(30) == -signal.SIGTERM
+        assert process.wait(120) == -signal.SIGTERM
     fact = listed(agents)["work"]
     assert (fact["state"], fact["signal"], fact["code"]) == ("signaled", "TERM", 143)
 
@@ -361,7 +361,7 @@ def test_logs(agents: Agents) -> None:
         assert following.stdout
         assert following.stdout.readline() == "begun\n"
         go(agents)
-        assert following.communicate(timeout=60)[0] == "more\n"
+        assert following.communicate(timeout=120)[0] == "more\n"
         assert following.returncode == 0
         assert quine(agents, "logs", "--both", job).stderr == "warned\nwhy"
         for words in (("--both", "--offset=1"), ("--offset=-1",), ("--both", "--stderr")):
@@ -376,7 +376,7 @@ def test_logs_into_a_pipe_that_nobody_reads(agents: Agents) -> None:
         read, write = os.pipe()
         os.close(read)
         done = subprocess.run(
-            [*QUINE, "logs", job], cwd=agents.directory, env=agents.env, stdout=write, timeout=30
+            [*QUINE, "logs", job], cwd=agents.directory, env=agents.env, stdout=write, timeout=120
         )
         os.close(write)
         assert done.returncode == -signal.SIGPIPE

@@ -18,7 +18,7 @@ from quine.guests.base import Message, Refused, Request, ToolResult
 from quine.guests.replay import ReplayGuest
 from quine.life import new_session
 from quine.tape import FileSink, Tape
-from tests.agents import OK, QUINE, UNTIL_ENDED, Agents, call, running, says, sh
+from tests.agents import OK, QUINE, UNTIL_ENDED, Agents, call, left, says, sh
 
 RECORDER = f"""#!{sys.executable} -I
 import json, os, re, sys
@@ -76,7 +76,7 @@ def replay(agents: Agents, *words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
@@ -265,8 +265,8 @@ def test_who_ends_the_replay_ends_all_of_it(agents: Agents) -> None:
     ) as process:
         assert (agents.directory / "gate").read_text() == "x\n"
         process.terminate()
-        assert process.wait(30) == 143
-    assert not running("sleep", "1000.25")
+        assert process.wait(120) == 143
+    assert not left("sleep", "1000.25")
     (tape,) = (agents.data / "replays").glob("*/*.jsonl")
     assert '"termination_mode":"signal"' in tape.read_text()
 

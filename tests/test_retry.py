@@ -130,17 +130,17 @@ def test_lost_with_a_part_of_stdin(lab: Lab, tmp_path: Path, kind: str) -> None:
             process = lab.popen(
                 words, stdin=material.fileno(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=120)
         assert (process.returncode, out, err) == (0, b"up\nmaterial\n", b"")
         return
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     process = lab.popen(words, **pipes)
     if kind == "pipe":
-        out, err = process.communicate(b"material\n", timeout=60)
+        out, err = process.communicate(b"material\n", timeout=120)
         assert (process.returncode, out) == (74, b"") and b"not tried again: some of its stdin" in err
     else:
         assert process.stdout and process.stdout.readline() == b"up\n"  # the second one has begun
-        out, err = process.communicate(b"material\n", timeout=60)
+        out, err = process.communicate(b"material\n", timeout=120)
         assert (process.returncode, out, err) == (0, b"material\n", b"")
 
 
@@ -154,7 +154,7 @@ def test_lost_with_a_part_of_its_output(lab: Lab, tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
     )
     assert process.stdout and process.stdout.readline() == b"up\n"
-    out, err = process.communicate(b"go\n", timeout=60)
+    out, err = process.communicate(b"go\n", timeout=120)
     assert (process.returncode, out) == (74, b"") and b"not tried again: some of its output" in err
 
 
@@ -177,7 +177,7 @@ def test_leaving_by_keys_is_no_reason_to_come_back(lab: Lab) -> None:
         screen.type(b"a\r")
         screen.wait(b"a\r\na\r\n")
         screen.type(b"~.")
-        assert client.wait(60) == 74
+        assert client.wait(120) == 74
         screen.wait(b"not tried again")
 
 
@@ -187,7 +187,7 @@ def test_a_signal_ends_the_pause_before_the_next_try(lab: Lab, dead: str) -> Non
     for number in (b"1", b"2", b"3"):
         assert b"quine: dead: try " + number in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == -signal.SIGINT
 
 

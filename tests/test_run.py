@@ -287,7 +287,7 @@ def test_a_reader_that_sleeps_stops_the_producer(lab: Lab) -> None:
     assert lab.run(["run", "--on", "h1", "--", "echo", "alive"]).stdout == b"alive\n"
     assert select.select([process.stderr], [], [], 0.5)[0] == []
     rss = [peak_rss(node.pid) for node in nodes(lab.processes()) + nodes(lab["h1"].processes())]
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert len(got) + len(out) == count and err == b"done\n" and process.returncode == 0
     assert max(rss) < 80 * MiB
 
@@ -505,7 +505,7 @@ def test_kill_9_of_the_node_here(own_lab: Callable[..., Lab]) -> None:
     assert process.returncode == 74
     assert err.startswith(b"quine: error: the node of this machine ended; the command was started (pid ")
     assert b"its outcome is not known" in err
-    assert lab.wait_idle(30) == []
+    assert lab.wait_idle(90) == []
     assert lab.run(["run", "--on", "h1", "--", "echo", "again"]).stdout == b"again\n"
 
 
@@ -522,7 +522,7 @@ def test_kill_9_of_the_sshd_session_is_survived(own_lab: Callable[..., Lab]) -> 
     lab["h1"].kill_sessions()
     out, err = process.communicate(b"after\n", timeout=PATIENCE)
     assert (process.returncode, out, err) == (5, b"after\n", b"")
-    assert lab.wait_idle(30) == []
+    assert lab.wait_idle(90) == []
 
 
 def test_a_link_that_stays_down_longer_than_the_lease(own_lab: Callable[..., Lab]) -> None:
@@ -539,7 +539,7 @@ def test_a_link_that_stays_down_longer_than_the_lease(own_lab: Callable[..., Lab
     assert process.returncode == 74
     assert err.startswith(b"quine: h1: error: connection lost: ") and b"was started (pid " in err
     assert b"for longer than the lease of 1 s" in err
-    assert lab.wait_idle(30) == []
+    assert lab.wait_idle(90) == []
     lab["h1"].start()
     assert lab.run(["run", "--on", "h1", "--", "echo", "again"]).stdout == b"again\n"
 
@@ -563,7 +563,7 @@ def test_a_lost_origin_is_no_end_of_file(own_lab: Callable[..., Lab], death: str
     else:
         lab["h1"].stop()
     process.communicate()
-    assert lab.wait_idle(30) == []
+    assert lab.wait_idle(90) == []
     assert not done.exists()
 
 

@@ -140,7 +140,7 @@ def test_a_whole_tree(tree: Tree) -> None:
         assert tree.arrive(1) == [str(root.pid)]  # the foreign program is the same process
         assert tree.in_processes() == set()
         tree.let_go(1)
-        out, err = root.communicate(timeout=60)
+        out, err = root.communicate(timeout=120)
     assert root.returncode == 0, err
     assert out.endswith(b"foreign\n") and b"QUINE_MODEL_ID=m" in out
     assert len(tree.tapes()) == 7
@@ -207,7 +207,7 @@ def test_a_password_in_the_base(tree: Tree) -> None:
         assert process.stderr is not None
         early = [next(line for line in process.stderr if b"try 2" in line)]
         process.terminate()
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert password.encode() not in b"".join([out, err, *early])
     assert [
         path

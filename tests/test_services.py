@@ -72,7 +72,7 @@ def asker(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[As
     monkeypatch.setattr(services, "MAX_OPEN", 4)
 
     def work(body: bytes) -> bytes:
-        assert gate.wait(60)
+        assert gate.wait(120)
         return b"%d" % len(body)
 
     made = Asker({"work": work})

@@ -243,7 +243,7 @@ def test_an_asker_that_goes_at_any_point(sent: int, ends: bool, back: int, how: 
             asked.close()
         else:
             face.theirs.shutdown(socket.SHUT_WR)
-        assert met.over.wait(60)
+        assert met.over.wait(120)
         assert not met.whole or (ends and met.body == BODY[:sent])
         assert met.whole or met.abandoned
         assert ends or met.abandoned
@@ -263,7 +263,7 @@ def test_a_handler_that_does_not_read_stops_the_asker() -> None:
     gate = threading.Event()
 
     def handler(incoming: Incoming) -> None:
-        assert gate.wait(60)
+        assert gate.wait(120)
         all_of(incoming.read)
 
     with served(handler) as face, face.ask() as asked:
@@ -359,7 +359,7 @@ def gate() -> Iterator[threading.Event]:
 @pytest.fixture
 def raw(gate: threading.Event) -> Iterator[Raw]:
     """Its handlers do nothing until the gate is open."""
-    made = Raw(lambda incoming: gate.wait(60) and None)
+    made = Raw(lambda incoming: gate.wait(120) and None)
     yield made
     gate.set()
     made.close()
@@ -393,7 +393,7 @@ def test_handlers_take_turns_in_order(monkeypatch: pytest.MonkeyPatch, gate: thr
 
     def handler(incoming: Incoming) -> None:
         order.append(incoming.number)
-        assert gate.wait(60)
+        assert gate.wait(120)
 
     raw = Raw(handler)
     numbers = [raw.ask() for _ in range(6)]

@@ -197,7 +197,7 @@ def test_what_ignores_the_hangup_is_killed(lab: Lab, screen: Screen) -> None:
     screen.wait(b"up\r\n")
     client.terminate()
     assert client.wait(PATIENCE) == -signal.SIGTERM
-    assert lab.wait_idle(30) == []
+    assert lab.wait_idle(90) == []
 
 
 def test_a_terminal_that_vanishes(lab: Lab) -> None:

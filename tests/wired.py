@@ -26,7 +26,7 @@ class End:
 
     def read(self, size: int) -> bytes:
         if not self._left:
-            got = self._come.get(timeout=60)
+            got = self._come.get(timeout=120)
             if isinstance(got, BaseException):
                 raise got
             self._left = got

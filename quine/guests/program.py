@@ -94,8 +94,31 @@ class ProgramGuest:
         environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
         if self._key:
             environ["QUINE_API_KEY"] = self._key
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        process = None
         try:
-            process = subprocess.Popen(
+            # Nothing takes us away from one that is being made: nobody would know whom to end.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            process = self._start(environ)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            out, err = _converse(process, body)
+            status = process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"{self._path}: no reply after {TIMEOUT:g} s") from None
+        finally:
+            if process:
+                _end(process)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if status:
+            words = err.decode("utf-8", "replace").strip()[-500:]
+            how = f"died of signal {-status}" if status < 0 else f"exited with status {status}"
+            what = f"{self._path} {how}{': ' + words if words else ''}"
+            raise Unavailable(what) if status == TRY_AGAIN else Refused(what)
+        return _reply(self._path, out, body)
+
+    def _start(self, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
                 [self._path],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -106,26 +129,17 @@ class ProgramGuest:
             )
         except OSError as error:
             raise Refused(f"{self._path}: {(error.strerror or '').lower()}", "", USAGE) from None
-        try:
-            out, err = _converse(process, body)
-            status = process.wait(TIMEOUT)
-        except subprocess.TimeoutExpired:
-            raise Unavailable(f"{self._path}: no reply after {TIMEOUT:g} s") from None
-        finally:
-            # Whatever took us out of there, a signal too: its helpers in the background are ended with it.
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            for stream in (process.stdin, process.stdout, process.stderr):
-                assert stream is not None
-                with contextlib.suppress(OSError):
-                    stream.close()
-        if status:
-            words = err.decode("utf-8", "replace").strip()[-500:]
-            how = f"died of signal {-status}" if status < 0 else f"exited with status {status}"
-            what = f"{self._path} {how}{': ' + words if words else ''}"
-            raise Unavailable(what) if status == TRY_AGAIN else Refused(what)
-        return _reply(self._path, out, body)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Whatever took us away from it, a signal too: its helpers in the background are ended with it."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        assert stream is not None
+        with contextlib.suppress(OSError):
+            stream.close()
 
 
 def _unblock() -> None:

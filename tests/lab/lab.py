@@ -321,7 +321,7 @@ class Lab:
         marks = (self.mark, *(host.mark for host in self.hosts.values()))
         return [process for process in processes.marked(*marks) if not (process.daemon or process.guard)]
 
-    def wait_idle(self, seconds: float = 30) -> list[Process]:
+    def wait_idle(self, seconds: float = 90) -> list[Process]:
         """Wait until no job is left anywhere; returns those that stay."""
         return processes.wait_none(self.jobs, seconds)
 
