@@ -387,6 +387,36 @@ def test_a_wrong_capability_is_refused(raw: Raw) -> None:
     assert not len(raw.services._streams)
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_machine_without_threads_refuses_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event, before: int
+) -> None:
+    """Whoever asks for many at one time does not end the face that answers."""
+    start = threading.Thread.start
+
+    def none(self: threading.Thread) -> None:
+        if self.name == "stream":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    def handler(incoming: Incoming) -> None:
+        assert gate.wait(120)
+
+    raw = Raw(handler)
+    numbers = [raw.ask() for _ in range(before)]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        numbers.append(raw.ask())
+    if not before:
+        raw.until(lambda: len(raw.answers) == 1)
+        assert "no thread" in raw.answers.pop(numbers.pop())
+        numbers.append(raw.ask())
+    gate.set()
+    raw.until(lambda: len(raw.answers) == len(numbers))
+    assert [raw.answers[number] for number in numbers] == [None] * len(numbers)
+    raw.close()
+
+
 def test_handlers_take_turns_in_order(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
     monkeypatch.setattr(incoming_module, "THREADS", 2)
     order: list[int] = []

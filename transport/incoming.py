@@ -286,7 +286,17 @@ class Streams:
             if self._threads >= THREADS:
                 return  # it waits for one of them
             self._threads += 1
-        threading.Thread(target=self._handle, name="stream", daemon=True).start()
+        try:
+            threading.Thread(target=self._handle, name="stream", daemon=True).start()
+        except RuntimeError:  # this machine has no more of them: it waits for one that there is
+            with self._lock:
+                self._threads -= 1
+                waits = self._threads > 0 or incoming not in self._queue
+                if not waits:
+                    self._queue.remove(incoming)
+            if not waits:
+                incoming.error, incoming.done = "no thread can be started at the origin", True
+                self._serve(incoming)
 
     def _handle(self) -> None:
         """A thread's life: one request after the other."""
