@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from quine.files import shown
+from quine.files import object_io, shown
 from quine.files.grammar import COMMANDS, OPTIONS, parse, usage
+from quine.files.s3 import Found
 from quine.files.tier import Entry
 from tests.agents import QUINE, until
 from tests.screen import Screen
@@ -530,6 +531,24 @@ def test_a_full_disk_is_told_once(shelf: Shelf) -> None:
     assert done.stderr == b"quine: error: stdout: no space left on device\n"
 
 
+def test_what_is_full_is_said_by_its_own_name(shelf: Shelf) -> None:
+    fill(shelf.tier, {b"t/big": bytes(100_000)})
+    (shelf.directory / "here").mkdir()
+    shelf.env["PYTHONDONTWRITEBYTECODE"] = "1"  # Python keeps as much of a module as there was room for
+    done = shelf.sh("ulimit -f 8; fs get t/big here; fs get -r t here/; fs put data/fs/t/big t/other")
+    assert done.stderr.decode().splitlines() == [
+        "quine: error: here/big: file too large",
+        "quine: error: here/t/big: file too large",
+        "quine: error: t/other: file too large",
+    ]
+    assert not shelf.parts()
+
+
+def test_a_directory_that_is_not_there_is_said_once(tree: Shelf) -> None:
+    for words in (["a", "d/b"], ["-r", "a", "d"], ["d/*"]):
+        assert tree.fails("get", *words, "none") == "quine: error: none: no such file or directory\n"
+
+
 def test_many_errors_are_counted(shelf: Shelf) -> None:
     (shelf.directory / "s").mkdir()
     for number in range(30):
@@ -582,6 +601,21 @@ def test_sizes_for_people() -> None:
         shown.human_size(size) for size in (0, 999, 1000, 4096, 1536 * 1024, 999 * 1024, 5 << 30, 3 << 60)
     ]
     assert sizes == ["0", "999", "1.0K", "4.0K", "1.5M", "999K", "5.0G", "3.0E"]
+
+
+@pytest.mark.parametrize("mtime", [1e18, -1e18, float("nan"), float("inf")])
+def test_a_time_that_no_calendar_has(mtime: float) -> None:
+    assert shown.long(Entry("a", "file", mtime=mtime), False).split() == ["-rw-r--r--", "0", "-"]
+    assert "mtime:   -\n" in shown.details(Entry("a", "file", mtime=mtime))
+    known = Found("a", 1, "x", 5.0, {"mtime": repr(mtime)})
+    assert object_io.mtime_of(known) == 5.0
+    assert object_io.mtime_of(known._replace(meta={"mtime": "7.5"})) == 7.5
+
+
+def test_a_directory_of_a_store_that_keeps_no_times() -> None:
+    line = shown.long(Entry("d", "directory", mode=0o755), False)
+    assert line.split() == ["drwxr-xr-x", "0", "-"]
+    assert len(line) == len(shown.long(Entry("d", "directory", mtime=1e9), False))
 
 
 def test_names_for_people_and_programs() -> None:

@@ -271,7 +271,12 @@ class Folder:
         fd = self.enter(above)
         try:
             with Part(fd, name, self.shown(relative)) as part:
-                part.fill(reader, tick)
+                try:
+                    part.fill(reader, tick)
+                except OSError as refused:
+                    if refused.errno in (errno.ENOSPC, errno.EFBIG):  # it is this side that is full
+                        raise OSError(refused.errno, refused.strerror, self.shown(relative)) from None
+                    raise
                 part.commit(reader.entry.mode, reader.entry.mtime, if_absent)
         finally:
             os.close(fd)

@@ -36,7 +36,10 @@ def get(call: Call) -> int:
     expanded = list(call.expand(sources))
     if len(expanded) > 1 and call.values.get("no_target_directory"):
         raise Misconfigured("-T takes one path and its target")
-    with _Here(last, into or len(expanded) > 1) as here, crew_of(call.values) as crew:
+    into = into or len(expanded) > 1
+    with _Here(last, into) as here, crew_of(call.values) as crew:
+        if into:
+            here.folder()  # where that is none it is said once
         for path, _ in expanded:
             try:
                 _get(call, crew, path, here)

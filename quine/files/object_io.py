@@ -40,9 +40,10 @@ def mode_of(there: Found) -> int:
 
 def mtime_of(there: Found) -> float:
     try:
-        return float(there.meta[MTIME])
+        told = float(there.meta[MTIME])
     except (KeyError, ValueError):
         return there.modified
+    return told if abs(told) < 1 << 53 else there.modified  # another tool's; no number neither
 
 
 class Upload:

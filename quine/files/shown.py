@@ -16,6 +16,8 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quine.files.tier import Entry, Reader
 
 ENOUGH = 65536  # bytes that are worth a write
@@ -85,8 +87,16 @@ def long(entry: Entry, human: bool) -> str:
     """What `ls -l` says before the name."""
     kind = stat.S_IFREG if entry.is_file else stat.S_IFDIR
     size = human_size(entry.size) if human else str(entry.size)
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.mtime))
-    return f"{stat.filemode(kind | entry.mode & 0o7777)} {size:>{6 if human else 12}} {when} "
+    when = _when(entry, "%Y-%m-%d %H:%M:%S", time.localtime)
+    return f"{stat.filemode(kind | entry.mode & 0o7777)} {size:>{6 if human else 12}} {when:19} "
+
+
+def _when(entry: Entry, form: str, clock: Callable[[float], time.struct_time]) -> str:
+    """Its time; `-` for a directory of a store that knows none, and for what no calendar has."""
+    try:
+        return time.strftime(form, clock(entry.mtime)) if entry.mtime or entry.is_file else "-"
+    except (OverflowError, ValueError, OSError):
+        return "-"
 
 
 def human_size(size: float) -> str:
@@ -122,8 +132,8 @@ def as_json(entry: Entry) -> bytes:
 
 def details(entry: Entry) -> str:
     """What `stat` says of it."""
-    whole, part = divmod(entry.mtime, 1)
-    when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f"{part:.6f}"[1:] + "Z"
+    part = f"{entry.mtime % 1:.6f}"[1:]
+    when = _when(entry, f"%Y-%m-%dT%H:%M:%S{part}Z", lambda mtime: time.gmtime(mtime // 1))
     lines = [f"path:    {escaped(entry.path) or '/'}", f"type:    {entry.kind}", f"size:    {entry.size}"]
     lines += [f"mode:    {entry.mode:04o}", f"mtime:   {when}"]
     lines += [f"version: {escaped(entry.version)}"] if entry.version else []
