@@ -25,7 +25,7 @@ from quine.files.generic_io import SpoolWriter, SteadyReader, about, known
 from quine.files.keys import key_of, path_of
 from quine.files.moving import moves, replaces
 from quine.files.parts import NAME as ASIDE
-from quine.files.tier import DIRECTORY_MODE, Entry, Reader, Tier, Writer, error
+from quine.files.tier import DIRECTORY_MODE, Entry, Reader, Tier, Writer, check_range, error
 
 FLAT = ("gs", "gcs", "az", "abfs", "abfss", "s3", "s3a")  # they also decide who is first
 READ_ONLY = (
@@ -111,8 +111,7 @@ class Generic(Tier):
         return iter([entries[name] for name in sorted(entries, key=os.fsencode)])
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
-        if offset < 0 or (length is not None and length < 0):
-            raise error(errno.EINVAL, path)
+        check_range(path, offset, length)
         found = self.stat(path)
         if not found.is_file:
             raise error(errno.EISDIR, path)

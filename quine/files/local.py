@@ -21,7 +21,7 @@ from quine import private
 from quine.files import beneath, names, parts
 from quine.files.beneath import TRIES, about
 from quine.files.plain import Part, Plain, known, nanos, regular
-from quine.files.tier import Entry, Reader, Tier, Writer, error
+from quine.files.tier import Entry, Reader, Tier, Writer, check_range, error
 
 
 class Local(Tier):
@@ -70,8 +70,7 @@ class Local(Tier):
         return iter(sorted(found, key=lambda entry: os.fsencode(entry.path)))
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
-        if offset < 0 or (length is not None and length < 0):
-            raise error(errno.EINVAL, path)
+        check_range(path, offset, length)
         with about(path):
             if not path:
                 raise error(errno.EISDIR, path)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 from quine.files import names
-from quine.files.tier import DIRECTORY_MODE, FILE_MODE, Entry, Range, Reader, Tier, Writer, error
+from quine.files.tier import DIRECTORY_MODE, FILE_MODE, Entry, Range, Reader, Tier, Writer, check_range, error
 
 Content = tuple[list[int], list[bytes], int]  # where the pieces begin, they, and the size of the whole
 
@@ -79,8 +79,7 @@ class Memory(Tier):
         return iter(sorted(found, key=lambda entry: os.fsencode(entry.path)))
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
-        if offset < 0 or (length is not None and length < 0):
-            raise error(errno.EINVAL, path)
+        check_range(path, offset, length)
         with self._store.lock:
             node = self._find(path, path)
             if isinstance(node, _Directory):

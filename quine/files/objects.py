@@ -43,7 +43,7 @@ from quine.files.object_io import (
     settled,
 )
 from quine.files.s3 import Bucket, Found, Unmet, bare
-from quine.files.tier import DIRECTORY_MODE, FILE_MODE, Entry, Reader, Tier, Writer, error, stale
+from quine.files.tier import DIRECTORY_MODE, FILE_MODE, Entry, Reader, Tier, Writer, check_range, error, stale
 
 LONGEST_KEY = 1024  # bytes, S3's limit
 REMOVED = 16  # objects at one time, each by a call of its own
@@ -141,8 +141,7 @@ class ObjectTier(Tier):
         yield from (entries[below] for below in order)
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
-        if offset < 0 or (length is not None and length < 0):
-            raise error(errno.EINVAL, path)
+        check_range(path, offset, length)
         if not path:
             raise error(errno.EISDIR, path)
         try:

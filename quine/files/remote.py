@@ -16,7 +16,7 @@ import errno
 import os
 
 from quine.files import words
-from quine.files.tier import BLOCK, Entry, Reader, Tier, Unsure, Writer
+from quine.files.tier import BLOCK, Entry, Reader, Tier, Unsure, Writer, check_range
 from quine.files.words import COMMIT, LONGEST_TOLD, Garbled
 from transport import quickjson
 from transport.errors import RequestError, RequestLost
@@ -66,8 +66,7 @@ class Remote(Tier):
         return self._list("walk", path)
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
-        if offset < 0 or (length is not None and length < 0):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        check_range(path, offset, length)
         asked = self.stream(path)
         try:
             _say(asked, words.ask("get", path=path, offset=offset, length=length), path)

@@ -30,7 +30,7 @@ from quine.files.parts import NAME as ASIDE
 from quine.files.parts import OLD
 from quine.files.sftp_io import SftpReader, SftpWriter, known
 from quine.files.sftp_session import Session
-from quine.files.tier import DIRECTORY_MODE, Entry, Reader, Tier, Writer, error
+from quine.files.tier import DIRECTORY_MODE, Entry, Reader, Tier, Writer, check_range, error
 from transport.reach import SshTarget
 
 REST = 5.0  # seconds for which a directory that was seen is taken to be still one
@@ -173,8 +173,7 @@ class SftpTier(Tier):
         return iter(sorted(entries, key=lambda entry: os.fsencode(entry.path)))
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
-        if offset < 0 or (length is not None and length < 0):
-            raise error(errno.EINVAL, path)
+        check_range(path, offset, length)
         if not path:
             raise error(errno.EISDIR, path)
 

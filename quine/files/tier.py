@@ -275,3 +275,9 @@ def is_unreached(fault: BaseException) -> bool:
     """Has a driver not come through to its store? By the names of botocore's, aiohttp's and the system's errors."""
     names = {"ConnectionError", "TimeoutError", "gaierror", "HTTPClientError", "ClientError"}
     return not names.isdisjoint(kind.__name__ for kind in type(fault).__mro__)
+
+
+def check_range(path: str, offset: int, length: int | None) -> None:
+    """Of what `open` is asked for. EINVAL."""
+    if offset < 0 or (length is not None and length < 0):
+        raise error(errno.EINVAL, path)
