@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,27 @@ def test_names_cross_as_they_are(lab: Lab, root: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.split(b"\0")[:-1] == sorted(HOSTILE)
     assert snapshot(root / "back") == snapshot(root / "t")
+
+
+def test_five_gigabytes_of_nothing_cross_as_holes(lab: Lab, root: Path) -> None:
+    code = "cd $(mktemp -d) && truncate -s 5G s && quine fs put s t && quine fs get t u && stat -c '%s %b' u"
+    words = ["run", "--on", "h1", "--", "sh", "-c", f"{code}; cd /; rm -r $OLDPWD"]
+    done = lab.run(words, env={"QUINE_FS": f"origin:{root}"})
+    assert (done.returncode, done.stderr) == (0, b"")
+    size, blocks = map(int, done.stdout.split())
+    there = (root / "t").stat()
+    assert size == there.st_size == 5 << 30
+    assert max(blocks, there.st_blocks) * 512 < 4 << 20
+
+
+def test_a_store_that_its_origin_cannot_reach_is_status_69_there_too(lab: Lab) -> None:
+    with socket.socket() as taken:  # nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        url = f"sftp://127.0.0.1:{taken.getsockname()[1]}/root"
+        done = lab.run(["run", "--on", "h1", "--", "quine", "fs", "cat", "a", "b"], env={"QUINE_FS": url})
+    assert (done.returncode, done.stdout) == (69, b"")
+    assert done.stderr.count(b"quine: error: a: ") == 1 and done.stderr.count(b"quine: error: ") == 1
+    assert b"quine: hint: QUINE_FS names the store" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
