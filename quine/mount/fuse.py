@@ -22,13 +22,22 @@ BUFFER = LARGEST + 2 * PAGE  # what one read of /dev/fuse must have room for
 # INIT flags that are asked for where the kernel has them
 ASYNC_READ, ATOMIC_O_TRUNC, BIG_WRITES = 1 << 0, 1 << 3, 1 << 5
 DO_READDIRPLUS, READDIRPLUS_AUTO, PARALLEL_DIROPS, MAX_PAGES = 1 << 13, 1 << 14, 1 << 18, 1 << 22
+FLOCK_LOCKS = 1 << 10
 WANTED = (
-    ASYNC_READ | ATOMIC_O_TRUNC | BIG_WRITES | DO_READDIRPLUS | READDIRPLUS_AUTO | PARALLEL_DIROPS | MAX_PAGES
+    FLOCK_LOCKS
+    | ASYNC_READ
+    | ATOMIC_O_TRUNC
+    | BIG_WRITES
+    | DO_READDIRPLUS
+    | READDIRPLUS_AUTO
+    | PARALLEL_DIROPS
+    | MAX_PAGES
 )
 
 KEEP_CACHE = 1 << 1  # of OPEN: the pages that the kernel has are right
 SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_MTIME, SET_MTIME_NOW, SET_BY_HANDLE = 1, 2, 4, 8, 32, 256, 64
 NO_REPLACE = 1  # of RENAME2
+IS_FLOCK = 1  # of SETLK and SETLKW
 
 
 class Op(IntEnum):
@@ -60,6 +69,8 @@ class Op(IntEnum):
     READDIR = 28
     RELEASEDIR = 29
     FSYNCDIR = 30
+    SETLK = 32
+    SETLKW = 33
     ACCESS = 34
     CREATE = 35
     INTERRUPT = 36
@@ -117,6 +128,8 @@ _FORMS: dict[int, tuple[Struct, int, bool]] = {
     Op.FLUSH: (Struct("=QIIQ"), 0, False),
     Op.RELEASE: (Struct("=QIIQ"), 0, False),
     Op.RELEASEDIR: (Struct("=QIIQ"), 0, False),
+    Op.SETLK: (Struct("=QQQQIIII"), 0, False),
+    Op.SETLKW: (Struct("=QQQQIIII"), 0, False),
     Op.FSYNC: (Struct("=QII"), 0, False),
     Op.FSYNCDIR: (Struct("=QII"), 0, False),
     Op.INIT: (Struct("=IIII"), 0, False),

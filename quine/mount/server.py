@@ -9,6 +9,7 @@ Laws
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import queue
 import select
@@ -17,6 +18,7 @@ import time
 
 from quine.mount import fuse, operations
 from quine.mount.fuse import Op, Request
+from quine.mount.locks import Waiting
 from quine.mount.openings import is_dying
 from quine.mount.reading import Parts
 from quine.mount.state import State
@@ -40,6 +42,7 @@ class Server:
         self._threads = self._idle = 0
         self._buffer = bytearray(fuse.BUFFER)
         self.ended = False
+        state.given = self._given
         os.set_blocking(fd, False)
 
     def serve(self, also: list[int], woken: Callable[[int], bool]) -> None:
@@ -120,7 +123,12 @@ class Server:
                 asked = self._waiting.get(request.args[0])
                 if asked is not None:
                     self._interrupted[asked.unique] = asked.pid
+            with self._state.lock:
+                if self._state.locks.give_up(request.args[0]):
+                    self._write(fuse.failure(request.args[0], errno.EINTR))
             self._free_the_dying()
+        elif request.op in (Op.SETLK, Op.SETLKW):
+            self._lock_asked(request)
         elif request.op == Op.INIT:
             answer, agreed = fuse.initial(request)
             if not agreed and request.args[0] == fuse.MAJOR:
@@ -130,6 +138,25 @@ class Server:
         else:
             return False
         return True
+
+    def _given(self, unique: int) -> None:
+        self._write(fuse.answer(unique))
+
+    def _lock_asked(self, request: Request) -> None:
+        """Answered here, or by who lets go of what stands in the way."""
+        number, kind, flags = request.args[0], request.args[4], request.args[6]
+        with self._state.lock:
+            handle, locks = self._state.handles.get(number), self._state.locks
+            if handle is None or not flags & fuse.IS_FLOCK:
+                self._write(fuse.failure(request.unique, errno.EBADF))
+            elif locks.ask(handle.node.path, number, kind):
+                self._write(fuse.answer(request.unique))
+            elif request.op == Op.SETLK:
+                self._write(fuse.failure(request.unique, errno.EAGAIN))
+            else:
+                exclusive = kind == fcntl.F_WRLCK
+                locks.wait(Waiting(request.unique, handle.node.path, number, exclusive))
+        self._state.next_locks()
 
     def _free_the_dying(self) -> None:
         """The kernel lets nobody die whose request we have, until we answer it."""

@@ -20,6 +20,7 @@ from quine.files.tier import Entry, Tier, error, stale
 from quine.mount.again import Again
 from quine.mount.content import Content
 from quine.mount.draft import Draft
+from quine.mount.locks import Locks
 from quine.mount.nodes import Node, Nodes
 from quine.mount.openings import Handle, Handles, process_of
 
@@ -38,6 +39,8 @@ class State:
         self.nodes = Nodes()
         self.handles = Handles()
         self.again = Again(self)
+        self.locks = Locks()
+        self.given: Callable[[int], None] = lambda unique: None  # who waited for a lock has it
         self.uid, self.gid = os.getuid(), os.getgid()
         self._drafts: dict[str, list[Node]] = {}
         self._kept: OrderedDict[tuple[str, str], Content] = OrderedDict()
@@ -100,6 +103,8 @@ class State:
             if handle is None:
                 return
             node, draft = handle.node, handle.draft
+            self.locks.release(number)
+        self.next_locks()
         if handle.content is not None:
             self.close_content(node, handle.content)
         with self.lock:
@@ -110,6 +115,12 @@ class State:
                 if not draft.users and node.draft is draft:
                     self.end_draft(node)
             self.nodes.drop(node)
+
+    def next_locks(self) -> None:
+        """Something was let go of."""
+        with self.lock:
+            for unique in self.locks.turns():
+                self.given(unique)
 
     def open_content(self, node: Node) -> Content:
         """What is read of a version, one more user of it. ESTALE where another version is there now."""

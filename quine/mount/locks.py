@@ -1,0 +1,69 @@
+"""Locks of whole files (flock) among all who use one mount: by path, for who writes a file has a draft of his own.
+
+Laws
+1. A lock is held by an open file, as flock has it: it ends with the last descriptor of that, however it ends.
+2. Nobody is waited for by a thread: who waits is answered when it is his turn, or by a signal.
+3. Every method is called with the lock held that the filesystem has for all its tables.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from typing import NamedTuple
+
+
+class Waiting(NamedTuple):
+    unique: int  # the request that is to be answered
+    path: str
+    handle: int
+    exclusive: bool
+
+
+class Locks:
+    def __init__(self) -> None:
+        self._held: dict[str, dict[int, bool]] = {}  # path -> handle -> is it exclusive
+        self._waiting: list[Waiting] = []
+
+    def __len__(self) -> int:
+        return len(self._held) + len(self._waiting)
+
+    def ask(self, path: str, handle: int, kind: int) -> bool:
+        """Take or change a lock, or with F_UNLCK let go; False where others have one that does not allow it."""
+        self._drop(path, handle)
+        if kind == fcntl.F_UNLCK:
+            return True
+        exclusive, held = kind == fcntl.F_WRLCK, self._held.get(path, {})
+        if held and (exclusive or any(held.values())):
+            return False
+        self._held.setdefault(path, {})[handle] = exclusive
+        return True
+
+    def wait(self, waiting: Waiting) -> None:
+        self._waiting.append(waiting)
+
+    def give_up(self, unique: int) -> bool:
+        """Was it waiting?"""
+        before = len(self._waiting)
+        self._waiting = [each for each in self._waiting if each.unique != unique]
+        return len(self._waiting) < before
+
+    def release(self, handle: int) -> None:
+        for path in [path for path, held in self._held.items() if handle in held]:
+            self._drop(path, handle)
+
+    def turns(self) -> list[int]:
+        """Those who need not wait any more, which have their locks now."""
+        given = []
+        for each in list(self._waiting):
+            kind = fcntl.F_WRLCK if each.exclusive else fcntl.F_RDLCK
+            if self.ask(each.path, each.handle, kind):
+                self._waiting.remove(each)
+                given.append(each.unique)
+        return given
+
+    def _drop(self, path: str, handle: int) -> None:
+        held = self._held.get(path)
+        if held is not None:
+            held.pop(handle, None)
+            if not held:
+                del self._held[path]
