@@ -106,7 +106,10 @@ def staging(values: dict[str, object], here: str = "") -> Staging | None:
     if not files and not returns:
         return None
     if values.get("detach"):
-        raise Misconfigured("not built yet: --files and --returns with --detach")
+        hint = (
+            "three commands with one --cwd DIR: --files … -- true; --detach; after that --returns … -- true"
+        )
+        raise Misconfigured("not built yet: --files and --returns with --detach", hint)
     if files and "terminal" in values:
         raise Misconfigured("not built yet: --files with -t")
     from quine.staging.face import Staging

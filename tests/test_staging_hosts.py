@@ -223,6 +223,19 @@ def test_here_files_are_copied_where_the_directory_is_another(lab: Lab, work: Pa
     assert (done.returncode, done.stdout, done.stderr) == (0, b"int a;", b""), "all of it is here already"
 
 
+def test_a_detached_job_has_its_files_by_commands_of_their_own(lab: Lab, work: Path, there: Path) -> None:
+    on = ["run", "--on", "h1", "--cwd", str(there)]
+    lab.run([*on, "--files", "Makefile", "--", "true"], cwd=work, check=True)
+    job = (
+        lab.run([*on, "--detach", "--", "cp", "Makefile", "made"], cwd=work, check=True)
+        .stdout.decode()
+        .strip()
+    )
+    assert lab.run(["wait", job], cwd=work).returncode == 0
+    lab.run([*on, "--returns", "made", "--", "true"], cwd=work, check=True)
+    assert (work / "made").read_text() == "all:"
+
+
 @pytest.mark.parametrize(
     "words", [["run", "--on", "h1", "--detach"], ["--on", "h1", "--detach"], ["run", "--on", "h1", "-t"]]
 )
