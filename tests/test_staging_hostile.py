@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quine.staging import aside, renames
+from quine.staging import aside, renames, survey, tree
 from quine.staging.content import Feed, tell
 from quine.staging.face import Staging
 from quine.staging.manifest import IMPLIED
@@ -88,6 +88,44 @@ def test_a_job_that_has_started_reads_no_more(here: Path, there: Path) -> None:
         assert not staging._failure
     finally:
         relay.close()
+
+
+@pytest.mark.parametrize("size", [10, 3_000_000])
+@pytest.mark.parametrize("moment", ["listed", "looked at"])
+def test_a_directory_that_is_a_link_by_now_is_not_followed(
+    here: Path, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, size: int
+) -> None:
+    """Somebody exchanges it between the steps of a look, or between the look and the reading."""
+    for top in (here / "t", tmp_path / "secret"):
+        (top / "d").mkdir(parents=True)
+        (top / "d" / "f").write_bytes(top.name[:1].encode() * size)
+
+    def exchange() -> None:
+        if not (here / "t" / "d").is_symlink():
+            (here / "t" / "d").rename(tmp_path / "away")
+            (here / "t" / "d").symlink_to(tmp_path / "secret" / "d")
+
+    look, into = tree.look, survey._look_into
+
+    def looked(*args: Any, **more: Any) -> Any:
+        found = look(*args, **more)
+        exchange()
+        return found
+
+    def listed(fd: int, *more: Any) -> Any:
+        found = into(fd, *more)
+        if any(name == b"d" for name, _ in found[2]):
+            exchange()
+        return found
+
+    if moment == "listed":
+        monkeypatch.setattr(survey, "_look_into", listed)
+    else:
+        monkeypatch.setattr(tree, "look", looked)
+    monkeypatch.setattr(tree, "settled", lambda take, found: (found, True))
+    with pytest.raises(RequestError):
+        stage(here, there, "t")
+    assert not any(path.is_file() and path.read_bytes()[:1] == b"s" for path in there.rglob("*"))
 
 
 def test_a_directory_above_what_was_asked_for_keeps_its_mode(

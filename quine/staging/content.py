@@ -140,10 +140,11 @@ def as_seen(path: bytes, facts: bytes, size: int) -> bytes | None:
     return data if same else None
 
 
-def measure(path: bytes) -> File:
-    """Read a file for its digest. Raises OSError: Changed, and what the system says."""
+def measure(path: bytes, folder: int | None = None) -> File:
+    """Read a file for its digest; in `folder`, if one is given. Raises OSError: Changed, and what the system says."""
+    name = path if folder is None else os.path.basename(path)
     for _ in range(TRIES):
-        fd = os.open(path, _READ)
+        fd = os.open(name, _READ, dir_fd=folder)
         try:
             if found := _measured(fd):
                 return found

@@ -11,6 +11,7 @@ Laws
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import struct
@@ -96,23 +97,29 @@ def look(
         if name:
             row = (fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_mode)
             folders.append((b"", name + b"\0", FACTS.pack(*row)))
-        todo = [(path, name + b"/" if name else b"")] if stat.S_ISDIR(fact.st_mode) else []
+        first = (path, name + b"/" if name else b"", (fact.st_dev, fact.st_ino))
+        todo = [first] if stat.S_ISDIR(fact.st_mode) else []
         while todo:
-            folder, prefix = todo.pop()
+            folder, prefix, seen = todo.pop()
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
+                fact = os.fstat(fd)
+                if follow and (fact.st_dev, fact.st_ino) != seen:  # by a link to somewhere else, perhaps
+                    raise FileNotFoundError(errno.ENOENT, "was exchanged while it was looked at", "")
                 names, facts, below = _look_into(fd, not prefix, leave_out)
             except OSError as error:
                 own = error.filename if isinstance(error.filename, str) else ""
                 raise OSError(error.errno, error.strerror, os.path.join(folder, os.fsencode(own))) from None
             finally:
                 os.close(fd)
-            todo += [(folder + b"/" + own, prefix + own + b"/") for own in below]
+            todo += [(folder + b"/" + own, prefix + own + b"/", seen) for own, seen in below]
             folders.append((prefix, names, facts))
     return Look(folders, began)
 
 
-def _look_into(fd: int, is_base: bool, leave_out: tuple[int, int] | None) -> tuple[bytes, bytes, list[bytes]]:
+def _look_into(
+    fd: int, is_base: bool, leave_out: tuple[int, int] | None
+) -> tuple[bytes, bytes, list[tuple[bytes, tuple[int, int]]]]:
     """The names in a directory, the facts of each, and which of them are directories.
 
     By name below its descriptor, which spares the kernel the way there ten thousand times; and in one loop, for every
@@ -120,7 +127,7 @@ def _look_into(fd: int, is_base: bool, leave_out: tuple[int, int] | None) -> tup
     """
     names: list[str] = []
     facts: list[bytes] = []
-    below: list[bytes] = []
+    below: list[tuple[bytes, tuple[int, int]]] = []
     pack, stat_of = FACTS.pack, os.stat
     for name in os.listdir(fd):
         try:
@@ -130,9 +137,9 @@ def _look_into(fd: int, is_base: bool, leave_out: tuple[int, int] | None) -> tup
         mode = fact.st_mode
         if mode & 0o170000 == 0o040000:
             own = os.fsencode(name)
-            if (fact.st_dev, fact.st_ino) == leave_out or (is_base and own.startswith(ASIDE)):
+            if (seen := (fact.st_dev, fact.st_ino)) == leave_out or (is_base and own.startswith(ASIDE)):
                 continue
-            below.append(own)
+            below.append((own, seen))
         names.append(name)
         facts.append(pack(fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, mode))
     return os.fsencode("\0".join([*names, ""])), b"".join(facts), below

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 
-from quine.staging.content import BLOCK, KEEP, Changed, Feed, as_seen, measure, send, tell
+from quine.staging.content import BLOCK, KEEP, Changed, Feed, File, as_seen, measure, send, tell
 from quine.staging.manifest import (
     IMPLIED,
     MOST,
@@ -23,6 +23,7 @@ from quine.staging.manifest import (
     shown,
     stays,
 )
+from quine.staging.renames import Parents
 from quine.staging.survey import FACTS, Record, look, recall, remember, settled
 
 TYPE_CHECKING = False
@@ -139,13 +140,28 @@ class Tree:
             digest = blake2b(data, digest_size=SIZE).digest()
             self._manifest.add(name, mode & (0o170000 | PERMISSIONS), mtime, size, digest)
         else:
-            file = measure(path)
+            file = self._measured(name, path)
             data, digest, fact = file.data, file.digest, file.facts
             self._manifest.add(name, file.mode, file.mtime, file.size, digest)
         if data is not None and len(data) <= self._room:
             self._kept[digest] = data
             self._room -= len(data)
         return fact
+
+    def _measured(self, name: bytes, path: bytes) -> File:
+        """It is not what the look found: a directory above it may be a link by now, and none is followed."""
+        above = name
+        while above not in self._sources:
+            above = above.rpartition(b"/")[0]
+        if above == name:
+            return measure(path)
+        base = os.open(self._source(above), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with Parents(base) as parents:
+                folder, _ = parents.of(name[len(above) :].lstrip(b"/"))
+                return measure(path, folder)
+        finally:
+            os.close(base)
 
     def _add_link(self, name: bytes, mtime: int) -> None:
         assert self._manifest is not None
