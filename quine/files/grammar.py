@@ -190,7 +190,8 @@ def usage(command: str = "") -> str:
 CLOSING = (
     "Paths of the tier are relative to its root: a/b and /a/b are the same, tier:a/b too. * ? [ ] and ** in them match",
     "names; quote them for the shell.",
-    "exit status: 0 done; 1 something failed; 2 usage; 69 origin or store cannot be reached; 128+n died of signal n",
+    "exit status: 0 done; 1 something failed; 2 usage; 69 origin or store cannot be reached; 74 not known whether",
+    "  it was done; 128+n died of signal n",
 )
 
 
