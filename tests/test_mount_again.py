@@ -14,6 +14,9 @@ import pytest
 from quine.files.local import Local
 from quine.mount import again
 from quine.mount.content import WHOLE
+from quine.mount.fuse import Op, Request
+from quine.mount.nodes import ROOT, Node
+from quine.mount.operations import perform
 from quine.mount.state import State
 from tests.mounting import needs_fuse, serving
 
@@ -172,3 +175,28 @@ def test_what_was_told_and_never_came_is_let_go_of(tmp_path: Path, monkeypatch: 
     assert len(state.again) == 1
     assert state.drafts("f") == []
     assert len(state.nodes) == 1
+
+
+def test_a_draft_that_ends_while_it_is_told_of_is_not_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread looks, another one of its process closes: the number of a node that is gone would be ESTALE."""
+    store = Local(str(tmp_path / "store"))
+    write(store, "f", b"old")
+    state = State(store)
+    found = state.draft_for
+    request = Request(Op.CREATE, 1, ROOT, os.getpid(), (os.O_WRONLY, 0o600), (b"f",))
+    create = b"".join(perform(state, request))
+    number, handle = int.from_bytes(create[:8], sys.byteorder), int.from_bytes(create[128:136], sys.byteorder)
+
+    def ends(path: str, thread: int) -> Node | None:
+        node = found(path, thread)
+        perform(state, Request(Op.RELEASE, 2, number, thread, (handle,)))
+        state.nodes.forget(number, 1)
+        return node
+
+    monkeypatch.setattr(state, "draft_for", ends)
+    (entry,) = perform(state, Request(Op.LOOKUP, 3, ROOT, os.getpid(), (), (b"f",)))
+    told = int.from_bytes(entry[:8], sys.byteorder)
+    assert told != number
+    assert perform(state, Request(Op.GETATTR, 4, told, os.getpid(), (0, 0, 0)))

@@ -36,7 +36,10 @@ def lookup(state: State, request: Request) -> Parts:
     path = state.below(request.node, request.names[0])
     node = state.again.find(path, request.pid) or state.draft_for(path, request.pid)
     if node is not None:
-        return (entry_of(state, node),)
+        with state.lock:
+            # A draft of another thread may have ended and been forgotten meanwhile; its number would be ESTALE
+            if state.nodes.get(node.id) is node:
+                return (entry_of(state, node),)
     entry = state.stat(path)
     with state.lock:
         return (entry_of(state, state.told(entry)),)
