@@ -22,14 +22,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import asyncssh
-from asyncssh.constants import MSG_IGNORE
-
-from transport import known_hosts
+from transport import known_hosts, libraries
 from transport.channel import SshDuplex
 from transport.errors import Unreachable
 from transport.packets import by_packet
 from transport.reach import SshTarget, connected, handshakes
+
+with libraries.by_cache():
+    import asyncssh
+    from asyncssh.constants import MSG_IGNORE
 
 Note = Callable[[str], None]
 

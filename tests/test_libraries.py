@@ -1,0 +1,39 @@
+"""What is imported asks no compiler where a library is."""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from transport.libraries import by_cache
+
+STARTED = """
+import json, sys
+started = []
+def hook(event, args):
+    if event == "subprocess.Popen": started.append(str(args[0]))
+sys.addaudithook(hook)
+import transport.ssh
+print(json.dumps(started))
+"""
+
+
+def test_nothing_but_the_cache_is_asked_as_ssh_is_imported() -> None:
+    """A compiler's temporary file stays where we are killed meanwhile."""
+    done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, timeout=120, check=True)
+    assert {path.rpartition("/")[2] for path in json.loads(done.stdout)} <= {"ldconfig"}
+
+
+def test_afterwards_it_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = ctypes.util.find_library
+    with pytest.raises(ImportError), by_cache():
+        assert ctypes.util.find_library is not find
+        raise ImportError
+    assert ctypes.util.find_library is find
+    monkeypatch.delattr(ctypes.util, "_findSoname_ldconfig")
+    with by_cache():
+        assert ctypes.util.find_library is find
