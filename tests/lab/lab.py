@@ -16,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -37,9 +36,6 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILDS = ROOT / ".lab-cache" / "build"  # binaries built for labs: once per state of the sources, not per lab
 LEASE = 2  # seconds a job outlives its link, in this inventory: tests wait for it
 TIMEOUT = 120.0  # seconds; a first command brings the binary there, unpacked, on a busy machine
-
-# asyncssh asks a compiler for libraries (ctypes.util.find_library) while it is loaded: a node may be killed just then
-COMPILERS = re.compile(r"tmp[a-z0-9_]{8}|cc[A-Za-z0-9]{6}\.\w+")
 
 Data = bytes | str | None
 
@@ -344,9 +340,10 @@ class Lab:
         return {pid for host in self.hosts.values() for pid in host.children}
 
     def litter(self) -> list[Path]:
-        """Files in the temporary directories of the origin and the hosts, less what a compiler had there."""
-        tops = (self.tmp, *(host.tmp for host in self.hosts.values()))
-        return [path for top in tops for path in top.iterdir() if not COMPILERS.fullmatch(path.name)]
+        """Files in the temporary directories of the origin and the hosts."""
+        return [
+            path for top in (self.tmp, *(host.tmp for host in self.hosts.values())) for path in top.iterdir()
+        ]
 
 
 def describe(args: Sequence[str | Path]) -> str:
