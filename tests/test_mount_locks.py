@@ -36,7 +36,10 @@ class Holder:
 
     def __init__(self, path: Path, kind: int = fcntl.LOCK_EX) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(path), str(kind)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", HOLD, str(path), str(kind)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # a line that was read with the one before would be waited for
         )
         assert first_line(self.process) == b"begun\n"
 
