@@ -59,6 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
     directory = tempfile.mkdtemp(prefix="qt-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
     config.stash[_home] = directory
     os.environ["TMPDIR"] = tempfile.tempdir = directory
+    # without it there would be /tmp/quine-UID, the user's own, with what is noted of this build and others
+    os.environ["XDG_RUNTIME_DIR"] = f"{directory}/run"
+    os.mkdir(os.environ["XDG_RUNTIME_DIR"], 0o700)
     # Whoever starts us may ignore signals (nohup, a job runner); what the tests start would inherit that, and a
     # test that hangs up an agent would wait for one that was told not to listen.
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
