@@ -389,3 +389,27 @@ def test_holes_take_no_room(mount: Mount) -> None:
     with open(path, "rb") as file:
         file.seek((1 << 30) - 2)
         assert file.read() == b"\0\0end"
+
+
+TOLD_BY_LISTINGS = """
+from quine.files.local import Local
+from quine.mount import reading
+reading.BELIEVED = 3600
+class Listing(Local):
+    def stat(self, path):
+        if path.startswith("many/"):
+            raise OSError(5, "asked for one of many", path)
+        return super().stat(path)
+tier = Listing(STORE)
+"""
+
+
+def test_what_a_listing_told_of_many_is_not_asked_for_each(tmp_path: Path) -> None:
+    folder = tmp_path / "store" / "many"
+    folder.mkdir(parents=True)
+    for number in range(3000):
+        (folder / str(number)).write_bytes(b"x" * number)
+    with serving(tmp_path, TOLD_BY_LISTINGS.replace("STORE", repr(str(tmp_path / "store")))) as mounted:
+        listed = os.listdir(mounted / "many")  # all of the names first, as ls does
+        sizes = {name: (mounted / "many" / name).stat().st_size for name in listed}
+    assert sizes == {str(number): number for number in range(3000)}

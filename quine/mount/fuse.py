@@ -21,18 +21,10 @@ BUFFER = LARGEST + 2 * PAGE  # what one read of /dev/fuse must have room for
 
 # INIT flags that are asked for where the kernel has them
 ASYNC_READ, ATOMIC_O_TRUNC, BIG_WRITES = 1 << 0, 1 << 3, 1 << 5
-DO_READDIRPLUS, READDIRPLUS_AUTO, PARALLEL_DIROPS, MAX_PAGES = 1 << 13, 1 << 14, 1 << 18, 1 << 22
+DO_READDIRPLUS, PARALLEL_DIROPS, MAX_PAGES = 1 << 13, 1 << 18, 1 << 22
 FLOCK_LOCKS = 1 << 10
-WANTED = (
-    FLOCK_LOCKS
-    | ASYNC_READ
-    | ATOMIC_O_TRUNC
-    | BIG_WRITES
-    | DO_READDIRPLUS
-    | READDIRPLUS_AUTO
-    | PARALLEL_DIROPS
-    | MAX_PAGES
-)
+# Not READDIRPLUS_AUTO, with which the kernel takes attributes of the first names only: `ls -l` asked for each other one.
+WANTED = FLOCK_LOCKS | ASYNC_READ | ATOMIC_O_TRUNC | BIG_WRITES | DO_READDIRPLUS | PARALLEL_DIROPS | MAX_PAGES
 
 KEEP_CACHE = 1 << 1  # of OPEN: the pages that the kernel has are right
 SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_MTIME, SET_MTIME_NOW, SET_BY_HANDLE = 1, 2, 4, 8, 32, 256, 64
