@@ -23,7 +23,7 @@ BUFFER = LARGEST + 2 * PAGE  # what one read of /dev/fuse must have room for
 ASYNC_READ, ATOMIC_O_TRUNC, BIG_WRITES = 1 << 0, 1 << 3, 1 << 5
 DO_READDIRPLUS, PARALLEL_DIROPS, MAX_PAGES = 1 << 13, 1 << 18, 1 << 22
 FLOCK_LOCKS = 1 << 10
-# Not READDIRPLUS_AUTO, with which the kernel takes attributes of the first names only: `ls -l` asked for each other one.
+# Not READDIRPLUS_AUTO, with which the kernel takes attributes of the first names only: `ls -l` asked for all others.
 WANTED = FLOCK_LOCKS | ASYNC_READ | ATOMIC_O_TRUNC | BIG_WRITES | DO_READDIRPLUS | PARALLEL_DIROPS | MAX_PAGES
 
 KEEP_CACHE = 1 << 1  # of OPEN: the pages that the kernel has are right
