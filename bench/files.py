@@ -72,10 +72,10 @@ def bulk(lab: Lab) -> list[Row]:
             command = [lab.quine, "run", "--on", "h1", "--", "quine", "fs", *words]
             return lambda: subprocess.run(command, **quiet)  # type: ignore[call-overload]
 
-        def scp(*words: str) -> Callable[[], object]:
-            # -O: bytes on a channel, quicker than its default, SFTP
-            command = ["scp", "-O", "-q", "-S", str(here / "ssh"), *words]
-            return lambda: subprocess.run(command, **quiet)  # type: ignore[call-overload]
+        def scp(*words: str, tuned: bool) -> Callable[[], object]:
+            # As it comes it takes chacha20 and SFTP; tuned it has our cipher, and bytes on a channel
+            how = ["-O", "-S", str(here / "tuned")] if tuned else ["-S", str(here / "plain")]
+            return lambda: subprocess.run(["scp", "-q", *how, *words], **quiet)  # type: ignore[call-overload]
 
         def rsync(*words: str) -> Callable[[], object]:
             def copy() -> None:
@@ -85,15 +85,20 @@ def bulk(lab: Lab) -> list[Row]:
 
             return copy
 
-        wrapper = here / "ssh"  # scp has options of its own, of which ours must come before
-        wrapper.write_text(f'#!/bin/sh\nexec {shell} "$@"\n')
-        wrapper.chmod(0o755)
+        # scp has options of its own, of which ours must come before
+        for name, line in (("tuned", shell), ("plain", " ".join(lab.ssh("h1")[:-1]))):
+            wrapper = here / name
+            wrapper.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+            wrapper.chmod(0o755)
         for name, ours, peers in (
             ("put", quine("put", str(there), "big"), (f"{host}:{there}", str(theirs))),
             ("get", quine("get", "big", str(mine)), (str(there), f"{host}:{theirs}")),
         ):
-            times = alternate(5, ours, scp(*peers), *([rsync(*peers)] if shutil.which("rsync") else []))
-            for peer, seconds in zip(("scp", "rsync"), times[1:], strict=False):
+            others = [scp(*peers, tuned=False), scp(*peers, tuned=True)]
+            times = alternate(5, ours, *others, *([rsync(*peers)] if shutil.which("rsync") else []))
+            for peer, seconds in zip(
+                ("scp", "scp -O, aes128-gcm", "rsync, aes128-gcm"), times[1:], strict=False
+            ):
                 rows.append(_rate(f"`fs {name}` of 1 GB from a job", times[0], peer, seconds))
     return rows
 
