@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from transport.channel import SshDuplex
+from transport.channel import AT_ONCE, SshDuplex
 
 
 class Wire:
@@ -163,6 +163,23 @@ def test_what_comes_in_one_turn_comes_at_once_to_who_listened_then() -> None:
         duplex.data_received(b"e", None)
         duplex.connection_lost(None)
         assert (first.heard, second.heard) == ([b"ab", b"c"], [b"d", b"e", ("lost", "")])
+
+    asyncio.run(scene())
+
+
+def test_who_falls_behind_is_handed_no_more_than_one_read() -> None:
+    """asyncssh lets all that it kept loose as reading goes on, until it is told to wait again."""
+
+    async def scene() -> None:
+        duplex, _ = made()
+        log = Log()
+        duplex.attach(log)
+        piece = b"x" * (AT_ONCE // 8)
+        for _ in range(20):
+            duplex.data_received(piece, None)
+        assert log.heard == [piece * 8, piece * 8]
+        await asyncio.sleep(0)
+        assert log.heard == [piece * 8, piece * 8, piece * 4]
 
     asyncio.run(scene())
 

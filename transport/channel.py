@@ -16,6 +16,7 @@ from typing import Protocol
 from transport.duplex import DuplexProtocol
 
 WRITE_HIGH, WRITE_LOW = 256 << 10, 64 << 10
+AT_ONCE = 256 << 10  # one read of the socket
 STDERR_KEPT = 8 << 10  # the tail of what the other side complains of
 
 
@@ -51,6 +52,7 @@ class SshDuplex:
         self._channel: Channel | None = None
         self._protocol: DuplexProtocol | None = None
         self._buffer: list[bytes] = []
+        self._size = 0  # bytes that came into it; more than are in it, while it is read from
         self._ended: str | None = None  # why, once it has
         self._told = False
         self._news = asyncio.Event()
@@ -134,8 +136,11 @@ class SshDuplex:
             pass  # connection_lost was the last call
         else:
             self._buffer.append(data)
+            self._size += len(data)
             if self._protocol is None:
                 self._news.set()
+            elif self._size >= AT_ONCE:
+                self._deliver()  # who listens may say that he falls behind: what asyncssh kept is not all let loose
             elif len(self._buffer) == 1:
                 asyncio.get_running_loop().call_soon(self._deliver)
 
@@ -144,6 +149,7 @@ class SshDuplex:
         if self._buffer and self._protocol is not None and not self._told:
             data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
             self._buffer.clear()
+            self._size = 0
             self._protocol.data_received(data)
 
     def pause_writing(self) -> None:
