@@ -39,6 +39,7 @@ LACKS = {
     "if_absent": "deciding who was first: such writers are refused with ENOTSUP",
     "old": "the content that was opened, after it was replaced: readers get ESTALE",
     "rename": "renaming a directory in one step",
+    "gone": "listings without removed directories: a gateway may show an empty one of its own, which is ENOENT",
     "processes": "other processes that see the same",
     "descriptors": "Reader.fileno and Writer.fileno",
 }
@@ -147,7 +148,7 @@ def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield Store(door.tier(), door.tier, f"origin:{door.root}", str(tmp_path))
 
 
-@maker("s3", "listed", "holes", "old", "rename", "descriptors")
+@maker("s3", "listed", "holes", "old", "rename", "gone", "descriptors")
 def s3(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     weed = request.getfixturevalue("weed")
     yield opened(f"s3://{BUCKET}/a prefix/{uuid.uuid4()}", "", weed.environ)
