@@ -185,7 +185,7 @@ def test_the_whole_directory(here: Path, there: Path, monkeypatch: pytest.Monkey
     from quine.staging import there as over_there
     from tests.wired import inside
 
-    relay = Relay(staging._give)
+    relay = Relay(staging._given)
     with inside(there):
         assert over_there._staged(relay, staging._there)  # type: ignore[arg-type]
     relay.close()

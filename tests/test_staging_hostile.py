@@ -69,7 +69,7 @@ def test_a_content_that_stands_twice_is_whole_twice(
 def test_a_job_that_has_started_reads_no_more(here: Path, there: Path) -> None:
     (here / "a").write_text("as it was when it started")
     staging = Staging(["a"], [], str(here))
-    relay = Relay(staging._give)
+    relay = Relay(staging._given)
     try:
         with inside(there):
             from quine.staging import there as side

@@ -101,7 +101,7 @@ def inside(folder: Path) -> Iterator[None]:
 def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
     """Lay `files` of one directory out in another; how many bytes went. Raises what the job would end of."""
     staging = Staging(list(files), [], str(here))
-    relay = Relay(staging._give, limit)
+    relay = Relay(staging._given, limit)
     try:
         with inside(over_there):
             if not there._staged(relay, staging._there):  # type: ignore[arg-type]

@@ -55,6 +55,7 @@ class Staging:
         self._lock = threading.Lock()
         self._tree: Tree | None = None
         self._rounds = 0
+        self._giving = threading.Lock()
         self._started = False  # the job has its files, and is the command from there on
         self._failure = ""
         self._missing: list[str] = []
@@ -80,7 +81,7 @@ class Staging:
             phase = "agent" if spawn.own else "in"
             job.argv = ["node", "--stage", phase, self._there, "--", *spawn.argv]
             job.own = True
-            offered = ChainMap({"stage": Streaming(self._give)}, offered)  # type: ignore[arg-type]
+            offered = ChainMap({"stage": Streaming(self._given)}, offered)  # type: ignore[arg-type]
             more["on_sent"] = self._look_ahead
         status = client.run(job, stdin, stdout, stderr, offered, **more)
         if self._failure and (status.state, status.code) == ("exited", NOT_STARTED):
@@ -106,8 +107,16 @@ class Staging:
                 self._tree = Tree(self._sources, self._key, self._leave_out)
             return self._tree
 
+    def _given(self, incoming: Incoming) -> None:
+        """The service `stage` of a job that is being started.
+
+        One conversation after the other: the next is not heard before it is known how the last one ended, or a job
+        that is quick to ask again is given what is no longer its own.
+        """
+        with self._giving:
+            self._give(incoming)
+
     def _give(self, incoming: Incoming) -> None:
-        """The service `stage` of a job that is being started."""
         feed = Feed(incoming)
         try:
             asked, _ = feed.hear()
@@ -159,9 +168,8 @@ class Staging:
                 self._failure = _apart(self._layout, os.fsencode(self._folder))
             elif self._failure and ended.state != "exited":
                 self._failure = ended.detail or f"killed by {ended.signal}"
-        except (
-            Exception
-        ) as error:  # of ours, or Refused: the command has ended all the same, and that is told
+        except Exception as error:
+            # Of ours, or Refused: the command has ended all the same, and that is told.
             self._failure = str(error)
         finally:
             os.close(null)
@@ -233,9 +241,8 @@ class Staging:
             raise BadManifest("more than can be")
 
     def _lay_aside(self, manifest: Manifest, incoming: Incoming, feed: Feed) -> None:
-        from quine.staging.aside import (
-            Layout,
-        )  # much of an import, and those who only give pay nothing for it
+        # Much of an import, and those who only give pay nothing for it.
+        from quine.staging.aside import Layout
 
         if self._layout:  # of a conversation that was broken off
             self._layout.close()
