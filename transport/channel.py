@@ -52,7 +52,7 @@ class SshDuplex:
         self._channel: Channel | None = None
         self._protocol: DuplexProtocol | None = None
         self._buffer: list[bytes] = []
-        self._size = 0  # bytes that came into it; more than are in it, while it is read from
+        self._size = 0  # bytes in it that came since somebody listens
         self._ended: str | None = None  # why, once it has
         self._told = False
         self._news = asyncio.Event()
@@ -136,10 +136,11 @@ class SshDuplex:
             pass  # connection_lost was the last call
         else:
             self._buffer.append(data)
-            self._size += len(data)
             if self._protocol is None:
                 self._news.set()
-            elif self._size >= AT_ONCE:
+                return
+            self._size += len(data)
+            if self._size >= AT_ONCE:
                 self._deliver()  # who listens may say that he falls behind: what asyncssh kept is not all let loose
             elif len(self._buffer) == 1:
                 asyncio.get_running_loop().call_soon(self._deliver)

@@ -54,9 +54,7 @@ async def connect(target: SshTarget, command: str, note: Note) -> SshDuplex:
     """Connect, authenticate, start `command`; raises Unreachable. `note` is told each phase as it begins."""
     async with handshakes(target):
         connections = await _reach(target, note)
-    for connection in connections:
-        _no_chaff(connection)
-    _in_packets(connections[-1])
+    _quicken(connections)
     try:
         note("start the session")
         _, session = await connections[-1].create_session(
@@ -93,8 +91,7 @@ async def files(
     async with handshakes(target):
         connections = await _reach(target, note)
     try:
-        for connection in connections:
-            _no_chaff(connection)
+        _quicken(connections)
         return await connections[-1].start_sftp_client(path_encoding=None), connections
     except (asyncssh.Error, OSError) as error:
         _abort(connections)
@@ -103,6 +100,12 @@ async def files(
     except BaseException:
         _abort(connections)
         raise
+
+
+def _quicken(connections: list[asyncssh.SSHClientConnection]) -> None:
+    for connection in connections:
+        _no_chaff(connection)
+        _in_packets(connection)
 
 
 def _no_chaff(connection: asyncssh.SSHClientConnection) -> None:
