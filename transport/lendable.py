@@ -20,9 +20,8 @@ LOCAL = frozenset(
     ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay")
 )
 
-_known: dict[
-    int, bool
-] = {}  # by device that is one: numbers without go from what is unmounted to another one
+# By device that is one: numbers without go from what is unmounted to another one.
+_known: dict[int, bool] = {}
 
 
 def source(fd: int) -> tuple[int, int]:
@@ -68,7 +67,7 @@ def _local(device: int) -> bool:
     return local
 
 
-def write_at(fd: int, data: bytes, at: int) -> None:
+def write_at(fd: int, data: bytes | memoryview, at: int) -> None:
     """Raises OSError."""
     done = os.pwrite(fd, data, at)
     while done < len(data):
@@ -107,7 +106,7 @@ class Lends:
         return got
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | memoryview) -> None:
     """Raises OSError."""
     done = os.write(fd, data)
     while done < len(data):

@@ -59,10 +59,9 @@ class Again:
                 self._end(key)
             key = (thread, node.path)
             known = self._told.get(key)
-            if known is not None and known.node is None:
-                self._end(key)  # it did not look: it has the file by a descriptor, and will not come
-            else:
-                self._end(key)
+            by_descriptor = known is not None and known.node is None  # it did not look, and will not come
+            self._end(key)
+            if not by_descriptor:
                 self._told[key] = Told(node.entry, writes, empty)
         return stale(node.path)
 

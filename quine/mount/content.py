@@ -14,6 +14,7 @@ import tempfile
 import threading
 
 from quine.files.tier import BLOCK, Entry, Reader, Tier, stale
+from transport.lendable import write_at
 
 WHOLE = 1 << 20  # bytes up to which a file is fetched when it is opened
 NEAR = 4 << 20  # bytes that are rather read than jumped over
@@ -134,18 +135,10 @@ class Content:
 
     def _keep(self, block: bytes, offset: int) -> None:
         if block.count(0) != len(block):
-            write_all(self._fd, block, offset)
+            write_at(self._fd, block, offset)
 
 
 def temporary() -> int:
     """A file without a name, which the kernel removes with its last descriptor."""
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """All of it, at that place."""
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(fd, view, offset)
-        view, offset = view[count:], offset + count

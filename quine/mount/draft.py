@@ -16,8 +16,9 @@ import time
 
 from quine.files.tier import BLOCK, FILE_MODE, Entry, Tier, Writer, error
 from quine.mount import fuse
-from quine.mount.content import temporary, write_all
+from quine.mount.content import temporary
 from quine.mount.nodes import inode_of
+from transport.lendable import write_at
 
 
 class Draft:
@@ -69,7 +70,7 @@ class Draft:
                 at = 0
                 while block := reader.read(BLOCK):
                     if block.count(0) != len(block):
-                        write_all(fd, block, at)
+                        write_at(fd, block, at)
                     at += len(block)
             os.ftruncate(fd, at)
         except BaseException:
@@ -81,7 +82,7 @@ class Draft:
         return os.pread(self._fd, length, offset)
 
     def write(self, data: bytes | memoryview, offset: int) -> int:
-        write_all(self._fd, data, offset)
+        write_at(self._fd, data, offset)
         self._changed()
         return len(data)
 
@@ -111,9 +112,8 @@ class Draft:
         content, self.dirty, self.altered = self.dirty, False, False
         if not content:
             self.committed = tier.setattr(self.path, mode=self.mode & 0o777, mtime=self.mtime)
-            self.base = (
-                None  # others may have replaced what it was: these pages need not be those of that version
-            )
+            # Others may have replaced what it was: these pages need not be those of that version.
+            self.base = None
             return self.committed
         size = os.fstat(self._fd).st_size
         with tier.create(self.path, mode=self.mode & 0o777, mtime=self.mtime, size=size) as writer:

@@ -116,9 +116,8 @@ def release(state: State, request: Request) -> Parts:
     node, draft = handle.node, handle.draft
     if draft is not None and handle.writes and draft.writers == 1 and draft.pending:
         try:
-            _commit(
-                state, node, draft
-            )  # nobody's close has: it was handed to another process, or that was killed
+            # Nobody's close has: it was handed to another process, or that was killed.
+            _commit(state, node, draft)
         except OSError as wrong:
             state.note(f"{draft.path}: not kept: {wrong.strerror}")
     state.release(number)

@@ -21,6 +21,7 @@ from quine.staging.content import BLOCK, Broken, Feed, blank, extents, facts_of,
 from quine.staging.manifest import IMPLIED, PERMISSIONS, SIZE, SPARSE, Manifest, blake2b, shown
 from quine.staging.renames import FOLDER, Conflict, Parents, move, remove
 from quine.staging.survey import ASIDE, FACTS
+from transport.lendable import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,9 +52,8 @@ class Layout:
         self._name = b""
         self._top = -1  # our directory, and in it `new` and `old`
         self._new = -1
-        self._spots: list[bytes] = [b""] * len(
-            manifest
-        )  # where an entry is made, below `new`; "" where it is there
+        # Where an entry is made, below `new`; "" where it is there.
+        self._spots: list[bytes] = [b""] * len(manifest)
         self._folders: dict[bytes, bytes] = {
             b"": b""
         }  # of the manifest: where it is made, "" where it is there
@@ -247,9 +247,7 @@ class Layout:
                     data = os.pread(source, min(BLOCK, length), start)
                     if not data:
                         raise Broken("a content that was made here is not what it was")
-                    left = memoryview(data)
-                    while left:  # less is taken where the disk is nearly full
-                        left = left[os.write(fd, left) :]
+                    write_all(fd, data)  # less is taken at once where the disk is nearly full
                     start += len(data)
                     length -= len(data)
         finally:
@@ -260,9 +258,8 @@ class Layout:
     def commit(self, undo: bool = False) -> None:
         """Rename all of it to where it belongs. Raises OSError; with `undo`, everything is then as it was."""
         manifest = self._manifest
-        for index in range(
-            len(manifest) - 1, -1, -1
-        ):  # those within first: what is made in one changes its time
+        # Those within first: what is made in one changes its time.
+        for index in range(len(manifest) - 1, -1, -1):
             spot = self._spots[index]
             if spot and manifest.is_directory(index) and (b"/" in spot or manifest.modes[index] & 0o200):
                 self._finish(index, spot, self._new)
