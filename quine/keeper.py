@@ -64,6 +64,7 @@ class Keeper:
         self._tier: Tier | None = None
         self._copies: Copies | None = None
         self._over = threading.Event()
+        self._sign = f"{keeping.PLACE}/{session}{keeping.BEAT}"  # of life
         self._asked: list[tuple[socket.socket, float]] = []  # who waits, and since when
         self._said = ""
 
@@ -77,14 +78,13 @@ class Keeper:
             beating.join(HOPE)
         with contextlib.suppress(Exception):  # what is left of it is silent
             if self._tier is not None:
-                self._tier.remove(f"{keeping.PLACE}/{self._session}{keeping.BEAT}")
+                self._tier.remove(self._sign)
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT):
             with contextlib.suppress(Exception):  # away: the rounds tell of it
                 if self._tier is not None:
-                    path = f"{keeping.PLACE}/{self._session}{keeping.BEAT}"
-                    with self._tier.create(path, mode=0o600) as writer:
+                    with self._tier.create(self._sign, mode=0o600) as writer:
                         writer.write(repr(time.time()).encode())
                         writer.commit()
 

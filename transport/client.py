@@ -153,8 +153,8 @@ class Face:
             self._caught.uninstall()
 
     def _loop(self) -> Status | None:
-        self._wire.flush()
         if self.on_sent:
+            self._wire.flush()
             self.on_sent()
         while True:
             self._wire.flush()

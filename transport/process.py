@@ -134,11 +134,10 @@ def launch(
     ours, theirs = terminal.pair(*size) if size else _pipes()
     make_room(max(ours))
     try:
-        if inside and not limits and size is None and stdin is None:
-            pid = _fork(inside, env, cwd, theirs, keep, _setter(limits))
-        else:
-            streams = [theirs[0] if stdin is None else stdin, *theirs[1:]]
-            pid = _spawn(argv, env, cwd, streams, keep, _setter(limits, size is not None))
+        streams = [theirs[0] if stdin is None else stdin, *theirs[1:]]
+        how = env, cwd, streams, keep, _setter(limits, size is not None)
+        is_plain = not limits and size is None and stdin is None
+        pid = _fork(inside, *how) if inside and is_plain else _spawn(argv, *how)
     except OSError as error:
         return _not_started(argv[0], error)
     except subprocess.SubprocessError as error:
