@@ -25,12 +25,8 @@ from transport.errors import Interrupted, Refused, Unreachable
 from transport.reach import SshTarget
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
-BROKEN = (
-    0,
-    1,
-    126,
-    127,
-)  # how a Python ends that finds its files damaged; a dial that refuses has other words
+# How a Python ends that finds its files damaged; a dial that refuses has other words.
+BROKEN = (0, 1, 126, 127)
 
 Note = Callable[[str], None]
 

@@ -51,9 +51,8 @@ def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign:
                 _be_child(loop, life, job, (stdin, *outs), end, {job.report, *loop.slots, *foreign}, slot)
             job.pid = pid
             procs.own(pid)
-            loop.jobs.running.append(
-                job
-            )  # before anything that can fail: whatever happens, it is one of ours
+            # Before anything that can fail: whatever happens, it is one of ours.
+            loop.jobs.running.append(job)
         gc.unfreeze()
         for fd in (*outs, end):
             os.close(fd)

@@ -66,9 +66,8 @@ def agent(mission: str, values: dict[str, object]) -> int:
     from quine import guests
 
     settled = dict(os.environ)
-    guests.build(
-        variables.guest(variables.adopt(values, settled), settled)
-    )  # what is wrong is to be said now
+    # What is wrong is to be said now.
+    guests.build(variables.guest(variables.adopt(values, settled), settled))
     hidden = "file" in values
     options = [f"--job={job}"]
     for name, *_ in TABLE:

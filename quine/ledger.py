@@ -184,9 +184,8 @@ class Ledger:
         """What is free now; None where that is less than `least`."""
         held: list[int] = []
         try:
-            with (
-                self.book.changing() as facts
-            ):  # one at a time: two that want two would each take one, and be refused
+            # One at a time: two that want two would each take one, and be refused.
+            with self.book.changing() as facts:
                 room = facts.granted - self.book.count(AGENT) if facts.granted and limit else most
                 if room < least:
                     return None

@@ -55,10 +55,8 @@ REFUSALS = (
 )
 
 
-DROPS = (
-    "last",
-    "all",
-)  # whose results are left out when a conversation does not fit: the last reply's, then all
+# Whose results are left out when a conversation does not fit: the last reply's, then all.
+DROPS = ("last", "all")
 
 
 # Runs a life elsewhere, with streams of this process, and returns how it ended: quine.compose.face

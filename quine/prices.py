@@ -16,9 +16,8 @@ from quine.exits import Misconfigured
 from quine.guests.base import Usage
 
 VARIABLE = "QUINE_PRICES"
-CACHED = (
-    ("claude-", 0.1, 1.25),
-)  # where a file says nothing: reads and writes of the cache, in terms of input
+# Where a file says nothing: reads and writes of the cache, in terms of input.
+CACHED = (("claude-", 0.1, 1.25),)
 MOST = 1e6  # dollars for a million tokens: a dollar each is a slip of the pen
 
 _read: dict[str, dict[str, Price]] = {}  # by the path of the user's file, "" where there is none

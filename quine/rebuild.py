@@ -100,9 +100,8 @@ def take(messages: list[Message], step: Step) -> None:
 
 # -- lineage -----------------------------------------------------------------------------------------
 
-Place = tuple[
-    str, str, int
-]  # how a session came out of its parent: (fork|exec|start, mission of a start, which one)
+# How a session came out of its parent: (fork|exec|start, mission of a start, which one)
+Place = tuple[str, str, int]
 
 
 def children(path: Path) -> dict[Place, Path]:

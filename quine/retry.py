@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from transport.spawn import Spawn
     from transport.status import Status
 
-FIRST_PAUSE, LONGEST_PAUSE = (
-    1.0,
-    30.0,
-)  # seconds before a host is tried again; sshd counts those that come too fast
+# Seconds before a host is tried again; sshd counts those that come too fast.
+FIRST_PAUSE, LONGEST_PAUSE = (1.0, 30.0)
 
 
 class Tries:

@@ -318,9 +318,8 @@ def report(target: str, status: Status, **facts: object) -> None:
             os.write(int(target), text.encode())
             return
         if os.path.exists(target) and not os.path.isfile(target):
-            with open(
-                target, "w"
-            ) as file:  # a rename over /dev/null, by root, takes it from the whole machine
+            # A rename over /dev/null, by root, takes it from the whole machine.
+            with open(target, "w") as file:
                 file.write(text)
             return
         aside = f"{target}.{os.getpid()}.part"

@@ -243,9 +243,8 @@ class _Watch:
                     if (status := self._read_status()) is not None:
                         return status
                 elif event & select.POLLHUP:
-                    poll.unregister(
-                        fd
-                    )  # the shell has become another program (exec): that is the command now
+                    # The shell has become another program (exec): that is the command now.
+                    poll.unregister(fd)
             self._mind()
 
     def _feed(self, event: int) -> bool:

@@ -163,9 +163,8 @@ class Signals:
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
         """While we write to a peer: a SIGPIPE of our own making is dropped, one that was sent counts afterwards."""
-        before = signal.pthread_sigmask(
-            signal.SIG_BLOCK, ()
-        )  # first: a handler that raises in a call loses its answer
+        # First: a handler that raises in a call loses its answer.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, [S.SIGPIPE])
             yield

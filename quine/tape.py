@@ -31,10 +31,8 @@ except ImportError:
 
 MASK = "<secret>"
 SHORTEST_SECRET = 8  # a shorter one would mask ordinary words
-CUT = (
-    "\n...[Output Truncated",
-    "]...\n",
-)  # how quine/capture.py marks what it left out; a secret may end there
+# How quine/capture.py marks what it left out; a secret may end there.
+CUT = ("\n...[Output Truncated", "]...\n")
 # Words of ours: who has one of them for a password is not given away by it, and a tape without them is none.
 NAMES = frozenset(("id", "name", "arguments", "raw", "chat", "role", "content", "tool_calls", "tool_id"))
 PLAIN = frozenset(

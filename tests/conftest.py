@@ -31,9 +31,8 @@ from tests.lab.machine import SSHD, can_mount
 from tests.tiers import SERVERS
 from tests.weed import Weed
 
-STRAGGLERS = float(
-    os.environ.get("LAB_STRAGGLERS", 60)
-)  # seconds that a dying process, thread or descriptor of a test may take to be gone
+# Seconds that a dying process, thread or descriptor of a test may take to be gone.
+STRAGGLERS = float(os.environ.get("LAB_STRAGGLERS", 60))
 DESCRIPTORS = 1024  # soft limit
 DEAR = (
     900.0  # seconds that what is made once for a session may take, retries on a machine at its limit included

@@ -35,11 +35,8 @@ cat "$reply"
 echo "- $QUINE_SESSION_ID $ordinal $mission" >>"$CROWD/log"
 """
 
-GATES = (
-    "gate",
-    "door",
-    "desk",
-)  # inferences wait at the desk: what lets a command go must not let one of them go
+# Inferences wait at the desk: what lets a command go must not let one of them go.
+GATES = ("gate", "door", "desk")
 
 
 def meet(gate: str = "gate") -> str:

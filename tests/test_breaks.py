@@ -24,9 +24,8 @@ from tests.breaks import BLOCK, CUTS, LONG, PYTHON, MiB, face
 from tests.crowd import Crowd
 from tests.lab import Lab
 
-pytestmark = pytest.mark.timeout(
-    300 + 15 * CUTS
-)  # a tree, twice or three times, takes 100 s on a very busy machine
+# A tree, twice or three times, takes 100 s on a very busy machine.
+pytestmark = pytest.mark.timeout(300 + 15 * CUTS)
 SEEDS = (1, 2)
 
 

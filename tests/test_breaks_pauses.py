@@ -166,9 +166,8 @@ def survives(lab: Lab, host: str, go: Path, broken: Callable[[], None]) -> None:
         assert (process.wait(120), process.stdout.read()) == (7, b"done\n")
         assert process.stderr
         told = process.stderr.read().splitlines()
-    assert [
-        line for line in told if b": the connection is " not in line
-    ] == []  # a long break is told to everybody
+    # A long break is told to everybody.
+    assert [line for line in told if b": the connection is " not in line] == []
     assert LONG or not told
     assert lab.run(["run", "--on", host, "--", "echo", "next"]).stdout == b"next\n"
 

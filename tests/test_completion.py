@@ -57,9 +57,8 @@ def test_what_is_offered(shell: object, line: str, there: set[str], absent: set[
     if shutil.which(shell.__name__) is None:
         pytest.skip(f"{shell.__name__} is not installed")
     if shell is fish and line in ("quine ", "quine --completion "):
-        there = {word for word in there if not word.startswith("--")} - set(
-            SHELLS
-        )  # options come after a dash
+        # Options come after a dash.
+        there = {word for word in there if not word.startswith("--")} - set(SHELLS)
     offered = shell(line)
     assert there <= offered
     assert not absent & offered

@@ -108,9 +108,8 @@ def test_who_is_killed_over_there_leaves_nothing(lab: Lab, root: Path, number: s
         lab.run(["fs", "put", "-", "y"], env={"QUINE_FS": f"origin:{root}"}, check=True)
         return not list((root / ".quine-parts").glob("*"))
 
-    until(
-        swept
-    )  # who comes next sweeps what a dead face has left; the node holds a moment longer what it was lent
+    # Who comes next sweeps what a dead face has left; the node holds a moment longer what it was lent.
+    until(swept)
 
 
 @pytest.mark.parametrize("cuts", [CUTS or 5])

@@ -113,9 +113,8 @@ class Tree:
 
 @pytest.fixture
 def tree(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Tree]]:
-    monkeypatch.setattr(
-        ledger, "RECALL", 30.0
-    )  # they give back at once, as far as the machine has time for them
+    # They give back at once, as far as the machine has time for them.
+    monkeypatch.setattr(ledger, "RECALL", 30.0)
     made: list[Tree] = []
     before = signal.getsignal(WAKE)
 

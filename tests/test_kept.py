@@ -128,10 +128,8 @@ def test_it_is_found_from_another_machine(agents: Kept) -> None:
     verified = agents.elsewhere("tape", "verify", root)
     assert verified.returncode == 0 and b"whole" in verified.stdout
     assert agents.elsewhere("wait", root).returncode == 3
-    assert agents.elsewhere("wait", root[:20]).returncode in (
-        2,
-        3,
-    )  # its children begin so, if they were quick
+    # Its children begin so, if they were quick.
+    assert agents.elsewhere("wait", root[:20]).returncode in (2, 3)
     assert agents.elsewhere("wait", session_of(agents, "alone")).returncode == 0
     assert agents.elsewhere("logs", session_of(agents, "alone")).stdout == b"out\n"
     unknown = agents.elsewhere("tape", "show", "ffff")

@@ -34,9 +34,8 @@ LEASE = 6  # seconds: a link is back long before, on a busy machine too
 DEADLINE = 60.0  # seconds for a round
 COMMANDS = 6
 DETACHED = 5  # the status of the detached job
-PATTERN = random.Random(7).randbytes(
-    1_000_003
-)  # of a prime length: a block twice, lost or out of place is seen
+# Of a prime length: a block twice, lost or out of place is seen.
+PATTERN = random.Random(7).randbytes(1_000_003)
 CHUNK = 16 << 10
 AHEAD = 16 * CHUNK  # bytes of the stream under way: it is to be there all the time, not to take the machine
 NODES = ("node here", "node there")
@@ -58,9 +57,8 @@ class Round:
         self.sent = 0
         self.torn = False
         self.passed = 0  # bytes of the stream that have come back
-        self.commands: list[
-            tuple[str, int]
-        ] = []  # (mark, status that it was to end with), as they were started
+        # (mark, status that it was to end with), as they were started.
+        self.commands: list[tuple[str, int]] = []
         self.over = threading.Event()  # the commands and the agents are done: the stream may end
         self.gates: dict[str, int] = {}
         for gate in ("up", "go", "detached"):

@@ -358,10 +358,8 @@ def test_what_a_tier_has_not_is_refused(mount: Mount) -> None:
         (mount.path / ("n" * 256)).write_bytes(b"")
     assert caught.value.errno == errno.ENAMETOOLONG
     assert os.statvfs(mount.path).f_namemax == 255
-    for name in (
-        ".quine",
-        ".quine-parts",
-    ):  # when it is opened: who does not look at close would think it was kept
+    # When it is opened: who does not look at close would think it was kept.
+    for name in (".quine", ".quine-parts"):
         with pytest.raises(PermissionError):
             os.close(os.open(mount.path / name, os.O_CREAT | os.O_WRONLY))
     assert os.listdir(mount.path) == ["f"]

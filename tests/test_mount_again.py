@@ -82,9 +82,8 @@ def test_what_is_always_replaced_is_read(shifty: tuple[Path, Local]) -> None:
         number = number_of(path.read_bytes())
         assert number > last
         last = number
-    with os.scandir(
-        path.parent
-    ) as entries:  # what a listing has told is believed for a second, but not by open
+    # What a listing has told is believed for a second, but not by open.
+    with os.scandir(path.parent) as entries:
         assert [entry.stat().st_size > 0 for entry in entries] == [True]
     assert number_of(path.read_bytes()) > last
 

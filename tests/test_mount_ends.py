@@ -43,9 +43,8 @@ def test_unmounted_when_it_is_asked_for(tmp_path: Path, store: Path) -> None:
             assert done.returncode == 1
             assert b"busy" in done.stderr
         assert mount.quine("fs", "mount", str(mount.path)).returncode == 2  # there already
-        until(
-            lambda: mount.quine("fs", "umount", str(mount.path)).returncode == 0
-        )  # the close comes a little later
+        # The close comes a little later.
+        until(lambda: mount.quine("fs", "umount", str(mount.path)).returncode == 0)
         assert not mount.is_there
         until(lambda: not mount.processes() and not left(mount))
         done = mount.quine("fs", "umount", str(mount.path))
@@ -238,9 +237,8 @@ tier = Slow("mount")
 
 def test_who_waits_for_a_store_can_be_killed_and_hinders_nobody(tmp_path: Path) -> None:
     with serving(tmp_path, SLOW) as path:
-        (
-            path / "d"
-        ).mkdir()  # while the kernel looks up a name it holds back who makes one in the same directory
+        # While the kernel looks up a name it holds back who makes one in the same directory.
+        (path / "d").mkdir()
         waiting = [
             subprocess.Popen(["cat", path / "d" / "slow"], stderr=subprocess.DEVNULL) for _ in range(20)
         ]

@@ -295,9 +295,8 @@ def test_blocks_of_a_provider_come_back_only_where_they_came_from(
     reply = guest.infer(request).message
     forged = [
         reply._replace(raw={"anthropic": [{"signature": "s2"}]}),
-        reply._replace(
-            raw={"anthropic": [{"signature": "s1", "a": 0.1, "b": 1}]}
-        ),  # another order is another block
+        # Another order is another block.
+        reply._replace(raw={"anthropic": [{"signature": "s1", "a": 0.1, "b": 1}]}),
     ]
     guest.infer(request._replace(messages=[cloned, reply, *forged], ordinal=1))
     assert [message.raw for message in sent[1].messages] == [cloned.raw, reply.raw, None, None]

@@ -160,9 +160,8 @@ def the_record_of_the_tree(tmp_path: Path, env: dict[str, str], data: Path) -> N
     other.mkdir()
     env = {"PATH": os.environ["PATH"], **env, "HOME": str(other), "QUINE_DATA_DIR": str(other / "data")}
     root = next(path.stem for path in data.glob("*.jsonl") if f'"{MISSION}"' in path.read_text())
-    assert not left(
-        "--keep", root
-    )  # where the end of the tree had not the patience for a slow machine, it goes on
+    # Where the end of the tree had not the patience for a slow machine, it goes on.
+    assert not left("--keep", root)
 
     def elsewhere(*words: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run([*QUINE, *words], cwd=other, env=env, capture_output=True, timeout=200)

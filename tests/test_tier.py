@@ -298,9 +298,8 @@ def test_nothing_is_seen_before_the_commit(store: Store) -> None:
             assert get(other, "there") == b"old"
             refused(errno.ENOENT, lambda: other.stat("new/file"))
             assert [entry.path for entry in other.walk("") if entry.is_file] == ["there"]
-    assert [entry.path for entry in other.walk("") if entry.is_file] == [
-        "there"
-    ]  # it was left without a commit
+    # It was left without a commit.
+    assert [entry.path for entry in other.walk("") if entry.is_file] == ["there"]
     with tier.create("new/file") as writer:
         writer.write(b"now")
         writer.commit()

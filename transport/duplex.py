@@ -18,9 +18,8 @@ import socket
 from collections import deque
 from typing import Protocol
 
-BULK_PIPE = (
-    512 * 1024
-)  # size of a pipe that carries bulk; the default of 64 KiB costs a wakeup for each frame
+# Size of a pipe that carries bulk; the default of 64 KiB costs a wakeup for each frame.
+BULK_PIPE = 512 * 1024
 IOV_MAX = 512  # chunks of one writev(2); Linux takes 1024
 
 

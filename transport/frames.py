@@ -200,9 +200,8 @@ class Decoder:
             buffer.clear()
         start, size = 0, len(data)
         try:
-            while (
-                buffer
-            ):  # the beginning of a frame takes what it lacks; what is behind that is not copied for it
+            # The beginning of a frame takes what it lacks; what is behind that is not copied for it.
+            while buffer:
                 part = data[start : start + _wanting(buffer)]
                 buffer += part
                 start += len(part)

@@ -110,9 +110,7 @@ class Table:
     def abandoned(cls, directory: str) -> Iterator[Table]:
         """The tables there that nobody holds, locked by us now."""
         names: list[str] = []
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # a guard that was slow to start: the directory went before
+        with contextlib.suppress(FileNotFoundError):  # it went before a guard that was slow to start
             names = os.listdir(directory)
         for name in names:
             if not name.endswith(f".{SUFFIX}"):

@@ -130,9 +130,8 @@ class Hosts:
             host = self._hosts[target.key] = Host(target, self._join, self._facts)
         slots = self._slots.setdefault(target.group, Slots(target.name))
         slots.limit = target.slots
-        if (
-            spawn.context.get("control") is True
-        ):  # it asks about jobs, and must not wait until they have ended
+        # It asks about jobs, and must not wait until they have ended.
+        if spawn.context.get("control") is True:
             host.begin(relay, spawn, slots.refuse_waiting)
         else:
             slots.submit(relay, host, spawn)

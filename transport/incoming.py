@@ -66,9 +66,8 @@ class Incoming(Lends):
         self._gone = ""  # why nobody waits
         self._answer: deque[bytes] = deque()
         self._unsent = 0
-        self.lends: dict[
-            int, tuple[int, int, int, int]
-        ] = {}  # by stream: descriptor, position, length, offset
+        # By stream: descriptor, position, length, offset.
+        self.lends: dict[int, tuple[int, int, int, int]] = {}
         self._returned: dict[int, tuple[int, int, int]] = {}
 
     # -- the handler's side ------------------------------------------------------------------------

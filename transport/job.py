@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quine.job")
 
-Inside = Callable[
-    [list[str]], Callable[[], None] | None
-]  # what a copy of the node can do for these words of ours
+# What a copy of the node can do for these words of ours.
+Inside = Callable[[list[str]], Callable[[], None] | None]
 
 SHOWN = 200  # characters of a command in a status
 HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end

@@ -280,9 +280,8 @@ class Node:
     def _from_afar(self, link: Link, number: int, spawn: Spawn) -> Handler:
         """A node that we have dialled asks for a job: never here, and elsewhere only for a job that it runs for us."""
         if spawn.where in ("", "local"):
-            raise ProtocolError(
-                "spawn from a node that was dialled to serve"
-            )  # it would run here whatever it likes
+            # It would run here whatever it likes.
+            raise ProtocolError("spawn from a node that was dialled to serve")
         parent = self._job_over_there(link, spawn.context.get("job"))
         if parent is None or len(parent.children) >= MAX_ASKED:
             link.complain(f"asks for a job on {spawn.where[:80]!r} and may not")

@@ -140,9 +140,8 @@ class Asked(Lends):
         self._channel = self._session.channels[self._number]
         self._answer: deque[bytes] = deque()
         self._taken = 0
-        self._returns: dict[
-            int, tuple[int, int, int]
-        ] = {}  # by stream: bytes moved, why no more, where that began
+        # By stream: bytes moved, why no more, where that began.
+        self._returns: dict[int, tuple[int, int, int]] = {}
         self._error: str | None = None
         self._wrong = RequestError  # what is raised for it
         self._finished = False  # the answer has come, whole, or the error

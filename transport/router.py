@@ -135,9 +135,8 @@ class Relay:
         except ValueError:
             raise ProtocolError("exit frame without a status") from None
         if self.started and status.state in ("unreachable", "denied"):
-            raise ProtocolError(
-                "exit frame that says never started, of a job that was"
-            )  # it would be started again
+            # It would be started again.
+            raise ProtocolError("exit frame that says never started, of a job that was")
         status.host = self.host or status.host
         return quickjson.dumps(status.to_json()).encode()
 

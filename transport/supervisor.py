@@ -112,9 +112,8 @@ class Supervisor:
         self._order = order
         self._tell = tell
         self._peers: list[control.Peer] = []
-        self._feed: deque[tuple[control.Peer, Frame]] = (
-            deque()
-        )  # of which bytes or the end of stdin come next
+        # Of which bytes or the end of stdin come next.
+        self._feed: deque[tuple[control.Peer, Frame]] = deque()
         self._status: Status | None = None
         self._again = False  # the disk was full at the last try
         self._patience = 0.0  # until when streams may be held open
@@ -170,9 +169,8 @@ class Supervisor:
         signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
 
     def _caught(self, number: int, _frame: FrameType | None) -> None:
-        if (
-            number == signal.SIGTERM
-        ):  # the machine goes down: the job is to know, and we stay to write down its end
+        # The machine goes down: the job is to know, and we stay to write down its end.
+        if number == signal.SIGTERM:
             self._signal(number)
 
     # -- start -------------------------------------------------------------------------------------
@@ -340,9 +338,8 @@ class Supervisor:
 
     def _signal(self, number: int) -> None:
         child = getattr(self, "_child", None)
-        if (
-            isinstance(child, process.Child) and self._status is None
-        ):  # not reaped: its number is nobody else's
+        # Not reaped: its number is nobody else's.
+        if isinstance(child, process.Child) and self._status is None:
             ending.signal_group(child.pid, number)
             if number in WOKEN_BY:
                 ending.signal_group(child.pid, signal.SIGCONT)

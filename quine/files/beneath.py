@@ -110,9 +110,8 @@ def move_new(source: int, name: str, target: int, new: str) -> None:
         if number not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # NFS, and some mounts by FUSE
             raise OSError(number, os.strerror(number), new)
     if stat.S_ISDIR(look(source, name).st_mode):
-        os.mkdir(
-            new, dir_fd=target
-        )  # whoever makes it has it, and an empty directory is replaced in one step
+        # Whoever makes it has it, and an empty directory is replaced in one step.
+        os.mkdir(new, dir_fd=target)
         os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
         return
     try:

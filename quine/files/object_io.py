@@ -112,9 +112,8 @@ class Upload:
         for future in self._parts:
             future.cancel()
         for future in self._parts:
-            with contextlib.suppress(
-                BaseException
-            ):  # ended or cancelled: only then nothing comes after the abort
+            # Ended or cancelled: only then nothing comes after the abort.
+            with contextlib.suppress(BaseException):
                 future.result(60)
         self._parts.clear()
         with contextlib.suppress(OSError, Unmet):

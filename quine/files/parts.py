@@ -72,9 +72,8 @@ def sweep(directory: int) -> None:
             try:
                 ours = name.startswith(_machine() + "-")
                 facts = os.fstat(file)
-                used = max(
-                    facts.st_atime, facts.st_mtime
-                )  # one that is about to arrive has the time it was given
+                # One that is about to arrive has the time of modification that it was given.
+                used = max(facts.st_atime, facts.st_mtime)
                 if (ours or time.time() - used > OLD) and _lock(file, unsure=not ours):
                     os.unlink(name, dir_fd=directory)
             finally:

@@ -27,9 +27,8 @@ from quine import sizes
 from quine.book import GATE, PATH, PUT, TURN, Book, Numbers, lock
 from quine.files.tier import BLOCK, Entry, Reader, Tier, Writer
 
-AHEAD = (
-    8 * BLOCK
-)  # bytes that are reserved at once by who does not know how much is to come, where there is plenty
+# Bytes that are reserved at once by who does not know how much is to come, where there is plenty.
+AHEAD = 8 * BLOCK
 PATIENCE = 600.0  # seconds for another change of the same path, which may be an upload
 SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks whether it is done
 NAME = "quine-quota"

@@ -82,9 +82,8 @@ class Bucket:
         ]
         self._lock = threading.Lock()
         self._driver: Any = None
-        self._others: list[
-            Any
-        ] = []  # of the process that we were forked from: dropped, it would close theirs
+        # Of the process that we were forked from: dropped, it would close theirs.
+        self._others: list[Any] = []
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:

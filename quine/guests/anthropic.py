@@ -67,9 +67,8 @@ SPARE = {
         r"^\W?thinking\b|adaptive thinking|when \W?thinking\W? is enabled|thinking.*not support",
         re.IGNORECASE,
     ),
-    "thoughts": re.compile(
-        r"signature\W? in \W?thinking|\bthinking\b.{0,80}cannot be modified"
-    ),  # those sent back
+    # Those sent back.
+    "thoughts": re.compile(r"signature\W? in \W?thinking|\bthinking\b.{0,80}cannot be modified"),
     "cache": re.compile(r"cache_control"),
 }
 

@@ -23,10 +23,8 @@ NAMES = {  # what a provider takes for the name of a call, in what it has said i
     "gemini": re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}"),
 }
 USUAL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-OUTPUT, SMALL = (
-    16384,
-    4096,
-)  # tokens of a reply; the second where a model or what is left of its window takes less
+# Tokens of a reply; the second where a model or what is left of its window takes less.
+OUTPUT, SMALL = (16384, 4096)
 BEGIN, GO_ON, EMPTY = "Begin.", "Go on.", "(empty)"
 NO_RESULT = "There is no result: this call was not carried out."
 

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 SIZE = 32  # bytes of a digest
 SPARSE = 1 << 31  # of a mode: the content is a list of extents, see `content`
-IMPLIED = (
-    1 << 30
-)  # of a mode: a directory above what was named, made where it is missing and left alone elsewhere
+# Of a mode: a directory above what was named, made where it is missing and left alone elsewhere.
+IMPLIED = 1 << 30
 PERMISSIONS = 0o777
 MOST = 4_000_000  # entries
 LONGEST_NAME = 255

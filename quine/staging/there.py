@@ -175,9 +175,8 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
         layout.commit()
     finally:
         layout.close()
-    time.sleep(
-        survey.TICK / 1e9
-    )  # what was made last would be too new for the record, and a look takes longer
+    # What was made last would be too new for the record, and a look takes longer.
+    time.sleep(survey.TICK / 1e9)
     found, calm = survey.settled(lambda: _look(roots), _look(roots))
     if calm:
         by_name = found.by_name()

@@ -176,9 +176,8 @@ def _move(loop: Loop, life: Life, where: str) -> Result:
         loop.jobs.finished()
         loop.shell.close()
 
-    before = signal.signal(
-        signal.SIGPIPE, signal.SIG_IGN
-    )  # a reader that has gone is told to who writes over there
+    # A reader that has gone is told to who writes over there.
+    before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         streams = {"stdin": 0, "stdout": 1, "stderr": 2}
         with loop.signals.interruptible():  # up to the moment in which the face listens itself
@@ -187,9 +186,8 @@ def _move(loop: Loop, life: Life, where: str) -> Result:
     except Terminated as late:
         if not started:
             raise
-        raise Moved(
-            End(128 + late.number, late.number, loop.account.usage)
-        ) from None  # after the face had let go
+        # After the face had let go.
+        raise Moved(End(128 + late.number, late.number, loop.account.usage)) from None
     except (Refused, Failure) as error:
         if started:
             raise

@@ -34,11 +34,8 @@ class Said(NamedTuple):
     calls: tuple[dict[str, Any], ...] = ()  # {"name", "arguments": object, or text to send as it is}
     reasoning: str = ""
     stop: str = ""  # "" = end or tool, as fits; else length, context, refusal, pause
-    usage: tuple[int, int, int] = (
-        100,
-        10,
-        0,
-    )  # input (cached and not), output, of the input read from a cache
+    # Input (cached and not), output, of the input read from a cache.
+    usage: tuple[int, int, int] = (100, 10, 0)
 
 
 class Fault(NamedTuple):
