@@ -110,7 +110,12 @@ def _cached() -> Binary:
                 _forget_old(folder)
                 found = _intact(target)
     except OSError as error:
-        raise Refused(f"cannot write below {folder}: {error}", "make room there, or set HOME") from None
+        why = f"{error.filename or folder}: {(error.strerror or str(error)).lower()}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            cure = "make room there, or let ~/.cache be a link to where there is room"
+        else:
+            cure = "~/.cache must be yours to write: look at its owner and mode, or set HOME"
+        raise Refused(f"the binary for hosts cannot be kept: {why}", cure) from None
     if found is None:
         raise Refused(f"{target} is damaged as soon as it is written", "look at the disk")
     os.utime(target)

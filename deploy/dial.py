@@ -97,8 +97,12 @@ async def deploy(host: Host, inventory: Inventory, *, ssh_agent: str | None, not
 
 
 async def check(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> Visit:
-    """Log in and look; install nothing, start nothing."""
-    return await (await _Visit.plan(host, inventory, ssh_agent, note)).once("check")
+    """Log in and look; install nothing, start nothing. What would keep the binary out is refused here, too."""
+    plan = await _Visit.plan(host, inventory, ssh_agent, note)
+    visit = await plan.once("check")
+    if visit.facts and not visit.facts.have:
+        push.check(host.name, plan.binary, visit.facts)
+    return visit
 
 
 class _BrokenError(Exception):

@@ -3,7 +3,7 @@
     origin                                        host
     exec /bin/sh -c '...'                  ->
                                            <-     MARKER have            then the dial's own bytes
-                                           or     MARKER need SYSTEM MACHINE VERSION FREE PYTHON
+                                           or     MARKER need|shut SYSTEM MACHINE VERSION FREE PYTHON
     length, program, binary                ->
                                            <-     MARKER unpack | fail WORD TEXT | have
 
@@ -40,10 +40,12 @@ _FOUND = {
 }
 _FACTS = (
     "v=none; f=0; p=; "
+    'for b in "$HOME/.cache/quine" "$HOME/.cache" "$HOME" /; do [ -d "$b" ] && break; done; '
+    '[ $h = have ] || [ -w "$b" ] || h=shut; '
     'for c in python{version} python3 "$HOME/.local/bin/python{version}"; do '
-    'x="$("$c" -c "import os, sys; s = os.statvfs(os.path.expanduser(chr(126))); '
+    'x="$("$c" -c "import os, sys; s = os.statvfs(sys.argv[1]); '
     "print(*sys.version_info[:2], sep=chr(46), end=chr(32)); "
-    'print(s.f_bavail * s.f_frsize)" 2>/dev/null)" || continue; '
+    'print(s.f_bavail * s.f_frsize)" "$b" 2>/dev/null)" || continue; '
     'v="${{x% *}}"; f="${{x#* }}"; p="$(command -v "$c")"; [ "$v" = {version} ] && break; done; '
     "echo {marker} $h $(uname -s) $(uname -m) $v $f $p; "
 )
@@ -58,6 +60,7 @@ class Facts:
     """What a host says of itself. `python` is the path of the best one, "" for none."""
 
     have: bool  # this very binary is there
+    shut: bool  # and it cannot be put there: the home is not to be written, or missing
     system: str
     machine: str
     version: str
@@ -125,9 +128,9 @@ def plain(data: bytes) -> str:
 
 
 def facts(answer: str) -> Facts:
-    """Of a line `need ...` or, to a check, `have ...`. ValueError when it is neither."""
-    found = re.fullmatch(r"(need|have) (\S+) (\S+) (none|\d+\.\d+) (\d+) ?(.*)", answer)
+    """Of a line `need ...`, `shut ...` or, to a check, `have ...`. ValueError when it is none of them."""
+    found = re.fullmatch(r"(need|shut|have) (\S+) (\S+) (none|\d+\.\d+) (\d+) ?(.*)", answer)
     if found is None:
         raise ValueError(f"not an answer: {answer!r}")
     state, system, machine, version, free, python = found.groups()
-    return Facts(state == "have", system, machine, version, int(free), python)
+    return Facts(state == "have", state == "shut", system, machine, version, int(free), python)

@@ -27,7 +27,10 @@ UNPACK_SECONDS = 2 * installer.UNPACK_SECONDS
 _AGAIN = "run it again; if it stays, look at the network and at the memory of both machines"
 FAILURES = {  # word of the installer -> (what it means, what to do)
     "full": ("its disk is full: {text}", "make room there, or let ~/.cache be a link to where there is room"),
-    "readonly": ("its ~/.cache/quine cannot be written: {text}", "mend the owner and mode of ~/.cache there"),
+    "readonly": (
+        "its ~/.cache/quine cannot be written: {text}",
+        "its home must be there, and ~/.cache in it be writable for that user: look at their owners and modes",
+    ),
     "write": ("the binary cannot be written there: {text}", "look at the disk there"),
     "cut": ("the upload was cut off: {text}", _AGAIN),
     "corrupt": ("the binary was damaged on the way and was not installed: {text}", _AGAIN),
@@ -78,8 +81,7 @@ async def push(
             allow(UNPACK_SECONDS, "unpack")
             continue
         word, _, text = answer.removeprefix("fail ").partition(" ")
-        detail, hint = FAILURES.get(word, ("the installation failed: {text}", _AGAIN))
-        raise Unreachable(host, detail.format(text=text or word), hint)
+        raise _refused(host, word, text)
 
 
 def check(host: str, binary: Binary, facts: Facts) -> None:
@@ -93,11 +95,18 @@ def check(host: str, binary: Binary, facts: Facts) -> None:
         if facts.version == "none":
             raise Unreachable(host, "it has no python3", cure)
         raise Unreachable(host, f"its python3 is {facts.version}, this binary is for {version}", cure)
+    if facts.shut:
+        raise _refused(host, "readonly", "no permission")
     needed = binary.size * (1 + installer.UNPACKED)
     if facts.free < needed:
-        text = f"{facts.free >> 20} MB free in its home, {needed >> 20} MB needed"
-        detail, hint = FAILURES["full"]
-        raise Unreachable(host, detail.format(text=text), hint)
+        raise _refused(
+            host, "full", f"{facts.free >> 20} MB free for ~/.cache/quine, {needed >> 20} MB needed"
+        )
+
+
+def _refused(host: str, word: str, text: str) -> Unreachable:
+    detail, hint = FAILURES.get(word, ("the installation failed: {text}", _AGAIN))
+    return Unreachable(host, detail.format(text=text or word), hint)
 
 
 async def _send(binary: Binary, mode: str, duplex: Stream, answers: Answers) -> None:

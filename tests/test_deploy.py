@@ -280,6 +280,18 @@ def test_keys_of_an_agent(lab: Lab, tmp_path: Path) -> None:
         lab.unalias("keyless")
 
 
+def test_a_key_that_cannot_be_read_is_named(lab: Lab) -> None:
+    lab.alias("keyless", of="h1", identity=None)
+    key = lab.home / ".ssh" / "id_ed25519"
+    key.mkdir(parents=True)
+    try:
+        text = said(lab.run(["deploy", "keyless"]), "keyless")
+    finally:
+        key.rmdir()
+        lab.unalias("keyless")
+    assert "hint: ~/.ssh/id_ed25519 cannot be read (is a directory)" in text
+
+
 # -- ways to fail ------------------------------------------------------------------------------------
 
 
@@ -364,7 +376,14 @@ def test_a_revoked_host_key(lab: Lab, odd_host: Callable[..., Host]) -> None:
 def test_host_without_python(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("bare", python=False)
     assert "it has no python3" in refused(lab, "bare")
+    checked = lab.run(["hosts", "check", "bare"])
+    assert checked.stdout.splitlines()[1].split()[1] == b"unusable" and b"it has no python3" in checked.stderr
     nothing_is_there(host)
+
+
+def test_a_host_without_a_home(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    odd_host("homeless", env={"HOME": "/proc/none"})
+    assert "its ~/.cache/quine cannot be written" in refused(lab, "homeless")
 
 
 def test_host_with_another_python(lab: Lab, odd_host: Callable[..., Host]) -> None:
@@ -382,7 +401,7 @@ def test_host_of_another_kind(lab: Lab, odd_host: Callable[..., Host]) -> None:
 def test_full_disk(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("full", mount="size=2m")
     text = refused(lab, "full")
-    assert "its disk is full: 2 MB free in its home" in text or "1 MB free" in text
+    assert "its disk is full: 2 MB free for ~/.cache/quine" in text or "1 MB free" in text
     nothing_is_there(host)
 
 

@@ -39,17 +39,17 @@ def installed(home: Path, binary: Binary, *, size: int = 1000, python: str = "ex
     return folder
 
 
-def run(shell: str, command: str, home: Path, data: bytes = b"") -> str:
+def run(shell: str, command: str, cwd: Path, data: bytes = b"", home: Path | None = None) -> str:
     """As sshd does: the login shell with -c."""
     argv = ["busybox", "sh"] if shell == "busybox" else [shell]
     env = {
-        "HOME": str(home),
+        "HOME": str(home or cwd),
         "PATH": "/usr/bin:/bin",
-        "XDG_CONFIG_HOME": str(home),
-        "XDG_DATA_HOME": str(home),
+        "XDG_CONFIG_HOME": str(cwd),
+        "XDG_DATA_HOME": str(cwd),
     }
     done = subprocess.run(
-        [*argv, "-c", command], input=data, capture_output=True, env=env, cwd=home, check=False
+        [*argv, "-c", command], input=data, capture_output=True, env=env, cwd=cwd, check=False
     )
     return done.stdout.decode()
 
@@ -99,6 +99,30 @@ def test_what_a_crash_or_a_hand_did_to_it_is_seen(binary: Binary, tmp_path: Path
     shutil.rmtree(folder)
     installed(tmp_path, binary)
     assert run("sh", probe.command(binary, MARKER, "check", trust=False), tmp_path).split()[1] == "need"
+
+
+def told(home: Path, binary: Binary, cwd: Path) -> probe.Facts:
+    answer = run("sh", probe.command(binary, MARKER, "check"), cwd, home=home)
+    return probe.facts(answer.removeprefix(MARKER).strip())
+
+
+def test_a_home_that_is_missing_is_no_lack_of_python(binary: Binary, tmp_path: Path) -> None:
+    assert told(tmp_path / "none", binary, tmp_path).version[0] == "3"
+
+
+def test_a_home_that_cannot_be_written(binary: Binary, tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may do everything")
+    tmp_path.chmod(0o500)
+    assert told(tmp_path, binary, Path("/")).shut
+    tmp_path.chmod(0o700)
+    assert not told(tmp_path, binary, Path("/")).shut
+
+
+def test_the_room_is_that_of_the_cache(binary: Binary, tmp_path: Path) -> None:
+    assert told(tmp_path, binary, tmp_path).free > 0
+    (tmp_path / ".cache").symlink_to("/proc")
+    assert told(tmp_path, binary, tmp_path).free == 0
 
 
 def test_without_python_it_says_so(binary: Binary, tmp_path: Path) -> None:
