@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,19 @@ def test_what_cannot_be_started_says_why(argv: list[str], code: int) -> None:
     assert isinstance(status, Status) and (status.state, status.code) == ("exited", code)
     with pytest.raises(Refused, match="no such directory"):
         process.launch(["true"], {}, "/no/such", [])
+
+
+def test_a_directory_that_cannot_be_entered_is_not_the_commands_fault() -> None:
+    with pytest.raises(Refused, match=r"cannot start in /x+: file name too long"):
+        process.launch(["true"], {}, "/" + "x" * 300, [])
+
+
+def test_a_directory_of_somebody_else(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may do everything")
+    (tmp_path / "theirs").mkdir(0o600)
+    with pytest.raises(Refused, match=f"cannot start in {tmp_path}/theirs: permission denied"):
+        process.launch(["true"], {}, str(tmp_path / "theirs"), [])
 
 
 def test_limits() -> None:

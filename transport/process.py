@@ -128,8 +128,7 @@ def launch(
     first pipe, which then has no reader. `inside` is what a copy of this process can do in the place of `argv`: it has
     been started and has imported all already. It ends the process itself.
     """
-    if not os.path.isdir(cwd):
-        raise Refused(f"no such directory: {cwd}", "make it there, or choose another one with --cwd")
+    _check_directory(cwd)
     pid = 0
     ours, theirs = terminal.pair(*size) if size else _pipes()
     make_room(max(ours))
@@ -237,6 +236,19 @@ def _part(env: Mapping[str, str], cwd: str, streams: list[int], keep: tuple[int,
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+
+
+def _check_directory(cwd: str) -> None:
+    """Before the start, which would blame the command for it. Raises Refused."""
+    try:
+        os.stat(os.path.join(cwd, "."))  # asks for the right to be in it, too
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        raise Refused(
+            f"no such directory: {cwd}", "make it there, or choose another one with --cwd"
+        ) from None
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        raise Refused(f"cannot start in {cwd}: {why}", "choose another directory with --cwd") from None
 
 
 def _pipes() -> tuple[list[int], list[int]]:
