@@ -129,6 +129,25 @@ def test_what_is_not_there_is_named_and_the_rest_comes(lab: Lab, work: Path) -> 
     assert done.returncode == 9
 
 
+def test_what_cannot_be_brought_back_is_not_lost(lab: Lab, work: Path) -> None:
+    (work / "out").mkdir()
+    done = lab.run(["run", "--on", "h1", "--returns", "out", "--", "sh", "-c", "echo x >out; pwd"], cwd=work)
+    where = done.stdout.decode().strip()
+    assert done.returncode == 1 and where.startswith(f"{lab['h1'].home}/quine/")
+    error, hint = done.stderr.decode().splitlines()
+    assert "the files cannot be brought back: out: " in error
+    assert hint == f"quine: h1: hint: what was made is still over there, in {where}"
+    (work / "out").rmdir()
+    lab.run(["run", "--on", "h1", "--cwd", where, "--returns", "out", "--", "true"], cwd=work, check=True)
+    assert (work / "out").read_text() == "x\n"
+
+
+def test_a_directory_where_nothing_can_be_made_is_named(lab: Lab, work: Path) -> None:
+    done = lab.run(["run", "--on", "h1", "--cwd", "/proc", "--files", "src", "--", "true"], cwd=work)
+    assert done.returncode == 69
+    assert b"the files cannot be laid out there: /proc: " in done.stderr
+
+
 def test_a_file_that_is_not_here_is_said_before_anything_starts(lab: Lab, work: Path) -> None:
     done = lab.run(["run", "--on", "h1", "--files", "nope", "--", "true"], cwd=work)
     assert (done.returncode, done.stderr) == (2, b"quine: error: --files nope: no such file or directory\n")

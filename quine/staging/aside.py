@@ -117,7 +117,10 @@ class Layout:
         fcntl.flock(self._base, fcntl.LOCK_SH)  # against who would clear it away before it is locked
         try:
             self._name = ASIDE + os.urandom(8).hex().encode()
-            os.mkdir(self._name, 0o700, dir_fd=self._base)
+            try:
+                os.mkdir(self._name, 0o700, dir_fd=self._base)
+            except OSError as error:  # of the base: our name says nothing to anybody
+                raise OSError(error.errno, error.strerror, os.path.abspath(self._path)) from None
             self._top = os.open(self._name, FOLDER, dir_fd=self._base)
             fcntl.flock(self._top, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:

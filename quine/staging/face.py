@@ -59,6 +59,7 @@ class Staging:
         self._started = False  # the job has its files, and is the command from there on
         self._failure = ""
         self._missing: list[str] = []
+        self._in = ""  # where the job ran
         self._layout: Layout | None = None
         self._taking = threading.Lock()
         self._over = False
@@ -147,7 +148,7 @@ class Staging:
         """Have the returns here; what is wrong is put into the status."""
         from quine.staging.renames import recover
 
-        self._failure, self._missing, self._over = "nothing came", [], False
+        self._failure, self._missing, self._over, self._in = "nothing came", [], False, ""
         recover(os.fsencode(self._folder))
         out = Spawn(
             ["node", "--stage", "out", self._there],
@@ -181,6 +182,8 @@ class Staging:
         wrong = [f"the files cannot be brought back: {self._failure}"] if self._failure else []
         if self._missing and not self._failure:
             wrong = [f"--returns {', '.join(self._missing)}: nothing there to be brought back"]
+        if self._failure and self._in and not status.hint:
+            status.hint = f"what was made is still over there, in {self._in}"
         if wrong:
             status.detail = "; ".join([*filter(None, [status.detail]), *wrong])
             status.code = status.code or FAILED
@@ -201,6 +204,7 @@ class Staging:
                 return
             if asked.get("say") != "out":
                 raise Broken("nothing is given here any more")
+            self._in = shown(str(asked.get("in") or "").encode("utf-8", "surrogateescape"))
             tell(incoming, {"returns": self._returns})
             message, packed = feed.hear()
             manifest = parse(packed, whole="." in self._returns)

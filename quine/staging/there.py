@@ -228,7 +228,7 @@ def _give_back(relay: Relay, key: str) -> bool:
     for left in reversed(range(ROUNDS)):
         with relay.stream("stage") as asked:
             feed = Feed(asked)
-            tell(asked, {"say": "out"})
+            tell(asked, {"say": "out", "in": here})
             try:
                 message, _ = feed.hear()
                 patterns = [str(pattern) for pattern in message.get("returns", [])]
