@@ -56,10 +56,11 @@ def mount(path: str, source: str) -> int:
         assert helper is not None
         return _mount_by(helper, path, source)
     except OSError as error:
-        raise Refused(
-            f"the files tier cannot be mounted at {path}: {(error.strerror or str(error)).lower()}",
-            "a container needs --device /dev/fuse and --cap-add SYS_ADMIN",
-        ) from None
+        cure = "a container needs --device /dev/fuse and --cap-add SYS_ADMIN"
+        if error.errno == errno.EACCES:
+            cure = "who is not root mounts at a directory of his own"
+        why = (error.strerror or str(error)).lower()
+        raise Refused(f"the files tier cannot be mounted at {path}: {why}", cure) from None
 
 
 def unmount(path: str, lazily: bool = True) -> None:
@@ -153,8 +154,11 @@ def _mount_by(helper: str, path: str, source: str) -> int:
         )
         theirs.close()
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
-            raise OSError(errno.EPERM, said[:200] or "fusermount3 failed", path)
+            said = done.stderr.decode(errors="replace").strip().partition("\n")[0].removeprefix(f"{helper}: ")
+            theirs_to_give = "write access" in said or "not owned by" in said
+            raise OSError(
+                errno.EACCES if theirs_to_give else errno.EPERM, said[:200] or "fusermount3 failed", path
+            )
         ours.settimeout(10)
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if not descriptors:
