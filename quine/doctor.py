@@ -89,16 +89,21 @@ def _runtime() -> Finding:
 
 def _data() -> Finding:
     folder = Path(os.environ.get("QUINE_DATA_DIR") or ".quine").expanduser().absolute()
-    there = folder
-    while not there.exists():
-        there = there.parent
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
+    if why := _unwritable(folder):
         cure = "set QUINE_DATA_DIR to a directory that you can write"
-        return Finding("fail", "data", f"tapes cannot be written to {folder}: {error.strerror}", cure)
+        return Finding("fail", "data", f"tapes cannot be written to {folder}: {why}", cure)
     return Finding("ok", "data", f"tapes go to {folder}")
+
+
+def _unwritable(folder: Path) -> str:
+    """Why nothing can be made in it, or in what of the way to it is there; "" where it can."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder}: {(error.strerror or '').lower()}"
 
 
 def _guest() -> Finding:
@@ -132,7 +137,7 @@ def _binary() -> Finding:
     """Not built here, which takes seconds: only whether it could be."""
     import importlib.util
 
-    from deploy.build import running_binary
+    from deploy.build import cache_directory, running_binary
 
     if running := running_binary():
         return Finding("ok", "binary", f"this is {running.path}; hosts are sent it")
@@ -145,17 +150,24 @@ def _binary() -> Finding:
         return Finding(
             "warn", "binary", "quine is not in a virtual environment: hosts cannot be sent anything", cure
         )
+    if why := _unwritable(cache_directory() / "build"):
+        cure = "~/.cache must be yours to write: look at its owner and mode, or set HOME"
+        return Finding("warn", "binary", f"it cannot be kept, so hosts cannot be sent it: {why}", cure)
     return Finding("ok", "binary", f"made from {sys.prefix} when a host needs it")
 
 
 def _agent() -> Finding:
     path = os.environ.get("SSH_AUTH_SOCK")
     usual = [Path.home() / ".ssh" / name for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
-    files = [key for key in usual if key.exists()]
+    there = [key for key in usual if os.path.exists(key)]
+    files = [key for key in there if os.access(key, os.R_OK)]
     rest = f"; key files: {', '.join(map(str, files))}" if files else ""
     if not path:
         if files:
             return Finding("ok", "ssh keys", f"no agent{rest}")
+        if there:
+            names = ", ".join(map(str, there))
+            return Finding("warn", "ssh keys", f"{names} cannot be read", "look at the owner and the mode")
         return Finding(
             "warn",
             "ssh keys",
@@ -207,8 +219,11 @@ def _configuration() -> Finding:
     path = Path.home() / ".ssh" / "config"
     try:
         lines = path.read_text(errors="replace").splitlines()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return Finding("ok", "ssh config", f"no {path}")
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        return Finding("warn", "ssh config", f"{path} cannot be read: {why}", "look at its owner and mode")
     used = {
         line.replace("=", " ").split()[0]
         for line in lines

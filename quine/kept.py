@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quine import keeping, private, roster, tapes
 from quine.copies import RESULTS, Copies
-from quine.exits import LOST, Failure, Misconfigured
+from quine.exits import LOST, Failure
 from quine.files.tier import BLOCK, Entry, Tier
 from quine.jobs import write_aside
 from quine.life import is_session
@@ -49,11 +49,12 @@ def mirror() -> Path | None:
 
 def holding(folder: Path, session: str) -> Path:
     """`folder`, or the mirror where only that has a session which begins so, or any at all; "" is any."""
-    if any(folder.glob(f"{_plain(session)}*.jsonl")):
+    here = [path.name for path in tapes.files(folder)]
+    if any(name.startswith(session) for name in here):
         return folder
     there = mirror()
-    wanted = session if any(folder.glob("*.jsonl")) else ""
-    return there if there and any(there.glob(f"{wanted}*.jsonl")) else folder
+    wanted = session if here else ""
+    return there if there and any(path.name.startswith(wanted) for path in tapes.files(there)) else folder
 
 
 def find(text: str) -> list[Agent]:
@@ -114,13 +115,6 @@ def _failed(error: OSError) -> Failure:
 
     told = failure(error)
     return Failure(told.status, f"the files tier: {told.detail}", told.hint or "see QUINE_FS")
-
-
-def _plain(session: str) -> str:
-    """Nothing that a glob would take for more than itself."""
-    if not all(c in "0123456789abcdef-" for c in session):
-        raise Misconfigured(f"no session begins with {session[:80]}")
-    return session
 
 
 def _made_equal(tier: Tier) -> Path:

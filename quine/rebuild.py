@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from quine.guests.base import Message, Reply, Usage
 from quine.tape import entries, message_of
-from quine.tapes import moment, usage_of
+from quine.tapes import files, moment, usage_of
 
 DEEPEST = 100  # clones of clones; tapes of ours have as many as the tree has levels
 
@@ -121,7 +121,7 @@ def children(path: Path) -> dict[Place, Path]:
 def nested(folder: Path) -> dict[str, dict[Place, Path]]:
     """What commands of a session started, by that session: only the tapes of the started ones tell whose they are."""
     started = []
-    for path in folder.glob("*.jsonl"):
+    for path in files(folder):
         try:
             data = meta(path)
         except (OSError, ValueError):

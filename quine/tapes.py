@@ -9,6 +9,7 @@ Laws
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,7 +77,7 @@ class Session(NamedTuple):
 def sessions(folder: Path) -> dict[str, Session]:
     """All of them, by id."""
     found: dict[str, Session] = {}
-    for path in sorted(folder.glob("*.jsonl")):
+    for path in files(folder):
         try:
             session = summary(path)
         except (OSError, ValueError) as error:
@@ -85,6 +86,18 @@ def sessions(folder: Path) -> dict[str, Session]:
         if session is not None:
             found[session.id] = session
     return {id: one if one.root else one._replace(root=_root(found, id)) for id, one in found.items()}
+
+
+def files(folder: Path) -> list[Path]:
+    """What may be tapes. Raises Misconfigured where that cannot be seen; a directory that is missing has none."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        raise Misconfigured(f"{folder} cannot be read: {why}", "see QUINE_DATA_DIR and --data-dir") from None
+    return sorted(folder / name for name in names if name.endswith(".jsonl"))
 
 
 def summary(path: Path) -> Session | None:

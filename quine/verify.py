@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from quine import procs
 from quine.exits import Misconfigured
 from quine.tape import digest, parse, seal_holds
+from quine.tapes import files
 from quine.text import plain
 from transport import quickjson
 from transport.address import boot_id
@@ -71,7 +72,7 @@ class _Line(NamedTuple):
 def paths(folder: Path, wanted: list[str]) -> list[Path]:
     """Files by their path, sessions by the beginning of their id; all tapes of the directory where none is named."""
     if not wanted:
-        found = sorted(folder.glob("*.jsonl"))
+        found = files(folder)
         if not found:
             raise Misconfigured(f"no tapes in {folder}", "see QUINE_DATA_DIR and --data-dir")
         return found
@@ -80,7 +81,7 @@ def paths(folder: Path, wanted: list[str]) -> list[Path]:
         if os.sep in word or word.endswith(".jsonl"):
             fit = [Path(word)]
         else:
-            fit = sorted(path for path in folder.glob("*.jsonl") if path.name.startswith(word))
+            fit = [path for path in files(folder) if path.name.startswith(word)]
         if not fit:
             raise Misconfigured(f"no session in {folder} begins with {word}")
         chosen += fit

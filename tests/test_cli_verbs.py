@@ -156,6 +156,30 @@ def test_doctor_finds_what_is_broken(home: Path) -> None:
     assert "prot: unknown key" in done.stdout and "did you mean port?" in done.stdout
 
 
+def test_doctor_in_a_home_that_cannot_be_looked_into(home: Path) -> None:
+    """As `su` and `sudo` leave it; a name that is too long is refused to root as well."""
+    closed = "/" + "x" * 300
+    done = quine("doctor", home=home, HOME=closed, QUINE_DATA_DIR=f"{closed}/data")
+    found = findings(done)
+    assert done.stderr == ""
+    assert (found["ssh keys"], found["ssh config"]) == ("warn", "warn")
+
+
+def test_doctor_finds_that_hosts_cannot_be_sent_anything(home: Path) -> None:
+    (home / ".cache").touch()
+    (home / ".ssh").mkdir()
+    (home / ".ssh" / "config").mkdir()
+    done = quine("doctor", home=home)
+    assert (findings(done)["binary"], findings(done)["ssh config"]) == ("warn", "warn")
+    assert f"{home}/.cache: not a directory" in done.stdout
+
+
+def test_tapes_that_cannot_be_looked_at(home: Path) -> None:
+    for verb in ("ls", "tree", "verify"):
+        done = quine("tape", verb, home=home, QUINE_DATA_DIR="/" + "x" * 300)
+        assert done.returncode == 2 and "cannot be read: file name too long" in done.stderr, done
+
+
 def test_doctor_asks_the_agent(home: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(home / "agent"))

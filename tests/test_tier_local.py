@@ -259,6 +259,14 @@ def test_what_is_not_permitted_is_said_with_the_path_of_the_tier(tmp_path: Path)
     (tmp_path / "d").chmod(0o700)
 
 
+def test_a_root_that_may_not_be_listed_is_named(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may do everything")
+    (tmp_path / "root").mkdir(0o300)
+    with pytest.raises(PermissionError, match=f"{tmp_path}/root: permission denied"):
+        list(Local(str(tmp_path / "root")).list(""))
+
+
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     """By the limit of file sizes, which is told in the same way."""
     tier = Local(str(tmp_path))

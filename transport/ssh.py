@@ -286,8 +286,8 @@ class _Settings:
         tried = [*self._tried, *(["the keys of the ssh agent"] if self._agent else [])]
         user, host, port = self.options.username, self.options.host, self.options.port
         detail = f"permission denied for {user}; tried {', '.join(tried) or 'no key at all'}"
-        if self._locked:
-            return detail, f"{self._locked} has a passphrase or cannot be used: ssh-add {self._locked}"
+        if self._cure:
+            return detail, self._cure
         if not tried:
             return (
                 detail,
@@ -318,7 +318,7 @@ class _Settings:
 
     def _load_keys(self) -> list[asyncssh.SSHKeyPair]:
         """The private keys to try. ssh skips an IdentityFile that is not there, asyncssh would give up."""
-        target, self._tried, self._locked = self._target, list[str](), ""
+        target, self._tried, self._cure = self._target, list[str](), ""
         names: Sequence[str] = self._config.get("IdentityFile", ()) or USUAL_KEYS
         if target.identity is not None:
             names = [target.identity]
@@ -328,13 +328,16 @@ class _Settings:
                 pairs += asyncssh.load_keypairs(str(Path(name).expanduser()))
                 self._tried.append(name)
             except OSError as error:
+                why = (error.strerror or str(error)).lower()
+                if not isinstance(error, FileNotFoundError):
+                    self._cure = f"{name} cannot be read ({why}): look at its owner and mode"
                 if target.identity is not None:
-                    detail = f"the identity {name} cannot be read: {(error.strerror or str(error)).lower()}"
+                    detail = f"the identity {name} cannot be read: {why}"
                     raise target.unreachable(
                         detail, "correct identity in its table of the inventory"
                     ) from None
             except (ValueError, asyncssh.Error):  # a passphrase: its agent may still have it
-                self._locked = name
+                self._cure = f"{name} has a passphrase or cannot be used: ssh-add {name}"
         return pairs
 
 

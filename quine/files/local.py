@@ -58,7 +58,10 @@ class Local(Tier):
                 if path:
                     raise
                 return iter(())
-            listed = beneath.readable(directory)
+            try:
+                listed = beneath.readable(directory)
+            except OSError as problem:
+                raise problem if path else self._of_root(problem, path) from None
             stack.callback(os.close, listed)
             for each in stack.enter_context(os.scandir(listed)):
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -109,10 +112,8 @@ class Local(Tier):
             try:
                 with self._directory("", make=True) as root:
                     part = self._parts.make(root, shared=mode is None)
-            except OSError as problem:  # of the root, not of the path
-                raise OSError(
-                    problem.errno, f"{self.root}: {(problem.strerror or '').lower()}", path
-                ) from None
+            except OSError as problem:
+                raise self._of_root(problem, path) from None
             return Part(path, part, mode, mtime, self._arrive(path, if_absent))
 
     def _arrive(self, path: str, if_absent: bool) -> Callable[[int, str], None]:
@@ -215,6 +216,10 @@ class Local(Tier):
 
     # -- places ------------------------------------------------------------------------------------
 
+    def _of_root(self, problem: OSError, path: str) -> OSError:
+        """What is wrong with the root, and not with the path."""
+        return OSError(problem.errno, f"{self.root}: {(problem.strerror or '').lower()}", path)
+
     @contextlib.contextmanager
     def _directory(self, path: str, make: bool = False) -> Iterator[int]:
         within = path.split("/")
@@ -226,8 +231,8 @@ class Local(Tier):
             root = beneath.top(self.root)
         except FileNotFoundError:
             raise
-        except OSError as problem:  # of the root, not of the path
-            raise OSError(problem.errno, f"{self.root}: {(problem.strerror or '').lower()}", path) from None
+        except OSError as problem:
+            raise self._of_root(problem, path) from None
         try:
             directory = beneath.directory(root, path, make)
         finally:
