@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 CUTS = int(os.environ.get("QUINE_TEST_BREAKS") or 0)
 LONG = CUTS > 0
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"  # on the PATH of every host
+# On a busy machine a link may be away for so long that people are told.
+QUIET = ("run", "--quiet")
 BLOCK = 1 << 16
 MiB = 1 << 20
 
@@ -105,8 +107,10 @@ def plan(seed: int, cuts: int, carried: int) -> list[int]:
 
 @contextmanager
 def face(lab: Lab, *words: object, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """`quine WORDS` with three pipes; killed if it still runs at the end."""
+    """`quine WORDS` with three pipes; killed if it still runs at the end. A command's is quiet."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | more
+    if words[0] == "run":
+        words = (*QUIET, *words[1:])
     with lab.popen([str(word) for word in words], **pipes) as process:
         try:
             yield process

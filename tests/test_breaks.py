@@ -19,8 +19,8 @@ import pytest
 
 from quine import verify
 from tests import breaks
-from tests.agents import OK, call, says, sh
-from tests.breaks import BLOCK, CUTS, LONG, PYTHON, MiB, face
+from tests.agents import OK, call, says, sh, until
+from tests.breaks import BLOCK, CUTS, LONG, PYTHON, QUIET, MiB, face
 from tests.crowd import Crowd
 from tests.lab import Lab
 
@@ -63,7 +63,7 @@ def commands(lab: Lab, host: str, count: int, directory: Path) -> float:
     directory.mkdir()
     ran = directory / "ran"
     far = f"n=%; echo $n >>{ran}; echo $n; seq 3000; echo error $n >&2; exit $((n - n / 7 * 7))"
-    near = f"quine run --on {host} -- sh -c '{far}' >{directory}/out% 2>{directory}/err%; echo % $?"
+    near = f"quine run --quiet --on {host} -- sh -c '{far}' >{directory}/out% 2>{directory}/err%; echo % $?"
     begun = time.monotonic()
     done = lab.sh(f"seq {count} | xargs -P 4 -I% sh -c {shlex.quote(near)}", timeout=900)
     took = time.monotonic() - begun
@@ -210,7 +210,7 @@ def test_a_first_dial_that_breaks_off_is_dialled_again(
     done = proxy.cuts()
     proxy.cut_after(at, at)
     try:
-        result = lab.run(["run", "--on", host, "--", "sh", "-c", f"echo $FRESH >>{tmp_path}/ran; exit 3"])
+        result = lab.run([*QUIET, "--on", host, "--", "sh", "-c", f"echo $FRESH >>{tmp_path}/ran; exit 3"])
     finally:
         lab.unalias(host)
     assert (result.returncode, result.stderr) == (3, b"")
@@ -226,7 +226,7 @@ def test_a_spawn_that_is_cut_in_the_middle(
     ran = tmp_path / "ran"
     done = proxy.cuts()
     proxy.cut_after(at)
-    words = ["run", "--on", host, "--", "sh", "-c", f"echo $# >>{ran}; echo $2 | tail -c 9; exit 5", "sh"]
+    words = [*QUIET, "--on", host, "--", "sh", "-c", f"echo $# >>{ran}; echo $2 | tail -c 9; exit 5", "sh"]
     result = lab.run([*words, "x" * 120_000, "y" * 60_000 + "the end"], timeout=120)
     assert (result.returncode, result.stdout, result.stderr) == (5, b"ythe end\n", b"")
     assert breaks.lines(ran) == ["2"] and proxy.cuts() == done + 1
@@ -271,12 +271,13 @@ def test_a_slow_reader_while_the_link_is_cut(lab: Lab, through: Callable[..., st
     def between(number: int) -> None:
         nonlocal cuts
         if number % 8 == 3:
+            until(proxy.connections)  # what is read meanwhile may all have been here
             cuts += proxy.cut()
 
     with face(lab, "run", "--on", host, "--", *far) as process:
         result = breaks.carried(process, SEEDS[0], SEEDS[1], size, between)
     assert result == ("", 0, b"")
-    assert cuts > 3
+    assert cuts >= size // BLOCK // 8
 
 
 def test_many_jobs_share_what_breaks(lab: Lab, through: Callable[..., str]) -> None:
@@ -323,5 +324,5 @@ def test_an_empty_stdin_ends_where_it_did(lab: Lab, through: Callable[..., str])
     host, proxy = through("h1"), lab["h1"].proxy
     for at in (1, 200, 400, 800, 1600):
         proxy.cut_after(at)
-        done = lab.run(["run", "--on", host, "--", "sh", "-c", "cat; echo end"], input=b"")
+        done = lab.run([*QUIET, "--on", host, "--", "sh", "-c", "cat; echo end"], input=b"")
         assert (done.returncode, done.stdout, done.stderr) == (0, b"end\n", b"")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import until
-from tests.breaks import CUTS, face, plan
+from tests.breaks import CUTS, QUIET, face, plan
 from tests.lab import Lab
 from tests.shelf import HOSTILE, fill, snapshot
 
@@ -127,7 +127,7 @@ def test_cuts_of_the_link_change_no_byte(
 
     def run() -> None:
         done = lab.run(
-            ["run", "--on", host, "--", "sh", "-c", code], env={"QUINE_FS": f"origin:{root}"}, timeout=250
+            [*QUIET, "--on", host, "--", "sh", "-c", code], env={"QUINE_FS": f"origin:{root}"}, timeout=250
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), seed
         assert snapshot(root / "back") == snapshot(root / "t"), seed

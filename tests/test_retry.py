@@ -15,6 +15,7 @@ import pytest
 from quine.jobs import Status as Told
 from quine.run import LONG, Notes
 from tests.agents import OK, call, says
+from tests.breaks import QUIET
 from tests.lab import Lab
 from tests.screen import Screen
 from tests.test_elsewhere import tapes
@@ -113,7 +114,7 @@ def test_lost_is_tried_again_where_that_is_harmless(lab: Lab, tmp_path: Path) ->
 
 
 def test_the_same_host_again_where_there_is_no_other(lab: Lab, tmp_path: Path) -> None:
-    done = lab.run(["run", "--on", "h1", "--retry", "1", "--idempotent", "--", *once(tmp_path / "once")])
+    done = lab.run([*QUIET, "--on", "h1", "--retry", "1", "--idempotent", "--", *once(tmp_path / "once")])
     assert (done.returncode, done.stdout, done.stderr) == (0, b"h1\n", b"")
 
 
@@ -122,7 +123,7 @@ def test_lost_with_a_part_of_stdin(lab: Lab, tmp_path: Path, kind: str) -> None:
     """A file is read again from where it was; of a pipe that was read nothing is guessed."""
     (tmp_path / "material").write_text("skipped\nmaterial\n")
     read = "" if kind == "unread" else "head -n 1 >/dev/null"
-    words = ["run", "--on", "h1,h2", "--retry", "1", "--idempotent", "--"]
+    words = [*QUIET, "--on", "h1,h2", "--retry", "1", "--idempotent", "--"]
     words += once(tmp_path / "once", read, "echo up; cat")
     if kind == "file":
         with (tmp_path / "material").open("rb", buffering=0) as material:

@@ -81,8 +81,7 @@ def test_cuts_in_both_directions(
     plant(tmp_path / "t", size, SEED + number)
     done = proxy.cuts()
     proxy.cut_after(*breaks.plan(SEED + number, 4, 2 * size))
-    # quiet: on a busy machine a link may be away for so long that people are told
-    words = ["run", "--quiet", "--on", host, "--cwd", there, "--files", "t", "--returns", "r", "--"]
+    words = [*breaks.QUIET, "--on", host, "--cwd", there, "--files", "t", "--returns", "r", "--"]
     result = lab.run([*words, "sh", "-c", "mv t r && touch r/large1 -d @5"], cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
     assert proxy.cuts() - done == 4
