@@ -164,6 +164,9 @@ def kill_marked(mark: str, seconds: float = 30) -> list[Process]:
     """
     deadline = time.monotonic() + seconds
     while (processes := marked(mark) or marked(mark)) and time.monotonic() < deadline:
+        # stopped first: as when a machine is switched off, none of them sees another one die
+        for process in processes:
+            kill(process.pid, signal.SIGSTOP)
         for process in processes:
             kill(process.pid)
         wait_gone(processes, deadline - time.monotonic())
