@@ -255,7 +255,10 @@ def test_the_tokens_of_a_tree_are_used_up_and_not_exceeded(lab: Lab, tmp_path: P
     for n in (1, 2, 3):
         mine = (f"leaf {n}.{i}" for i in range(leaves))
         lines.append(used(says(fork(*mine), match=f"^branch{n}"), 3000, 200))
+    # They draw when all are there: those who come late would find nothing left to come with.
+    met = f"echo >>{tmp_path}/met; until [ $(wc -l <{tmp_path}/met) -ge {3 * leaves} ]; do sleep 0.05; done"
     lines += [
+        used(says(sh(met), match="^leaf"), 3000, 200),
         {**used(says(sh("true"), match="^(branch|leaf)"), 3000, 200), "repeat": True},
         {**used(says(call("exit", status=1, stderr="no"), match="^root"), 3000, 200), "repeat": True},
     ]
