@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -297,9 +298,15 @@ def test_who_waits_for_a_tree_that_is_silent_is_told(tmp_path: Path, monkeypatch
     begun(tmp_path / "tier", session)
     monkeypatch.setenv("QUINE_FS", f"file://{tmp_path}/tier")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(kept, "LOOK", 0.05)
-    monkeypatch.setattr(kept, "SILENCE", 1.0)
     (agent,) = kept.find(session)
+    clock = 0.0
+
+    def pass_(seconds: float) -> None:
+        nonlocal clock
+        clock += seconds
+
+    # A clock of its own: that who signs on is late once is no silence.
+    monkeypatch.setattr(kept, "time", SimpleNamespace(monotonic=lambda: clock, sleep=pass_))
     mirror, beats = kept.mirror, 0
 
     def alive() -> Path | None:
@@ -310,7 +317,7 @@ def test_who_waits_for_a_tree_that_is_silent_is_told(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(kept, "mirror", alive)
-        assert kept.ended(agent, time.monotonic() + 3.0) is None, "it lives, and is waited for"
+        assert kept.ended(agent, 3 * kept.SILENCE) is None, "it lives, and is waited for"
         assert beats
     with pytest.raises(Failure, match="nothing has been heard of its tree") as caught:
         kept.ended(agent, float("inf"))
