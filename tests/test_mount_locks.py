@@ -116,8 +116,9 @@ def test_a_signal_ends_the_wait(mount: Mount) -> None:
         "def ring(*_): raise TimeoutError\n"
         "signal.signal(signal.SIGALRM, ring)\n"
         "file = open(sys.argv[1], 'w')\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)\n"
-        "try: fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "try:\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)\n"
+        "    fcntl.flock(file, fcntl.LOCK_EX)\n"
         "except TimeoutError: print('rang')\n"
     )
     with Holder(path) as first:

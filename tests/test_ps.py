@@ -148,7 +148,7 @@ def test_wait_for_an_orphan_that_has_begun_anew(agents: Agents) -> None:
         says(sh("true"), call("exit", status=4, stderr="four"), match="^child", wisdom=SOME),
     ) as job:
         go(agents)
-        assert quine(agents, "wait", "--timeout", "30", job).returncode == 4
+        assert quine(agents, "wait", job).returncode == 4
         fact = listed(agents)["child"]
         assert (fact["id"], fact["code"]) == (job, 4)
         assert fact["session"] != job
