@@ -177,6 +177,18 @@ def test_a_directory_above_a_named_file_is_made_and_its_own_facts_are_not_sent(
     assert stage(here, there, "x/y/z") < 200
 
 
+def test_a_directory_of_a_group_stays_one(here: Path, there: Path) -> None:
+    """What stands there keeps its set-group-ID, and what is made in it has it from there."""
+    (here / "t" / "new").mkdir(parents=True)
+    (there / "t").mkdir()
+    for folder, mode in ((there, 0o2755), (there / "t", 0o3775)):
+        folder.chmod(mode)
+    stage(here, there, "t")
+    assert stat.S_IMODE((there / "t").stat().st_mode) == 0o3755
+    assert stat.S_IMODE((there / "t" / "new").stat().st_mode) == 0o2755
+    assert stage(here, there, "t") < 200, "and is as it should be"
+
+
 def test_the_whole_directory(here: Path, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(here)
     (here / ".quine").mkdir()

@@ -249,6 +249,17 @@ def test_who_may_write_to_the_root_may_write_aside(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "root" / parts.NAME).stat().st_mode) == 0o1777
 
 
+def test_in_a_directory_of_a_group_files_are_the_groups(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    if os.geteuid() == 0:
+        os.chown(root, -1, 54321)
+    root.chmod(0o2775)
+    put(Local(str(root)), "d/a")
+    assert stat.S_IMODE((root / parts.NAME).stat().st_mode) == 0o3775
+    assert (root / "d" / "a").stat().st_gid == root.stat().st_gid
+
+
 def test_what_is_not_permitted_is_said_with_the_path_of_the_tier(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may do everything")

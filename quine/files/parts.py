@@ -55,7 +55,9 @@ class Parts:
                 os.mkdir(NAME, 0o700, dir_fd=root)
             directory = beneath.directory(root, NAME)
             with contextlib.suppress(OSError):  # not ours: another one has made it at the same time
-                os.chmod(f"/proc/self/fd/{directory}", 0o1700 | stat.S_IMODE(os.fstat(root).st_mode) & 0o777)
+                # with the set-group-ID of the root, by which what is made here has the group of the root
+                mode = 0o1700 | stat.S_IMODE(os.fstat(root).st_mode) & 0o2777
+                os.chmod(f"/proc/self/fd/{directory}", mode)
             return directory
 
 

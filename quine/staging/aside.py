@@ -320,12 +320,13 @@ class Layout:
                 name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | kind, dir_fd=folder
             )
         except PermissionError:
-            os.chmod(name, mode, dir_fd=folder)
+            kept = _kept(os.stat(name, dir_fd=folder, follow_symlinks=False))
+            os.chmod(name, mode | kept, dir_fd=folder)
             os.utime(name, ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
             return
         try:
             os.utime(fd, ns=(mtime, mtime))
-            os.fchmod(fd, mode)
+            os.fchmod(fd, mode | _kept(os.fstat(fd)))
         finally:
             os.close(fd)
 
@@ -341,6 +342,11 @@ class Layout:
             if fd >= 0:
                 os.close(fd)
         self._top = self._new = self._base = -1
+
+
+def _kept(facts: os.stat_result) -> int:
+    """What is the place's own: a directory of a group, or of all, stays one, and so is one that is made in it."""
+    return facts.st_mode & (stat.S_ISGID | stat.S_ISVTX) if stat.S_ISDIR(facts.st_mode) else 0
 
 
 class _Stored:
