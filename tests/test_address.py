@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from transport import address
+from transport.errors import Refused
 
 
 @pytest.fixture
@@ -67,3 +68,13 @@ def test_a_note_that_is_damaged_is_none(root: Path, monkeypatch: pytest.MonkeyPa
     for text in (damage, whole[:-1], whole[1:]):
         note.write_bytes(text)
         assert asked(monkeypatch) == first and note.read_bytes() == whole
+
+
+def test_a_directory_of_another_user_is_not_asked_to_be_removed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert address.runtime_directory()
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    with pytest.raises(Refused, match="quine-4711 belongs to another user") as caught:
+        address.runtime_directory()
+    assert "XDG_RUNTIME_DIR" in caught.value.hint and "rm " not in caught.value.hint

@@ -130,7 +130,12 @@ def runtime_directory() -> str:
             f"cannot make {path}: {error.strerror}", "set XDG_RUNTIME_DIR to a directory of yours"
         ) from None
     facts = os.lstat(path)
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+    if facts.st_uid != os.getuid():  # below /tmp he cannot take it away
+        raise Refused(
+            f"{path} belongs to another user",
+            "have it removed, or set XDG_RUNTIME_DIR to a directory of yours",
+        )
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o077:
         raise Refused(
             f"{path} is not a directory of yours alone", f"look at it, then rm -r {path} or chmod 700 it"
         )
