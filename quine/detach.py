@@ -155,7 +155,7 @@ def _start(
         return OK
     if not os.path.exists(f"{directory}/log"):
         _remove(directory)
-    complain(refused.detail, refused.hint)
+    complain(refused.detail, refused.hint, os.environ.get("QUINE_NODE_NAME", ""))
     return refused.code
 
 

@@ -248,6 +248,28 @@ quine wait "$job" || exit
     assert (done.returncode, done.stderr) == (143, b"")
 
 
+@pytest.mark.skipif(not can_mount(), reason="needs root and mount namespaces")
+def test_a_full_disk_is_said_with_its_cure(lab: Lab, tmp_path: Path) -> None:
+    script = """mount -t tmpfs -o size=1m lab "$1"
+export XDG_STATE_HOME="$1" QUINE_NODE_NAME=h7
+mkdir -p "$1/quine/jobs"
+cat /dev/zero >"$1/much" 2>/dev/null
+quine run --detach -- true
+"""
+    (tmp_path / "disk").mkdir()
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path / "disk")],
+        env=lab.env,
+        capture_output=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode, done.stdout) == (69, b"")
+    assert done.stderr.startswith(
+        b"quine: h7: error: cannot start: no space left on device\nquine: h7: hint: "
+    )
+
+
 def test_its_supervisor_is_killed(lab: Lab, tmp_path: Path) -> None:
     """PIPE is ignored, because a shell says on stderr that its command was terminated, and nobody reads that."""
     told = tmp_path / "told"

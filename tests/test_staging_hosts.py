@@ -143,9 +143,11 @@ def test_what_cannot_be_brought_back_is_not_lost(lab: Lab, work: Path) -> None:
 
 
 def test_a_directory_where_nothing_can_be_made_is_named(lab: Lab, work: Path) -> None:
-    done = lab.run(["run", "--on", "h1", "--cwd", "/proc", "--files", "src", "--", "true"], cwd=work)
+    done = lab.run(["run", "--on", "h1", "--cwd", "/sys", "--files", "src", "--", "true"], cwd=work)
     assert done.returncode == 69
-    assert b"the files cannot be laid out there: /proc: " in done.stderr
+    error, hint = done.stderr.decode().splitlines()
+    assert error.startswith("quine: h1: error: the files cannot be laid out there: /sys: ")
+    assert hint.startswith("quine: h1: hint: choose another directory with --cwd")
 
 
 def test_a_file_that_is_not_here_is_said_before_anything_starts(lab: Lab, work: Path) -> None:

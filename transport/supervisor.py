@@ -18,6 +18,7 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import select
@@ -136,9 +137,10 @@ class Supervisor:
         except (Refused, ProtocolError) as error:
             child = Status("unreachable", NOT_STARTED, detail=str(error), hint=getattr(error, "hint", ""))
         except OSError as error:
-            child = Status(
-                "unreachable", NOT_STARTED, detail=f"cannot start: {(error.strerror or '').lower()}"
-            )
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            hint = "make room for ~/.local/state, or set XDG_STATE_HOME" if full else ""
+            why = (error.strerror or "").lower()
+            child = Status("unreachable", NOT_STARTED, detail=f"cannot start: {why}", hint=hint)
         failed = isinstance(child, Status)
         try:
             os.write(

@@ -57,7 +57,7 @@ class Staging:
         self._rounds = 0
         self._giving = threading.Lock()
         self._started = False  # the job has its files, and is the command from there on
-        self._failure = ""
+        self._failure = self._cure = ""
         self._missing: list[str] = []
         self._in = ""  # where the job ran
         self._layout: Layout | None = None
@@ -75,7 +75,7 @@ class Staging:
         **more: Any,
     ) -> Status:
         """client.run of a job that has its files before it starts and gives its returns after it has ended."""
-        self._failure, self._rounds, self._started = "", 0, False
+        self._failure, self._cure, self._rounds, self._started = "", "", 0, False
         job = Spawn(**spawn.to_json())
         offered: Mapping[str, Service] = services or {}
         if self._sources:
@@ -86,7 +86,7 @@ class Staging:
             more["on_sent"] = self._look_ahead
         status = client.run(job, stdin, stdout, stderr, offered, **more)
         if self._failure and (status.state, status.code) == ("exited", NOT_STARTED):
-            return Status("unreachable", NOT_STARTED, host=status.host, detail=self._failure)
+            return Status("unreachable", NOT_STARTED, host=status.host, detail=self._failure, hint=self._cure)
         if self._returns and status.state in ("exited", "signaled"):
             self._bring(job, status, stderr)
         return status
@@ -125,6 +125,7 @@ class Staging:
                 raise Broken("this job has its files")
             if asked.get("say") == "failed":
                 self._failure = f"the files cannot be laid out there: {shown(str(asked.get('why')).encode())}"
+                self._cure = shown(str(asked.get("cure") or "").encode())
                 return
             if asked.get("say") != "in":
                 raise Broken("this job has nothing to give yet")

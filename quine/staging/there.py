@@ -13,6 +13,7 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from quine.staging.survey import Look
     from transport.outgoing import Asked
 
+NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+ELSEWHERE = "choose another directory with --cwd, or workdir in the inventory"
 EMPTY = bytes(survey.FACTS.size)
 
 
@@ -133,16 +136,18 @@ def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
             return False  # the face has given up, and knows why
         except (OSError, BadManifest) as error:
             asked.close()
-            return _confess(relay, said(error) if isinstance(error, OSError) else str(error))
+            if not isinstance(error, OSError):
+                return _confess(relay, str(error))
+            return _confess(relay, said(error), ELSEWHERE if error.errno in NO_PLACE else "")
         tell(asked, {"say": "done"})
         asked.end()
     return True
 
 
-def _confess(relay: Relay, why: str) -> bool:
+def _confess(relay: Relay, why: str, cure: str = "") -> bool:
     """Tell the face, in a request of its own, for on the other one contents may be under way. It knows it then."""
     with relay.stream("stage") as asked:
-        tell(asked, {"say": "failed", "why": why})
+        tell(asked, {"say": "failed", "why": why, "cure": cure})
         asked.end()
         asked.read(1)
     return False
