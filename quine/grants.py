@@ -219,6 +219,7 @@ class Lender:
         self._changed = threading.Condition()
         self._slot = (-1, -1)
         self._inferring = 0
+        self._over = False
 
     @contextlib.contextmanager
     def inferring(self) -> Iterator[None]:
@@ -252,7 +253,7 @@ class Lender:
         # Not under the lock: others may have to be asked, and we may be one of them.
         given = self._ledger.lend(self._limit, least, most) if least and self._limit else []
         with self._changed:
-            if share.asked != ask:
+            if share.asked != ask or self._over:
                 release(given)
                 raise RequestError(f"ledger: nobody waits for ask {ask} any more")
             share.held += given
@@ -278,8 +279,9 @@ class Lender:
         raise RequestError("ledger: another one watches")
 
     def close(self) -> None:
-        """The job has ended: nothing is lent any more."""
+        """The job has ended: nothing is lent any more, nor to who is about to ask."""
         with self._changed:
+            self._over = True
             for share in self._shares.values():
                 share.watch += 1
                 self._drop(share, share.held)
@@ -288,6 +290,8 @@ class Lender:
             self._slot = (-1, -1)
 
     def _share(self, ident: str) -> _Share:
+        if self._over:
+            raise RequestError("ledger: the job has ended")
         if ident not in self._shares and len(self._shares) >= MAX_SHARES:
             raise RequestError(f"ledger: more than {MAX_SHARES} shares of one job")
         return self._shares.setdefault(ident, _Share())

@@ -250,6 +250,27 @@ def test_a_machine_that_lies_has_what_it_was_lent_and_no_more(
         lender.lend(f"{99:032x}", 1, 0, 0, 0, 0)
 
 
+def test_who_asks_when_the_job_has_ended_gets_nothing(tree: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler may have been about to ask the lender, or be waiting for the ledger, when its face closed that."""
+    top = tree(10)
+    share, wire = top.share()
+    lend = top.ledger.lend
+
+    def closed(*asked: int) -> list[int]:
+        given = lend(*asked)
+        wire.lender.close()
+        return given
+
+    monkeypatch.setattr(top.ledger, "lend", closed)
+    with pytest.raises(OSError, match="nobody waits"):
+        top.take(share, 4)
+    with pytest.raises(RequestError, match="has ended"):
+        wire.lender.lend("0" * 32, 1, 0, 1, 4, 0)
+    with pytest.raises(RequestError, match="has ended"):
+        wire.lender.watch("0" * 32, 0, 0, 0)
+    assert top.take(top.ledger, 8)
+
+
 def test_a_limit_of_ones_own_is_not_asked_about(tree: Make) -> None:
     top = tree(20)
     share, wire = top.share()
