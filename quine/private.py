@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 
@@ -13,8 +12,9 @@ def make(path: str) -> None:
     above = os.path.dirname(path)
     if above and above != path:
         make(above)
-    # Two processes of a tree make it at the same time.
-    with contextlib.suppress(FileExistsError):
+    try:
         os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass  # two processes of a tree make it at the same time
     if not os.path.isdir(path):
         raise NotADirectoryError(20, "not a directory", path)

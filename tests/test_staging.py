@@ -197,9 +197,9 @@ def test_the_whole_directory(here: Path, there: Path, monkeypatch: pytest.Monkey
     from quine.staging import there as over_there
     from tests.wired import inside
 
-    relay = Relay(staging._given)
+    relay = Relay(staging.giving().given)
     with inside(there):
-        assert over_there._staged(relay, staging._there)  # type: ignore[arg-type]
+        assert over_there._staged(relay, staging.key)  # type: ignore[arg-type]
     relay.close()
     wanted = {name: fact for name, fact in facts(here).items() if not name.startswith(".quine")}
     assert facts(there) == wanted
@@ -317,11 +317,11 @@ def test_who_comes_after_a_crash_finds_old_or_finishes(
 
         status = 3
         try:
-            from quine.staging import face
+            from quine.staging import taking
 
-            face._apart = lambda layout, folder: layout.commit(undo=True)  # type: ignore[assignment, func-returns-value]
+            taking._apart = lambda layout, folder: layout.commit(undo=True)  # type: ignore[assignment, func-returns-value]
             os.environ["XDG_CACHE_HOME"] = str(tmp_path / "none\0"[:-1])
-            face.os.rename = dying  # type: ignore[assignment]
+            taking.os.rename = dying  # type: ignore[assignment]
             status = 3 if any(bring(here, there, "a", "b", "c", "d")) else 0
         finally:
             os._exit(status)
@@ -369,8 +369,8 @@ def test_whatever_comes_is_refused_or_taken_whole(
     """A job that says what it likes in the place of what it has."""
     here = tmp_path_factory.mktemp("here")
     (here / "old").write_text("old")
-    staging = Staging([], ["d", "g", "old"], str(here))
-    relay = Relay(staging._taken)
+    taking = Staging([], ["d", "g", "old"], str(here)).taking()
+    relay = Relay(taking.taken)
     packed = bytearray(sample().pack())
     if data.draw(st.booleans()):
         packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
@@ -386,9 +386,9 @@ def test_whatever_comes_is_refused_or_taken_whole(
         line.end()
     finally:
         relay.close()
-        if staging._layout:
-            staging._layout.close()
-    assert staging._failure
+        if taking.layout:
+            taking.layout.close()
+    assert taking.failure
     assert {path.name for path in here.rglob("*")} == {"old"}
 
 

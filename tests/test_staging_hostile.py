@@ -69,12 +69,13 @@ def test_a_content_that_stands_twice_is_whole_twice(
 def test_a_job_that_has_started_reads_no_more(here: Path, there: Path) -> None:
     (here / "a").write_text("as it was when it started")
     staging = Staging(["a"], [], str(here))
-    relay = Relay(staging._given)
+    giving = staging.giving()
+    relay = Relay(giving.given)
     try:
         with inside(there):
             from quine.staging import there as side
 
-            assert side._staged(relay, staging._there)  # type: ignore[arg-type]
+            assert side._staged(relay, staging.key)  # type: ignore[arg-type]
         (here / "a").write_text("for nobody over there")
         line = relay.stream("stage")
         tell(line, {"say": "in", "has": ""})
@@ -85,7 +86,7 @@ def test_a_job_that_has_started_reads_no_more(here: Path, there: Path) -> None:
         line.end()
         with pytest.raises(RequestError):
             line.read(1)
-        assert not staging._failure
+        assert not giving.failure
     finally:
         relay.close()
 

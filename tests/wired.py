@@ -101,11 +101,12 @@ def inside(folder: Path) -> Iterator[None]:
 def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
     """Lay `files` of one directory out in another; how many bytes went. Raises what the job would end of."""
     staging = Staging(list(files), [], str(here))
-    relay = Relay(staging._given, limit)
+    giving = staging.giving()
+    relay = Relay(giving.given, limit)
     try:
         with inside(over_there):
-            if not there._staged(relay, staging._there):  # type: ignore[arg-type]
-                raise RequestError(staging._failure)
+            if not there._staged(relay, staging.key):  # type: ignore[arg-type]
+                raise RequestError(giving.failure)
     finally:
         relay.close()
     return relay.bytes
@@ -113,19 +114,20 @@ def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
 
 def bring(here: Path, over_there: Path, *patterns: str) -> tuple[str, list[str]]:
     """Bring what the patterns mean from one directory to another; what went wrong, what is missing."""
-    from quine.staging import face
+    from quine.staging import taking as side
 
     staging = Staging([], list(patterns), str(here), ".quine")
-    relay = Relay(staging._taken)
+    taking = staging.taking()
+    relay = Relay(taking.taken)
     try:
         with inside(over_there):
-            there._give_back(relay, staging._there)  # type: ignore[arg-type]
+            there._give_back(relay, staging.key)  # type: ignore[arg-type]
     except RequestError:
-        assert staging._failure
+        assert taking.failure
     finally:
         relay.close()
-    if staging._layout:
-        if not staging._failure:
-            staging._failure = face._apart(staging._layout, os.fsencode(here))
-        staging._layout.close()
-    return staging._failure, staging._missing
+    if taking.layout:
+        if not taking.failure:
+            taking.failure = side._apart(taking.layout, os.fsencode(here))
+        taking.layout.close()
+    return taking.failure, taking.missing

@@ -9,7 +9,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import sys
@@ -91,10 +90,12 @@ def _noted(path: str, seen: str) -> str:
 
 
 def _note(path: str, text: str) -> None:
-    with contextlib.suppress(OSError):
+    try:
         with open(f"{path}.{os.getpid()}", "x") as file:
             file.write(text)
         os.rename(f"{path}.{os.getpid()}", path)
+    except OSError:
+        pass  # the next one reads them again
 
 
 def own_command() -> list[str]:

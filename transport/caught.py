@@ -9,8 +9,8 @@ Laws
 from __future__ import annotations
 
 import os
-import signal
-from collections import deque
+
+from transport.lean import deque, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

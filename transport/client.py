@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import os
 import select
-import signal
-import socket
 import time
 
 from transport import address, starter
 from transport.caught import Caught
 from transport.errors import ProtocolError
 from transport.frames import CHUNK, Frame, Kind
+from transport.lean import signal, socket
 from transport.output import Output, Used
 from transport.session import STDERR, STDIN, STDOUT, Session
 from transport.status import LOST, NOT_STARTED, USAGE, Status, signal_name

@@ -9,7 +9,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 
@@ -113,13 +112,18 @@ def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
     wanted = {f"/memfd:{name} (deleted)": held for name, held in found.items()}
     pid = os.getpid()
     while pid > 0:
-        with contextlib.suppress(OSError):  # another user's process: we look further up
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                path = f"/proc/{pid}/fd/{number}"
-                with contextlib.suppress(OSError):  # closed since
-                    held = wanted.get(os.readlink(path))
-                    if held is not None:
-                        held.append((pid, os.stat(path).st_ino, path))
+        try:
+            numbers = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            numbers = []  # another user's process: we look further up
+        for number in numbers:
+            path = f"/proc/{pid}/fd/{number}"
+            try:
+                held = wanted.get(os.readlink(path))
+                if held is not None:
+                    held.append((pid, os.stat(path).st_ino, path))
+            except OSError:
+                pass  # closed since
         pid = _parent(pid)
     return found
 
@@ -146,5 +150,7 @@ def close_others(keep: set[int]) -> None:
     """Close what we inherited beyond the standard streams: a daemon holds nothing of who happened to start it."""
     for number in os.listdir("/proc/self/fd"):
         if int(number) > 2 and int(number) not in keep:
-            with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            try:
                 os.close(int(number))
+            except OSError:
+                pass  # the descriptor of the listing itself

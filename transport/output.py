@@ -12,9 +12,9 @@ from __future__ import annotations
 import errno
 import os
 import select
-import socket
 import stat
-from collections import deque
+
+from transport.lean import deque, socket
 
 
 class Used:

@@ -16,8 +16,6 @@ opener = who sent spawn or request, server = the other end.
 
 from __future__ import annotations
 
-from collections import deque
-
 from transport.errors import ProtocolError
 from transport.frames import (
     BESIDE,
@@ -32,6 +30,7 @@ from transport.frames import (
     header,
     pack,
 )
+from transport.lean import deque
 from transport.window import INITIAL_WINDOW, Flow
 
 TYPE_CHECKING = False

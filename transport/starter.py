@@ -8,21 +8,21 @@ Laws
 
 from __future__ import annotations
 
-import array
 import fcntl
 import os
 import resource
 import select
-import signal
-import socket
 import sys
 import time
 
 from transport import address, inherit, quickjson
 from transport.errors import Refused
+from transport.lean import signal, socket
+from transport.wire import rights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from socket import socket as Listener
     from typing import Any
 
     from transport.guard import Guarded
@@ -134,8 +134,10 @@ def _start() -> None:
     os.waitpid(pid, 0)
 
 
-def bind() -> socket.socket | None:
+def bind() -> Listener | None:
     """For the node: take the lock of its life and listen. None when another node is there already."""
+    import socket
+
     lock = os.open(_path("lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not _lock(lock):
         if living := try_connect():
@@ -188,26 +190,33 @@ def dial() -> int:
     We stay, because sshd closes the streams when its child ends; no byte passes through us.
     """
     for _ in range(TRIES):
-        with connect() as connection:
-            rights = array.array("i", [0, 1])
-            try:
-                connection.sendmsg([DIAL], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-                taken = connection.recv(1)
-            except (BrokenPipeError, ConnectionResetError):
-                taken = b""
-            if taken != TAKEN:
-                continue  # it went idle, or died, while we connected: the next one is started
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, 0)
-            os.dup2(null, 1)
-            os.close(null)
-            try:
-                while connection.recv(64):
-                    pass
-            except ConnectionResetError:
-                pass  # the node was killed
-            return 0
+        connection = connect()
+        try:
+            if _hand_over(connection):
+                return 0
+        finally:
+            connection.close()
     raise short_lived()
+
+
+def _hand_over(connection: socket.socket) -> bool:
+    """Until the node lets go; False where it went idle, or died, while we connected: the next one is started."""
+    try:
+        connection.sendmsg([DIAL], rights([0, 1]))
+        if connection.recv(1) != TAKEN:
+            return False
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    try:
+        while connection.recv(64):
+            pass
+    except ConnectionResetError:
+        pass  # the node was killed
+    return True
 
 
 def short_lived() -> Refused:
@@ -220,15 +229,16 @@ def status() -> dict[str, Any] | None:
     connection = try_connect()
     if connection is None:
         return None
-    with connection:
+    answer = b""
+    try:
         connection.settimeout(START_DEADLINE)
         connection.sendall(STATUS)
-        answer = b""
-        try:
-            while data := connection.recv(65536):
-                answer += data
-        except TimeoutError:
-            raise Refused("the node of this machine does not answer", f"look at {log_path()}") from None
+        while data := connection.recv(65536):
+            answer += data
+    except TimeoutError:
+        raise Refused("the node of this machine does not answer", f"look at {log_path()}") from None
+    finally:
+        connection.close()
     return quickjson.loads(answer) if answer else None
 
 

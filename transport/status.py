@@ -9,7 +9,8 @@ Laws
 from __future__ import annotations
 
 import os
-import signal
+
+from transport.lean import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,10 +116,7 @@ def clip(text: str) -> str:
 
 def signal_name(number: int) -> str:
     """15 -> "TERM"; a realtime signal keeps its number, "34"."""
-    try:
-        return signal.Signals(number).name.removeprefix("SIG")
-    except ValueError:
-        return str(number)
+    return min((name for name, value in _numbers().items() if value == number), default=str(number))
 
 
 def signal_number(name: str) -> int:
@@ -127,9 +125,15 @@ def signal_number(name: str) -> int:
         number = int(name)
         if 0 < number < signal.NSIG:
             return number
-    elif isinstance(value := getattr(signal, "SIG" + name.upper().removeprefix("SIG"), None), signal.Signals):
-        return int(value)
+    elif number := _numbers().get(name.upper().removeprefix("SIG"), 0):
+        return number
     raise ValueError(f"no such signal: {name!r}")
+
+
+def _numbers() -> dict[str, int]:
+    """Of every name that a signal has here; of two names for one the first in the alphabet is used."""
+    names = (name for name in vars(signal) if name.startswith("SIG") and not name.startswith("SIG_"))
+    return {name.removeprefix("SIG"): int(getattr(signal, name)) for name in names}
 
 
 def die_of(name: str) -> None:

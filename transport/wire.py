@@ -7,10 +7,11 @@ Laws
 
 from __future__ import annotations
 
-import array
 import errno
 import os
-import socket
+import struct
+
+from transport.lean import socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,4 +82,4 @@ class Wire:
 
 def rights(fds: list[int]) -> list[tuple[int, int, bytes]]:
     """Ancillary data of a message that gives descriptors away."""
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []

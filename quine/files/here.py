@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transport.incoming import Incoming, Streaming
 
     Plain = Callable[[bytes], bytes]
+    Handler = Callable[[Incoming], None]
 
 SERVICE = "fs"
 SETTLE = 5.0  # seconds for handlers that were given up to clean up behind them
@@ -58,24 +59,28 @@ class Services(Mapping[str, "Plain | Streaming"]):
     def __init__(self, environ: Mapping[str, str], plain: Mapping[str, Plain] | None = None) -> None:
         self._environ = environ
         self._plain = plain or {}
-        self._files: Streaming | None = None
+        self._streams: dict[str, Handler] = {}
         self._answering: Answering | None = None
 
-    def __getitem__(self, name: str) -> Plain | Streaming:
-        if name != SERVICE:
-            return self._plain[name]
-        if self._files is None:
-            from transport.incoming import Streaming
+    def offer(self, name: str, handler: Handler) -> None:
+        """Answer this, too: a streaming request."""
+        self._streams[name] = handler
 
-            self._answering = Answering(self._environ)
-            self._files = Streaming(self._answering)
-        return self._files
+    def __getitem__(self, name: str) -> Plain | Streaming:
+        if name in self._plain:
+            return self._plain[name]
+        if name == SERVICE and self._answering is None:
+            self._answering = self._streams[SERVICE] = Answering(self._environ)
+        handler = self._streams[name]
+        from transport.incoming import Streaming
+
+        return Streaming(handler)
 
     def __iter__(self) -> Iterator[str]:
-        yield from (*self._plain, SERVICE)
+        yield from {**self._plain, **self._streams, SERVICE: None}
 
     def __len__(self) -> int:
-        return len(self._plain) + 1
+        return sum(1 for _ in self)
 
     def close(self) -> None:
         """Nobody asks any more: wait, not for long, until handlers that were given up have dropped what was half done.

@@ -10,7 +10,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
@@ -217,7 +216,7 @@ def remember(
     folder = cache("seen")
     path = os.path.join(folder, key)
     aside = f"{path}.{os.getpid()}"
-    with contextlib.suppress(OSError):
+    try:
         private.make(folder)
         with open(aside, "wb", opener=_private) as file:
             file.write(f"{_HEADER} {digest} {found.hash} -{named}\n".encode())
@@ -226,6 +225,8 @@ def remember(
             file.write(b"".join(facts))
         os.rename(aside, path)
         _prune(folder)
+    except OSError:
+        pass
 
 
 def identity(path: str) -> tuple[int, int] | None:
@@ -238,8 +239,10 @@ def identity(path: str) -> tuple[int, int] | None:
 
 
 def forget(key: str) -> None:
-    with contextlib.suppress(OSError):
+    try:
         os.unlink(os.path.join(cache("seen"), key))
+    except OSError:
+        pass
 
 
 def _prune(folder: str) -> None:

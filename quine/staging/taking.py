@@ -1,0 +1,182 @@
+"""The side that has asked for files back: it takes no more than that, and all of it appears here, or nothing.
+
+Laws
+1. What comes is held against what was asked for, and is made aside; it is renamed to where it belongs when the job
+   that gives has ended.
+2. The renames are done by a process of its own, which whoever kills this one does not reach.
+3. A handler that was left behind takes nothing any more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from quine.staging import survey, words
+from quine.staging.aside import Layout
+from quine.staging.content import KNOWN, Broken, Feed, said, tell
+from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, parse, shown
+from quine.staging.renames import recover
+from quine.staging.tree import bits
+from transport import client
+from transport.errors import Abandoned, RequestError
+from transport.incoming import Streaming
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from transport.incoming import Incoming
+    from transport.spawn import Spawn
+
+MOST_BACK = 1 << 44  # bytes that are brought back
+
+
+class Taking:
+    """What the patterns `returns` mean over there, for `folder`; `ours` is what is quine's own below it, or empty."""
+
+    def __init__(self, returns: list[str], folder: bytes, ours: bytes) -> None:
+        self._returns, self._folder, self._ours = returns, folder, ours
+        self._turn = threading.Lock()
+        self._over = False
+        self.layout: Layout | None = None
+        self.failure = "nothing came"
+        self.place = ""  # where the job that gives is
+        self.missing: list[str] = []
+
+    def bring(self, out: Spawn, stderr: int) -> str:
+        """Have the returns here, from the job `out` that gives them; what is wrong, empty if nothing is."""
+        recover(self._folder)
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            ended = client.run(out, null, null, stderr, services={"stage": Streaming(self.taken)})
+            with self._turn:  # a handler that was left hears of it at once, and lets go
+                self._over = True
+            if self.layout and not self.failure:
+                self.failure = _apart(self.layout, self._folder)
+            elif self.failure and ended.state != "exited":
+                self.failure = ended.detail or f"killed by {ended.signal}"
+        except Exception as error:
+            # Of ours, or Refused: the command has ended all the same, and that is told.
+            self.failure = str(error)
+        finally:
+            os.close(null)
+            with self._turn:
+                self._over = True
+                if self.layout:
+                    self.layout.close()
+                    self.layout = None
+        if self.failure:
+            return f"the files cannot be brought back: {self.failure}"
+        if self.missing:
+            return f"--returns {', '.join(self.missing)}: nothing there to be brought back"
+        return ""
+
+    def taken(self, incoming: Incoming) -> None:
+        """The service `stage` of the job that gives back."""
+        with self._turn:
+            if self._over:
+                raise Broken("nothing is taken any more")
+            self._take(incoming)
+
+    def _take(self, incoming: Incoming) -> None:
+        feed = Feed(incoming)
+        try:
+            asked, _ = feed.hear()
+            if asked.get("say") == "failed":
+                self.failure = shown(str(asked.get("why")).encode())
+                return
+            if asked.get("say") != "out":
+                raise Broken("nothing is given here any more")
+            self.place = shown(str(asked.get("in") or "").encode("utf-8", "surrogateescape"))
+            tell(incoming, {"returns": self._returns})
+            message, packed = feed.hear()
+            manifest = parse(packed, whole="." in self._returns)
+            if digest_of(packed) != message.get("tree"):
+                raise Broken("another manifest than was announced")
+            self._check(manifest)
+            missing = message.get("missing")
+            self.missing = [name for name in self._returns if isinstance(missing, list) and name in missing]
+            self._lay_aside(manifest, incoming, feed)
+            tell(incoming, {"say": "done"})
+            self.failure = ""
+        except (BadManifest, Broken) as error:
+            self.failure = f"what came was refused: {error}"
+            raise RequestError(KNOWN + self.failure) from None
+        except Abandoned as error:
+            self.failure = str(error)
+            raise
+        except OSError as error:
+            self.failure = said(error)
+            raise RequestError(KNOWN + self.failure) from None
+
+    def _check(self, manifest: Manifest) -> None:
+        """Only what was asked for, and the directories that lead there."""
+        leading = {
+            name.rpartition(b"/")[0]
+            for index, name in enumerate(manifest.names)
+            if words.allowed(name, self._returns)
+        }
+        for index, name in enumerate(manifest.names):
+            if name.startswith(survey.ASIDE) or (self._ours and (name + b"/").startswith(self._ours + b"/")):
+                raise BadManifest(f"{shown(name)} is quine's own")
+            if words.allowed(name, self._returns):
+                continue
+            leads = any(above == name or above.startswith(name + b"/") for above in leading)
+            if not (manifest.is_directory(index) and manifest.modes[index] & IMPLIED and leads):
+                raise BadManifest(f"{shown(name)} was not asked for")
+        if sum(manifest.sizes) > MOST_BACK:
+            raise BadManifest("more than can be")
+
+    def _lay_aside(self, manifest: Manifest, incoming: Incoming, feed: Feed) -> None:
+        if self.layout:  # of a conversation that was broken off
+            self.layout.close()
+            self.layout = None
+        base = self._folder
+        here = survey.look([(os.path.join(base, root) if root else base, root) for root in manifest.roots])
+        layout = self.layout = Layout(base, manifest, here.by_name(), {})
+        wanted: dict[bytes, int] = {}
+        for index in layout.needs:
+            if manifest.sizes[index]:
+                wanted.setdefault(manifest.marks[index], index)
+        layout.open()
+        if wanted:
+            tell(incoming, {"say": "want"}, bits(list(wanted.values()), len(manifest)))
+        layout.fill(feed, set(wanted), None, None)
+
+
+def _apart(layout: Layout, folder: bytes) -> str:
+    """Rename everything to where it belongs; what went wrong, "" if nothing did.
+
+    In a process of its own session: whoever kills this one, or its group, at that moment leaves no half behind.
+    """
+    read, write = os.pipe()
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        pid = os.fork()
+        if not pid:
+            try:
+                os.setsid()
+                why = ""
+                try:
+                    layout.commit(undo=True)
+                    layout.close()
+                except OSError as error:
+                    why = said(error) or "it cannot be renamed"
+                os.write(write, b"." + os.fsencode(why)[:4000])
+            finally:
+                os._exit(0)
+        os.close(write)
+        write = -1
+        with open(read, "rb", closefd=False) as file:
+            answer = file.read()
+        os.waitpid(pid, 0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        for fd in (read, write):
+            if fd >= 0:
+                os.close(fd)
+    if answer:
+        return os.fsdecode(answer[1:])
+    layout.leave()
+    recover(folder)
+    return ""
