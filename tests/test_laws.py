@@ -208,6 +208,32 @@ def test_a_client_and_an_agent_import_the_standard_library_only(module: str) -> 
     assert not loaded(f"import {module}") & BLOCKING
 
 
+def test_a_client_starts_without_what_the_wrappers_of_the_standard_library_load() -> None:
+    """They are a third of it (transport/lean.py); what stages loads them after the job was sent, if at all."""
+
+    def named(*modules: str) -> set[str]:
+        code = "".join(f"import {module}; " for module in modules) + "import sys; print(*sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=120
+        )
+        return set(done.stdout.decode().split())
+
+    client = ("quine.run", "transport.client", "transport.spawn", "quine.files.here", "quine.staging.face")
+    new = named(*client) - named()
+    assert not new & {
+        "collections",
+        "contextlib",
+        "enum",
+        "functools",
+        "selectors",
+        "signal",
+        "socket",
+        "threading",
+    }
+    answering = named(*client, "quine.staging.giving", "transport.services") - named()
+    assert not answering & {"enum", "selectors", "signal", "socket"}
+
+
 def test_a_face_that_streams_loads_what_it_needs_to_stream_and_no_more() -> None:
     """Each of these is 3 to 10 ms of every `quine run` whose files are asked for."""
     needed = loaded("import quine.staging.face", "import transport.services")

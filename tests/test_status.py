@@ -26,6 +26,16 @@ def test_every_signal(number: int) -> None:
     assert Status.from_json(status.to_json()) == status
 
 
+def test_names_of_signals_are_those_of_the_standard_library() -> None:
+    for number in signal.valid_signals():
+        known = number in list(signal.Signals)
+        assert signal_name(number) == (
+            signal.Signals(number).name.removeprefix("SIG") if known else str(number)
+        )
+    for name, one in signal.Signals.__members__.items():
+        assert signal_number(name) == one
+
+
 @pytest.mark.parametrize(
     "change",
     [

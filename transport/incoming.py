@@ -16,11 +16,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 
 from transport import lendable
 from transport.errors import Abandoned
 from transport.frames import CHUNK, LIFE, Frame, Kind
+from transport.lean import deque
 from transport.lendable import LEAST, Lends, write_at
 from transport.outgoing import gather
 from transport.session import STDIN, STDOUT

@@ -1,4 +1,4 @@
-"""signal, socket and deque without what the standard modules load for them: what a client starts with.
+"""signal, socket, deque and Mapping without what the standard modules load for them: what a client starts with.
 
 Laws
 1. `signal` loads enum, and `socket` loads selectors, collections and functools: 8 ms, a third of what a client takes
@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     import signal
     import socket
     from collections import deque
+    from collections.abc import Mapping
 else:
     try:
         import _signal as signal
         import _socket as socket
         from _collections import deque
+        from _collections_abc import Mapping
     except ImportError:  # an interpreter that has them elsewhere
         import signal
         import socket
         from collections import deque
+        from collections.abc import Mapping
 
-__all__ = ["deque", "signal", "socket"]
+__all__ = ["Mapping", "deque", "signal", "socket"]

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import threading
 import time
-from collections import deque
 
 from transport import address, lendable, starter
 from transport.errors import ProtocolError, RequestError, RequestLost
 from transport.frames import CHUNK, Kind
+from transport.lean import deque, socket
 from transport.lendable import LEAST, ROUND, Lends, write_at
 from transport.session import STDIN, STDOUT, Session
 from transport.wire import rights

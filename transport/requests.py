@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 
 from transport import address, inherit, starter
 from transport.errors import ProtocolError, RequestError
 from transport.frames import CHUNK, Kind
+from transport.lean import socket
 from transport.outgoing import DEADLINE, Asked, Pool
 from transport.session import STDIN, STDOUT, Session
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 
 from transport.frames import CHUNK, LIFE, Frame, Kind
 from transport.incoming import Streaming, Streams
+from transport.lean import deque
 from transport.session import STDIN, STDOUT
 from transport.window import INITIAL_WINDOW
 

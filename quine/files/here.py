@@ -10,10 +10,10 @@ Laws
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from quine.exits import Misconfigured
 from quine.files.place import GONE
+from transport.lean import Mapping
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ Laws
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from quine.exits import Misconfigured
@@ -96,8 +95,10 @@ def settle(environ: MutableMapping[str, str]) -> None:
     """
     environ["QUINE_DATA_DIR"] = _from_here(environ.get("QUINE_DATA_DIR") or ".quine")
     if url := environ.get("QUINE_FS"):
-        with contextlib.suppress(Misconfigured):
+        try:
             environ["QUINE_FS"] = absolute(url)
+        except Misconfigured:
+            pass
 
 
 def _from_here(directory: str) -> str:

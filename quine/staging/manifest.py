@@ -12,7 +12,6 @@ from __future__ import annotations
 import stat
 import struct
 import sys
-from array import array
 
 try:
     from _blake2 import blake2b as blake2b  # hashlib loads OpenSSL for it
@@ -21,6 +20,7 @@ except ImportError:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterable
 
 SIZE = 32  # bytes of a digest
@@ -47,6 +47,8 @@ class Manifest:
     __slots__ = ("marks", "modes", "mtimes", "names", "sizes")
 
     def __init__(self) -> None:
+        from array import array  # loads collections: who sends a job needs no manifest before that
+
         self.names: list[bytes] = []
         self.modes = array("I")
         self.mtimes = array("q")
