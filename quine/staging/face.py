@@ -61,7 +61,9 @@ class Staging:
         status = client.run(job, stdin, stdout, stderr, services, **more)
         giving = self._giving
         if giving and giving.failure and (status.state, status.code) == ("exited", NOT_STARTED):
-            return Status("unreachable", NOT_STARTED, host=status.host, detail=giving.failure, hint=giving.cure)
+            return Status(
+                "unreachable", NOT_STARTED, host=status.host, detail=giving.failure, hint=giving.cure
+            )
         if self._returns and status.state in ("exited", "signaled"):
             self._bring(job, status, stderr)
         return status

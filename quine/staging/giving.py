@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Giving:
-    """Some files and directories, (path, name) each, for one job. `failure` is why it could not have them, `cure` its hint."""
+    """(path, name) of what is given to one job. `failure` is why it could not have it, `cure` the hint with that."""
 
     def __init__(
         self, sources: list[tuple[bytes, bytes]], key: str, leave_out: tuple[int, int] | None
