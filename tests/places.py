@@ -13,7 +13,7 @@ import pytest
 from tests.agents import QUINE, Agents
 from tests.lab.machine import can_mount
 
-needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs root and namespaces")
+needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs namespaces")
 
 
 class Shell(Agents):

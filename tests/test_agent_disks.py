@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import OK, call, says, sh
+from tests.lab.machine import UNSHARE
 from tests.places import Shell, needs_mounts
 
 
@@ -23,7 +24,7 @@ def test_a_read_only_data_directory(place: Shell) -> None:
     place.data.mkdir()
     mount = "mount -t tmpfs -o ro none data && exec quine work"
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount], cwd=place.directory, env=place.env, capture_output=True
+        [*UNSHARE, "-m", "sh", "-c", mount], cwd=place.directory, env=place.env, capture_output=True
     )
     assert (done.returncode, done.stdout) == (2, b"")
     words = f"quine: error: QUINE_DATA_DIR {place.data} cannot be written: read-only file system\n"

@@ -13,6 +13,7 @@ import pytest
 from quine import procs
 from tests.agents import OK, QUINE, Agents, Started, call, left, running, says, sh, until
 from tests.lab import processes
+from tests.lab.machine import UNSHARE
 from tests.test_agent_signals import wait_for
 
 
@@ -73,10 +74,10 @@ def test_what_is_in_the_background_survives_a_shell_that_ends(agents: Agents) ->
 
 # -- as PID 1 --------------------------------------------------------------------------------------
 
-CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+CONTAINER = [*UNSHARE, "--pid", "--fork", "--mount-proc", "--kill-child"]
 containers = pytest.mark.skipif(
     subprocess.run([*CONTAINER, "true"], capture_output=True).returncode != 0,
-    reason="needs root and namespaces",
+    reason="needs namespaces",
 )
 ORPHANS = "for i in 1 2 3 4 5 6 7 8 9; do (sh -c 'exec sleep 0' & ) ; done"
 ZOMBIES = "cat /proc/[0-9]*/stat 2>/dev/null | grep -cE '[(](sleep|sh)[)] Z '"

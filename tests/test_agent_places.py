@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.agents import OK, QUINE, Started, call, left, running, says, section, sh
+from tests.lab.machine import UNSHARE
 from tests.places import Shell, needs_mounts
 from tests.test_agent_signals import wait_for
 
@@ -164,7 +165,7 @@ def test_shell_grammar(place: Shell, command: str, code: int, out: bytes) -> Non
 
 # -- PID 1 -----------------------------------------------------------------------------------------
 
-CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+CONTAINER = [*UNSHARE, "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 
 @needs_mounts
@@ -347,7 +348,7 @@ def test_a_disk_that_becomes_full(place: Shell) -> None:
         "mount -t tmpfs -o size=512k none data && quine work; echo $?; tail -n 1 data/*.jsonl | cut -c 1-30"
     )
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount],
+        [*UNSHARE, "-m", "sh", "-c", mount],
         cwd=place.directory,
         env=place.env,
         capture_output=True,

@@ -17,6 +17,8 @@ from pathlib import Path
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
 SYSTEM = Path("/usr/bin")
+# Who is not root may have namespaces, too: within one of users, in which he is root over what is his.
+UNSHARE = ["unshare", *(["--map-root-user"] if os.getuid() else [])]
 PORTS = 10_000  # the first that a lab takes
 
 _random = random.SystemRandom()  # not the one that hypothesis seeds: labs beside each other must differ
@@ -79,11 +81,9 @@ def make_key(path: Path, comment: str) -> None:
 
 
 def can_mount() -> bool:
-    """May this process give a host a private tmpfs?"""
-    if os.getuid() != 0 or not shutil.which("unshare"):
-        return False
-    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "lab", "/mnt"]
-    return subprocess.run(probe, capture_output=True).returncode == 0
+    """May this process have mounts of its own?"""
+    probe = [*UNSHARE, "-m", "mount", "-t", "tmpfs", "lab", "/mnt"]
+    return bool(shutil.which("unshare")) and subprocess.run(probe, capture_output=True).returncode == 0
 
 
 def readable(fd: int, seconds: float) -> bool:
