@@ -242,6 +242,35 @@ def test_a_redirection_is_one_file(mount: Mount) -> None:
         assert (mount.store / "f").read_bytes() == b"first\nold\nsecond\nold\n"
 
 
+def test_another_file_of_that_name_holds_up_no_close(mount: Mount, tmp_path: Path) -> None:
+    """Its close is the commit, whatever else the process writes: elsewhere, or in a directory of the mount."""
+    (mount.path / "d").mkdir()
+    for other in (tmp_path / "f", mount.path / "d" / "f"):
+        with open(other, "wb"):
+            (mount.path / "f").write_bytes(bytes(other))
+            assert (mount.store / "f").read_bytes() == bytes(other)
+    file = os.open(mount.path / "f", os.O_WRONLY)
+    os.write(file, b"a")
+    os.rename(mount.path / "f", mount.path / "g")
+    os.close(os.dup(file))  # the file is open still, under its new name
+    assert (mount.store / "g").read_bytes() == bytes(other)
+    os.close(file)
+    assert (mount.store / "g").read_bytes() == b"a" + bytes(other)[1:]
+
+
+def test_a_directory_with_a_draft_in_it_is_not_empty(mount: Mount) -> None:
+    """What is to come at a close is not thrown away by who removes its directory, or puts another in its place."""
+    (mount.path / "d").mkdir()
+    (mount.path / "e").mkdir()
+    with open(mount.path / "d" / "f", "wb") as file:
+        file.write(b"f")
+        with pytest.raises(OSError, match="not empty"):
+            (mount.path / "d").rmdir()
+        with pytest.raises(OSError, match="not empty"):
+            (mount.path / "e").rename(mount.path / "d")
+    assert (mount.store / "d" / "f").read_bytes() == b"f"
+
+
 LOOK = """
 import sys
 seen = set()

@@ -92,6 +92,25 @@ def test_of_many_who_write_a_file_one_holds_it(mount: Mount) -> None:
 
 
 @needs_fuse
+def test_a_lock_goes_with_its_file(mount: Mount) -> None:
+    """Who renames what he has locked holds it under the new name, lets go of it there, and not of the old name."""
+    (mount.path / "d").mkdir()
+    old, new = mount.path / "d" / "f", mount.path / "e" / "f"
+    old.touch()
+    with open(old, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (mount.path / "d").rename(mount.path / "e")
+        assert taken(new)
+        with Holder(new) as waiting:
+            new.rename(mount.path / "g")
+            fcntl.flock(file, fcntl.LOCK_UN)
+            waiting.held()
+            assert taken(mount.path / "g")
+        (mount.path / "d").mkdir()
+        assert not taken(old) and not taken(new)
+
+
+@needs_fuse
 def test_a_count_under_a_lock_is_right(mount: Mount) -> None:
     """Who has the lock sees what was closed before."""
     (mount.path / "count").write_text("0")

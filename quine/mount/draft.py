@@ -27,6 +27,7 @@ class Draft:
     def __init__(self, path: str, base: Entry | None, mode: int = FILE_MODE) -> None:
         self.lock = threading.RLock()
         self.path = path
+        self.inode = inode_of(path)  # also when it is renamed: who holds it is told by that
         self.base = base  # what was there; None where nothing was
         self.mode = base.mode if base else mode
         self.mtime: float | None = None  # that somebody has set
@@ -50,7 +51,7 @@ class Draft:
         if mtime is None:
             known = self.committed or self.base
             mtime = self._written if self.dirty or known is None else known.mtime
-        return fuse.Attributes(inode_of(self.path), stat.S_IFREG | self.mode & 0o777, size, mtime)
+        return fuse.Attributes(self.inode, stat.S_IFREG | self.mode & 0o777, size, mtime)
 
     # -- below the lock
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import fcntl
 from typing import NamedTuple
 
+from quine.mount.nodes import below
+
 
 class Waiting(NamedTuple):
     unique: int  # the request that is to be answered
@@ -50,6 +52,16 @@ class Locks:
     def release(self, handle: int) -> None:
         for path in [path for path, held in self._held.items() if handle in held]:
             self._drop(path, handle)
+
+    def moved(self, source: str, target: str) -> None:
+        """After a rename: what was held or waited for is, under the new name."""
+        for path in [path for path in self._held if below(path, source)]:
+            held = self._held.pop(path)
+            self._held.setdefault(target + path[len(source) :], {}).update(held)
+        self._waiting = [
+            each._replace(path=target + each.path[len(source) :]) if below(each.path, source) else each
+            for each in self._waiting
+        ]
 
     def turns(self) -> list[int]:
         """Those who need not wait any more, which have their locks now."""

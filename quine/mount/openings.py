@@ -67,15 +67,22 @@ def process_of(thread: int) -> int:
     return _status(thread).get("Tgid", 0)
 
 
-def holds_still(process: int, path: str) -> bool:
-    """Has a process another descriptor that may write a file of this path? What is being closed has left its table."""
+def holds_still(process: int, inode: int, path: str) -> bool:
+    """Has a process another descriptor that may write this file? What is being closed has left its table.
+
+    Before Linux 5.14 the kernel tells no inode there: then whatever has a path that ends so is taken for it.
+    """
     ending = "/" + path
     try:
         for number in os.listdir(f"/proc/{process}/fd"):
             try:
-                name = os.readlink(f"/proc/{process}/fd/{number}").removesuffix(" (deleted)")
-                if name.endswith(ending) and _may_write(process, number):
+                writes, told = _descriptor(process, number)
+                if writes and told == inode:
                     return True
+                if writes and told is None:
+                    name = os.readlink(f"/proc/{process}/fd/{number}").removesuffix(" (deleted)")
+                    if name.endswith(ending):
+                        return True
             except OSError:
                 continue  # closed meanwhile
     except OSError:
@@ -83,12 +90,13 @@ def holds_still(process: int, path: str) -> bool:
     return False
 
 
-def _may_write(process: int, number: str) -> bool:
+def _descriptor(process: int, number: str) -> tuple[bool, int | None]:
+    """(may it write, its inode if the kernel tells it)."""
     with open(f"/proc/{process}/fdinfo/{number}", "rb") as file:
-        for line in file:
-            if line.startswith(b"flags:"):
-                return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
-    return False
+        told = dict(line.split()[:2] for line in file if line.startswith((b"flags:", b"ino:")))
+    inode = told.get(b"ino:")
+    writes = int(told.get(b"flags:", b"0"), 8) & os.O_ACCMODE != os.O_RDONLY
+    return writes, None if inode is None else int(inode)
 
 
 # Who gets one of these and neither catches nor ignores it goes on.

@@ -186,6 +186,15 @@ class State:
         with self.lock:
             return [node for node in self._drafts.get(path, ()) if node.draft is not None]
 
+    def expect_no_drafts_below(self, path: str) -> None:
+        """A directory with a file in it that is to come at its close is not empty. ENOTEMPTY."""
+        with self.lock:
+            below = [known for known in self._drafts if known.startswith(path + "/")]
+            if any(
+                node.draft is not None and node.draft.users for known in below for node in self._drafts[known]
+            ):
+                raise error(errno.ENOTEMPTY, path)
+
     def draft_for(self, path: str, thread: int) -> Node | None:
         """The one that this thread sees in place of the file."""
         nodes = self.drafts(path)
@@ -243,3 +252,4 @@ class State:
                     if node.draft is not None:
                         node.draft.path = path
             self.nodes.moved(source, target)
+            self.locks.moved(source, target)

@@ -85,7 +85,7 @@ def flush(state: State, request: Request) -> Parts:
     draft = handle.draft
     if draft is not None and handle.writes and draft.pending:
         process = process_of(request.pid)
-        if process in (0, handle.owner) and not holds_still(process, draft.path):
+        if process in (0, handle.owner) and not holds_still(process, draft.inode, draft.path):
             _commit(state, handle.node, draft)
     return ()
 
@@ -221,6 +221,7 @@ def rmdir(state: State, request: Request) -> Parts:
     path = state.below(request.node, request.names[0])
     if state.stat(path).is_file:
         raise error(errno.ENOTDIR, path)
+    state.expect_no_drafts_below(path)
     state.tier.remove(path)
     state.removed(path)
     state.changed(path)
@@ -235,6 +236,7 @@ def rename(state: State, request: Request) -> Parts:
         raise error(errno.EINVAL, source)
     if source == target:
         return ()
+    state.expect_no_drafts_below(target)
     drafts = state.drafts(source)
     try:
         state.tier.rename(source, target, if_absent=bool(flags & fuse.NO_REPLACE))
