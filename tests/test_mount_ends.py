@@ -68,6 +68,54 @@ def test_a_relative_tier_is_the_one_of_who_mounts(tmp_path: Path, named: dict[st
     assert (store / "out").read_bytes() == b"out"
 
 
+def test_a_keeper_that_is_late_takes_no_other_mount_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unmounted and mounted again before the keeper of the first has seen the end of that."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "m").mkdir()
+    path, fds = str(tmp_path / "m"), []
+    try:
+        first = places.Place(path)
+        fds += [first.fd, mounts.mount(path, first.source)]
+        mounts.unmount(path)
+        second = places.Place(path)
+        fds += [second.fd, mounts.mount(path, second.source)]
+        first.leave()
+        assert mounts.sources(path) == [second.source]
+        second.leave()
+        assert not mounts.is_mounted(path)
+        assert os.listdir(places.folder()) == []
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_unmounted_by_the_name_that_it_was_mounted_by(tmp_path: Path, store: Path) -> None:
+    """Which may lead there through a link, as a home does on many a cluster, or be one."""
+    (tmp_path / "real").mkdir()
+    mount = Mount(tmp_path / "real", store)
+    (tmp_path / "above").symlink_to("real")
+    (tmp_path / "itself").symlink_to("real/m")
+    for name in ("above/m", "itself"):
+        with mount:
+            done = mount.quine("fs", "umount", str(tmp_path / name))
+            assert done.returncode == 0, done.stderr
+            assert not mount.is_there
+
+
+@pytest.mark.parametrize("where", ["m", "m/fs", "m/fs/sub"])
+def test_a_tier_is_not_shown_where_it_is_itself(tmp_path: Path, where: str) -> None:
+    """Its server would wait for itself, and hold up all who look there."""
+    (tmp_path / "m" / "fs" / "sub").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("m/fs")
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "QUINE_FS": f"origin:{tmp_path}/link"}
+    command = [*QUINE, "fs", "mount", str(tmp_path / where)]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, timeout=120)
+    assert (done.returncode, b"cannot be shown at" in done.stderr) == (2, True), done.stderr
+    assert not mounts.is_mounted(str(tmp_path / where))
+
+
 @pytest.mark.parametrize("which", ["keeper", "server"])
 def test_unmounted_when_either_is_killed(tmp_path: Path, store: Path, which: str) -> None:
     with Mount(tmp_path, store) as mount:
@@ -94,7 +142,7 @@ def test_unmounted_by_the_next_when_both_are_killed(tmp_path: Path, store: Path)
             os.listdir(mount.path)
         assert mount.quine("fs", "mount", str(mount.path)).returncode == 0
         assert os.listdir(mount.path) == []
-        assert mounts.mounted().count(str(mount.path)) == 1
+        assert len(mounts.sources(str(mount.path))) == 1
 
 
 def test_unmounted_at_the_end_of_the_foreground(tmp_path: Path, store: Path) -> None:
@@ -140,7 +188,7 @@ def test_a_command_has_a_mount_of_its_own(tmp_path: Path, store: Path) -> None:
     path, said = done.stdout.decode().split("\n", 1)
     assert (said, done.returncode, done.stderr) == ("in\n", 7, b"")
     assert (store / "out").read_bytes() == b"out\n"
-    until(lambda: path not in mounts.mounted() and not os.path.exists(path))
+    until(lambda: not mounts.is_mounted(path) and not os.path.exists(path))
     until(lambda: not left(mount))
 
 
@@ -153,9 +201,9 @@ def test_a_mount_ends_with_a_command_that_is_killed(tmp_path: Path, store: Path)
         stdout=subprocess.PIPE,
     ) as process:
         path = first_line(process).decode().strip()
-        assert path in mounts.mounted()
+        assert mounts.is_mounted(path)
         process.kill()
-    until(lambda: path not in mounts.mounted() and not left(mount))
+    until(lambda: not mounts.is_mounted(path) and not left(mount))
 
 
 def test_where_nothing_can_be_mounted_the_variable_is_absent(tmp_path: Path, store: Path) -> None:
@@ -180,7 +228,7 @@ def test_an_agent_and_its_children_have_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     path, said = done.stdout.decode().split("\n", 1)
     assert said == "shared\n"
-    until(lambda: path not in mounts.mounted() and not os.path.exists(path))
+    until(lambda: not mounts.is_mounted(path) and not os.path.exists(path))
     tapes = b"".join(tape.read_bytes() for tape in agents.data.glob("*.jsonl"))
     assert b"in the directory $QUINE_MOUNT" in tapes
 
@@ -198,7 +246,7 @@ def test_a_command_elsewhere_has_the_origins_files(lab: Lab, tmp_path: Path) -> 
     path, _, said = done.stdout.decode().partition("\n")
     assert (said, done.returncode) == ("in\n", 7), done.stderr
     assert (data / "fs" / "out").read_bytes() == b"out\n"
-    until(lambda: path not in mounts.mounted() and not os.path.exists(path))
+    until(lambda: not mounts.is_mounted(path) and not os.path.exists(path))
 
 
 def test_an_agent_elsewhere_has_them(lab: Lab, tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
 from quine.exits import NOT_STARTED, Failure, Misconfigured, complain
 from quine.exits import USAGE as WRONG_USAGE
+from quine.files.here import tier_here
 from quine.files.place import absolute
 from transport import address, inherit
 from transport.errors import Refused
@@ -57,6 +59,7 @@ def _mount(path: str, foreground: bool) -> int:
         raise Misconfigured(f"a files tier is mounted there already: {path}", f"quine fs umount {path}")
     if not os.path.isdir(path):
         raise Misconfigured(f"not a directory: {path}", f"mkdir {path}")
+    _expect_apart(path)
     ready, told = os.pipe()
     if foreground:
         inherit.hold_standard_streams()
@@ -74,11 +77,21 @@ def _mount(path: str, foreground: bool) -> int:
     return 0
 
 
+def _expect_apart(path: str) -> None:
+    """A server whose own store is behind its mount would wait for itself for ever."""
+    with contextlib.closing(tier_here(os.environ)) as tier:
+        store = tier.directory_here()
+    real = os.path.realpath(store) if store else ""
+    if store and os.path.commonpath([real, path]) in (real, path):
+        hint = "the mount point should be neither in the store nor above it"
+        raise Misconfigured(f"the files tier is in {store}, and cannot be shown at {path}", hint)
+
+
 def _umount(path: str) -> int:
     from quine.mount import mounts, places
 
     swept = places.sweep()
-    path = os.path.abspath(path)  # not realpath, which asks a mount that may hang
+    path = _place(path)
     try:
         if mounts.is_mounted(path) or path not in swept:
             mounts.unmount(path, lazily=False)
@@ -87,6 +100,17 @@ def _umount(path: str) -> int:
         complain(f"{path}: {(error.strerror or '').lower()}", hint)
         return 1
     return 0
+
+
+def _place(written: str) -> str:
+    """Where it is mounted, if it is: by whatever links it was named. A mount itself is not asked, for it may hang."""
+    from quine.mount import mounts
+
+    path = os.path.abspath(written)
+    if not mounts.is_mounted(path):
+        above, name = os.path.split(path)
+        path = os.path.join(os.path.realpath(above), name)
+    return path if mounts.is_mounted(path) else os.path.realpath(path)
 
 
 def attach(environ: MutableMapping[str, str]) -> str:

@@ -61,7 +61,7 @@ def keep(path: str, ready: int, target: int = 0, detach: bool = True) -> int:
     try:
         places.sweep()
         place = places.Place(path)
-        fd = mounts.mount(place.path, "quine")
+        fd = mounts.mount(place.path, place.source)
     except (Refused, OSError) as error:
         if place is not None:
             place.leave()

@@ -86,17 +86,23 @@ def unmount(path: str, lazily: bool = True) -> None:
 
 def is_mounted(path: str) -> bool:
     """Is a tier mounted there? Asks the kernel's list and not the path, which may hang."""
-    return path in mounted()
+    return bool(sources(path))
 
 
-def mounted() -> list[str]:
-    """Where tiers are mounted, the latest last."""
+def sources(path: str) -> list[str]:
+    """What the tiers that are mounted there were mounted as, the latest last."""
+    return [source for place, source in mounted() if place == path]
+
+
+def mounted() -> list[tuple[str, str]]:
+    """Where tiers are mounted, and as what; the latest last."""
     found = []
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
             before, _, after = line.partition(b" - ")
-            if after.split(b" ")[0] == KIND.encode():
-                found.append(os.fsdecode(_plain(before.split(b" ")[4])))
+            kind, source = after.split(b" ")[:2]
+            if kind == KIND.encode():
+                found.append((os.fsdecode(_plain(before.split(b" ")[4])), os.fsdecode(_plain(source))))
     return found
 
 

@@ -3,6 +3,7 @@
 Laws
 1. A mount's lock is held by its keeper and its server together, so it is free only when both have ended.
 2. Whoever mounts next unmounts what a free lock names: what both could not do, because they were killed at one time.
+3. A mount bears the name of its lock, so that its keeper, who may be late, never takes another one in its place for it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Place:
         self.fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         os.write(self.fd, os.fsencode(self.path))
+        self.source = _source(self._lock)
         if not path:
             os.mkdir(base, 0o700)
 
@@ -65,12 +67,19 @@ def sweep() -> list[str]:
     return swept
 
 
+def _source(lock: str) -> str:
+    """What is mounted under this lock is mounted as that."""
+    return "quine-" + os.path.basename(lock).removesuffix(_SUFFIX)
+
+
 def _clear(lock: str, path: str) -> None:
-    while mounts.is_mounted(path):
+    while _source(lock) in (there := mounts.sources(path)):
+        if there[-1] != _source(lock):
+            return  # another one lies over it; the lock stays, and says that it is there
         try:
             mounts.unmount(path)
         except OSError:
-            return  # the lock stays, and says that it is there
+            return
     if path == lock.removesuffix(_SUFFIX):
         with contextlib.suppress(OSError):
             os.rmdir(path)
