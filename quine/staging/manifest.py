@@ -21,7 +21,7 @@ except ImportError:
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Iterable
+    from collections.abc import Container
 
 SIZE = 32  # bytes of a digest
 SPARSE = 1 << 31  # of a mode: the content is a list of extents, see `content`
@@ -171,13 +171,13 @@ def _check(found: Manifest, whole: bool) -> None:
         seen.add(name)
         if found.is_directory(index):
             directories.add(name)
-    roots = [b""] if whole else found.roots
+    roots = {b""} if whole else set(found.roots)
     for index, name in enumerate(found.names):
         if stat.S_ISLNK(found.modes[index] & 0xFFFF) and not stays(name, found.marks[index], roots):
             raise BadManifest(f"a link that leads out: {shown(name)}")
 
 
-def stays(name: bytes, target: bytes, roots: Iterable[bytes]) -> bool:
+def stays(name: bytes, target: bytes, roots: Container[bytes]) -> bool:
     """Does a link of this name lead to where something is staged? The root b"" is everything.
 
     `..` only at its beginning: behind another link it would not be what it looks like.
@@ -192,7 +192,9 @@ def stays(name: bytes, target: bytes, roots: Iterable[bytes]) -> bool:
     if ups > len(here) or b".." in parts[ups:]:
         return False
     whole = b"/".join([*here[: len(here) - ups], *parts[ups:]])
-    return any(not root or whole == root or whole.startswith(root + b"/") for root in roots)
+    while whole and whole not in roots:
+        whole = whole.rpartition(b"/")[0]
+    return whole in roots
 
 
 def shown(name: bytes) -> str:

@@ -170,7 +170,7 @@ class Tree:
 
     def _check_links(self) -> None:
         manifest = self.manifest
-        roots = [b""] if b"" in self._sources else manifest.roots
+        roots = {b""} if b"" in self._sources else set(manifest.roots)
         for name, mode, mark in zip(manifest.names, manifest.modes, manifest.marks, strict=True):
             if mode & 0o170000 == stat.S_IFLNK and not stays(name, mark, roots):
                 text = f"a link that leads out of what is staged, to {shown(mark)}"

@@ -26,12 +26,18 @@ def sources(words: list[str], folder: str) -> list[tuple[bytes, bytes]]:
                 raise Misconfigured(f"--files: two files for the name {os.fsdecode(name)!r}")
     kept: list[tuple[bytes, bytes]] = []
     for name in sorted(found, key=lambda name: name.split(b"/")):
-        above = next((pair for pair in kept if not pair[1] or name.startswith(pair[1] + b"/")), None)
-        if above is None or not name:
+        if not kept or not _is_in(name, kept[-1][1]):
             kept.append((found[name], name))
-        elif found[name] != os.path.join(above[0], name[len(above[1]) :].lstrip(b"/")):
+            continue
+        path, above = kept[-1]
+        if found[name] != os.path.join(path, name[len(above) :].lstrip(b"/")):
             raise Misconfigured(f"--files: two files for the name {os.fsdecode(name)!r}")
     return kept
+
+
+def _is_in(name: bytes, above: bytes) -> bool:
+    """Of names that are sorted part by part, where what is in a directory stands right behind it."""
+    return not above or name.startswith(above + b"/")
 
 
 def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
@@ -90,7 +96,7 @@ def returns(words: list[str]) -> list[str]:
 
 def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]], list[str]]:
     """What the patterns mean there: (path, name), none inside another; and those that mean nothing."""
-    names: set[str] = set()
+    names: set[bytes] = set()
     missing = []
     for pattern in patterns:
         matches = [pattern] if os.path.exists(os.path.join(folder, pattern)) else []
@@ -101,43 +107,46 @@ def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]
             matches = [
                 os.path.normpath(name) for name in globbed if os.path.exists(os.path.join(folder, name))
             ]
-        names.update(matches)
+        names.update(b"" if name == "." else os.fsencode(name) for name in matches)
         missing += [] if matches else [pattern]
     found: list[tuple[bytes, bytes]] = []
-    for name in sorted(names, key=lambda name: name.split("/")):
-        whole = b"" if name == "." else os.fsencode(name)
-        if not any(not above or whole.startswith(above + b"/") for _, above in found):
-            found.append((os.path.join(os.fsencode(folder), whole) if whole else os.fsencode(folder), whole))
+    for name in sorted(names, key=lambda name: name.split(b"/")):
+        if not found or not _is_in(name, found[-1][1]):
+            found.append((os.path.join(os.fsencode(folder), name) if name else os.fsencode(folder), name))
     return found, missing
 
 
 def allowed(name: bytes, patterns: list[str]) -> bool:
     """Is this what one of the patterns means, or in a directory that it means?"""
     parts = os.fsdecode(name).split("/")
-    return any(
-        pattern == "."
-        or any(_matches(parts[:count], pattern.split("/")) for count in range(1, len(parts) + 1))
-        for pattern in patterns
-    )
+    return any(pattern == "." or _matches(parts, pattern.split("/")) for pattern in patterns)
 
 
 def _matches(parts: list[str], pattern: list[str]) -> bool:
-    if parts == pattern:
-        return True
-    if not pattern:
-        return not parts
-    if pattern[0] == "**":
-        return _matches(parts, pattern[1:]) or (
-            bool(parts) and not parts[0].startswith(".") and _matches(parts[1:], pattern)
-        )
-    if not parts:
-        return False
-    if parts[0] != pattern[0]:
-        if not any(char in pattern[0] for char in MAGIC):
-            return False
-        from fnmatch import fnmatchcase
+    """All ways to match are gone at one time: who sends names may send such as have very many."""
+    places = _reached({0}, pattern)  # how much of the pattern can be behind us
+    for part in parts:
+        behind = {at for at in places if at < len(pattern) and _is_like(part, pattern[at])}
+        places = _reached({at if pattern[at] == "**" else at + 1 for at in behind}, pattern)
+        if len(pattern) in places:
+            return True
+    return False
 
-        hidden = parts[0].startswith(".") and not pattern[0].startswith(".")
-        if hidden or not fnmatchcase(parts[0], pattern[0]):
-            return False
-    return _matches(parts[1:], pattern[1:])
+
+def _reached(places: set[int], pattern: list[str]) -> set[int]:
+    """With those behind a `**`, which may stand for nothing."""
+    for at, part in enumerate(pattern):
+        if part == "**" and at in places:
+            places.add(at + 1)
+    return places
+
+
+def _is_like(part: str, pattern: str) -> bool:
+    if pattern == "**":
+        return not part.startswith(".")
+    if part == pattern or not any(char in pattern for char in MAGIC):
+        return part == pattern
+    from fnmatch import fnmatchcase
+
+    hidden = part.startswith(".") and not pattern.startswith(".")
+    return not hidden and fnmatchcase(part, pattern)
