@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quine.staging import aside, renames, survey, tree
+from quine.staging import aside, renames, survey, tree, words
+from quine.staging import there as there_
 from quine.staging.content import Feed, tell
 from quine.staging.face import Staging
-from quine.staging.manifest import IMPLIED
+from quine.staging.manifest import IMPLIED, SIZE, Manifest, parse
 from quine.staging.tree import Tree
 from tests.wired import Relay, bring, inside, stage
 from transport.errors import RequestError
@@ -49,6 +53,142 @@ def test_a_journal_leads_nowhere_else(here: Path, tmp_path: Path, spot: bytes, n
     assert not (tmp_path / "planted").exists() and not Path("/planted").exists()
     assert (tmp_path / "kept").read_text() == "mine"
     assert sorted(path.name for path in here.iterdir() if path != top) == ["d"]
+
+
+def three(here: Path, there: Path) -> None:
+    for name in ("a", "b", "c"):
+        (there / name).write_text("new")
+        (here / name).write_text("old")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_who_renames_and_is_killed_before_it_began_has_brought_nothing(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(here, there)
+    monkeypatch.setattr(aside.Layout, "commit", lambda layout, undo: os.kill(os.getpid(), signal.SIGKILL))
+    failure, _ = bring(here, there, "*")
+    assert "killed" in failure
+    assert contents(here) == dict.fromkeys("abc", "old")
+
+
+def test_who_renames_and_is_killed_in_the_middle_has_it_finished(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(here, there)
+    caller, rename = os.getpid(), os.rename
+
+    def dying(source: bytes, target: bytes, **more: int) -> None:
+        if target == b"b" and os.getpid() != caller:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", dying)
+    assert bring(here, there, "*") == ("", [])
+    assert contents(here) == dict.fromkeys("abc", "new")
+
+
+def test_what_can_neither_be_renamed_nor_taken_back_is_left_to_the_next(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(here, there)
+    rename, broken = os.rename, [False]
+
+    def failing(source: bytes, target: bytes, **more: int) -> None:
+        broken[0] |= target == b"c"
+        if broken[0]:
+            raise OSError(5, "Input/output error", target)
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", failing)
+    assert "input/output error" in bring(here, there, "*")[0]
+    monkeypatch.undo()
+    renames.recover(os.fsencode(here))
+    assert contents(here) == dict.fromkeys("abc", "new")
+
+
+def test_what_was_brought_is_not_the_next_conversations(here: Path, there: Path) -> None:
+    """It ends by something that nobody has thought of, after a first one that was good."""
+    three(here, there)
+    staging = Staging([], ["*"], str(here))
+    taking = staging.taking()
+    relay = Relay(taking.taken)
+    with inside(there):
+        assert there_._give_back(relay, staging.key)  # type: ignore[arg-type]
+    assert not taking.failure
+    taking._check = lambda manifest: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    with inside(there), pytest.raises(RequestError):
+        there_._give_back(relay, staging.key)  # type: ignore[arg-type]
+    relay.close()
+    assert taking.failure
+    assert taking.layout
+    taking.layout.close()
+
+
+def test_a_failure_that_is_no_text_is_told(here: Path, there: Path) -> None:
+    (here / "a").write_text("a")
+    staging = Staging(["a"], ["a"], str(here))
+    giving, taking = staging.giving(), staging.taking()
+    for service in (giving.given, taking.taken):
+        relay = Relay(service)
+        with relay.stream("stage") as asked:
+            tell(asked, {"say": "failed", "why": "\ud800 \x1b"})  # type: ignore[arg-type]
+            asked.end()
+            assert asked.read(1) == b""
+        relay.close()
+    assert giving.failure.endswith(r"\ud800 \x1b")
+    assert taking.failure.endswith(r"\ud800 \x1b")
+
+
+@pytest.mark.parametrize("pattern", ["**/x", "**/a/**/a/**/x"])
+def test_a_name_of_very_many_parts_is_soon_compared(pattern: str) -> None:
+    deep = b"/".join([b"a"] * 1900)
+    assert not words.allowed(deep, [pattern])
+    assert words.allowed(deep + b"/x", [pattern])
+
+
+def steps(work: Callable[[], object]) -> int:
+    """How many calls it makes, which is no matter of the machine."""
+    count = 0
+
+    def step(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    sys.setprofile(step)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_many_names_are_not_each_compared_with_all_others(here: Path) -> None:
+    many = 1000
+    for number in range(many):
+        (here / f"{number:03}").mkdir()
+        (here / f"{number:03}" / "f").touch()
+        (here / f"{number:03}" / "l").symlink_to("f")
+    named = [f"{number:03}/{name}" for number in range(many) for name in "fl"]
+    assert steps(lambda: words.sources(named, str(here))) < 400 * many
+    assert steps(lambda: words.matching(["*/f", "*/l"], str(here))) < 400 * many
+    manifest = Manifest()
+    for number in range(many):
+        manifest.add(b"%03d" % number, stat.S_IFDIR | 0o755 | IMPLIED, 0)
+        manifest.add(b"%03d/f" % number, stat.S_IFREG | 0o644, 0, 0, bytes(SIZE))
+        manifest.add(b"%03d/l" % number, stat.S_IFLNK | 0o777, 0, 0, b"f")
+    taking = Staging([], ["*/f", "*/l"], str(here)).taking()
+    assert steps(lambda: taking._check(parse(manifest.pack()))) < 400 * many
+
+
+def test_a_directory_named_with_what_stands_before_a_dot(here: Path, there: Path) -> None:
+    """`.` is all there is, whatever else was named and matches."""
+    (there / "+x").write_text("x")
+    assert bring(here, there, "*", ".") == ("", [])
+    assert contents(here) == {"+x": "x"}
 
 
 def test_a_content_that_stands_twice_is_whole_twice(

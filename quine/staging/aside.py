@@ -274,6 +274,8 @@ class Layout:
             for index in range(len(manifest) - 1, -1, -1):
                 if b"/" not in self._spots[index]:
                     self._settle(index, parents)
+        if undo:
+            os.unlink("journal", dir_fd=self._top)
 
     def _keep_old(self, moves: list[tuple[bytes, bytes]], parents: Parents) -> None:
         """Room for the way back, and the journal; whatever would fail shall fail now."""
@@ -293,6 +295,10 @@ class Layout:
         with open(fd, "wb") as file:
             file.write(text)
         os.rename("journal.new", "journal", src_dir_fd=self._top, dst_dir_fd=self._top)
+
+    def is_journalled(self) -> bool:
+        """Have the renames begun, so that whoever finds them finishes them?"""
+        return os.access("journal", os.F_OK, dir_fd=self._top)
 
     def _settle(self, index: int, parents: Parents) -> None:
         """Mode and time of what stands under its name now."""
@@ -331,8 +337,8 @@ class Layout:
             os.close(fd)
 
     def close(self) -> None:
-        """Away with what was made and not renamed."""
-        if self._top >= 0:
+        """Away with what was made and not renamed, unless renames could neither be done nor undone."""
+        if self._top >= 0 and not self.is_journalled():
             remove(self._name, self._base)
         self.leave()
 

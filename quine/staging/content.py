@@ -63,6 +63,11 @@ def tell(line: Line, message: dict[str, Any], blob: bytes = b"") -> None:
     line.write(struct.pack("<IQ", len(text), len(blob)) + text + blob)
 
 
+def told(message: dict[str, Any], name: str) -> str:
+    """What the other end says, for people; any text can be in JSON, also such as no bytes are."""
+    return shown(str(message.get(name) or "").encode("utf-8", "backslashreplace"))
+
+
 class Feed:
     """What comes on a line, in the pieces that are asked for."""
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import threading
 
-from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, said, tell
-from quine.staging.manifest import shown
+from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, said, tell, told
 from quine.staging.tree import Tree
 from transport.errors import Abandoned, RequestError
 
@@ -64,8 +63,8 @@ class Giving:
             if self._started:
                 raise Broken("this job has its files")
             if asked.get("say") == "failed":
-                self.failure = f"the files cannot be laid out there: {shown(str(asked.get('why')).encode())}"
-                self.cure = shown(str(asked.get("cure") or "").encode())
+                self.failure = f"the files cannot be laid out there: {told(asked, 'why')}"
+                self.cure = told(asked, "cure")
                 return
             if asked.get("say") != "in":
                 raise Broken("this job has nothing to give yet")

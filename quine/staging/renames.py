@@ -62,8 +62,6 @@ def move(new: int, moves: list[tuple[bytes, bytes]], parents: Parents, top: int)
         if top >= 0:
             _undo(new, done, parents, top)
         raise
-    if top >= 0:
-        os.unlink("journal", dir_fd=top)
 
 
 def _undo(new: int, done: list[tuple[bytes, bytes]], parents: Parents, top: int) -> None:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from itertools import compress
 
 from quine.staging import survey, words
 from quine.staging.aside import Layout
-from quine.staging.content import KNOWN, Broken, Feed, said, tell
+from quine.staging.content import KNOWN, Broken, Feed, said, tell, told
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, parse, shown
 from quine.staging.renames import recover
 from quine.staging.tree import bits
@@ -83,11 +84,12 @@ class Taking:
         try:
             asked, _ = feed.hear()
             if asked.get("say") == "failed":
-                self.failure = shown(str(asked.get("why")).encode())
+                self.failure = told(asked, "why")
                 return
             if asked.get("say") != "out":
                 raise Broken("nothing is given here any more")
-            self.place = shown(str(asked.get("in") or "").encode("utf-8", "surrogateescape"))
+            self.place = told(asked, "in")
+            self.failure = "nothing came"  # of this conversation, whatever the last one has brought
             tell(incoming, {"returns": self._returns})
             message, packed = feed.hear()
             manifest = parse(packed, whole="." in self._returns)
@@ -111,18 +113,16 @@ class Taking:
 
     def _check(self, manifest: Manifest) -> None:
         """Only what was asked for, and the directories that lead there."""
-        leading = {
-            name.rpartition(b"/")[0]
-            for index, name in enumerate(manifest.names)
-            if words.allowed(name, self._returns)
-        }
+        allowed = [words.allowed(name, self._returns) for name in manifest.names]
+        leading: set[bytes] = set()
+        for name in compress(manifest.names, allowed):
+            while (name := name.rpartition(b"/")[0]) and name not in leading:
+                leading.add(name)
         for index, name in enumerate(manifest.names):
             if name.startswith(survey.ASIDE) or (self._ours and (name + b"/").startswith(self._ours + b"/")):
                 raise BadManifest(f"{shown(name)} is quine's own")
-            if words.allowed(name, self._returns):
-                continue
-            leads = any(above == name or above.startswith(name + b"/") for above in leading)
-            if not (manifest.is_directory(index) and manifest.modes[index] & IMPLIED and leads):
+            leads = manifest.is_directory(index) and manifest.modes[index] & IMPLIED and name in leading
+            if not (allowed[index] or leads):
                 raise BadManifest(f"{shown(name)} was not asked for")
         if sum(manifest.sizes) > MOST_BACK:
             raise BadManifest("more than can be")
@@ -159,10 +159,13 @@ def _apart(layout: Layout, folder: bytes) -> str:
                 why = ""
                 try:
                     layout.commit(undo=True)
-                    layout.close()
                 except OSError as error:
                     why = said(error) or "it cannot be renamed"
+                except Exception as error:
+                    why = repr(error)
                 os.write(write, b"." + os.fsencode(why)[:4000])
+                if not why:
+                    layout.close()
             finally:
                 os._exit(0)
         os.close(write)
@@ -177,6 +180,7 @@ def _apart(layout: Layout, folder: bytes) -> str:
                 os.close(fd)
     if answer:
         return os.fsdecode(answer[1:])
+    begun = layout.is_journalled()
     layout.leave()
     recover(folder)
-    return ""
+    return "" if begun else "the process that was to rename them was killed"
