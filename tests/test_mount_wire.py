@@ -193,16 +193,19 @@ def test_the_helper_mounts_for_who_may_not(tmp_path: Path, monkeypatch: pytest.M
         mounts.mount(str(place), "quine")
 
 
+@pytest.mark.parametrize(
+    "said", ["user has no write access to mountpoint /x", "failed to chdir to mountpoint: permission denied"]
+)
 def test_a_directory_of_somebody_else_is_no_matter_of_containers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
     helper = tmp_path / "fusermount3"
-    helper.write_text('#!/bin/sh\necho "$0: user has no write access to mountpoint /x" >&2\nexit 1\n')
+    helper.write_text(f'#!/bin/sh\necho "$0: {said}" >&2\nexit 1\n')
     helper.chmod(0o755)
     monkeypatch.setattr(mounts, "DEVICE", os.devnull)
     monkeypatch.setattr(mounts, "_may_mount", lambda: False)
     monkeypatch.setattr(mounts, "_helper", lambda: str(helper))
     with pytest.raises(Refused) as caught:
         mounts.mount("/x", "quine")
-    assert str(caught.value).endswith("at /x: user has no write access to mountpoint /x")
+    assert str(caught.value).endswith(f"at /x: {said}")
     assert "of his own" in caught.value.hint

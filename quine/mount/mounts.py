@@ -161,10 +161,8 @@ def _mount_by(helper: str, path: str, source: str) -> int:
         theirs.close()
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().partition("\n")[0].removeprefix(f"{helper}: ")
-            theirs_to_give = "write access" in said or "not owned by" in said
-            raise OSError(
-                errno.EACCES if theirs_to_give else errno.EPERM, said[:200] or "fusermount3 failed", path
-            )
+            number = errno.EACCES if "mountpoint" in said else errno.EPERM
+            raise OSError(number, said[:200] or "fusermount3 failed", path)
         ours.settimeout(10)
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if not descriptors:
