@@ -73,7 +73,8 @@ def _forget(lab: Lab) -> None:
 
 
 def _rows(middle: dict[str, float]) -> list[Row]:
-    first, second = middle["first"], middle["second"]
+    first, second, nothing = middle["first"], middle["second"], middle["nothing"]
+    added, again = first - nothing, second - nothing
     rsync, parallel = middle.get("rsync"), middle.get("parallel")
     what = f"{FILES} files of {SIZE >> 10} KB"
     return [
@@ -89,5 +90,14 @@ def _rows(middle: dict[str, float]) -> list[Row]:
         Row("the same", first, "ms", "parallel --transferfile", parallel),
         Row("the same again, whole command", second, "ms", "rsync -a again", middle.get("rsync again")),
         Row("its part of the first", second, "ms", "the first", first, "≤ 5 %", second <= first / 20),
-        Row("`run` of nothing, for comparison", middle["nothing"], "ms"),
+        Row("`run` of nothing, for comparison", nothing, "ms"),
+        Row(
+            "what `--files` adds to that, again",
+            again,
+            "ms",
+            "the first",
+            added,
+            "≤ 5 %",
+            again <= added / 20,
+        ),
     ]
