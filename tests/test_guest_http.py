@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from typing import Any
 
@@ -123,7 +123,13 @@ def test_what_came_as_nan_can_be_sent_back(streams: bool) -> None:
 # ------------------------------------------------------------------------------------- one connection
 
 
-def test_connections_are_kept() -> None:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a server that takes its time to end an answer: a slow machine is no reason to close a connection."""
+    monkeypatch.setattr(http, "LINGER", 100.0)
+
+
+def test_connections_are_kept(patient: None) -> None:
     with Provider(chat, HI, Whole(HI), HI, HI) as provider, Guest(f"{provider.base}/v1") as guest:
         for _ in range(4):
             guest.infer(ASKED)
@@ -138,7 +144,7 @@ def test_who_leaves_a_complete_answer_open_is_not_waited_for(monkeypatch: pytest
     assert provider.hung_up.is_set()
 
 
-def test_a_forked_child_makes_its_own_connection() -> None:
+def test_a_forked_child_makes_its_own_connection(patient: None) -> None:
     with Provider(chat, HI, HI, HI) as provider, Guest(f"{provider.base}/v1") as guest:
         guest.infer(ASKED)
         if (pid := os.fork()) == 0:
@@ -247,7 +253,13 @@ def test_nobody_listens() -> None:
 
 @pytest.mark.parametrize("after", [0, 3], ids=["before the first event", "in the middle"])
 def test_silence_is_a_fault(after: int) -> None:
-    reply, guest, provider = infer(Silent(HI, after), HI, timeout=httpx.Timeout(30.0, read=SILENCE))
+    turns: Iterator[Turn] = iter([Silent(HI, after)])  # then it answers, however often a slow one is asked
+    limits = httpx.Timeout(30.0, read=SILENCE)
+    with (
+        Provider(chat, choose=lambda _: next(turns, HI)) as provider,
+        Guest(f"{provider.base}/v1", timeout=limits) as guest,
+    ):
+        reply = guest.infer(ASKED)
     assert reply.message.text == HI.text
     assert "nothing came for" in guest.notes[0]
     assert provider.hung_up.is_set()
