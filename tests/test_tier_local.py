@@ -578,6 +578,16 @@ def test_a_relative_origin_is_of_this_directory(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
+    "url",
+    ["ftp//me:hunter2@host/x", "//me:hunter2@host", "ftp:me:hunter2@host/x", "dir::ftp:me:hunter2@host"],
+)
+def test_a_password_in_a_url_that_is_none_is_not_told(url: str) -> None:
+    with pytest.raises(Misconfigured) as caught:
+        open_store(url, {}, "/data")
+    assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
     "url", ["file://host/x", "file:x", "file:", "origin://x", "/mnt/x", "x", "file:///a\nb", "://"]
 )
 def test_a_url_that_is_wrong_is_said_to_be(url: str) -> None:

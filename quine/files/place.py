@@ -41,6 +41,8 @@ def parsed(url: str) -> tuple[str, str]:
     if "\0" in url or "\n" in url:
         raise Misconfigured("a control character in the URL of the files tier")
     if not scheme:
+        before, _, after = url.rpartition("@")
+        url = after if ":" in before else url  # there is a password, of which no message tells
         shown = os.path.join("/", url) if "/" in url else "/DIR"
         hint = f"origin:{url[:80]}, file://{shown[:80]}, s3://BUCKET/PREFIX"
         raise Misconfigured(f"the files tier needs a URL, and {url[:80]!r} has no scheme", hint)
@@ -77,8 +79,10 @@ def _foreign(url: str) -> None:
             from quine.files.foreign import speaks
 
             speaks(scheme.lower())
-        if colon and not rest.startswith("//") and scheme.lower() in KNOWN:
-            raise Misconfigured(f"{scheme}: is followed by //", KNOWN[scheme.lower()])
+        # where a password would stand is known only behind //
+        if colon and not rest.startswith("//") and (scheme.lower() in KNOWN or "@" in rest):
+            hint = KNOWN.get(scheme.lower(), f"{scheme[:80]}://[USER@]HOST/DIRECTORY")
+            raise Misconfigured(f"{scheme[:80]}: is followed by //", hint)
 
 
 def absolute(url: str) -> str:
