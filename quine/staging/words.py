@@ -41,6 +41,8 @@ def _is_in(name: bytes, above: bytes) -> bool:
 
 
 def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
+    if not word:  # joined to the directory it would be all of it
+        raise Misconfigured("--files: an empty name", "the whole directory is .")
     where = os.path.join(folder, os.path.expanduser(word))
     if os.path.exists(where):
         return [_pair(folder, word, _name(word, folder))]
