@@ -345,12 +345,9 @@ def _save_material(life: Life, settings: Settings, signals: Signals) -> Life:
     path = os.path.join(settings.data_dir, f"stdin-{life.session}.bin")
     size = 0
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            while True:
-                with signals.interruptible():
-                    data = os.read(0, 1 << 16)
-                if not data:
-                    break
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "wb") as file, signals.insistent():
+            while data := os.read(0, 1 << 16):
                 size += file.write(data)
     except (OSError, Terminated):
         with contextlib.suppress(OSError):

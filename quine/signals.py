@@ -10,12 +10,15 @@ Laws
 4. Whoever takes our place (execve) gets the mask back and no disposition of Python's: CPython ignores SIGPIPE
    and SIGXFSZ, and an ignored signal stays ignored through execve.
 5. Our own write to a peer that has gone raises SIGPIPE too. `quiet()` tells it from one that was sent.
+6. A call that waits in code that is not ours is not slept through: see `insistent()`. Our own polls hold `fd`.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +30,8 @@ from quine import procs
 FATAL = (S.SIGTERM, S.SIGHUP, S.SIGPIPE, S.SIGQUIT, S.SIGUSR1, S.SIGUSR2, S.SIGXCPU)
 HANDLED = (*FATAL, S.SIGINT, S.SIGALRM, S.SIGTSTP, S.SIGCONT)
 PYTHON_IGNORES = (S.SIGPIPE, S.SIGXFSZ)
+KICK = S.SIGURG  # from ourselves, and ignored by whoever does not expect it
+KICKS = (200, 1000, 5000)  # milliseconds after a signal in which a call should have ended by itself
 TWICE = 1.0  # seconds between two SIGINT that mean the agent
 # seconds that a guest has at least and at most to answer when the time of the tree is over
 ANSWER = (10.0, 60.0)
@@ -63,6 +68,7 @@ class Signals:
             # SIGPIPE is ignored by Python itself, so whether it was before cannot be known.
             if number == S.SIGPIPE or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
+        signal.signal(KICK, self._again)
         # Ignored by who started us, it would make the kernel reap our children before we learn how they ended.
         signal.signal(S.SIGCHLD, signal.SIG_DFL if os.getpid() > 1 else _wake)
         if os.isatty(0):
@@ -104,7 +110,7 @@ class Signals:
         for number in (*HANDLED, *PYTHON_IGNORES):
             if signal.getsignal(number) == self._note or number in PYTHON_IGNORES:
                 signal.signal(number, signal.SIG_DFL)
-        for number in (S.SIGTTIN, S.SIGTTOU, S.SIGCHLD):
+        for number in (S.SIGTTIN, S.SIGTTOU, S.SIGCHLD, KICK):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
@@ -130,6 +136,46 @@ class Signals:
         finally:
             self._open -= 1
 
+    @contextlib.contextmanager
+    def insistent(self) -> Iterator[None]:
+        """Interruptible, for a call that may wait in code that is not ours; it must be in the main thread.
+
+        A signal ends a system call that waits, but not one that is just about to: Python looked for signals before
+        that, and looks again when the call ends, for a server that is silent in ten minutes. And what a handler raises
+        in a destructor is dropped. So a thread looks whether a signal came, and kicks us if we are still in here.
+        """
+        over, leave = os.pipe2(os.O_CLOEXEC)
+        # Of all signals the thread gets none: one that we hold back would be delivered to it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            _thread.start_new_thread(self._insist, (over, _thread.get_ident()))
+        except RuntimeError:  # no more threads: it is as likely as ever to go well
+            os.close(over)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            with self.interruptible():
+                yield
+        finally:
+            os.close(leave)
+
+    def _insist(self, over: int, main: int) -> None:
+        """In the thread, which ends when `over` does."""
+        poll = select.poll()
+        poll.register(over, 0)
+        poll.register(self.fd, select.POLLIN)
+        ended = over in dict(poll.poll())
+        poll.unregister(self.fd)  # what came is for our own polls, later
+        for pause in KICKS:
+            ended = ended or bool(poll.poll(pause))
+            if not ended:
+                signal.pthread_kill(main, KICK)
+        os.close(over)
+
+    def _again(self, number: int, frame: FrameType | None) -> None:
+        if self.fatal and self._open and not self._ending:
+            raise Terminated(self.fatal)
+
     def end(self) -> None:
         """From here on a signal is noted, and interrupts nothing.
 
@@ -153,8 +199,8 @@ class Signals:
 
     @contextlib.contextmanager
     def calling_out(self) -> Iterator[None]:
-        """A call that writes to a peer and may take long: quiet and interruptible."""
-        with self.interruptible():
+        """A call that writes to a peer and may take long: quiet and insistent."""
+        with self.insistent():
             with self.quiet():
                 yield
             if self.fatal:

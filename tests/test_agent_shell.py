@@ -13,7 +13,7 @@ import pytest
 from quine import capture, procs
 from quine.env import quote
 from quine.shell import Outcome, Shell
-from quine.signals import HANDLED, PYTHON_IGNORES, Signals, Terminated
+from quine.signals import HANDLED, KICK, PYTHON_IGNORES, Signals, Terminated
 from tests.agents import until
 from tests.lab import processes
 
@@ -22,7 +22,7 @@ SHELLS = [path for path in ("/bin/sh", "/bin/bash") if os.path.exists(path)]
 
 @pytest.fixture
 def signals() -> Iterator[Signals]:
-    numbers = (*HANDLED, *PYTHON_IGNORES, signal.SIGTTIN, signal.SIGTTOU)
+    numbers = (*HANDLED, *PYTHON_IGNORES, signal.SIGTTIN, signal.SIGTTOU, KICK)
     before = {number: signal.getsignal(number) for number in numbers}
     ours = Signals()
     ours.install()

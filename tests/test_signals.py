@@ -1,0 +1,101 @@
+"""A signal that no system call was ended by: whoever waits in code that is not ours does not sleep through it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+BEGIN = """
+import _thread, os, signal, time
+from quine.signals import KICK, Signals, Terminated
+
+signals = Signals()
+signals.install()
+waits, gives = os.pipe()
+told, tells = os.pipe()
+
+
+def sleep_through(number):
+    '''It is delivered to a thread that does not wait: to the main thread it is as if it had come just before that.'''
+    with signals.held():
+        _thread.start_new_thread(in_thread, (number,))
+
+
+def main_waits():
+    while open(f"/proc/self/task/{os.getpid()}/syscall").read().split()[1:2] != [hex(waits)]:
+        time.sleep(0.001)
+
+
+def in_thread(number):
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    main_waits()
+    signal.pthread_kill(_thread.get_ident(), number)
+    os.write(tells, b"x")
+"""
+
+
+def outcome(code: str) -> str:
+    whole = BEGIN + textwrap.dedent(code)
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("around", ["insistent", "calling_out"])
+def test_a_call_that_sleeps_through_a_signal_is_woken(around: str) -> None:
+    code = f"""
+    sleep_through(signal.SIGTERM)
+    try:
+        with signals.{around}():
+            os.read(waits, 1)
+    except Terminated as terminated:
+        print(terminated.number, os.read(told, 1))
+    """
+    assert outcome(code) == "15 b'x'"
+
+
+def test_what_a_destructor_has_dropped_is_raised_again() -> None:
+    code = """
+    class Dropped:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(1000):
+                pass
+
+    try:
+        with signals.insistent():
+            Dropped()
+            os.read(waits, 1)
+    except Terminated as terminated:
+        print(terminated.number)
+    """
+    assert outcome(code) == "15"
+
+
+def test_a_call_is_not_disturbed_by_a_signal_that_means_nothing_to_it() -> None:
+    code = """
+    sleep_through(signal.SIGCONT)
+    signal.signal(KICK, lambda *_: os.write(gives, b"answer"))
+    with signals.calling_out():
+        print(os.read(waits, 10), signals.fatal)
+    """
+    assert outcome(code) == "b'answer' 0"
+
+
+def test_nothing_is_left_of_it() -> None:
+    code = """
+    before = os.listdir("/proc/self/fd")
+    for _ in range(50):
+        with signals.insistent():
+            pass
+    while len(os.listdir("/proc/self/task")) > 1:
+        time.sleep(0.001)
+    print(os.listdir("/proc/self/fd") == before, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    os.kill(os.getpid(), KICK)
+    signals.remove()
+    print(signal.getsignal(KICK) == signal.SIG_DFL)
+    """
+    assert outcome(code).split() == ["True", "set()", "True"]
