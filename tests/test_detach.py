@@ -204,6 +204,18 @@ def test_at_the_quota_it_waits_until_somebody_reads(lab: Lab, tmp_path: Path) ->
     assert over.exists()
 
 
+def with_a_disk(lab: Lab, tmp_path: Path, script: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a script that may mount one at "$1", in a mount namespace of its own."""
+    (tmp_path / "disk").mkdir()
+    return subprocess.run(
+        [*UNSHARE, "-m", "sh", "-c", script, "sh", str(tmp_path / "disk")],
+        env=lab.env,
+        capture_output=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+
+
 @pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
 def test_a_full_disk_makes_it_wait(lab: Lab, tmp_path: Path) -> None:
     """In a mount namespace of this test's, whose script grows the disk when the spool does not grow any more.
@@ -219,14 +231,7 @@ quine wait --timeout=0.3 "$job" && exit 9 || [ $? -eq 124 ]
 mount --options-mode ignore -o remount,size=8m "$1"
 quine attach "$job"
 """
-    (tmp_path / "disk").mkdir()
-    done = subprocess.run(
-        [*UNSHARE, "-m", "sh", "-c", script, "sh", str(tmp_path / "disk")],
-        env=lab.env,
-        capture_output=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
+    done = with_a_disk(lab, tmp_path, script)
     assert (done.returncode, len(done.stdout), done.stderr) == (5, 3_000_000, b"")
 
 
@@ -240,14 +245,7 @@ cat /dev/zero >"$1/much" 2>/dev/null || :
 quine kill "$job"
 quine wait "$job" || exit
 """
-    (tmp_path / "disk").mkdir()
-    done = subprocess.run(
-        [*UNSHARE, "-m", "sh", "-c", script, "sh", str(tmp_path / "disk")],
-        env=lab.env,
-        capture_output=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
+    done = with_a_disk(lab, tmp_path, script)
     assert (done.returncode, done.stderr) == (143, b"")
 
 
@@ -259,14 +257,7 @@ mkdir -p "$1/quine/jobs"
 cat /dev/zero >"$1/much" 2>/dev/null
 quine run --detach -- true
 """
-    (tmp_path / "disk").mkdir()
-    done = subprocess.run(
-        [*UNSHARE, "-m", "sh", "-c", script, "sh", str(tmp_path / "disk")],
-        env=lab.env,
-        capture_output=True,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
+    done = with_a_disk(lab, tmp_path, script)
     assert (done.returncode, done.stdout) == (69, b"")
     assert done.stderr.startswith(
         b"quine: h7: error: cannot start: no space left on device\nquine: h7: hint: "
