@@ -145,14 +145,11 @@ class Signals:
         in a destructor is dropped. So a thread looks whether a signal came, and kicks us if we are still in here.
         """
         over, leave = os.pipe2(os.O_CLOEXEC)
-        # Of all signals the thread gets none: one that we hold back would be delivered to it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            _thread.start_new_thread(self._insist, (over, _thread.get_ident()))
+            with self.held():  # for the thread for ever: one that we hold back would be delivered to it
+                _thread.start_new_thread(self._insist, (over, _thread.get_ident()))
         except RuntimeError:  # no more threads: it is as likely as ever to go well
             os.close(over)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
             with self.interruptible():
                 yield
