@@ -15,15 +15,11 @@ import sys
 import time
 
 from transport.errors import Refused
+from transport.lean import blake2b
 
 PACKAGES = ("quine", "transport", "deploy")
 NEW = 2_000_000_000  # ns; what was written later than that may be written again within a tick of its clock
 SUN_PATH = 100  # bytes of a Unix socket's path; 108 on Linux, 104 on BSD
-
-try:
-    from _blake2 import blake2b  # hashlib loads OpenSSL for it: 3 ms of every client
-except ImportError:
-    from hashlib import blake2b
 
 _build = ""
 

@@ -1,8 +1,9 @@
-"""signal, socket, deque and Mapping without what the standard modules load for them: what a client starts with.
+"""What a client starts with, without what the standard modules load for it: signal, socket, deque, Mapping, blake2b.
 
 Laws
 1. `signal` loads enum, and `socket` loads selectors, collections and functools: 8 ms, a third of what a client takes
-   to start, for names of constants and for methods that nothing there calls. What they wrap is written in C, and there.
+   to start, for names of constants and for methods that nothing there calls. `hashlib` loads OpenSSL: 3 ms. What they
+   wrap is written in C, and there.
 2. A signal is a plain number here, and a socket has neither `with` nor `accept`. Who needs more takes the standard
    module; both are one thing to the kernel.
 """
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     import socket
     from collections import deque
     from collections.abc import Mapping
+    from hashlib import blake2b
 else:
     try:
         import _signal as signal
         import _socket as socket
+        from _blake2 import blake2b
         from _collections import deque
         from _collections_abc import Mapping
     except ImportError:  # an interpreter that has them elsewhere
@@ -26,5 +29,6 @@ else:
         import socket
         from collections import deque
         from collections.abc import Mapping
+        from hashlib import blake2b
 
-__all__ = ["Mapping", "deque", "signal", "socket"]
+__all__ = ["Mapping", "blake2b", "deque", "signal", "socket"]

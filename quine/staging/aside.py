@@ -18,9 +18,10 @@ import os
 import stat
 
 from quine.staging.content import BLOCK, Broken, Feed, blank, extents, facts_of, head, measure, parse_head
-from quine.staging.manifest import IMPLIED, PERMISSIONS, SIZE, SPARSE, Manifest, blake2b, shown
+from quine.staging.manifest import IMPLIED, PERMISSIONS, SIZE, SPARSE, Manifest, shown
 from quine.staging.renames import FOLDER, Conflict, Parents, move, remove
 from quine.staging.survey import ASIDE, FACTS
+from transport.lean import blake2b
 from transport.lendable import write_all
 
 TYPE_CHECKING = False

@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 import struct
 
-from quine.staging.manifest import LARGEST, PERMISSIONS, SIZE, SPARSE, blake2b, shown
+from quine.staging.manifest import LARGEST, PERMISSIONS, SIZE, SPARSE, shown
 from quine.staging.survey import FACTS
 from transport import quickjson
+from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

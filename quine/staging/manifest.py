@@ -13,10 +13,7 @@ import stat
 import struct
 import sys
 
-try:
-    from _blake2 import blake2b as blake2b  # hashlib loads OpenSSL for it
-except ImportError:
-    from hashlib import blake2b as blake2b
+from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ import struct
 import time
 
 from quine import private
-from quine.staging.manifest import SIZE, BadManifest, Manifest, blake2b, parse
+from quine.staging.manifest import SIZE, BadManifest, Manifest, parse
+from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

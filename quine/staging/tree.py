@@ -18,13 +18,13 @@ from quine.staging.manifest import (
     SIZE,
     SPARSE,
     Manifest,
-    blake2b,
     digest_of,
     shown,
     stays,
 )
 from quine.staging.renames import Parents
 from quine.staging.survey import FACTS, Record, look, recall, remember, settled
+from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
