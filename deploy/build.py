@@ -29,6 +29,9 @@ from pathlib import Path
 from transport import address
 from transport.errors import Refused
 
+# What cures a ~/.cache that has no room, there or here, and one here that we may not write.
+ROOM = "make room there, or let ~/.cache be a link to where there is room"
+OWN = "~/.cache must be yours to write: look at its owner and mode, or set HOME"
 FORMAT = "2"  # of what stands below: another recipe, another key
 SUFFIXES = (".py", ".md", ".toml", ".typed")
 LEFT_OUT = ("pex",)  # only builds need it, and what runs as the file does not build
@@ -111,10 +114,7 @@ def _cached() -> Binary:
                 found = _intact(target)
     except OSError as error:
         why = f"{error.filename or folder}: {(error.strerror or str(error)).lower()}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            cure = "make room there, or let ~/.cache be a link to where there is room"
-        else:
-            cure = "~/.cache must be yours to write: look at its owner and mode, or set HOME"
+        cure = ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else OWN
         raise Refused(f"the binary for hosts cannot be kept: {why}", cure) from None
     if found is None:
         raise Refused(f"{target} is damaged as soon as it is written", "look at the disk")

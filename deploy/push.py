@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from deploy import installer, probe
-from deploy.build import Binary
+from deploy.build import ROOM, Binary
 from deploy.probe import Answers, Facts
 from transport import address
 from transport.errors import Interrupted, Unreachable
@@ -26,7 +26,7 @@ UNPACK_SECONDS = 2 * installer.UNPACK_SECONDS
 
 _AGAIN = "run it again; if it stays, look at the network and at the memory of both machines"
 FAILURES = {  # word of the installer -> (what it means, what to do)
-    "full": ("its disk is full: {text}", "make room there, or let ~/.cache be a link to where there is room"),
+    "full": ("its disk is full: {text}", ROOM),
     "readonly": (
         "its ~/.cache/quine cannot be written: {text}",
         "its home must be there, and ~/.cache in it be writable for that user: look at their owners and modes",

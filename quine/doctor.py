@@ -137,7 +137,7 @@ def _binary() -> Finding:
     """Not built here, which takes seconds: only whether it could be."""
     import importlib.util
 
-    from deploy.build import cache_directory, running_binary
+    from deploy.build import OWN, cache_directory, running_binary
 
     if running := running_binary():
         return Finding("ok", "binary", f"this is {running.path}; hosts are sent it")
@@ -151,8 +151,7 @@ def _binary() -> Finding:
             "warn", "binary", "quine is not in a virtual environment: hosts cannot be sent anything", cure
         )
     if why := _unwritable(cache_directory() / "build"):
-        cure = "~/.cache must be yours to write: look at its owner and mode, or set HOME"
-        return Finding("warn", "binary", f"it cannot be kept, so hosts cannot be sent it: {why}", cure)
+        return Finding("warn", "binary", f"it cannot be kept, so hosts cannot be sent it: {why}", OWN)
     return Finding("ok", "binary", f"made from {sys.prefix} when a host needs it")
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 # Seconds before a host is tried again; sshd counts those that come too fast.
-FIRST_PAUSE, LONGEST_PAUSE = (1.0, 30.0)
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 
 class Tries:

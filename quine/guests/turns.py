@@ -24,7 +24,7 @@ NAMES = {  # what a provider takes for the name of a call, in what it has said i
 }
 USUAL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # Tokens of a reply; the second where a model or what is left of its window takes less.
-OUTPUT, SMALL = (16384, 4096)
+OUTPUT, SMALL = 16384, 4096
 BEGIN, GO_ON, EMPTY = "Begin.", "Go on.", "(empty)"
 NO_RESULT = "There is no result: this call was not carried out."
 
