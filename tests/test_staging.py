@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 import signal
 import stat
@@ -204,6 +205,25 @@ def test_the_whole_directory(here: Path, there: Path, monkeypatch: pytest.Monkey
     wanted = {name: fact for name, fact in facts(here).items() if not name.startswith(".quine")}
     assert facts(there) == wanted
     open_up(here.parent)
+
+
+def test_there_may_be_more_directories_than_descriptors(here: Path, there: Path) -> None:
+    names = [f"d{number}" for number in range(200)]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, before[1]))
+    try:
+        for content in ("first", "changed"):  # a directory that is there is not replaced as a whole
+            for name in names:
+                (here / "t" / name).mkdir(parents=True, exist_ok=True)
+                (here / "t" / name / "file").write_text(content)
+            stage(here, there, "t")
+            assert facts(there) == facts(here)
+        for name in names:
+            (there / "t" / name / "file").write_text("made")
+        assert bring(here, there, "t") == ("", [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert facts(there) == facts(here)
 
 
 @pytest.mark.parametrize("make", ["fifo", "out", "up", "behind"])

@@ -22,33 +22,46 @@ class Conflict(OSError):
 
 
 class Parents:
-    """The directories that names stand in, opened one below the other: no link is followed."""
+    """The directories that names stand in, each reached from the base through no link.
+
+    One is open at a time: a tree may have more of them than a process may have descriptors.
+    """
 
     def __init__(self, base: int) -> None:
-        self._open = {b"": base}
+        self._base = base
+        self._path = b""
+        self._fd = os.dup(base)
 
     def of(self, name: bytes) -> tuple[int, bytes]:
+        """The descriptor of its directory, good until the next call, and its last name. Raises OSError, Conflict."""
         above, _, last = name.rpartition(b"/")
-        return self._folder(above), last
+        if above != self._path:
+            fd = self._folder(above)
+            os.close(self._fd)
+            self._path, self._fd = above, fd
+        return self._fd, last
 
     def _folder(self, path: bytes) -> int:
-        if path not in self._open:
-            above, last = self.of(path)
+        fd = os.dup(self._base)
+        names = path.split(b"/") if path else []
+        for count, name in enumerate(names, 1):
             try:
-                self._open[path] = os.open(last, FOLDER, dir_fd=above)
+                below = os.open(name, FOLDER, dir_fd=fd)
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    raise Conflict(error.errno, "is no directory, or a link to one", path) from None
+                    what = "is no directory, or a link to one"
+                    raise Conflict(error.errno, what, b"/".join(names[:count])) from None
                 raise
-        return self._open[path]
+            finally:
+                os.close(fd)
+            fd = below
+        return fd
 
     def __enter__(self) -> Parents:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for path, fd in self._open.items():
-            if path:
-                os.close(fd)
+        os.close(self._fd)
 
 
 def move(new: int, moves: list[tuple[bytes, bytes]], parents: Parents, top: int) -> None:
