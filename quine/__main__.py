@@ -16,6 +16,10 @@ import sys
 
 from quine.exits import DEFECT, Failure, complain
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.staging.face import Staging
+
 
 def main() -> None:
     """The console script."""
@@ -90,10 +94,10 @@ def dispatch(words: list[str]) -> int:
     return agent(words)
 
 
-def _detach(values: dict[str, object], command: list[str], tree: str) -> int:
+def _detach(values: dict[str, object], command: list[str], tree: str, stage: Staging | None) -> int:
     from quine import detach
 
-    return detach.command(values, command, tree)
+    return detach.command(values, command, tree, stage)
 
 
 def agent(words: list[str]) -> int:

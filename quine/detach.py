@@ -23,11 +23,12 @@ from quine.files.place import GONE
 from quine.life import Life, is_session, new_session
 from quine.options import TABLE, environment, limits
 from quine.roster import state_directory
-from quine.run import caller, starting_directory
+from quine.run import caller, leave, services, show, starting_directory
 from transport import address, inherit, supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from quine.staging.face import Staging
     from transport.spawn import Spawn
 
 VARIABLE = "QUINE_DETACHED"  # "1" for the process that is a detached job itself; it takes it out
@@ -38,15 +39,19 @@ COPY = 1 << 20
 MADE = "-detaching"  # the end of the name of the directory that a node makes for the verb over there
 
 
-def command(values: dict[str, object], argv: list[str], tree: str) -> int:
-    """`quine run --detach`."""
+def command(values: dict[str, object], argv: list[str], tree: str, stage: Staging | None = None) -> int:
+    """`quine run --detach`; `stage` has the files that the job needs in its directory."""
     for name in ("terminal", "retry", "idempotent"):
         if name in values:
             raise Misconfigured(f"--{name} does not go with --detach")
+    if "returns" in values:
+        raise Misconfigured("--returns needs somebody who waits", "quine wait --returns PATTERN ID")
     job = _job(values)
     if values.get("on", "local") != "local":
-        return _over_there(values, job, argv, tree)
+        return _over_there(values, job, argv, tree, stage)
     cwd = starting_directory({**values, "on": "local"})
+    if stage and not _is_started(job) and (failed := _laid_out(stage, values, cwd)):
+        return failed
     shown = " ".join(_quoted(word) for word in argv)
     if values.get("mount"):
         argv = [*address.own_command(), "run", "--mount", "--", *argv]
@@ -125,7 +130,7 @@ def _start(
     keep = _kept()
     if not keep:
         env.pop(inherit.VARIABLE, None)
-    cwd, made = _made_for(job, cwd, str(facts["root"]))
+    cwd = _place(job, cwd, str(facts["root"]))
     jobs = os.path.join(state_directory(), "jobs")
     directory = _directory(job)
     try:
@@ -144,7 +149,8 @@ def _start(
         why = (error.strerror or "").lower()
         raise Failure(NOT_STARTED, f"{error.filename or jobs}: {why}", "set XDG_STATE_HOME") from None
     _collect(jobs)
-    record = {"session": job, "parent": "", "host": "local", "cwd": cwd, "made": made, **facts}
+    record = {"session": job, "parent": "", "host": "local", "cwd": cwd, **facts}
+    record["made"] = os.path.basename(cwd) == job  # for it alone, and by us
     record["stdin"] = "stdin" in values
     order = supervisor.Order(
         argv, env, cwd, parse_limits(limited), record, stdin, supervisor_quota(values), keep
@@ -211,18 +217,44 @@ def _read_stdin() -> bytes:
         return b""  # closed, or a directory
 
 
-def _made_for(job: str, cwd: str, tree: str) -> tuple[str, bool]:
+def prepare(words: list[str]) -> bool:
+    """Before the files of `words`, the verb over there, are laid out: be where its job will be.
+
+    False where that was started already: nothing is to be laid out under its feet.
+    """
+    job = words[words.index("--detach") + 1].removeprefix("--job=")
+    os.chdir(_place(job, os.getcwd(), os.environ.get("QUINE_ROOT_SESSION") or job))
+    return not _is_started(job)
+
+
+def _place(job: str, cwd: str, tree: str) -> str:
     """The node over there made a directory for this verb and removes it after us: the job gets one beside it."""
     above, name = os.path.split(cwd)
     if name != f"{job}{MADE}":
-        return cwd, False
+        return cwd
     path = os.path.join(above, tree)
     os.makedirs(path, exist_ok=True)
-    return path, tree == job
+    return path
+
+
+def _is_started(job: str) -> bool:
+    return os.path.exists(f"{_directory(job)}/job")
+
+
+def _laid_out(stage: Staging, values: dict[str, object], cwd: str | None) -> int:
+    """Have its files in another directory here, as a job has that does nothing; 0, or it was told why not."""
+    from transport.spawn import Spawn
+
+    nothing = Spawn(["true"], cwd=cwd, context={**caller(values), "control": True})
+    null = os.open(os.devnull, os.O_RDONLY)  # our stdin is the job's
+    try:
+        return leave(stage.run(nothing, null, services=services()))
+    finally:
+        os.close(null)
 
 
 def _there_already(job: str, directory: str) -> int:
-    if os.path.exists(f"{directory}/job"):
+    if _is_started(job):
         print(job)
         return OK
     raise Failure(
@@ -233,10 +265,10 @@ def _there_already(job: str, directory: str) -> int:
 # -- over there ------------------------------------------------------------------------------------
 
 
-def _over_there(values: dict[str, object], job: str, argv: list[str], tree: str) -> int:
+def _over_there(
+    values: dict[str, object], job: str, argv: list[str], tree: str, stage: Staging | None
+) -> int:
     """The same verb on another machine."""
-    from quine.run import show
-
     words = ["run", "--detach", f"--job={job}"]
     words += [f"--limit={name}={value}" for name, value in limits(values).items()]
     words += ["--mount"] if values.get("mount") else []
@@ -250,7 +282,7 @@ def _over_there(values: dict[str, object], job: str, argv: list[str], tree: str)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-    status = show(spawn, values)
+    status = show(spawn, values, services() if stage else None, stage=stage)
     if status == LOST:
         say(
             f"quine: hint: if it was started, its id is {job}; the same again with --job {job} starts nothing twice\n"

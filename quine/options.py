@@ -76,7 +76,7 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         "returns",
         "",
         "PATTERN",
-        "agent run",
+        "agent run wait",
         True,
         "bring it back here after it has ended, all or nothing; may be repeated",
     ),
@@ -209,7 +209,8 @@ usage: quine wait [OPTIONS] ID…
 
 Wait until these have ended. The exit status is the job's own, 128+n where a signal n ended it; of several it is
 that of the last ID, as with the wait of a shell. Where its process is gone and nothing tells how it ended, it
-is 74. No such ID: 2. Any process may wait, not only the parent.""",
+is 74. No such ID: 2. Any process may wait, not only the parent. With --returns files of a detached job's directory are
+brought to the current one, also where it failed.""",
     "logs": """\
 usage: quine logs [OPTIONS] ID
 

@@ -23,6 +23,7 @@ from transport.status import Status, signal_name, signal_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from quine.elsewhere import Remote
@@ -234,6 +235,7 @@ def _wait(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
     for agent in agents:
         if agent.alive and agent.pid in above:
             raise Misconfigured(f"{agent.id} waits for this command, so it cannot be waited for by it")
+    bring = _bringer(agents, values)
     pidfds = [fd for agent in agents for fd in agent.holds()]
     try:
         if not procs.wait(pidfds, max(0.0, deadline - time.monotonic())):
@@ -252,6 +254,7 @@ def _wait(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
             )
             if status == DEADLINE and time.monotonic() >= deadline:
                 return DEADLINE
+            status = bring(job, status)
             continue
         if job.kept:
             from quine import kept
@@ -269,7 +272,38 @@ def _wait(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
         status = end.code
         if end.state not in ("exited", "signaled"):
             complain(f"{job.id}: {end.state}{': ' + end.detail if end.detail else ''}")
+        status = bring(job, status)
     return status
+
+
+def _bringer(agents: list[Agent], values: dict[str, object]) -> Callable[[Agent | Remote, int], int]:
+    """What brings --returns of a job that has ended with a status, and makes it 1 where it was 0 and that failed."""
+    returns = values.get("returns")
+    if not isinstance(returns, list):
+        return lambda _, code: code
+    for agent in agents:
+        if not agent.supervisor:
+            raise Misconfigured(f"--returns: {agent.id} is not detached", "an agent has --returns of its own")
+    from quine.detach import verb_there
+    from quine.run import mover
+
+    stage = mover([], returns)
+
+    def bring(job: Agent | Remote, code: int) -> int:
+        status = Status("exited", code)
+        if isinstance(job, Agent):
+            host, out = "local", verb_there(stage.out, "local", values)
+            out.cwd = str(roster.record(job.directory).get("cwd"))
+            if os.path.realpath(out.cwd) == os.path.realpath(os.getcwd()):
+                return code  # all of it is here
+        else:
+            host, out = job.host, verb_there([*stage.out, job.id], job.host, values)
+        stage.bring(out, status)
+        if status.detail:
+            complain(status.detail, status.hint, host)
+        return status.code
+
+    return bring
 
 
 def _end(agent: Agent) -> Status:

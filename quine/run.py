@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 
-def main(words: list[str], detach: Callable[[dict[str, object], list[str], str], int]) -> int:
+def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, Staging | None], int]) -> int:
     """Exit status, unless the process dies of the command's signal or becomes the command. `detach` is for --detach."""
     values, command = parse("run", words)
     if values.get("help"):
@@ -44,7 +44,7 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
         os.environ["QUINE_FS"] = absolute(store)
     stage = staging(values)
     if values.get("detach"):
-        return detach(values, command, _tree())
+        return detach(values, command, _tree(), stage)
     for name in ("job", "stdin", "spool"):
         if name in values:
             raise Misconfigured(f"--{name} goes with --detach")
@@ -68,7 +68,7 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str],
         context=caller(values),
         terminal=terminal,
     )
-    return show(spawn, values, _services(), stage=stage)
+    return show(spawn, values, services(), stage=stage)
 
 
 def _mount(values: dict[str, object]) -> None:
@@ -80,7 +80,7 @@ def _mount(values: dict[str, object]) -> None:
         say(f"quine: {why}\n")
 
 
-def _services() -> Services:
+def services() -> Services:
     """What the command may ask of us: the files tier."""
     from quine.files.here import Services
 
@@ -105,27 +105,25 @@ def staging(values: dict[str, object], here: str = "") -> Staging | None:
     assert isinstance(files, list) and isinstance(returns, list)
     if not files and not returns:
         return None
-    if values.get("detach"):
-        hint = (
-            "three commands with one --cwd DIR: --files … -- true; --detach; after that --returns … -- true"
-        )
-        raise Misconfigured("not built yet: --files and --returns with --detach", hint)
-    if files and "terminal" in values:
-        raise Misconfigured("not built yet: --files with -t")
+    found = mover(files, returns)
+    if values.get("on", "local") != "local":
+        return found
+    start = starting_directory({**values, "on": "local"})
+    if start is not None and os.path.realpath(start) == os.path.realpath(os.getcwd()):
+        return None
+    if here:
+        raise Misconfigured(f"not built yet: {here} in another directory")
+    return found
+
+
+def mover(files: list[str], returns: list[str]) -> Staging:
+    """What brings files from the current directory to a job's, and back. Raises Misconfigured."""
     from quine.staging.face import Staging
 
     folder = _current()
     if folder is None:
         raise Misconfigured("the current directory has been removed")
-    found = Staging(files, returns, folder, os.environ.get("QUINE_DATA_DIR") or ".quine")
-    if values.get("on", "local") != "local":
-        return found
-    start = starting_directory({**values, "on": "local"})
-    if start is not None and os.path.realpath(start) == os.path.realpath(folder):
-        return None
-    if here:
-        raise Misconfigured(f"not built yet: {here} in another directory")
-    return found
+    return Staging(files, returns, folder, os.environ.get("QUINE_DATA_DIR") or ".quine")
 
 
 def _terminal() -> dict[str, object]:

@@ -244,28 +244,6 @@ def test_here_files_are_copied_where_the_directory_is_another(lab: Lab, work: Pa
     assert (done.returncode, done.stdout, done.stderr) == (0, b"int a;", b""), "all of it is here already"
 
 
-def test_a_detached_job_has_its_files_by_commands_of_their_own(lab: Lab, work: Path, there: Path) -> None:
-    on = ["run", "--on", "h1", "--cwd", str(there)]
-    lab.run([*on, "--files", "Makefile", "--", "true"], cwd=work, check=True)
-    job = (
-        lab.run([*on, "--detach", "--", "cp", "Makefile", "made"], cwd=work, check=True)
-        .stdout.decode()
-        .strip()
-    )
-    assert lab.run(["wait", job], cwd=work).returncode == 0
-    lab.run([*on, "--returns", "made", "--", "true"], cwd=work, check=True)
-    assert (work / "made").read_text() == "all:"
-
-
-@pytest.mark.parametrize(
-    "words", [["run", "--on", "h1", "--detach"], ["--on", "h1", "--detach"], ["run", "--on", "h1", "-t"]]
-)
-def test_what_is_not_built_yet_is_said(lab: Lab, work: Path, words: list[str]) -> None:
-    done = lab.run([*words, "--files", "src", "--", "true"], cwd=work)
-    assert done.returncode == 2
-    assert b"not built yet" in done.stderr
-
-
 def test_a_command_that_is_not_there(lab: Lab, work: Path) -> None:
     done = lab.run(["run", "--on", "h1", "--files", "src", "--", "no-such-command"], cwd=work)
     assert (done.returncode, done.stderr) == (127, b"quine: h1: error: command not found: no-such-command\n")

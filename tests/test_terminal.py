@@ -47,6 +47,14 @@ def bash(screen: Screen, lab: Lab, env: dict[str, str] | None = None) -> subproc
     return started
 
 
+def test_with_the_files_tier_as_a_directory(lab: Lab, screen: Screen) -> None:
+    """A program of ours stands between at first, and is no agent."""
+    words = ["run", "-t", "--mount", "--on", "h1", "--", "sh", "-c", "test -t 0 && echo a$((1+1))c"]
+    client = screen.start(lab, words)
+    screen.wait(b"a2c\r\n")
+    assert client.wait(PATIENCE) == 0
+
+
 # -- an interactive program ------------------------------------------------------------------------
 
 
@@ -502,9 +510,3 @@ def test_escapes(typed: bytes, sent: bytes, commands: list[str]) -> None:
 def test_a_terminal_is_described_strictly(terminal: object) -> None:
     with pytest.raises(ProtocolError, match="terminal"):
         Spawn.from_json({**Spawn(["true"]).to_json(), "terminal": terminal})
-
-
-def test_a_terminal_for_an_agent_is_refused() -> None:
-    body = Spawn(["--", "work"], own=True, terminal={"rows": 1, "columns": 1, "term": "x"}).to_json()
-    with pytest.raises(ProtocolError, match="an agent has no terminal"):
-        Spawn.from_json(body)

@@ -110,8 +110,6 @@ class Spawn:
             raise ProtocolError("spawn with a bad lease")
         if not is_terminal(body.get("terminal")):
             raise ProtocolError("spawn with a bad terminal")
-        if body.get("own") and body.get("terminal"):
-            raise ProtocolError("an agent has no terminal")
         return cls(**body)
 
 

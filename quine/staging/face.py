@@ -65,7 +65,17 @@ class Staging:
                 "unreachable", NOT_STARTED, host=status.host, detail=giving.failure, hint=giving.cure
             )
         if self._returns and status.state in ("exited", "signaled"):
-            self._bring(job, status, stderr)
+            out = Spawn(
+                self.out,
+                own=True,
+                where=status.host or job.where,
+                env=job.env,
+                cwd=job.cwd,
+                tree=job.tree,
+                lease=job.lease,
+                context={**job.context, "control": True},
+            )
+            self.bring(out, status, stderr)
         return status
 
     def _begin(self) -> None:
@@ -91,18 +101,13 @@ class Staging:
         ours = os.path.relpath(self._data_dir, self._folder) if self._data_dir else ""
         return Taking(self._returns, os.fsencode(self._folder), os.fsencode(ours))
 
-    def _bring(self, job: Spawn, status: Status, stderr: int) -> None:
-        """Have the returns here; what is wrong is put into the status."""
-        out = Spawn(
-            ["node", "--stage", "out", self.key],
-            own=True,
-            where=status.host or job.where,
-            env=job.env,
-            cwd=job.cwd,
-            tree=job.tree,
-            lease=job.lease,
-            context={**job.context, "control": True},
-        )
+    @property
+    def out(self) -> list[str]:
+        """The command that gives the returns; with the id of a detached job after it, those of that one's directory."""
+        return ["node", "--stage", "out", self.key]
+
+    def bring(self, out: Spawn, status: Status, stderr: int = 2) -> None:
+        """Have the returns here, from the job `out`; what is wrong is put into the status."""
         taking = self.taking()
         if wrong := taking.bring(out, stderr):
             status.detail = "; ".join(filter(None, [status.detail, wrong]))

@@ -2,7 +2,7 @@
 
     node --stage in KEY -- CMD…      lay out, then be CMD
     node --stage agent KEY -- WORDS… lay out, then be quine with WORDS
-    node --stage out KEY             give what the caller wants of this directory
+    node --stage out KEY [JOB]       give what the caller wants of this directory, or of that of a detached job
 
 Laws
 1. Before the command: this process becomes it, so nothing stands between it and its streams, signals and status.
@@ -54,7 +54,10 @@ def main(words: list[str]) -> int:
         relay = Relay.from_environment()
         if relay is None:
             raise RequestError("this process has no origin")
-        done = _give_back(relay, key) if phase == "out" else _staged(relay, key)
+        if phase == "out":
+            done = _give_back(relay, key, *words[2:])
+        else:
+            done = (phase == "agent" and _is_started(command)) or _staged(relay, key)
         relay.close()
     except _Ended as ended:
         from transport.status import die_of
@@ -95,6 +98,15 @@ def _become(phase: str, command: list[str]) -> int:
 
 
 # -- before ----------------------------------------------------------------------------------------
+
+
+def _is_started(command: list[str]) -> bool:
+    """Is this a job to be detached that was already? Otherwise we are in its directory from now on."""
+    if command[:2] != ["run", "--detach"]:
+        return False
+    from quine import detach
+
+    return not detach.prepare(command)
 
 
 def _staged(relay: Relay, key: str) -> bool:
@@ -225,10 +237,26 @@ def _wanted(layout: Layout, manifest: Manifest, objects: Objects) -> dict[bytes,
 # -- after -----------------------------------------------------------------------------------------
 
 
-def _give_back(relay: Relay, key: str) -> bool:
+def _go(job: str) -> str:
+    """Be in the directory of a detached job; why that cannot be."""
+    from quine import roster
+
+    place = roster.record(os.path.join(roster.state_directory(), "jobs", job)).get("cwd")
+    if not isinstance(place, str):
+        return f"{job} is not detached, or forgotten"
+    try:
+        os.chdir(place)
+    except OSError as error:
+        return said(error)
+    return ""
+
+
+def _give_back(relay: Relay, key: str, job: str = "") -> bool:
     """Give what the caller wants. RequestError where it cannot be given."""
     from quine.staging import words
 
+    if job and (why := _go(job)):
+        return _confess(relay, why)
     here = os.getcwd()
     for left in reversed(range(ROUNDS)):
         with relay.stream("stage") as asked:
