@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import os
+import resource
 import select
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from quine.files import object_io, shown
+from quine.files.commands import perform
 from quine.files.grammar import COMMANDS, OPTIONS, parse, usage
 from quine.files.s3 import Found
 from quine.files.tier import Entry
@@ -563,6 +566,37 @@ def test_ten_thousand_names(shelf: Shelf) -> None:
     many(folder, (b"%05d" % number for number in range(10_000)))
     assert shelf.ok("ls", "many").splitlines() == [b"%05d" % number for number in range(10_000)]
     assert shelf.ok("ls", "-l", "many").count(b"\n") == 10_000
+
+
+def test_a_tree_may_be_deep(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No recursion and no descriptor for each level: a path may have two thousand of them."""
+    top = shelf.directory / "t"
+    (top / "/".join(["d"] * 300)).mkdir(parents=True)
+    (top / "/".join(["d"] * 300) / "f").write_text("deep")
+    (shelf.directory / "nothing").mkdir()
+    monkeypatch.chdir(shelf.directory)
+    monkeypatch.setenv("QUINE_DATA_DIR", shelf.env["QUINE_DATA_DIR"])
+    limits, most = resource.getrlimit(resource.RLIMIT_NOFILE), sys.getrecursionlimit()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, limits[1]))
+    sys.setrecursionlimit(250)
+    try:
+        for line in (
+            "put -r t t",
+            "get -r t back",
+            "find t --max-depth 299",
+            "cat t/**/f",
+            "sync back tier:t2",
+            "sync tier:t2 back2",
+            "put -r nothing .",
+            "sync --delete tier:nothing back2",
+            "rm -r t2",
+        ):
+            assert perform(line.split()) == 0, line
+    finally:
+        sys.setrecursionlimit(most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert snapshot(shelf.directory / "back") == snapshot(top) == snapshot(shelf.tier / "t")
+    assert os.listdir("back2") == [] and not (shelf.tier / "t2").exists()
 
 
 # -- a terminal -----------------------------------------------------------------------------------------

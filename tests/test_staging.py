@@ -8,6 +8,7 @@ import resource
 import select
 import signal
 import stat
+import sys
 import time
 from pathlib import Path
 
@@ -249,6 +250,20 @@ def test_a_line_that_is_cut_leaves_nothing(here: Path, there: Path, limit: int) 
     assert list(there.iterdir()) == []
     stage(here, there, "t")
     assert facts(there) == facts(here)
+
+
+def test_a_cut_leaves_nothing_of_a_deep_tree_either(here: Path, there: Path) -> None:
+    deep = here / "t" / "/".join(["d"] * 300)
+    deep.mkdir(parents=True)
+    (deep / "file").write_bytes(os.urandom(1_000_000))
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(250)
+    try:
+        with pytest.raises((RequestError, Broken)):
+            stage(here, there, "t", limit=500_000)
+    finally:
+        sys.setrecursionlimit(before)
+    assert list(there.iterdir()) == []
 
 
 def test_what_came_before_a_cut_is_not_sent_again(here: Path, there: Path) -> None:

@@ -75,6 +75,46 @@ def _step(fd: int, name: str, make: bool) -> int:
             sync(fd)
 
 
+@contextlib.contextmanager
+def within(root: int, path: str) -> Iterator[int]:
+    """The descriptor of a directory below `root`, for a while."""
+    fd = directory(root, path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def empty(root: int, name: str, ours: bool = False) -> None:
+    """Remove all that is in a directory, links themselves too; what others put there meanwhile may stay.
+
+    `ours`: also what its modes protect. No recursion: a path may have two thousand names.
+    """
+    todo, order = [name], []
+    while todo:
+        path = todo.pop()
+        order.append(path)
+        with contextlib.suppress(FileNotFoundError), within(root, path) as below:
+            if ours:
+                os.chmod(f"/proc/self/fd/{below}", 0o700)
+            listed = readable(below)
+            try:
+                with os.scandir(listed) as found:
+                    inside = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
+            finally:
+                os.close(listed)
+            for each, is_directory in inside:
+                if is_directory:
+                    todo.append(f"{path}/{each}")
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(each, dir_fd=below)
+    for path in reversed(order[1:]):
+        above, _, last = path.rpartition("/")
+        with contextlib.suppress(FileNotFoundError), within(root, above) as fd:
+            os.rmdir(last, dir_fd=fd)
+
+
 def top(path: str) -> int:
     """The descriptor of a root, which its owner may have made a symlink."""
     return os.open(path, _WALK)

@@ -15,6 +15,7 @@ import os
 import stat
 import time
 
+from quine.files import beneath
 from quine.files.names import join
 from quine.files.tier import error, stale
 
@@ -327,48 +328,33 @@ def _remove(folder: int, name: str) -> None:
     except OSError as refused:
         if refused.errno not in (errno.EISDIR, errno.EPERM):
             raise
-    fd = os.open(name, WITHIN, dir_fd=folder)
-    try:
-        for below in os.listdir(fd):
-            _remove(fd, below)
-    finally:
-        os.close(fd)
+    beneath.empty(folder, name)
     os.rmdir(name, dir_fd=folder)
 
 
 def walk(
-    top: str,
-    follow: bool,
-    failed: Callable[[OSError], None],
-    relative: str = "",
-    above: tuple[tuple[int, int], ...] = (),
-    leave_out: frozenset[str] = frozenset(),
+    top: str, follow: bool, failed: Callable[[OSError], None], leave_out: frozenset[str] = frozenset()
 ) -> Iterator[Found]:
     """All below a directory, each directory before what is in it, in the order of the names' bytes.
 
     `follow`: what links point to in their place; one that leads to a directory above itself is `failed`, as is what
     cannot be read. `leave_out`: paths relative to `top` that are passed over.
     """
-    here = os.path.join(top, relative) if relative else top
-    try:
-        status = os.stat(here)
-        found = sorted(os.listdir(here), key=os.fsencode)
-    except OSError as refused:
-        failed(refused)
-        return
-    chain = (*above, (status.st_dev, status.st_ino))
-    for name in found:
-        if join(relative, name) in leave_out:
-            continue
-        path = os.path.join(here, name)
+    todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]  # and which directories are above it
+    while todo:  # no recursion: a path may have two thousand names
+        relative, above = todo.pop()
+        here = os.path.join(top, relative) if relative else top
         try:
-            one = Found(join(relative, name), os.stat(path, follow_symlinks=follow))
+            one = Found(relative, os.stat(here, follow_symlinks=follow or not relative))
+            itself = (one.stat.st_dev, one.stat.st_ino)
+            if one.kind == "directory" and itself in above:
+                raise error(errno.ELOOP, here)
+            if relative:
+                yield one
+                if one.kind != "directory":
+                    continue
+            for name in sorted(os.listdir(here), key=os.fsencode, reverse=True):
+                if (below := join(relative, name)) not in leave_out:
+                    todo.append((below, (*above, itself)))
         except OSError as refused:
             failed(refused)
-            continue
-        if one.kind == "directory" and (one.stat.st_dev, one.stat.st_ino) in chain:
-            failed(error(errno.ELOOP, path))
-            continue
-        yield one
-        if one.kind == "directory":
-            yield from walk(top, follow, failed, one.path, chain, leave_out)

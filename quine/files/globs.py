@@ -81,15 +81,18 @@ def _below(tier: Tier, above: str, parts: list[str]) -> Iterator[str]:
 
 def _deep(tier: Tier, above: str, rest: list[str]) -> Iterator[str]:
     """`**` and what follows: in this directory, and in each below it."""
-    if rest:
-        yield from _below(tier, above, rest)
-    for entry in _list(tier, above):
-        if names.name(entry.path).startswith("."):
-            continue
-        if not rest:
-            yield entry.path
-        if not entry.is_file:
-            yield from _deep(tier, entry.path, rest)
+    todo = [above]
+    while todo:
+        above = todo.pop()
+        if rest:
+            yield from _below(tier, above, rest)
+        for entry in _list(tier, above):
+            if names.name(entry.path).startswith("."):
+                continue
+            if not rest:
+                yield entry.path
+            if not entry.is_file:
+                todo.append(entry.path)
 
 
 def _list(tier: Tier, path: str) -> list[Entry]:

@@ -11,7 +11,7 @@ from quine.exits import Misconfigured
 from quine.files import globs, names
 from quine.files.grammar import number
 from quine.files.shown import as_json, long, path_bytes
-from quine.files.tier import DIRECTORY_MODE, Entry
+from quine.files.tier import DIRECTORY_MODE, Entry, walked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,21 +118,8 @@ def _find(
         if entry.is_file:
             return
     prefix = len(top) + 1 if top else 0
-
-    def below(path: str, depth: int) -> None:
-        for entry in tier.list(path):
-            show(entry, names.join(written, entry.path[prefix:]))
-            if not entry.is_file and depth != deepest:
-                try:
-                    below(entry.path, depth + 1)
-                except FileNotFoundError:
-                    continue  # removed meanwhile
-
-    if deepest is None:
-        for entry in tier.walk(top):
-            show(entry, names.join(written, entry.path[prefix:]))
-    elif deepest:
-        below(top, 1)
+    for entry in tier.walk(top) if deepest is None else walked(tier, top, deepest):
+        show(entry, names.join(written, entry.path[prefix:]))
 
 
 def _text(values: Values, name: str) -> str | None:

@@ -149,7 +149,7 @@ class Local(Tier):
                     os.unlink(name, dir_fd=directory)
                 else:
                     if recursive:
-                        _empty(directory, name)
+                        beneath.empty(directory, name)
                     _remove_directory(directory, name)
                 beneath.sync(directory)
 
@@ -259,39 +259,6 @@ def _remove_directory(directory: int, name: str) -> None:
     except OSError as problem:
         if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        with contextlib.suppress(OSError), _inside(directory, name) as below:
+        with contextlib.suppress(OSError), beneath.within(directory, name) as below:
             os.rmdir(parts.NAME, dir_fd=below)
         os.rmdir(name, dir_fd=directory)
-
-
-def _empty(directory: int, name: str) -> None:
-    """Remove all that is in a directory, links themselves too; what others put there meanwhile may stay."""
-    todo, order = [name], []
-    while todo:
-        path = todo.pop()
-        order.append(path)
-        with contextlib.suppress(FileNotFoundError), _inside(directory, path) as below:
-            listed = beneath.readable(below)
-            try:
-                with os.scandir(listed) as found:
-                    inside = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
-            finally:
-                os.close(listed)
-            for each, is_directory in inside:
-                if is_directory:
-                    todo.append(names.join(path, each))
-                else:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(each, dir_fd=below)
-    for path in reversed(order[1:]):
-        with contextlib.suppress(FileNotFoundError), _inside(directory, names.parent(path)) as above:
-            os.rmdir(names.name(path), dir_fd=above)
-
-
-@contextlib.contextmanager
-def _inside(directory: int, path: str) -> Iterator[int]:
-    fd = beneath.directory(directory, path)
-    try:
-        yield fd
-    finally:
-        os.close(fd)

@@ -215,18 +215,7 @@ class Tier(abc.ABC):
 
     def walk(self, path: str) -> Iterator[Entry]:
         """Everything below a directory, each directory before what is in it."""
-        todo = [self.list(path)]  # no recursion: a path may have two thousand names
-        while todo:
-            entry = next(todo[-1], None)
-            if entry is None:
-                todo.pop()
-                continue
-            yield entry
-            if not entry.is_file:
-                try:
-                    todo.append(self.list(entry.path))
-                except FileNotFoundError:
-                    continue  # removed meanwhile
+        return walked(self, path)
 
     def url_of(self, path: str) -> str:
         """How somebody who may reach the store by himself names this file; without secrets."""
@@ -239,6 +228,22 @@ class Tier(abc.ABC):
     def close(self) -> None:
         """Let go of connections."""
         return
+
+
+def walked(tier: Tier, path: str, levels: int | None = None) -> Iterator[Entry]:
+    """What is below a directory, at most so many levels down, by a listing of each directory."""
+    todo = [tier.list(path)] if levels != 0 else []  # no recursion: a path may have two thousand names
+    while todo:
+        entry = next(todo[-1], None)
+        if entry is None:
+            todo.pop()
+            continue
+        yield entry
+        if not entry.is_file and len(todo) != levels:
+            try:
+                todo.append(tier.list(entry.path))
+            except FileNotFoundError:
+                continue  # removed meanwhile
 
 
 def pour(reader: Reader, writer: Writer) -> int:

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 
+from quine.files import beneath
 from quine.staging.survey import ASIDE
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -134,16 +135,5 @@ def _stays(path: bytes) -> bool:
 def remove(name: bytes, folder: int) -> None:
     """A directory and all that is in it; what cannot be removed stays."""
     with contextlib.suppress(OSError):
-        os.chmod(name, 0o700, dir_fd=folder)
-        fd = os.open(name, FOLDER, dir_fd=folder)
-        try:
-            with os.scandir(fd) as entries:
-                found = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries]
-            for own, is_folder in found:
-                if is_folder:
-                    remove(own, fd)
-                else:
-                    os.unlink(own, dir_fd=fd)
-        finally:
-            os.close(fd)
+        beneath.empty(folder, os.fsdecode(name), ours=True)
         os.rmdir(name, dir_fd=folder)
