@@ -245,6 +245,11 @@ def logs(agent: Agent, values: dict[str, object]) -> int:
             try:
                 file = stack.enter_context(open(os.path.join(agent.directory, name), "rb", 0))
             except OSError as error:
+                if agent.kept and isinstance(error, FileNotFoundError):
+                    what = f"the output of {agent.id} is not in the files tier yet"
+                    raise Failure(
+                        FAILED, what, f"it is kept there once it has ended: quine wait {agent.id}"
+                    ) from None
                 raise Failure(FAILED, f"{name} of {agent.id}: {(error.strerror or '').lower()}") from None
             file.seek(offset)
             opened.append((file.fileno(), target))

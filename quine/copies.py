@@ -2,8 +2,8 @@
 
 Laws
 1. Whole lines of a tape only; what is there already is not sent again.
-2. A record is copied after what it vouches for: the tape, then the output, then the status. Who finds a status there
-   finds the rest.
+2. The record of a job is copied before its tape, its status after the tape and the output. So who finds a record there
+   knows that a status is to come, and who finds a status finds the rest.
 3. Output is copied once it is over: a stream that grows is not sent again and again.
 """
 
@@ -19,7 +19,8 @@ from quine.keeping import PLACE
 from quine.life import is_session
 from quine.tape import parse
 
-RESULTS = ("stdout", "stderr", "job", "status")  # in this order
+RECORD = "job"
+RESULTS = (RECORD, "stdout", "stderr", "status")  # in this order
 FIRST_LINE = 1 << 26  # bytes, a meta with a long mission and its wisdom
 
 
@@ -38,8 +39,10 @@ class Copies:
     def round(self) -> int:
         """Copy what is new, and say how many files that was. OSError."""
         # Looked for first: what ended after this look has its tape copied now and its record the next time.
-        ended = list(self._ended())
-        return sum(self._tape(session) for session in self._sessions()) + sum(map(self._result, ended))
+        ended = [job for job in self._jobs() if os.path.exists(f"{job}/status")]
+        sessions = self._sessions()
+        begun = sum(self._copy(f"{job}/{RECORD}", f"{_place(job)}/{RECORD}") for job in self._jobs())
+        return begun + sum(map(self._tape, sessions)) + sum(map(self._result, ended))
 
     def _sessions(self) -> list[str]:
         found = []
@@ -53,8 +56,8 @@ class Copies:
                 found.append(session)
         return found
 
-    def _ended(self) -> Iterator[str]:
-        """Directories of jobs that have a status."""
+    def _jobs(self) -> Iterator[str]:
+        """Their directories."""
         mine = set(self._sessions())
         # One that was never started has no tape.
         jobs = {
@@ -63,7 +66,7 @@ class Copies:
         for session in sorted(mine | jobs):
             for place in (self._folder, self._detached):
                 directory = f"{place}/jobs/{session}"
-                if os.path.exists(f"{directory}/status"):
+                if os.path.isdir(directory):
                     yield directory
 
     def _parent(self, job: str) -> str:
@@ -76,7 +79,7 @@ class Copies:
         return self._copy(f"{self._folder}/{name}", f"{PLACE}/{name}", lines=True)
 
     def _result(self, directory: str) -> int:
-        target = f"{PLACE}/jobs/{os.path.basename(directory)}"
+        target = _place(directory)
         if f"{target}/status" in self._there:
             return 0
         return sum(self._copy(f"{directory}/{name}", f"{target}/{name}") for name in RESULTS)
@@ -100,6 +103,11 @@ class Copies:
             self._there[target] = size
             return 1
         return 0
+
+
+def _place(directory: str) -> str:
+    """Where that of a job is in the tier."""
+    return f"{PLACE}/jobs/{os.path.basename(directory)}"
 
 
 def _names(folder: str) -> list[str]:

@@ -28,6 +28,7 @@ from transport import quickjson
 AT_ONCE = 8  # files that are fetched at one time
 LOOK = 2.0  # seconds between two looks at a session whose end is waited for
 SILENCE = 300.0  # seconds without a sign of life of its keeper, after which it is lost
+LATE = 15.0  # seconds after the tape has told the end, for the output: its parent may be busy, or was killed
 VERSIONS = "versions"
 
 
@@ -70,16 +71,19 @@ def _found(there: Path, text: str) -> list[Agent]:
 
 
 def ended(agent: Agent, deadline: float) -> Agent | None:
-    """The agent once its end is in the tier; None where that is later than `deadline` (of the monotonic clock).
-
-    Failure (LOST) where nothing is heard of its tree.
+    """The agent once its end and its output are in the tier; None where that is later than `deadline` (of the
+    monotonic clock). Failure (LOST) where nothing is heard of its tree.
     """
-    heard, beat = time.monotonic(), b""
-    while agent.end().state in ("lost", "unknown"):
+    heard, beat, told = time.monotonic(), b"", float("inf")
+    while not _is_over(agent):
         left = deadline - time.monotonic()
         if left <= 0:
             return None
-        if time.monotonic() - heard > SILENCE:
+        if _is_told(agent):
+            told = min(told, time.monotonic())
+            if time.monotonic() - told > LATE:
+                return agent
+        elif time.monotonic() - heard > SILENCE:
             text = f"{agent.id}: nothing has been heard of its tree for {SILENCE:.0f} s"
             raise Failure(LOST, text, "its machine is off, or cannot reach the files tier; quine wait again")
         time.sleep(min(LOOK, left))
@@ -96,6 +100,15 @@ def ended(agent: Agent, deadline: float) -> Agent | None:
             # that it changes is what counts, for clocks differ
             heard, beat = (heard if now == beat else time.monotonic()), now
     return agent
+
+
+def _is_told(agent: Agent) -> bool:
+    return agent.end().state not in ("lost", "unknown")
+
+
+def _is_over(agent: Agent) -> bool:
+    """Of a job the status comes last: what its tape tells may be there before its output."""
+    return _is_told(agent) and (not agent.directory or os.path.exists(f"{agent.directory}/status"))
 
 
 def save(folder: Path, session: str) -> tuple[int, str]:

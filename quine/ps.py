@@ -132,7 +132,18 @@ def _one(folders: tuple[str, ...], text: str, values: dict[str, object]) -> Agen
         roster.everyone(*folders), key=lambda agent: (_common(agent.id, text), agent.begun), reverse=True
     )
     hint = f"known are {', '.join(agent.id for agent in near[:3])}{', …' if len(near) > 3 else ''}"
-    raise Misconfigured(f"no such job: {text}", hint if near else f"{folders[0]} has none; see --data-dir")
+    raise Misconfigured(f"no such job: {text}", hint if near else _nowhere(folders[0]))
+
+
+def _nowhere(folder: str) -> str:
+    """Where was looked, for who has no job of his own here."""
+    from quine import keeping
+
+    if keeping.wanted(os.environ):
+        return (
+            f"{folder} has none, and the files tier not this one; one that has just begun is there in seconds"
+        )
+    return f"{folder} has none; see --data-dir, and QUINE_FS for what another machine has begun"
 
 
 def _may_be_an_id(text: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from quine import copies, keeper, keeping, kept
+from quine import attach, copies, keeper, keeping, kept
 from quine.exits import Failure
 from quine.files.local import Local
 from quine.files.memory import Memory
@@ -186,7 +186,7 @@ def test_a_detached_agent_can_be_waited_for_elsewhere(agents: Kept) -> None:
     agents.script(says(sh("echo deliverable >&4")), says(call("exit", status=4, stderr="no")))
     with agents.start("work", "--detach") as process:
         job = process.communicate(timeout=120)[0].decode().strip()
-    until(lambda: agents.kept(f"jobs/{job}/status").exists())
+    until(lambda: agents.kept(f"{job}.jsonl").exists())
     assert agents.elsewhere("wait", job).returncode == 4
     assert agents.elsewhere("logs", job).stdout == b"deliverable\n"
     assert agents.same()
@@ -324,6 +324,39 @@ def test_who_waits_for_a_tree_that_is_silent_is_told(tmp_path: Path, monkeypatch
     assert caught.value.status == 74
 
 
+def test_who_waits_for_a_job_waits_for_its_output_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`quine wait ID && quine logs ID`: the tape tells the end before the output has come."""
+    session = new_session()
+    begun(tmp_path / "tier", session)
+    place = tmp_path / "tier" / PLACE
+    with open(place / f"{session}.jsonl", "a") as tape:
+        tape.write(json.dumps({"type": "outcome", "data": {"exit_code": 3}}) + "\n")
+    (place / "jobs" / session).mkdir(parents=True)
+    (place / "jobs" / session / "job").write_text("{}")
+    monkeypatch.setenv("QUINE_FS", f"file://{tmp_path}/tier")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (agent,) = kept.find(session)
+    with pytest.raises(Failure, match="not in the files tier yet"):
+        attach.logs(agent, {})
+    clock = 0.0
+
+    def pass_(seconds: float) -> None:
+        nonlocal clock
+        clock += seconds
+
+    monkeypatch.setattr(kept, "time", SimpleNamespace(monotonic=lambda: clock, sleep=pass_))
+    assert kept.ended(agent, 5.0) is None, "its status is to come"
+    late = kept.ended(agent, float("inf"))  # who was to write it may have been killed
+    assert late and late.end().code == 3 and kept.LATE <= clock < 2 * kept.LATE
+    (place / "jobs" / session / "stdout").write_text("made\n")
+    (place / "jobs" / session / "status").write_text(json.dumps({"state": "exited", "code": 3}))
+    begun_at = clock
+    over = kept.ended(agent, float("inf"))
+    assert over and (Path(over.directory) / "stdout").read_text() == "made\n" and clock < begun_at + kept.LATE
+
+
 def test_a_keeper_gives_signs_of_life_and_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,7 +405,8 @@ def test_a_status_is_never_there_before_what_it_vouches_for(tmp_path: Path) -> N
             return super().create(path, **options)
 
     assert copies.RESULTS[-1] == "status"
-    order = [f"{session}.jsonl", *(f"jobs/{session}/{name}" for name in copies.RESULTS)]
+    record, *results = (f"jobs/{session}/{name}" for name in copies.RESULTS)
+    order = [record, f"{session}.jsonl", *results]
     for count in range(len(order) + 1):
         tier = Failing(str(tmp_path / f"tier{count}"))
         tier.left = count
@@ -386,7 +420,7 @@ def test_a_status_is_never_there_before_what_it_vouches_for(tmp_path: Path) -> N
         assert there == order[:count]
         tier.left = 100
         assert made.round() == len(order) - count and made.round() == 0
-        assert (tmp_path / f"tier{count}" / PLACE / order[0]).read_text() == line + "\n" + line + "\n"
+        assert (tmp_path / f"tier{count}" / PLACE / order[1]).read_text() == line + "\n" + line + "\n"
 
 
 # -------------------------------------------------------------------------------------- what is reserved
