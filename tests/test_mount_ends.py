@@ -41,7 +41,7 @@ def test_unmounted_when_it_is_asked_for(tmp_path: Path, store: Path) -> None:
         with open(mount.path / "f", "wb"):
             done = mount.quine("fs", "umount", str(mount.path))
             assert done.returncode == 1
-            assert b"busy" in done.stderr
+            assert b"busy" in done.stderr and f"fuser -vm {mount.path}\n".encode() in done.stderr
         assert mount.quine("fs", "mount", str(mount.path)).returncode == 2  # there already
         # The close comes a little later.
         until(lambda: mount.quine("fs", "umount", str(mount.path)).returncode == 0)

@@ -470,7 +470,8 @@ for size in (600, 500):
         subprocess.run(command, pass_fds=[writing], env={"PYTHONPATH": root}, check=True, timeout=120)
         os.close(writing)
         with os.fdopen(reading, "rb") as file:
-            assert file.read() == b"done the tree has 600 of 1000 bytes in the files tier"
+            told = b"the tree has 600 of 1000 bytes in the files tier, and no room for 500 more"
+            assert file.read() == b"done " + told
         assert ledger.book.numbers().stored == 600
     finally:
         os.close(ledger.fd)

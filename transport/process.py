@@ -244,7 +244,8 @@ def _check_directory(cwd: str) -> None:
         os.stat(os.path.join(cwd, "."))  # asks for the right to be in it, too
     except (FileNotFoundError, NotADirectoryError, ValueError):
         raise Refused(
-            f"no such directory: {cwd}", "make it there, or choose another one with --cwd"
+            f"no such directory: {cwd}",
+            "make it there, or choose another one with --cwd; a ~ in quotes is the home there",
         ) from None
     except OSError as error:
         why = (error.strerror or "").lower()

@@ -280,7 +280,7 @@ class Account:
             if fd < 0 or amount > free:
                 if fd >= 0 and slot[0] < 0:
                     os.close(fd)
-                raise OSError(errno.EDQUOT, _full(facts, others), path)
+                raise OSError(errno.EDQUOT, _full(facts, others, amount), path)
             amount = min(amount + ahead, max(amount, free // 8))
             self._book.note(PUT, fd, index, amount)
         return amount, (fd, index)
@@ -321,9 +321,10 @@ def _wait(done: Callable[[], bool], path: str) -> None:
         pause = min(2 * pause, LONGEST)
 
 
-def _full(facts: Numbers, others: int) -> str:
+def _full(facts: Numbers, others: int, amount: int) -> str:
     under_way = f" and {others} under way" if others else ""
-    return f"the tree has {facts.stored} of {facts.limit_stored} bytes in the files tier{under_way}"
+    has = f"the tree has {facts.stored} of {facts.limit_stored} bytes in the files tier{under_way}"
+    return f"{has}, and no room for {amount} more"
 
 
 def _file(tier: Tier, path: str) -> Entry | None:

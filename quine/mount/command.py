@@ -96,7 +96,7 @@ def _umount(path: str) -> int:
         if mounts.is_mounted(path) or path not in swept:
             mounts.unmount(path, lazily=False)
     except OSError as error:
-        hint = "end what uses it: fuser -vm DIR" if error.errno == 16 else ""
+        hint = f"end what uses it: fuser -vm {path}" if error.errno == 16 else ""
         complain(f"{path}: {(error.strerror or '').lower()}", hint)
         return 1
     return 0

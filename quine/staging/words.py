@@ -49,11 +49,9 @@ def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
     before, colon, after = word.rpartition(":")
     where = os.path.join(folder, os.path.expanduser(before))
     if colon and before and os.path.exists(where):
-        name = (
-            os.path.join(after, os.path.basename(os.path.normpath(where)))
-            if after[-1:] in ("/", "")
-            else after
-        )
+        # A file goes into `.`, as with cp; a directory becomes it.
+        into = after[-1:] in ("/", "") or (os.path.normpath(after) == "." and not os.path.isdir(where))
+        name = os.path.join(after, os.path.basename(os.path.normpath(where))) if into else after
         return [_pair(folder, before, _inside("--files", name))]
     if any(char in word for char in MAGIC):
         import glob
