@@ -246,6 +246,18 @@ def test_nothing_is_removed_where_the_source_was_not_seen_whole(shelf: Shelf) ->
     assert (shelf.tier / "t/old").exists() and (shelf.tier / "t/new").exists()
 
 
+def test_what_is_behind_a_link_that_was_refused_stays(shelf: Shelf) -> None:
+    """A directory was moved to another disk, and a link put in its place: its copy is not what is to go."""
+    shelf.ok("sync", "s", "tier:t")
+    (shelf.directory / "s/d").rename(shelf.directory / "elsewhere")
+    (shelf.directory / "s/d").symlink_to("../elsewhere")
+    assert "s/d: a symbolic link" in shelf.fails("sync", "--delete", "s", "tier:t")
+    assert (shelf.tier / "t/d/changed").read_bytes() == b"2" and (shelf.tier / "t/d/e").is_dir()
+    assert not (shelf.tier / "t/extra").exists(), "what is nowhere in the source goes"
+    shelf.ok("sync", "-L", "--delete", "s", "tier:t")
+    assert (shelf.tier / "t/d/changed").read_bytes() == b"2"
+
+
 def test_a_link_here_is_no_way_out(shelf: Shelf) -> None:
     outside = shelf.directory / "outside"
     outside.mkdir()

@@ -4,7 +4,7 @@ Laws
 1. What has the same size, time and mode on both sides is not sent; where a listing says otherwise the store is asked
    about the one file, for a listing of some stores does not know better.
 2. What the target has more is removed only with --delete, after everything else, and not at all where a part of the
-   source could not be read: what was not seen is not what is not there.
+   source could not be read: what was not seen is not what is not there. So is what is behind a link that is refused.
 3. A dry run prints what would be done, in the order in which it would be begun, and changes nothing.
 """
 
@@ -77,6 +77,7 @@ class _Sync:
         self.whole = True  # all of the source could be read
         self.there: dict[str, Item] = {}  # what the target has
         self.seen: set[str] = set()  # what the source has
+        self.refused: set[str] = set()  # of it what is no file and no directory: what is behind it was not seen
 
     def unread(self, problem: OSError) -> None:
         self.whole = False
@@ -88,6 +89,7 @@ class _Sync:
         for item in targets.needed(self.noted()):
             there = self.there.get(item.path)
             if item.kind not in ("file", "directory"):
+                self.refused.add(item.path)
                 self.crew.failed(self.odd(item))
             elif item.kind == "directory":
                 if not there:
@@ -144,6 +146,8 @@ class _Sync:
         gone = ""
         for path in sorted(self.there, key=lambda path: os.fsencode(path).split(b"/")):
             if path in self.seen or (gone and path.startswith(f"{gone}/")):
+                continue
+            if not self.refused.isdisjoint(names.ancestors(path)):
                 continue
             gone = path
             self.say("delete", path)
