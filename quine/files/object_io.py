@@ -155,9 +155,11 @@ class ObjectWriter(Writer):
         if_absent: bool,
         size: int,
         before: Callable[[], None],
+        parted: Callable[[], None] = lambda: None,
     ) -> None:
+        """`before` it is seen; `parted` before the first part of what has to be the first. Either may refuse."""
         self._bucket, self._key, self._path = bucket, key, path
-        self._if_absent, self._before = if_absent, before
+        self._if_absent, self._before, self._parted = if_absent, before, parted
         self._meta = {**meta, MARK: secrets.token_hex(8)}
         self._part = max(PART, -(-size // (PARTS - 100)))
         self._held = bytearray()
@@ -170,6 +172,8 @@ class ObjectWriter(Writer):
         self._size += len(data)
         while len(self._held) > self._part:
             if self._upload is None:
+                if self._if_absent:
+                    self._parted()
                 self._upload = Upload(self._bucket, self._key, self._path, self._meta)
             with memoryview(self._held) as view:
                 part = bytes(view[: self._part])
@@ -242,7 +246,12 @@ class ObjectReader(Reader):
                 raise stale(self._path) from None
             raise
         self._body = answer["Body"]
-        return found(self._key, answer)
+        there = found(self._key, answer)
+        if etag and there.etag != etag:
+            raise stale(self._path)
+        if start and not str(answer.get("ContentRange", "")).startswith(f"bytes {start}-"):
+            raise OSError(errno.EIO, "the store sends another part than was asked for", self._path)
+        return there
 
     def data(self, size: int) -> bytes:
         size = min(size, BLOCK, self._end - self._place)
@@ -288,6 +297,31 @@ async def _filled(body: Any, size: int) -> bytes:
         parts.append(block)
         size -= len(block)
     return b"".join(parts)
+
+
+def heeds(bucket: Bucket, key: str, path: str, parts: bool) -> bool:
+    """Does the store heed If-None-Match, of one put or of parts? Tried out on a key that nobody else has."""
+    bucket.call("put_object", path, Key=key, Body=b"")
+    try:
+        if not parts:
+            bucket.call("put_object", path, Key=key, Body=b"", IfNoneMatch="*")
+            return False
+        upload = Upload(bucket, key, path, {MARK: secrets.token_hex(8)})
+        try:
+            upload.send(b"1")
+            upload.complete(if_absent=True)
+            return False
+        finally:
+            upload.abort()
+    except (Unmet, FileExistsError):
+        return True
+    except OSError as fault:
+        if fault.errno != errno.ENOTSUP:
+            raise
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            bucket.call("delete_object", path, Key=key)
 
 
 def by_hand(bucket: Bucket, here: Found, key: str, source: str, target: str) -> Entry:

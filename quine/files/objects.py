@@ -3,7 +3,8 @@
 Laws
 1. A file is one object: its put, or the completion of its parts, is the moment at which all see it. Parts that were
    never completed are seen by nobody, and `abort` drops them.
-2. `if_absent` is If-None-Match at that moment, and a store that does not heed it is found out before it is trusted.
+2. `if_absent` is If-None-Match at that moment, and a store that does not heed it is found out before it is trusted:
+   of one put, and of parts, for some heed it only of the one.
    Each object bears a mark of its writer: who asks again for an answer that was lost does not lose to himself.
 3. A reader asks for the one version that it opened, by ETag; where that is gone it says ESTALE.
 4. Mode and mtime are in the object's metadata, which `stat` and `open` read and a listing does not.
@@ -38,6 +39,7 @@ from quine.files.object_io import (
     by_hand,
     by_parts,
     entry,
+    heeds,
     mode_of,
     mtime_of,
     settled,
@@ -60,7 +62,7 @@ class ObjectTier(Tier):
         self.bucket = bucket
         self.base = key_of(prefix) + "/" if prefix else ""
         self._seen: dict[str, float] = {}  # directories, and until when we believe it
-        self._conditional: bool | None = None
+        self._conditional: dict[bool, bool] = {}  # whether the store decides: of parts, of one put
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -184,6 +186,7 @@ class ObjectTier(Tier):
             if_absent,
             size or 0,
             lambda: self.put_folders(missing),
+            lambda: self._heeds(path, parts=True),
         )
 
     def _room(self, path: str, if_absent: bool = False) -> Sequence[str]:
@@ -403,36 +406,27 @@ class ObjectTier(Tier):
         key = self.key(target)
         if if_absent and here.size <= PART:
             return by_hand(self.bucket, here, key, source, target)
+        if if_absent:
+            self._heeds(target, parts=True)
         if if_absent or here.size > WHOLE:
             return by_parts(self.bucket, here, key, target, if_absent)
         future = self._store_copy(here, key, source)
         answer = self._copied_call(future, source) if future is not None else {}
         return entry(target, here)._replace(version=bare(answer.get("CopyObjectResult", {})))
 
-    def _heeds(self, path: str) -> None:
-        if not self._decides(path):
-            text = "this store does not heed If-None-Match: it cannot decide who is first"
+    def _heeds(self, path: str, parts: bool = False) -> None:
+        if not self._decides(path, parts):
+            what = " of what comes in parts" if parts else ""
+            text = f"this store does not heed If-None-Match{what}: it cannot decide who is first"
             raise OSError(errno.ENOTSUP, text, path)
 
-    def _decides(self, path: str) -> bool:
-        """Does the store heed If-None-Match? Seen once."""
+    def _decides(self, path: str, parts: bool = False) -> bool:
+        """Does the store heed If-None-Match, of one put or of parts? Seen once."""
         with self._lock:
-            if self._conditional is None:
+            if parts not in self._conditional:
                 key = f"{self.base}{ASIDE}{secrets.token_hex(8)}"
-                self.bucket.call("put_object", path, Key=key, Body=b"")
-                try:
-                    self.bucket.call("put_object", path, Key=key, Body=b"", IfNoneMatch="*")
-                    self._conditional = False
-                except Unmet:
-                    self._conditional = True
-                except OSError as fault:
-                    if fault.errno != errno.ENOTSUP:
-                        raise
-                    self._conditional = False
-                finally:
-                    with contextlib.suppress(OSError):
-                        self.bucket.call("delete_object", path, Key=key)
-            return self._conditional
+                self._conditional[parts] = heeds(self.bucket, key, path, parts)
+            return self._conditional[parts]
 
     def close(self) -> None:
         self.bucket.close()

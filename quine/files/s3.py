@@ -1,7 +1,8 @@
 """A bucket of an S3 store by way of s3fs: single calls, what they answer, and what goes wrong as an OSError.
 
 Laws
-1. No cache of listings: what a call says is what the store said. Tries are few and bounded, as are silences.
+1. No cache of listings: what a call says is what the store said, and what is no answer of a store (of a gateway whose
+   connection broke off, of a login page) is an error. Tries are few and bounded, as are silences.
 2. A process that was forked opens a client of its own; what its parent had open stays the parent's.
 3. A condition that does not hold is `Unmet`, told apart from everything else.
 4. Keys come from the environment that is given, from the options, or by the usual chain of the AWS tools (a profile,
@@ -15,6 +16,7 @@ import contextlib
 import errno
 import os
 import re
+import socket
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -36,6 +38,15 @@ _ERRNO = {
     **dict.fromkeys(("NotImplemented", "501", "MethodNotAllowed"), errno.ENOTSUP),
     **dict.fromkeys(("403", "401", "AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId"), errno.EACCES),
     **dict.fromkeys(("SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"), errno.EACCES),
+}
+# What an answer has to say: an empty one would be an empty directory, or a copy whose source may go.
+_SAYS = {
+    "list_objects_v2": "IsTruncated",
+    "copy_object": "CopyObjectResult",
+    "upload_part_copy": "CopyPartResult",
+    "create_multipart_upload": "UploadId",
+    **dict.fromkeys(("put_object", "upload_part", "complete_multipart_upload"), "ETag"),
+    **dict.fromkeys(("head_object", "get_object"), "LastModified"),
 }
 _UNMET = ("412", "PreconditionFailed", "ConditionalRequestConflict", "409")
 
@@ -101,8 +112,8 @@ class Bucket:
                 except ImportError:
                     raise Misconfigured("s3:// needs s3fs", "pip install 'quine[s3]'") from None
                 try:
-                    self._driver = s3fs.S3FileSystem(**self._options)
-                    self._driver.retries = TRIES
+                    self._driver = s3fs.S3FileSystem(**_limited(self._options))
+                    self._driver.retries = 1  # the library below tries again, and knows for what
                 except (TypeError, ValueError) as error:
                     raise Misconfigured(
                         f"s3:// cannot be opened: {self._text(error)}", "see QUINE_FS_OPTIONS"
@@ -112,9 +123,13 @@ class Bucket:
     def begin(self, method: str, **call: Any) -> Future[Any]:
         """Send a call on its way; `done` waits for it."""
         driver = self.driver()
-        return asyncio.run_coroutine_threadsafe(
-            driver._call_s3(method, Bucket=self.name, **call), driver.loop
-        )
+        return asyncio.run_coroutine_threadsafe(self._answer(driver, method, call), driver.loop)
+
+    async def _answer(self, driver: Any, method: str, call: dict[str, Any]) -> Any:
+        answer = await driver._call_s3(method, Bucket=self.name, **call)
+        if method in _SAYS and answer.get(_SAYS[method]) in (None, "", {}):
+            raise ValueError("what answers is no store: it says nothing of what was asked")
+        return answer
 
     def done(self, future: Future[Any], path: str) -> Any:
         """Its answer. Raises Unmet and OSError, about `path`."""
@@ -272,6 +287,26 @@ def bare(answer: Mapping[str, Any]) -> str:
     return str(answer.get("ETag", "")).strip('"')
 
 
+def _limited(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same, and who takes no more bytes of ours is given up: the driver waits for that for ever."""
+    import aiobotocore.config  # type: ignore[import-untyped]
+
+    config = {"connector_args": {"socket_factory": _socket}, **options["config_kwargs"]}
+    try:
+        aiobotocore.config.AioConfig(**config)
+    except (
+        Exception
+    ):  # an older one knows no sockets but its own; what else is wrong with it is said elsewhere
+        return options
+    return {**options, "config_kwargs": config}
+
+
+def _socket(address: Any) -> socket.socket:
+    made = socket.socket(*address[:3])
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
+    return made
+
+
 def settings(environ: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
     """What s3fs is opened with: the options, above what the environment says."""
     names = {"key": "AWS_ACCESS_KEY_ID", "secret": "AWS_SECRET_ACCESS_KEY", "token": "AWS_SESSION_TOKEN"}
@@ -290,7 +325,7 @@ def settings(environ: Mapping[str, str], options: Mapping[str, Any]) -> dict[str
             "connect_timeout": CONNECT,
             "read_timeout": SILENCE,
             "max_pool_connections": AT_ONCE,
-            "retries": {"max_attempts": 1},
+            "retries": {"mode": "standard", "total_max_attempts": TRIES},
             **options.get("config_kwargs", {}),
         },
     }

@@ -77,7 +77,7 @@ class _Sync:
         self.whole = True  # all of the source could be read
         self.there: dict[str, Item] = {}  # what the target has
         self.seen: set[str] = set()  # what the source has
-        self.refused: set[str] = set()  # of it what is no file and no directory: what is behind it was not seen
+        self.refused: set[str] = set()  # of that what is a link or the like: what is behind was not seen
 
     def unread(self, problem: OSError) -> None:
         self.whole = False
