@@ -25,19 +25,23 @@ def sources(words: list[str], folder: str) -> list[tuple[bytes, bytes]]:
             if found.setdefault(name, path) != path:
                 raise Misconfigured(f"--files: two files for the name {os.fsdecode(name)!r}")
     kept: list[tuple[bytes, bytes]] = []
-    for name in sorted(found, key=lambda name: name.split(b"/")):
-        if not kept or not _is_in(name, kept[-1][1]):
+    for name, top in _topped(set(found)):
+        if name == top:
             kept.append((found[name], name))
-            continue
-        path, above = kept[-1]
-        if found[name] != os.path.join(path, name[len(above) :].lstrip(b"/")):
+        elif found[name] != os.path.join(found[top], name[len(top) :].lstrip(b"/")):
             raise Misconfigured(f"--files: two files for the name {os.fsdecode(name)!r}")
     return kept
 
 
-def _is_in(name: bytes, above: bytes) -> bool:
-    """Of names that are sorted part by part, where what is in a directory stands right behind it."""
-    return not above or name.startswith(above + b"/")
+def _topped(names: set[bytes]) -> list[tuple[bytes, bytes]]:
+    """Each, with the outermost of them that it is or is in; b"" is the whole directory."""
+    found: list[tuple[bytes, bytes]] = []
+    for name in sorted(
+        names, key=lambda name: name.split(b"/")
+    ):  # what is in a directory stands right behind it
+        top = found[-1][1] if found else name
+        found.append((name, top if not top or name.startswith(top + b"/") else name))
+    return found
 
 
 def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
@@ -109,11 +113,9 @@ def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]
             ]
         names.update(b"" if name == "." else os.fsencode(name) for name in matches)
         missing += [] if matches else [pattern]
-    found: list[tuple[bytes, bytes]] = []
-    for name in sorted(names, key=lambda name: name.split(b"/")):
-        if not found or not _is_in(name, found[-1][1]):
-            found.append((os.path.join(os.fsencode(folder), name) if name else os.fsencode(folder), name))
-    return found, missing
+    here = os.fsencode(folder)
+    tops = [name for name, top in _topped(names) if name == top]
+    return [(os.path.join(here, name) if name else here, name) for name in tops], missing
 
 
 def allowed(name: bytes, patterns: list[str]) -> bool:
