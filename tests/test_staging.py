@@ -11,6 +11,7 @@ import stat
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -140,6 +141,26 @@ def test_a_change_that_keeps_size_and_time_is_seen(here: Path, there: Path) -> N
     os.utime(here / "a", ns=(facts_before.st_atime_ns, facts_before.st_mtime_ns))
     stage(here, there, "a")
     assert (there / "a").read_bytes() == b"new"
+
+
+def test_fewer_blocks_than_bytes_are_no_holes(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZFS counts what it has compressed, and nothing yet of what was just written."""
+    fstat = os.fstat
+
+    class Packed:
+        def __init__(self, fd: int) -> None:
+            self._fact = fstat(fd)
+
+        def __getattr__(self, name: str) -> Any:
+            return 1 if name == "st_blocks" else getattr(self._fact, name)
+
+    monkeypatch.setattr(os, "fstat", Packed)
+    for number in range(3):
+        (here / str(number)).write_bytes(os.urandom(1000 << 5 * number))
+    stage(here, there, "0", "1", "2")
+    assert facts(there) == facts(here)
 
 
 def test_files_that_change_right_after_they_were_written_are_seen(here: Path, there: Path) -> None:
@@ -605,14 +626,14 @@ def test_a_record_that_is_torn_is_as_none(here: Path, there: Path, cache: Path, 
 def test_a_file_that_is_written_all_the_time_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = here / "log"
     path.write_bytes(b"x" * 3_000_000)
-    read = os.read
+    read = os.pread
 
-    def growing(fd: int, size: int) -> bytes:
+    def growing(fd: int, size: int, at: int) -> bytes:
         with open(path, "ab") as file:
             file.write(b"y")
-        return read(fd, size)
+        return read(fd, size, at)
 
-    monkeypatch.setattr(os, "read", growing)
+    monkeypatch.setattr(os, "pread", growing)
     with pytest.raises(Changed) as caught:
         measure(os.fsencode(path))
     assert caught.value.filename == os.fsencode(path)

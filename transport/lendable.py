@@ -106,7 +106,7 @@ class Lends:
         return got
 
 
-def write_all(fd: int, data: bytes | memoryview) -> None:
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     """Raises OSError."""
     done = os.write(fd, data)
     while done < len(data):

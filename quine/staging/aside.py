@@ -17,12 +17,23 @@ import fcntl
 import os
 import stat
 
-from quine.staging.content import BLOCK, Broken, Feed, blank, extents, facts_of, head, measure, parse_head
+from quine.staging.content import (
+    BLOCK,
+    Broken,
+    Feed,
+    blank,
+    blocks,
+    extents,
+    facts_of,
+    head,
+    measure,
+    parse_head,
+)
 from quine.staging.manifest import IMPLIED, PERMISSIONS, SIZE, SPARSE, Manifest, shown
 from quine.staging.renames import FOLDER, Conflict, Parents, move, remove
 from quine.staging.survey import ASIDE, FACTS
 from transport.lean import blake2b
-from transport.lendable import write_all
+from transport.lendable import write_all, write_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,16 +66,15 @@ class Layout:
         self._new = -1
         # Where an entry is made, below `new`; "" where it is there.
         self._spots: list[bytes] = [b""] * len(manifest)
-        self._folders: dict[bytes, bytes] = {
-            b"": b""
-        }  # of the manifest: where it is made, "" where it is there
+        # The same of a directory, by its name.
+        self._folders: dict[bytes, bytes] = {b"": b""}
         self.needs: list[int] = []  # files to be made
         self._moves: list[int] = []  # entries to be renamed
-        self._plan(base)  # before anything is held: it may find that it cannot be
+        self._plan()  # before anything is held: it may find that it cannot be
 
     # -- what is to be done ------------------------------------------------------------------------
 
-    def _plan(self, base: bytes) -> None:
+    def _plan(self) -> None:
         manifest = self._manifest
         for index, name in enumerate(manifest.names):
             above, _, last = name.rpartition(b"/")
@@ -72,10 +82,10 @@ class Layout:
             fact = self._here.get(name) if not home else None
             if not home and fact is None and manifest.modes[index] & IMPLIED:
                 with contextlib.suppress(FileNotFoundError):  # no look was taken at it
-                    fact = facts_of(os.lstat(os.path.join(base, name)))
+                    fact = facts_of(os.lstat(os.path.join(self._path, name)))
             if home:
                 spot = home + b"/" + last
-            elif fact is not None and self._is_there(base, index, fact):
+            elif fact is not None and self._is_there(index, fact):
                 spot = b""
             else:
                 spot = b"%d" % index
@@ -86,7 +96,7 @@ class Layout:
             elif spot and manifest.is_file(index):
                 self.needs.append(index)
 
-    def _is_there(self, base: bytes, index: int, facts: bytes) -> bool:
+    def _is_there(self, index: int, facts: bytes) -> bool:
         """Is what stands there what should? Raises Conflict where it can neither stay nor be replaced."""
         manifest = self._manifest
         name, mode = manifest.names[index], manifest.modes[index]
@@ -98,7 +108,7 @@ class Layout:
             return True
         if stat.S_IFMT(found) != stat.S_IFMT(mode & 0xFFFF):
             return False
-        path = os.path.join(base, name)
+        path = os.path.join(self._path, name)
         if stat.S_ISLNK(found):
             return os.readlink(path) == manifest.marks[index]
         if size != manifest.sizes[index]:
@@ -109,6 +119,15 @@ class Layout:
         with contextlib.suppress(OSError):
             return measure(path).digest == manifest.marks[index]
         return False
+
+    def wanted(self, here: Objects | frozenset[bytes] = frozenset()) -> dict[bytes, int]:
+        """Contents that are needed and are not `here`: digest -> the first entry that has it."""
+        found: dict[bytes, int] = {}
+        for index in self.needs:
+            mark = self._manifest.marks[index]
+            if mark not in found and self._manifest.sizes[index] and mark not in here:
+                found[mark] = index
+        return found
 
     # -- making it ---------------------------------------------------------------------------------
 
@@ -142,7 +161,7 @@ class Layout:
         with contextlib.suppress(OSError):
             os.utime(spot, ns=(mtime, mtime), dir_fd=self._new, follow_symlinks=False)
 
-    def fill(self, feed: Feed | None, wanted: set[bytes], objects: Objects | None, pack: Pack | None) -> None:
+    def fill(self, feed: Feed, wanted: set[bytes], objects: Objects | None, pack: Pack | None) -> None:
         """Make the files: `wanted` from what comes, the others from what is here. Raises OSError, Broken."""
         made: dict[bytes, int] = {}
         manifest, folder, above = self._manifest, self._new, b""
@@ -164,7 +183,6 @@ class Layout:
                     if digest in made:
                         self._copy(made[digest], fd)
                     elif 0 < manifest.sizes[index] <= BLOCK and digest in wanted and not mode & SPARSE:
-                        assert feed
                         self._put(index, fd, feed.take(manifest.sizes[index]), pack)
                         made[digest] = index
                     elif manifest.sizes[index] or mode & SPARSE:
@@ -184,15 +202,13 @@ class Layout:
             raise Broken(f"{shown(self._manifest.names[index])} came with another content")
         if pack:
             pack.add(digest, data)
-        if os.write(fd, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_all(fd, data)
 
     def _pour(
-        self, index: int, fd: int, comes: bool, feed: Feed | None, objects: Objects | None, pack: Pack | None
+        self, index: int, fd: int, comes: bool, feed: Feed, objects: Objects | None, pack: Pack | None
     ) -> None:
         digest = self._manifest.marks[index]
         if comes:
-            assert feed
             if pack:
                 pack.begin(self._manifest.sizes[index])
             found = self._content(index, fd, feed, pack.put if pack else None)
@@ -217,10 +233,7 @@ class Layout:
         size, sparse = self._manifest.sizes[index], self._manifest.modes[index] & SPARSE
         if not sparse and size <= BLOCK:
             data = feed.take(size)
-            if keep:
-                keep(data)
-            if os.write(fd, data) != size:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write_all(fd, data)
             return blake2b(data, digest_size=SIZE).digest()
         found = parse_head(feed.take, size) if sparse else [(0, size)]
         digest = blank(size, found) if sparse else blake2b(digest_size=SIZE)
@@ -234,8 +247,7 @@ class Layout:
                 digest.update(piece)
                 if keep:
                     keep(piece)
-                while piece:
-                    piece = piece[os.write(fd, piece) :]
+                write_all(fd, piece)
         whole: bytes = digest.digest()
         return whole
 
@@ -245,15 +257,8 @@ class Layout:
         source = os.open(self._spots[first], os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._new)
         try:
             os.ftruncate(fd, size)
-            for start, length in extents(source, size):
-                os.lseek(fd, start, os.SEEK_SET)
-                while length:
-                    data = os.pread(source, min(BLOCK, length), start)
-                    if not data:
-                        raise Broken("a content that was made here is not what it was")
-                    write_all(fd, data)  # less is taken at once where the disk is nearly full
-                    start += len(data)
-                    length -= len(data)
+            for start, data in blocks(source, extents(source, size), self._manifest.names[first]):
+                write_at(fd, data, start)
         finally:
             os.close(source)
 

@@ -10,6 +10,7 @@ Laws
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 BLOCK = 1 << 20  # bytes read or written at a time
 KEEP = 64 << 20  # bytes of contents kept between the digest and the sending
 TRIES = 3
+CHANGED = "changed while it was staged"
 MOST_EXTENTS = 1 << 20
 LONGEST_MESSAGE = 1 << 20
 LONGEST_BLOB = 1 << 28  # a manifest of some millions of files
@@ -149,40 +151,53 @@ def as_seen(path: bytes, facts: bytes, size: int) -> bytes | None:
 def measure(path: bytes, folder: int | None = None) -> File:
     """Read a file for its digest; in `folder`, if one is given. Raises OSError: Changed, and what the system says."""
     name = path if folder is None else os.path.basename(path)
-    for _ in range(TRIES):
+    for left in reversed(range(TRIES)):
         fd = os.open(name, _READ, dir_fd=folder)
         try:
-            if found := _measured(fd):
-                return found
+            return _measured(fd, path)
+        except Changed:
+            if not left:
+                raise
         finally:
             os.close(fd)
-    raise Changed(0, "changed while it was read", path)
+    raise AssertionError("unreachable")
 
 
-def _measured(fd: int) -> File | None:
+def _measured(fd: int, path: bytes) -> File:
     fact = os.fstat(fd)
-    size = fact.st_size
-    if size <= BLOCK and fact.st_blocks * 512 >= size:
-        data = os.read(fd, size + 1)
+    size, data = fact.st_size, None
+    whole = [(0, size)]
+    found = extents(fd, size) if fact.st_blocks * 512 < size else whole
+    if found == whole and size <= BLOCK:
+        data = os.pread(fd, size + 1, 0)
         if len(data) != size:
-            return None
-        return _if_same(fd, File(fact, blake2b(data, digest_size=SIZE).digest(), False, data))
-    found = extents(fd, size) if fact.st_blocks * 512 < size else [(0, size)]
-    sparse = found != [(0, size)]
-    digest = blank(size, found) if sparse else blake2b(digest_size=SIZE)
-    for start, length in found:
-        os.lseek(fd, start, os.SEEK_SET)
+            raise Changed(0, CHANGED, path)
+        digest = blake2b(data, digest_size=SIZE)
+    else:
+        digest = blake2b(digest_size=SIZE) if found == whole else blank(size, found)
+        for _, piece in blocks(fd, found, path):
+            digest.update(piece)
+    file = File(fact, digest.digest(), found != whole, data)
+    _expect(fd, file.facts, path)
+    return file
+
+
+def blocks(fd: int, found: list[tuple[int, int]], path: bytes) -> Iterator[tuple[int, bytes]]:
+    """The data of a file in these ranges, each with where it stands. Raises Changed where it ends sooner."""
+    for at, length in found:
         while length:
-            data = os.read(fd, min(BLOCK, length))
+            data = os.pread(fd, min(BLOCK, length), at)
             if not data:
-                return None
-            digest.update(data)
+                raise Changed(0, CHANGED, path)
+            yield at, data
+            at += len(data)
             length -= len(data)
-    return _if_same(fd, File(fact, digest.digest(), sparse, None))
 
 
-def _if_same(fd: int, file: File) -> File | None:
-    return file if facts_of(os.fstat(fd)) == file.facts else None
+def _expect(fd: int, facts: bytes, path: bytes) -> None:
+    """Raises Changed where it is not what it was."""
+    if facts_of(os.fstat(fd)) != facts:
+        raise Changed(0, CHANGED, path)
 
 
 def extents(fd: int, size: int) -> list[tuple[int, int]]:
@@ -194,7 +209,7 @@ def extents(fd: int, size: int) -> list[tuple[int, int]]:
             start = os.lseek(fd, at, os.SEEK_DATA)
             at = min(os.lseek(fd, start, os.SEEK_HOLE), size)
         except OSError as error:
-            if error.errno == 6:  # ENXIO: only a hole is left
+            if error.errno == errno.ENXIO:  # only a hole is left
                 return found
             return [(0, size)]
         if start >= size:
@@ -231,22 +246,14 @@ def send(line: Line, path: bytes, facts: bytes, sparse: bool) -> None:
     """A file's content, which must be what it was when it was measured. Raises Changed, OSError."""
     fd = os.open(path, _READ)
     try:
-        fact = os.fstat(fd)
-        if facts_of(fact) != facts:
-            raise Changed(0, "changed while it was staged", path)
-        found = extents(fd, fact.st_size) if sparse else [(0, fact.st_size)]
+        _expect(fd, facts, path)
+        size = os.fstat(fd).st_size
+        found = extents(fd, size) if sparse else [(0, size)]
         if sparse:
             line.write(head(found))
-        for start, length in found:
-            os.lseek(fd, start, os.SEEK_SET)
-            while length:
-                data = os.read(fd, min(BLOCK, length))
-                if not data:
-                    raise Changed(0, "changed while it was staged", path)
-                line.write(data)
-                length -= len(data)
-        if facts_of(os.fstat(fd)) != facts:
-            raise Changed(0, "changed while it was staged", path)
+        for _, data in blocks(fd, found, path):
+            line.write(data)
+        _expect(fd, facts, path)
     finally:
         os.close(fd)
 

@@ -19,6 +19,7 @@ import time
 from quine import private
 from quine.staging.manifest import SIZE
 from quine.staging.survey import cache
+from transport.lendable import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -168,10 +169,7 @@ class Pack:
 
     def _flush(self) -> None:
         try:
-            with memoryview(self._buffer) as left:
-                at = 0
-                while at < len(left):
-                    at += os.write(self._fd, left[at:])
+            write_all(self._fd, self._buffer)
             self._buffer.clear()
         except OSError:
             self._give_up()

@@ -134,10 +134,7 @@ class Taking:
         base = self._folder
         here = survey.look([(os.path.join(base, root) if root else base, root) for root in manifest.roots])
         layout = self.layout = Layout(base, manifest, here.by_name(), {})
-        wanted: dict[bytes, int] = {}
-        for index in layout.needs:
-            if manifest.sizes[index]:
-                wanted.setdefault(manifest.marks[index], index)
+        wanted = layout.wanted()
         layout.open()
         if wanted:
             tell(incoming, {"say": "want"}, bits(list(wanted.values()), len(manifest)))

@@ -206,13 +206,13 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
 def _fill(
     layout: Layout, manifest: Manifest, asked: Asked, feed: Feed, objects: Objects, digest: str
 ) -> None:
-    wanted = _wanted(layout, manifest, objects)
+    wanted = layout.wanted(objects)
     if not wanted:
         layout.open()
         layout.fill(feed, set(), objects, None)
         return
     with objects.turn("tree", digest):
-        wanted = _wanted(layout, manifest, objects)
+        wanted = layout.wanted(objects)
         layout.open()
         pack = Pack(objects.folder) if wanted else None
         try:
@@ -222,16 +222,6 @@ def _fill(
         finally:
             if pack:
                 pack.close()
-
-
-def _wanted(layout: Layout, manifest: Manifest, objects: Objects) -> dict[bytes, int]:
-    """Contents that are not here: digest -> the first entry that has it."""
-    wanted: dict[bytes, int] = {}
-    for index in layout.needs:
-        mark = manifest.marks[index]
-        if mark not in wanted and (manifest.sizes[index]) and mark not in objects:
-            wanted[mark] = index
-    return wanted
 
 
 # -- after -----------------------------------------------------------------------------------------

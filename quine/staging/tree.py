@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 
-from quine.staging.content import BLOCK, KEEP, Changed, Feed, File, as_seen, measure, send, tell
+from quine.staging.content import BLOCK, CHANGED, KEEP, Changed, Feed, File, as_seen, measure, send, tell
 from quine.staging.manifest import (
     IMPLIED,
     MOST,
@@ -212,7 +212,7 @@ class Tree:
             elif manifest.sizes[index] <= ROUND and not manifest.modes[index] & SPARSE:
                 file = measure(self._source(manifest.names[index]))
                 if file.digest != manifest.marks[index] or file.data is None:
-                    raise Changed(0, "changed while it was staged", self.path(manifest.names[index]))
+                    raise Changed(0, CHANGED, self.path(manifest.names[index]))
                 waiting.append(file.data)
                 size += len(file.data)
             else:
