@@ -122,6 +122,18 @@ def test_what_was_seen_is_forgotten_and_what_was_not_is_bounded(pair: Pair) -> N
     assert pair.opener.pull(1 << 16)
 
 
+def test_that_much_was_seen_is_said_beside_other_words_sooner(pair: Pair) -> None:
+    number = job(pair)
+    pair.opener.flow(number, STDIN).window = KEEP
+    for _ in range(3):
+        pair.opener.data(number, STDIN, b"x" * (QUANTUM // 4))
+    pair.write(pair.opener, KEEP)
+    pair.carry(pair.opener, KEEP)
+    assert pair.server.beside() == []
+    pair.server.ack(number, STDIN, QUANTUM // 2)
+    assert pair.server.beside() == [header(Kind.SEEN, 0, 0, pair.server.received, 0)]
+
+
 def test_words_beside_the_line_wait_for_nobody(pair: Pair) -> None:
     """Both ends full, and each of them waits for the other to say what it has seen."""
     number = job(pair)

@@ -11,7 +11,7 @@ import pytest
 from transport import address
 from transport.frames import GREETING, LIFE, VERSION, Frame, Kind, encode, pack
 from transport.greeter import Greeter
-from transport.line import hello
+from transport.line import Line, hello
 from transport.link import Link
 from transport.node import Node
 from transport.session import Session
@@ -26,6 +26,7 @@ class Pipe:
         self.reading = True
         self.closed = False
         self.written = b""
+        self.packets: list[bytes] = []
 
     def attach(self, protocol: object) -> None:
         self.protocol = protocol
@@ -39,7 +40,7 @@ class Pipe:
         self.reading = True
 
     def writelines(self, chunks: list[bytes]) -> None:
-        pass
+        self.packets.append(b"".join(chunks))
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -140,5 +141,28 @@ def test_a_link_that_has_said_goodbye_is_not_resumed(tmp_path: Path, monkeypatch
                 link.line.over = True  # as a goodbye leaves it
         assert not node._served and all(pipe.closed for pipe in pipes)
         assert b'"resume":false' in pipes[1].written.replace(b" ", b"")
+
+    asyncio.run(main())
+
+
+def test_words_about_the_connection_leave_in_a_packet_with_others() -> None:
+    async def main() -> None:
+        pipe = Pipe()
+        link = Link(Line(False, "0" * 32), "origin", lambda *_: Seen(), lambda *_: None)  # type: ignore[arg-type,return-value]
+        greeter = Greeter(pipe)  # type: ignore[arg-type]
+        pipe.protocol.data_received(GREETING + hello({}, "0" * 32, 0, resume=False))  # type: ignore[attr-defined]
+        link.connect(greeter)
+        pipe.protocol.data_received(encode(Frame(Kind.SPAWN, 1, payload=b"{}")))  # type: ignore[attr-defined]
+        pipe.packets.clear()
+        assert link.line
+        ping = encode(Frame(Kind.PING, 0, 0, 7))
+        link.line.tell(1, Kind.ATTACH, {"pid": 1})
+        pipe.protocol.data_received(ping)  # type: ignore[attr-defined]
+        pong = encode(Frame(Kind.PING, 0, 1, 7))
+        (packet,) = pipe.packets
+        assert packet.startswith(pong) and len(packet) > len(pong)
+        pipe.protocol.data_received(ping)  # type: ignore[attr-defined]
+        assert pipe.packets[1:] == [pong]
+        link.fail("over")
 
     asyncio.run(main())

@@ -16,6 +16,7 @@ class Wire:
     def __init__(self) -> None:
         self.written = b""
         self.closed = 0
+        self.keepalive = 15.0
         self.broken = False  # the other end has closed it; connection_lost comes in the next turn of the loop
 
     def write(self, data: bytes) -> None:
@@ -31,6 +32,9 @@ class Wire:
 
     async def wait_closed(self) -> None:
         pass
+
+    def set_keepalive(self, interval: float) -> None:
+        self.keepalive = interval
 
 
 class Log:
@@ -71,7 +75,9 @@ def test_first_in_lines_then_by_callbacks() -> None:
         duplex.data_received(b"trouble\n", 1)
         duplex.pause_writing()
         log = Log()
+        assert wire.keepalive
         duplex.attach(log)
+        assert not wire.keepalive
         duplex.resume_writing()
         duplex.data_received(b"three", None)
         duplex.writelines([b"a", b"b"])

@@ -41,6 +41,8 @@ class Connection(Protocol):
 
     async def wait_closed(self) -> None: ...
 
+    def set_keepalive(self, interval: float) -> None: ...
+
 
 class SshDuplex:
     """The channel as a `Duplex`. `stderr` is the tail of what came there, `exit` the command's status."""
@@ -99,6 +101,9 @@ class SshDuplex:
     def attach(self, protocol: DuplexProtocol) -> None:
         self._deliver()  # to who listened until now: to the next one it would come before he is ready
         self._protocol = protocol
+        for connection in self.connections:
+            # Who attaches has heartbeats of his own, and a timer set anew for each packet is a fifteenth of an upload.
+            connection.set_keepalive(0)
         self._deliver()
         if not self._writable.is_set():
             protocol.pause_writing()

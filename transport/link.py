@@ -263,13 +263,12 @@ class Link:
         carrier = self._carrier
         if carrier is None:
             return
-        if self.line and (words := self.line.beside()):
+        words = self.line.beside() if self.line else []
+        while not self._paused and self._carrier is carrier and (chunks := self.session.pull(ROUND)):
+            self._write(carrier, words + chunks)  # in one packet, which costs more than what is in it
+            words = []
+        if words:
             self._write(carrier, words)
-        while not self._paused and self._carrier is carrier:
-            chunks = self.session.pull(ROUND)
-            if not chunks:
-                return
-            self._write(carrier, chunks)
 
     def _write(self, carrier: _Carrier, chunks: list[bytes]) -> None:
         if log.isEnabledFor(logging.DEBUG):

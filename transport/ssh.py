@@ -34,7 +34,7 @@ with libraries.by_cache():
 
 Note = Callable[[str], None]
 
-KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # a pulled cable is noticed after 45 s
+KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # a pulled cable is noticed after 45 s where no link listens by itself
 # Memory is bounded by the credits of our own streams; this only has to exceed bandwidth x round trip
 WINDOW = 16 << 20
 PACKET = 32 << 10  # larger ones break dropbear, and gain little with OpenSSH
