@@ -349,6 +349,27 @@ def test_a_transaction_shows_nothing_before_its_end(fs: QuineFileSystem) -> None
     assert fs.cat("c") == b"c"
 
 
+def test_a_transaction_holds_whatever_way_a_file_is_put(fs: QuineFileSystem, tmp_path: Path) -> None:
+    (tmp_path / "own").write_bytes(b"put")
+
+    def put() -> None:
+        fs.pipe({"piped": b"piped", "none": b""})
+        fs.touch("touched")
+        fs.put(str(tmp_path / "own"), "put")
+        assert fs.find("") == []
+
+    with pytest.raises(Broken), fs.transaction:
+        put()
+        raise Broken
+    assert fs.find("") == []
+    with fs.transaction:
+        put()
+        with contextlib.suppress(Broken), fs.open("left", "wb") as file:
+            file.write(b"half")
+            raise Broken
+    assert fs.cat(fs.find("")) == {"none": b"", "piped": b"piped", "put": b"put", "touched": b""}
+
+
 # ------------------------------------------------------------------------------------------- reading
 
 

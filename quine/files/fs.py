@@ -24,7 +24,7 @@ from fsspec.utils import isfilelike, stringify_path  # type: ignore[import-untyp
 from quine.files import names
 from quine.files.disk import Folder
 from quine.files.opened import Reading, Text, Writing, facts
-from quine.files.tier import BLOCK, Reader, Tier
+from quine.files.tier import BLOCK, Reader, Tier, Writer
 
 
 class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -136,12 +136,20 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def pipe_file(
         self, path: Any, value: bytes | bytearray | memoryview, mode: str = "overwrite", **_: Any
     ) -> None:
-        with self.tier.create(
-            self._strip_protocol(path), if_absent=mode == "create", size=memoryview(value).nbytes
-        ) as writer:
-            if memoryview(value).nbytes:
+        size = memoryview(value).nbytes
+        with self._making(path, if_absent=mode == "create", size=size) as writer:
+            if size:
                 writer.write(memoryview(value).cast("B"))
-            writer.commit()
+
+    @contextlib.contextmanager
+    def _making(self, path: Any, **facts: Any) -> Iterator[Writer]:
+        """A file that is put whole: now, or at the end of the transaction."""
+        path = self._strip_protocol(path)
+        file = Writing(self.tier.create(path, **facts), path, not self._intrans)
+        with file:
+            yield file.writer
+        if self._intrans:
+            self.transaction.files.append(file)
 
     # -- changing ----------------------------------------------------------------------------------
 
@@ -204,7 +212,7 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
         with open(lpath, "rb") as file:
             found = os.fstat(file.fileno())
             callback.set_size(found.st_size)
-            with self.tier.create(
+            with self._making(
                 rpath,
                 if_absent=mode == "create",
                 mode=found.st_mode & 0o777,
@@ -214,7 +222,6 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 while block := file.read(BLOCK):
                     writer.write(block)
                     callback.relative_update(len(block))
-                writer.commit()
 
     def get_file(
         self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **_: Any

@@ -126,10 +126,11 @@ class Writing(io.BufferedIOBase):
     """A file that is made: seen when it is closed, or at the end of the transaction."""
 
     def __init__(self, writer: Writer, path: str, autocommit: bool) -> None:
-        self._writer = writer
+        self.writer = writer
         self._waiting = bytearray()
         self._at = 0
         self._autocommit = autocommit
+        self._discarded = False  # and stays so, when the transaction ends in which that was
         self._known = _leaving()  # who was on the way out before we were there is none of our business
         self.path = self.full_name = path
         self.mode = "wb"
@@ -150,13 +151,13 @@ class Writing(io.BufferedIOBase):
             if len(self._waiting) >= BLOCK:
                 self._hand_on()
         else:
-            self._writer.write(view)
+            self.writer.write(view)
         return len(view)
 
     def _hand_on(self) -> None:
         if self._waiting:
             block, self._waiting = self._waiting, bytearray()
-            self._writer.write(block)
+            self.writer.write(block)
 
     def close(self) -> None:
         if self.closed:
@@ -169,20 +170,22 @@ class Writing(io.BufferedIOBase):
             else:
                 self._hand_on()
         except BaseException:
-            self._writer.abort()
+            self.writer.abort()
             raise
         finally:
             super().close()
 
     def commit(self) -> None:
         """Let everybody see it."""
-        self._hand_on()
-        self._writer.commit()
+        if not self._discarded:
+            self._hand_on()
+            self.writer.commit()
 
     def discard(self) -> None:
         """Leave nothing."""
+        self._discarded = True
         self._waiting = bytearray()
-        self._writer.abort()
+        self.writer.abort()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None and not self.closed:
