@@ -41,12 +41,12 @@ IDLE_MOST = 16  # connections kept for the next request
 class Connection:
     """A socket to the node of this machine, and the session on it."""
 
-    def __init__(self, path: str) -> None:
-        """Raises OSError."""
+    def __init__(self, path: str, deadline: float = DEADLINE) -> None:
+        """Raises OSError; `deadline` is in seconds."""
         self.pid = os.getpid()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self.socket.settimeout(DEADLINE)
+            self.socket.settimeout(deadline)
             self.socket.connect(path)
             self.socket.sendall(starter.CLIENT)
         except BaseException:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import fcntl
 import os
 
-from transport import address, inherit, starter
+from transport import inherit
 from transport.errors import ProtocolError, RequestError
 from transport.frames import CHUNK, Kind
-from transport.lean import socket
-from transport.outgoing import DEADLINE, Asked, Pool
+from transport.outgoing import RECEIVE, Asked, Connection, Pool
 from transport.session import STDIN, STDOUT, Session
 
 POST_DEADLINE = 5.0  # seconds for the node of this machine to take a request that is posted
@@ -29,9 +28,7 @@ class Relay:
         self._path = path
         self._token = token
         self._capability = capability
-        self._socket: socket.socket | None = None
-        self._session: Session | None = None
-        self._pid = 0
+        self._line: Connection | None = None
         self._pool = Pool(path)
 
     @classmethod
@@ -55,9 +52,9 @@ class Relay:
             raise
 
     def close(self) -> None:
-        if self._socket:
-            self._socket.close()
-        self._socket = self._session = None
+        if self._line:
+            self._line.close()
+        self._line = None
         self._pool.close()
 
     def stream(self, name: str) -> Asked:
@@ -73,28 +70,18 @@ class Relay:
     def _asked(self, name: str) -> dict[str, object]:
         return {"name": name, "token": self._token, "capability": self._capability}
 
-    def _connect(self) -> tuple[socket.socket, Session]:
-        if self._pid != os.getpid():
-            self.close()
-        if self._socket is None or self._session is None:
-            self._pid = os.getpid()
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.settimeout(DEADLINE)
-            self._socket.connect(self._path)
-            self._socket.sendall(starter.CLIENT)
-            self._session = Session(opener=True, hello={"build": address.build_hash(), "pid": self._pid})
-        return self._socket, self._session
-
     def _request(self, name: str, body: bytes) -> bytes:
-        connection, session = self._connect()
-        call = _Call(session, self._asked(name), body)
+        if self._line and self._line.pid != os.getpid():
+            self.close()
+        line = self._line = self._line or Connection(self._path)
+        call = _Call(line.session, self._asked(name), body)
         while not call.finished:
-            connection.sendall(call.output())
-            data = connection.recv(256 * 1024)
+            line.socket.sendall(call.output())
+            data = line.socket.recv(RECEIVE)
             if not data:
                 raise ConnectionResetError("the node ended")
             call.feed(data)
-        connection.sendall(call.output())
+        line.socket.sendall(call.output())
         return call.reply()
 
     def post(self, name: str, body: bytes, wake: int) -> Posted:
@@ -102,43 +89,40 @@ class Relay:
 
         Raises RequestError. What came before the signal could be sent is there at once: look for it.
         """
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        line = None
         try:
-            connection.settimeout(POST_DEADLINE)
-            connection.connect(self._path)
-            connection.sendall(starter.CLIENT)
-            session = Session(opener=True, hello={"build": address.build_hash(), "pid": os.getpid()})
-            call = _Call(session, self._asked(name), body)
-            connection.sendall(call.output())
-            connection.setblocking(False)
-            fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
-            fcntl.fcntl(connection, fcntl.F_SETSIG, wake)
-            fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
-        except (OSError, ProtocolError) as error:
-            connection.close()
-            raise RequestError(f"the origin cannot be reached: {error}") from None
-        except BaseException:
-            connection.close()
+            line = Connection(self._path, POST_DEADLINE)
+            call = _Call(line.session, self._asked(name), body)
+            line.socket.sendall(call.output())
+            line.socket.setblocking(False)
+            fcntl.fcntl(line.socket, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(line.socket, fcntl.F_SETSIG, wake)
+            fcntl.fcntl(line.socket, fcntl.F_SETFL, fcntl.fcntl(line.socket, fcntl.F_GETFL) | os.O_ASYNC)
+            return Posted(line, call)
+        except BaseException as error:
+            if line:
+                line.close()
+            if isinstance(error, (OSError, ProtocolError)):
+                raise RequestError(f"the origin cannot be reached: {error}") from None
             raise
-        return Posted(connection, call)
 
 
 class Posted:
     """A request whose answer nobody waits for."""
 
-    def __init__(self, connection: socket.socket, call: _Call) -> None:
-        self._connection = connection
+    def __init__(self, line: Connection, call: _Call) -> None:
+        self._line = line
         self._call = call
 
     def answer(self) -> bytes | None:
         """The reply, or None where it has not come yet. Raises RequestError."""
         try:
             while not self._call.finished:
-                data = self._connection.recv(CHUNK)
+                data = self._line.socket.recv(CHUNK)
                 if not data:
                     raise ConnectionResetError("the node ended")
                 self._call.feed(data)
-                self._connection.sendall(self._call.output())
+                self._line.socket.sendall(self._call.output())
         except BlockingIOError:
             return None
         except (OSError, ProtocolError) as error:
@@ -146,7 +130,7 @@ class Posted:
         return self._call.reply()
 
     def close(self) -> None:
-        self._connection.close()
+        self._line.close()
 
 
 class _Call:
