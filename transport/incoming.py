@@ -13,15 +13,13 @@ Laws
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
-from transport import lendable
 from transport.errors import Abandoned
 from transport.frames import CHUNK, LIFE, Frame, Kind
 from transport.lean import deque
-from transport.lendable import LEAST, Lends, write_at
+from transport.lendable import Lends, write_at
 from transport.outgoing import gather
 from transport.session import STDIN, STDOUT
 from transport.window import INITIAL_WINDOW
@@ -109,29 +107,17 @@ class Incoming(Lends):
             self._unsent += len(data)
         self._tell(self)
 
-    def _lend_source(self, fd: int, length: int) -> int:
-        """Have the node read the file, if it may; how many bytes it has sent."""
-        at, size = lendable.source(fd)
-        length = min(length, size)
-        if length < LEAST:
-            return 0
+    def _lend_source(self, fd: int, at: int, length: int) -> tuple[int, int]:
         with self._change:
             moved, errno, _ = self._lend(STDOUT, (fd, at, length, 0), lambda: None)
-        os.lseek(fd, at + moved, os.SEEK_SET)
-        if errno:
-            raise OSError(errno, os.strerror(errno))
-        return moved
+            return moved, errno
 
-    def _lend_sink(self, fd: int, length: int) -> int:
-        """Have the node write the file, if it may; how many bytes went there. What had come before is ours to write."""
-        at = lendable.target(fd)
-        if at < 0:
-            return 0
+    def _lend_sink(self, fd: int, at: int, length: int) -> tuple[int, int]:
         with self._change:
             while not self._body and not self._ended and not self._gone:
                 self._change.wait()
             if self._ended or self.held >= length:
-                return 0  # all of it is here
+                return 0, 0  # all of it is here
             start = self.taken
             end = start + length  # what comes after that, in the same breath, is no byte of the file
 
@@ -145,11 +131,7 @@ class Incoming(Lends):
 
             moved, errno, _ = self._lend(STDIN, (fd, at, length, start), write)
             self.taken += moved
-            got = self.taken - start
-        os.lseek(fd, at + got, os.SEEK_SET)
-        if errno:
-            raise OSError(errno, os.strerror(errno))
-        return got
+            return self.taken - start, errno
 
     def _lend(
         self, stream: int, lent: tuple[int, int, int, int], work: Callable[[], None]

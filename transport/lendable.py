@@ -83,15 +83,19 @@ class Lends:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         raise NotImplementedError
 
-    def _lend_source(self, fd: int, length: int) -> int:
+    def _lend_source(self, fd: int, at: int, length: int) -> tuple[int, int]:
+        """Have the node read the file: (bytes that it has sent, why no more as an errno)."""
         raise NotImplementedError
 
-    def _lend_sink(self, fd: int, length: int) -> int:
+    def _lend_sink(self, fd: int, at: int, length: int) -> tuple[int, int]:
+        """Have the node write the file: (bytes that went there, why no more). What had come before is ours to write."""
         raise NotImplementedError
 
     def send_file(self, fd: int, length: int) -> int:
         """Send `length` bytes of a descriptor from its position on, less where it ends; how many there were."""
-        sent = self._lend_source(fd, length) if length >= LEAST else 0
+        at, there = source(fd)
+        may = min(length, there)
+        sent = _moved(fd, at, *self._lend_source(fd, at, may)) if may >= LEAST else 0
         while sent < length and (data := os.read(fd, min(ROUND, length - sent))):
             self.write(data)
             sent += len(data)
@@ -99,11 +103,20 @@ class Lends:
 
     def receive_file(self, fd: int, length: int) -> int:
         """Write `length` bytes of the other side's stream to a descriptor, less where it ends; how many there were."""
-        got = self._lend_sink(fd, length) if length >= LEAST else 0
+        at = target(fd) if length >= LEAST else -1
+        got = _moved(fd, at, *self._lend_sink(fd, at, length)) if at >= 0 else 0
         while got < length and (data := self.read(min(ROUND, length - got))):
             write_all(fd, data)
             got += len(data)
         return got
+
+
+def _moved(fd: int, at: int, count: int, errno: int) -> int:
+    """The position is behind what was moved, which is `count` bytes."""
+    os.lseek(fd, at + count, os.SEEK_SET)
+    if errno:
+        raise OSError(errno, os.strerror(errno))
+    return count
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:

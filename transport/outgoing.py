@@ -16,11 +16,11 @@ import select
 import threading
 import time
 
-from transport import address, lendable, starter
+from transport import address, starter
 from transport.errors import ProtocolError, RequestError, RequestLost
 from transport.frames import CHUNK, Kind
 from transport.lean import deque, socket
-from transport.lendable import LEAST, ROUND, Lends, write_at
+from transport.lendable import ROUND, Lends, write_at
 from transport.session import STDIN, STDOUT, Session
 from transport.wire import rights
 
@@ -171,12 +171,7 @@ class Asked(Lends):
                     flow.measure_sent(time.monotonic())
                     self._flush()
 
-    def _lend_source(self, fd: int, length: int) -> int:
-        """Have the node read the file, if it may; how many bytes it has sent."""
-        at, size = lendable.source(fd)
-        length = min(length, size)
-        if length < LEAST:
-            return 0
+    def _lend_source(self, fd: int, at: int, length: int) -> tuple[int, int]:
         flow = self._channel.flows[STDIN]
         with self._change:
             self._wait(lambda: True)
@@ -184,10 +179,7 @@ class Asked(Lends):
             self._lend(STDIN, flow.offset, fd, at, length)
             self._wait(lambda: STDIN in self._returns or flow.stopped or self._finished)
             moved, errno, _ = self._returns.pop(STDIN, (0, 0, 0))
-        os.lseek(fd, at + moved, os.SEEK_SET)
-        if errno:
-            raise OSError(errno, os.strerror(errno))
-        return moved
+            return moved, errno
 
     def _lend(self, stream: int, offset: int, fd: int, at: int, length: int) -> None:
         """Hand a descriptor to the node; what comes back is found in `_returns`."""
@@ -233,16 +225,12 @@ class Asked(Lends):
                 self._flush()
             return data
 
-    def _lend_sink(self, fd: int, length: int) -> int:
-        """Have the node write the file, if it may; how many bytes went there. What had come before is ours to write."""
-        at = lendable.target(fd)
-        if at < 0:
-            return 0
+    def _lend_sink(self, fd: int, at: int, length: int) -> tuple[int, int]:
         flow = self._channel.flows[STDOUT]
         with self._change:
             self._wait(lambda: bool(self._answer) or self._finished)
             if self._finished or flow.ended or flow.offset - self._taken >= length:
-                return 0  # all of it is here
+                return 0, 0  # all of it is here
             start = self._taken
             self._lend(STDOUT, start, fd, at, length)
             end = border = start + length  # what comes after that, in the same breath, is no byte of the file
@@ -263,11 +251,7 @@ class Asked(Lends):
                 self._taken += len(data)
             moved, errno, _ = self._returns.pop(STDOUT, (0, 0, 0))
             self._taken += moved
-            got = self._taken - start
-        os.lseek(fd, at + got, os.SEEK_SET)
-        if errno:
-            raise OSError(errno, os.strerror(errno))
-        return got
+            return self._taken - start, errno
 
     def _ended(self) -> bytes:
         """The answer was read to its end: say the last word, once, and let somebody else have the connection."""
