@@ -10,6 +10,7 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.exits import Misconfigured
-from quine.staging import objects, renames, survey, words
+from quine.staging import aside, objects, renames, survey, words
 from quine.staging.content import Broken, Changed, Feed, measure, parse_head, tell
 from quine.staging.face import Staging
 from quine.staging.manifest import BadManifest, Manifest, digest_of, parse, stays
@@ -349,6 +350,66 @@ def test_a_rename_that_fails_takes_the_others_back(
     assert "input/output error" in failure
     monkeypatch.undo()
     assert facts(here) == before
+
+
+@pytest.fixture
+def meets(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Between the look and the renames somebody else makes the same directories, as of many jobs into one."""
+    commit = aside.Layout.commit
+
+    def arrange(base: Path) -> None:
+        def rival(layout: aside.Layout, undo: bool = False) -> None:
+            (base / "out" / "deep").mkdir(parents=True)
+            (base / "out" / "deep" / "other").write_text("theirs")
+            (base / "out" / "b").write_text("old")
+            commit(layout, undo)
+
+        monkeypatch.setattr(aside.Layout, "commit", rival)
+
+    return arrange
+
+
+def spread(top: Path) -> None:
+    (top / "out" / "deep" / "most").mkdir(parents=True)
+    for name in ("a", "out/b", "out/deep/c", "out/deep/most/d", "z"):
+        (top / name).write_text(name)
+    (top / "out" / "deep" / "most").chmod(0o500)
+    (top / "out" / "deep").chmod(0o750)
+
+
+@pytest.mark.parametrize("way", ["stage", "bring"])
+def test_of_many_who_make_one_directory_each_has_its_files_there(
+    here: Path, there: Path, meets: Callable[[Path], None], way: str
+) -> None:
+    spread(here if way == "stage" else there)
+    meets(there if way == "stage" else here)
+    if way == "stage":
+        stage(here, there, "a", "out", "z")
+    else:
+        assert bring(here, there, "a", "out", "z") == ("", [])
+    other = (there if way == "stage" else here) / "out" / "deep" / "other"
+    assert other.read_text() == "theirs"
+    other.unlink()
+    whole = {name: fact for name, fact in facts(here).items() if name != "out/deep"}  # whose time is theirs
+    assert whole == {name: fact for name, fact in facts(there).items() if name != "out/deep"}
+    assert stat.S_IMODE((here / "out" / "deep").stat().st_mode) == 0o750
+    assert sorted(os.listdir(here)) == sorted(os.listdir(there)) == ["a", "out", "z"]
+    open_up(here.parent)
+
+
+def test_what_somebody_has_made_meanwhile_is_as_it_was_where_a_part_cannot_come(
+    here: Path, there: Path, meets: Callable[[Path], None]
+) -> None:
+    spread(there)
+    (there / "out" / "b").unlink()
+    (there / "out" / "b").mkdir()  # where the other has a file
+    meets(here)
+    (here / "a").write_text("old")
+    assert "out/b: " in bring(here, there, "a", "out", "z")[0]
+    left = {name: fact[2] for name, fact in facts(here).items() if fact[2] is not None}
+    assert left == {"a": b"old", "out/b": b"old", "out/deep/other": b"theirs"}
+    assert sorted(os.listdir(here)) == ["a", "out"]
+    open_up(here.parent)
 
 
 @pytest.mark.parametrize("moment", range(1, 8))

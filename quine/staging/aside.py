@@ -30,7 +30,7 @@ from quine.staging.content import (
     parse_head,
 )
 from quine.staging.manifest import IMPLIED, PERMISSIONS, SIZE, SPARSE, Manifest, shown
-from quine.staging.renames import FOLDER, Conflict, Parents, move, remove
+from quine.staging.renames import FOLDER, Conflict, Met, Parents, move, remove
 from quine.staging.survey import ASIDE, FACTS
 from transport.lean import blake2b
 from transport.lendable import write_all, write_at
@@ -272,18 +272,58 @@ class Layout:
             spot = self._spots[index]
             if spot and manifest.is_directory(index) and (b"/" in spot or manifest.modes[index] & 0o200):
                 self._finish(index, spot, self._new)
-        moves = [(self._spots[index], manifest.names[index]) for index in self._moves]
         with Parents(self._base) as parents:
-            if undo:
-                self._keep_old(moves, parents)
-            move(self._new, moves, parents, self._top if undo else -1)
+            while True:
+                try:
+                    self._rename(parents, undo)
+                    break
+                except Met as met:  # each time one directory less is to be renamed
+                    if undo:
+                        remove(b"old", self._top)
+                        os.mkdir("old", 0o700, dir_fd=self._top)
+                    else:
+                        del self._moves[: met.done]
+                    self._open_up(met.name)
             for index in range(len(manifest) - 1, -1, -1):
                 if b"/" not in self._spots[index]:
                     self._settle(index, parents)
         if undo:
             os.unlink("journal", dir_fd=self._top)
 
-    def _keep_old(self, moves: list[tuple[bytes, bytes]], parents: Parents) -> None:
+    def _rename(self, parents: Parents, undo: bool) -> None:
+        manifest = self._manifest
+        moves = [(self._spots[index], manifest.names[index]) for index in self._moves]
+        folders = frozenset(self._spots[index] for index in self._moves if manifest.is_directory(index))
+        if undo:
+            self._keep_old(moves, parents, folders)
+        move(self._new, moves, parents, self._top if undo else -1, folders)
+
+    def _open_up(self, name: bytes) -> None:
+        """Of a directory that is there now, as of many jobs that bring into one: what is in ours goes into it."""
+        manifest = self._manifest
+        places = {each: index for index, each in enumerate(manifest.names)}
+        at = places[name]
+        spot = self._spots[at]
+        self._moves.remove(at)
+        self._spots[at] = b""
+        with contextlib.suppress(OSError):
+            self._here[name] = facts_of(os.lstat(os.path.join(self._path, name)))
+        for each, index in places.items():
+            if not each.startswith(name + b"/"):
+                continue
+            first, slash, rest = each[len(name) + 1 :].partition(b"/")
+            if slash:  # goes with what it is in
+                self._spots[index] = self._spots[places[name + b"/" + first]] + b"/" + rest
+                continue
+            if manifest.is_directory(index):
+                os.chmod(spot + b"/" + first, 0o700, dir_fd=self._new)  # to be moved it must be writable
+            self._spots[index] = b"%d" % index
+            os.rename(spot + b"/" + first, self._spots[index], src_dir_fd=self._new, dst_dir_fd=self._new)
+            self._moves.append(index)
+
+    def _keep_old(
+        self, moves: list[tuple[bytes, bytes]], parents: Parents, folders: frozenset[bytes]
+    ) -> None:
         """Room for the way back, and the journal; whatever would fail shall fail now."""
         device = os.fstat(self._top).st_dev
         for spot, name in moves:
@@ -294,6 +334,8 @@ class Layout:
                 )
             if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+            if spot in folders:
+                continue
             with contextlib.suppress(FileNotFoundError):
                 os.link(last, b"old/" + spot, src_dir_fd=folder, dst_dir_fd=self._top, follow_symlinks=False)
         text = b"".join(spot + b"\0" + name + b"\0" for spot, name in moves)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 
 from quine.files import beneath
 from quine.staging.survey import ASIDE
@@ -20,6 +21,15 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 class Conflict(OSError):
     """Something else stands where it should go."""
+
+
+class Met(Exception):
+    """Somebody has made this directory meanwhile; `done` renames were made before, and stay unless they are undone."""
+
+    def __init__(self, name: bytes, done: int) -> None:
+        super().__init__(name)
+        self.name = name
+        self.done = done
 
 
 class Parents:
@@ -65,26 +75,45 @@ class Parents:
         os.close(self._fd)
 
 
-def move(new: int, moves: list[tuple[bytes, bytes]], parents: Parents, top: int) -> None:
+def move(
+    new: int, moves: list[tuple[bytes, bytes]], parents: Parents, top: int, folders: frozenset[bytes]
+) -> None:
+    """From `new` to their names; `folders` are the spots of directories, which replace nothing. OSError, Met."""
     done: list[tuple[bytes, bytes]] = []
     try:
         for spot, name in moves:
             folder, last = parents.of(name)
-            os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
+            if spot in folders:
+                # An empty one would be replaced, and whoever has just made it would be putting something into it.
+                try:
+                    beneath.move_new(new, os.fsdecode(spot), folder, os.fsdecode(last))
+                except OSError as error:
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                        raise
+                    if not stat.S_ISDIR(os.lstat(last, dir_fd=folder).st_mode):
+                        raise Conflict(errno.EEXIST, "no directory stands where it should go", name) from None
+                    raise Met(name, len(done)) from None
+            else:
+                os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
             done.append((spot, name))
-    except OSError:
+    except (OSError, Met):
         if top >= 0:
             _undo(new, done, parents, top)
         raise
 
 
 def _undo(new: int, done: list[tuple[bytes, bytes]], parents: Parents, top: int) -> None:
+    """As it was; what was brought is in `new` again, for who will try otherwise."""
     for spot, name in reversed(done):
         folder, last = parents.of(name)
         try:
-            os.rename(b"old/" + spot, last, src_dir_fd=top, dst_dir_fd=folder)
+            os.stat(b"old/" + spot, dir_fd=top, follow_symlinks=False)
         except FileNotFoundError:
             os.rename(last, spot, src_dir_fd=folder, dst_dir_fd=new)
+            continue
+        with contextlib.suppress(OSError):
+            os.link(last, spot, src_dir_fd=folder, dst_dir_fd=new, follow_symlinks=False)
+        os.rename(b"old/" + spot, last, src_dir_fd=top, dst_dir_fd=folder)
     os.unlink("journal", dir_fd=top)
 
 
