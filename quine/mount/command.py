@@ -8,6 +8,7 @@ Laws
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 
@@ -93,10 +94,10 @@ def _umount(path: str) -> int:
     swept = places.sweep()
     path = _place(path)
     try:
-        if mounts.is_mounted(path) or path not in swept:
+        if path not in swept or mounts.is_mounted(path):
             mounts.unmount(path, lazily=False)
     except OSError as error:
-        hint = f"end what uses it: fuser -vm {path}" if error.errno == 16 else ""
+        hint = f"end what uses it: fuser -vm {path}" if error.errno == errno.EBUSY else ""
         complain(f"{path}: {(error.strerror or '').lower()}", hint)
         return 1
     return 0
@@ -106,11 +107,12 @@ def _place(written: str) -> str:
     """Where it is mounted, if it is: by whatever links it was named. A mount itself is not asked, for it may hang."""
     from quine.mount import mounts
 
+    there = [place for place, _ in mounts.mounted()]
     path = os.path.abspath(written)
-    if not mounts.is_mounted(path):
+    if path not in there:
         above, name = os.path.split(path)
         path = os.path.join(os.path.realpath(above), name)
-    return path if mounts.is_mounted(path) else os.path.realpath(path)
+    return path if path in there else os.path.realpath(path)
 
 
 def attach(environ: MutableMapping[str, str]) -> str:
