@@ -49,6 +49,16 @@ def join(*parts: str) -> str:
     return "/".join(part for part in parts if part)
 
 
+def within(path: str, top: str) -> bool:
+    """Is it that, or below it?"""
+    return path == top or path.startswith(f"{top}/")
+
+
+def moved(path: str, source: str, target: str) -> str:
+    """What a path is called after a rename; the same where that did not touch it."""
+    return target + path[len(source) :] if within(path, source) else path
+
+
 def ancestors(path: str) -> list[str]:
     """The directories above a clean path, the nearest last, without the root."""
     names = path.split("/")[:-1]

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 
+from quine.files import names
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.files.tier import Tier
@@ -33,9 +35,9 @@ def own(tier: Tier, top: str) -> frozenset[str]:
 
 def within(path: str, places: frozenset[str]) -> bool:
     """Is it one of them, or in one?"""
-    return any(path == place or path.startswith(f"{place}/") for place in places)
+    return any(names.within(path, place) for place in places)
 
 
 def holds(path: str, places: frozenset[str]) -> bool:
     """Is it one of them, or a directory above one?"""
-    return any(path == place or place.startswith(f"{path}/") for place in places)
+    return any(names.within(place, path) for place in places)

@@ -11,6 +11,7 @@ import errno
 import os
 from collections.abc import Iterator
 
+from quine.files import names
 from quine.files.place import RESERVED
 from quine.files.tier import Entry, Reader, Tier, Writer
 
@@ -86,7 +87,7 @@ class Unreserved(Tier):
 
 def others(path: str, number: int = errno.EPERM) -> str:
     """The path, if it is not ours. Raises OSError: `number`."""
-    if path == RESERVED or path.startswith(f"{RESERVED}/"):
+    if names.within(path, RESERVED):
         text = os.strerror(number) if number == errno.ENOENT else "is reserved"
         raise OSError(number, text, path)
     return path

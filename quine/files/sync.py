@@ -125,7 +125,7 @@ class _Sync:
         except OSError as problem:
             self.crew.failed(problem)
             return False
-        for path in [path for path in self.there if path == item.path or path.startswith(item.path + "/")]:
+        for path in [path for path in self.there if names.within(path, item.path)]:
             del self.there[path]
         return True
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import stat
 
+from quine.files import names
 from quine.files.tier import Entry
 from quine.mount import fuse
 
@@ -122,23 +123,18 @@ class Nodes:
     def moved(self, source: str, target: str) -> None:
         """A rename: what was below the one path is below the other; what was there before is hidden."""
         for node in list(self._by_id.values()):
-            if node.key is not None and below(node.path, target):
+            if node.key is not None and names.within(node.path, target):
                 self.hide(node)
         for node in list(self._by_id.values()):
-            if not below(node.path, source):
+            if not names.within(node.path, source):
                 continue
-            path = target + node.path[len(source) :]
+            path = names.moved(node.path, source, target)
             key = node.key
             self.hide(node)
             node.path, node.entry = path, node.entry._replace(path=path)
             if key is not None and (path, key[1]) not in self._by_key:
                 node.key = (path, key[1])
                 self._by_key[node.key] = node
-
-
-def below(path: str, top: str) -> bool:
-    """Is it that, or below it?"""
-    return path == top or path.startswith(top + "/")
 
 
 def _version(entry: Entry) -> str:

@@ -235,7 +235,7 @@ class State:
     def removed(self, path: str) -> None:
         """Drafts of that name, or below it, end with their descriptors."""
         with self.lock:
-            for known in [p for p in self._drafts if p == path or p.startswith(path + "/")]:
+            for known in [known for known in self._drafts if names.within(known, path)]:
                 for node in self._drafts.pop(known):
                     if node.draft is not None:
                         node.draft.orphan = True
@@ -244,8 +244,8 @@ class State:
         """After a rename: drafts will be what they are called now."""
         with self.lock:
             self.removed(target)
-            for known in [p for p in self._drafts if p == source or p.startswith(source + "/")]:
-                path = target + known[len(source) :]
+            for known in [known for known in self._drafts if names.within(known, source)]:
+                path = names.moved(known, source, target)
                 listed = self._drafts.pop(known)
                 self._drafts.setdefault(path, []).extend(listed)
                 for node in listed:
