@@ -463,6 +463,16 @@ def test_a_connection_that_broke_is_made_again(served: Tier, sftp_lab: Lab, tmp_
     assert get(served, "a") == data
 
 
+def test_a_part_does_not_outlive_its_connection(served: Tier, sftp_lab: Lab, tmp_path: Path) -> None:
+    """It would be there for a day, for nobody knows whose it is."""
+    with served.create("a") as writer:
+        writer.write(bytes(3 << 20))
+        assert os.listdir(tmp_path / ".quine-parts")
+        for pid in processes.descendants(sftp_lab["h1"].pid):
+            processes.kill(pid)
+    assert os.listdir(tmp_path / ".quine-parts") == []
+
+
 def test_a_changed_host_key_is_refused(sftp_lab: Lab, tmp_path: Path) -> None:
     known = sftp_lab.home / ".ssh" / "known_hosts"
     tier = reached(sftp_lab, tmp_path)

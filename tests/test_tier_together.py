@@ -76,16 +76,17 @@ def test_one_of_many_is_the_first(store: Store) -> None:
         won.clear()
 
 
-def test_one_of_many_moves_it(store: Store) -> None:
+@pytest.mark.parametrize("if_absent", [False, True])
+def test_one_of_many_moves_it(store: Store, if_absent: bool) -> None:
     store.needs("rename")
     tier, moved = store.tier, []
 
     def claim(index: int) -> None:
         with contextlib.suppress(FileNotFoundError):
-            tier.rename("queue/item", f"claimed/{index}")
+            tier.rename("queue/item", f"claimed/{index}", if_absent)
             moved.append(index)
 
-    for _ in range(3):
+    for _ in range(6):
         put(tier, "queue/item", b"work")
         together(*(lambda index=index: claim(index) for index in range(8)))  # type: ignore[misc]
         assert below(tier, "claimed") == [str(index) for index in moved]

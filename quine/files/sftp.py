@@ -214,6 +214,9 @@ class SftpTier(Tier):
 
         async def arrive(client: Any) -> None:
             await self._arrive(client, part, path, if_absent)
+            if if_absent:
+                with contextlib.suppress(Exception):  # it is there under its name; this one is swept some day
+                    await client.remove(part)
 
         return SftpWriter(self.session, path, file, part, mode, mtime, arrive)
 
@@ -263,9 +266,6 @@ class SftpTier(Tier):
                     raise OSError(errno.ENOTSUP, text, path) from None
                 else:
                     raise await self._why(client, fault, path, if_absent) from None
-        if if_absent:
-            with contextlib.suppress(Exception):  # it is there under its name, and this one is swept some day
-                await client.remove(part)
 
     async def _why(
         self, client: Any, fault: Exception, path: str, if_absent: bool, claim: bool = False
@@ -356,8 +356,8 @@ class SftpTier(Tier):
             old = await self._at(client, source)
             if not folder:
                 await self._arrive(client, old, target, if_absent)
-                if if_absent and await self._maybe(client, source) is not None:
-                    await client.remove(old)
+                if if_absent:
+                    await self._taken(client, old, await self._at(client, target))
                 return
             await self._make(client, names.parent(target))
             new = await self._at(client, target)
@@ -369,6 +369,15 @@ class SftpTier(Tier):
                 raise await self._why(client, fault, target, False) from None
 
         self.session.run(act, source, again=False)
+
+    async def _taken(self, client: Any, old: bytes, new: bytes) -> None:
+        """Of many who have linked it to names of theirs the one who removes it has moved it. ENOENT for the others."""
+        try:
+            await client.remove(old)
+        except Exception as fault:
+            if getattr(fault, "code", 0) in (2, 3, 4):  # it is said that it was not: ours is one too many
+                await client.remove(new)
+            raise
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
         async def act(client: Any) -> Entry:

@@ -194,9 +194,10 @@ class SftpWriter(Writer):
                 task.cancel()
             await asyncio.gather(*self._behind, return_exceptions=True)
             if self._file is not None:
-                await self._file.close()
+                with contextlib.suppress(Exception):  # of a connection that broke
+                    await self._file.close()
             await client.remove(self._part)
 
         self._held.clear()
         with contextlib.suppress(OSError):  # the server is gone: it is swept some day
-            self._session.run(act, self._path, again=False)
+            self._session.run(act, self._path)
