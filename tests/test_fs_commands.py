@@ -147,6 +147,15 @@ def test_a_tier_that_nobody_made_is_empty(shelf: Shelf) -> None:
     assert not shelf.tier.exists(), "looking changes nothing"
 
 
+def test_who_finds_nothing_is_told_where_the_tier_is(shelf: Shelf) -> None:
+    """By default it is in the directory where he is, which may be another one than when he put something."""
+    error, hint = shelf.fails("get", "a", ".").splitlines()
+    assert error.endswith(": no such file or directory") and hint.startswith("quine: hint: ")
+    assert str(shelf.tier) in hint and "QUINE_FS" in hint
+    shelf.ok("put", "-", "a", input=b"")
+    assert "hint" not in shelf.fails("get", "b", ".")
+
+
 def test_ls(tree: Shelf) -> None:
     assert tree.ok("ls") == b".dot\na\nd\n"
     assert tree.ok("ls", "a", "/d/") == b"a\n\n/d/:\nb\ne\nempty\n"

@@ -145,11 +145,24 @@ def perform(arguments: list[str]) -> int:
     try:
         call = Call(command, values, paths, _tier(values))
         try:
-            return _run(call)
+            status = _run(call)
+            if status == FAILED:
+                _tell_of_nothing(call.tier)
+            return status
         finally:
             call.tier.close()
     except OSError as problem:
         raise failure(problem) from None
+
+
+def _tell_of_nothing(tier: Tier) -> None:
+    """By default each directory has a tier of its own: who is in another one than he thinks finds nothing at all."""
+    root = tier.directory_here()
+    if root and not os.path.lexists(root):
+        from quine.exits import say
+
+        cure = "QUINE_FS or --fs names another"
+        say(f"quine: hint: the files tier is {escaped(root)}, where nothing was put yet; {cure}\n")
 
 
 def _run(call: Call) -> int:
