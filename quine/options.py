@@ -70,7 +70,7 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         "PATH",
         "agent run",
         True,
-        "have it there before it starts: a file, a directory, FROM:NAME; may be repeated",
+        "have it there before it starts: file, directory, 'PATTERN' or FROM:NAME; may be repeated",
     ),
     (
         "returns",
@@ -179,7 +179,7 @@ VERBS = {
     "kill": "signal them",
     "logs": "output of jobs that nobody waits for",
     "attach": "be the face of a running job again",
-    "fs": "the files that all agents of a tree share: ls cat put get cp mv rm find stat mkdir url sync",
+    "fs": "the files that all agents of a tree share: ls cat put get cp mv rm find sync mount …",
 }
 UNBUILT = ("xargs",)
 

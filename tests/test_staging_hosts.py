@@ -163,7 +163,12 @@ def test_what_cannot_be_staged_is_named_and_nothing_is_started(lab: Lab, work: P
     assert done.returncode == 69
     assert b"src/out: a link that leads out of what is staged, to /etc/passwd" in done.stderr
     assert done.stderr.count(b"error") == 1
+    assert b"hint: a link that is named is followed" in done.stderr
     assert list(there.iterdir()) == []
+    (work / "src" / "out").unlink()
+    (work / "src" / "out").symlink_to("../Makefile")
+    words = ["run", "--on", "h1", "--cwd", there, "--files", "src/*", "--", "cat", "src/out"]
+    assert lab.run(words, cwd=work).stdout == b"all:"  # as the hint says
 
 
 def test_a_directory_in_the_way_is_named(lab: Lab, work: Path, there: Path) -> None:

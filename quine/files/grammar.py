@@ -87,7 +87,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "find": (
         "[PATH…] [OPTIONS]",
         "what is below directories",
-        "Each path on a line, a directory before what is in it. PATH comes first, the root does not.",
+        "Each path on a line, a directory before what is in it; PATH itself too, where one is given.",
     ),
     "stat": ("[OPTIONS] PATH…", "what is known of files and directories", ""),
     "mkdir": ("[OPTIONS] PATH…", "make directories", "put makes those above a file by itself."),

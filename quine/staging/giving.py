@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 
 from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, said, tell, told
-from quine.staging.tree import Tree
+from quine.staging.tree import LeadsOut, Tree
 from transport.errors import Abandoned, RequestError
 
 TYPE_CHECKING = False
@@ -80,4 +80,8 @@ class Giving:
             if isinstance(error, (Changed, FileNotFoundError)) and self._rounds < ROUNDS:
                 raise RequestError(AGAIN + said(error)) from None
             self.failure = f"the files cannot be staged: {said(error)}"
+            if isinstance(error, LeadsOut):
+                self.cure = (
+                    "a link that is named is followed: name what is in its directory, as in --files 'DIR/*'"
+                )
             raise RequestError(KNOWN + said(error)) from None

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 ROUND = 1 << 20  # bytes of small files that are sent at once
 
 
+class LeadsOut(OSError):
+    """A link that would be another one over there, or none."""
+
+
 class Tree:
     """Some files and directories: (path, name) each. Raises OSError, with what cannot be staged."""
 
@@ -174,7 +178,7 @@ class Tree:
         for name, mode, mark in zip(manifest.names, manifest.modes, manifest.marks, strict=True):
             if mode & 0o170000 == stat.S_IFLNK and not stays(name, mark, roots):
                 text = f"a link that leads out of what is staged, to {shown(mark)}"
-                raise OSError(0, text, self.path(name))
+                raise LeadsOut(0, text, self.path(name))
 
     def path(self, name: bytes) -> bytes:
         """Where it is here."""
