@@ -110,7 +110,7 @@ class Keeper:
                     f"not kept in the files tier: {failed}; later: quine tape save {self._session}"
                 )
                 return
-            pause = SOON if pause < SOON or over or self._asked else min(RARELY, 2 * pause)
+            pause = SOON if over or self._asked else min(RARELY, 2 * pause)
 
     def _round(self) -> str:
         """What was wrong, "" where nothing was."""

@@ -55,8 +55,6 @@ REST = 5.0  # seconds for which a directory that was seen is taken to be still t
 class ObjectTier(Tier):
     """s3://BUCKET/PREFIX."""
 
-    lists_metadata = False  # a listing's mode and mtime are not those of `stat`
-
     def __init__(self, url: str, bucket: Bucket, prefix: str) -> None:
         self.url = url
         self.bucket = bucket

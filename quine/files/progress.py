@@ -25,9 +25,9 @@ ERASE = "\r\x1b[K"
 class Progress:
     """Bytes and files that are done, of those that are known of."""
 
-    def __init__(self, quiet: bool = False, fd: int = 2, clock: object = None) -> None:
-        self.fd = fd
-        self.on = not quiet and os.isatty(fd)
+    def __init__(self, quiet: bool = False) -> None:
+        self.fd = 2  # stderr
+        self.on = not quiet and os.isatty(2)
         self.known, self.files_known = 0, 0  # what there is to do, as far as it was found
         self.done, self.files = 0, 0
         self.found_all = False

@@ -31,8 +31,8 @@ class Hungup(Exception):
 class Output:
     """stdout as bytes, written in large pieces; `flush` before the end."""
 
-    def __init__(self, fd: int = 1) -> None:
-        self.fd = fd
+    def __init__(self) -> None:
+        self.fd = 1
         self._kept = bytearray()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
