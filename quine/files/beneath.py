@@ -13,7 +13,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 TRIES = 100  # how often a directory may be removed under who puts something into it
 _LINK = "is a symlink, and none is followed in the files tier"
@@ -47,15 +47,18 @@ def directory(root: int, path: str, make: bool = False) -> int:
 
     Raises OSError: ENOENT (with `make` only where one was removed meanwhile), ENOTDIR, EPERM for a symlink.
     """
+    return descend(root, path, lambda fd, name: _step(fd, name, make))
+
+
+def descend(root: int, path: str, step: Callable[[int, str], int]) -> int:
+    """A descriptor of the directory that a path leads to, whose names are opened by `step`, each in the one above."""
     fd = os.dup(root)
-    try:
-        for name in path.split("/") if path else ():
-            below = _step(fd, name, make)
+    for name in path.split("/") if path else ():
+        try:
+            below = step(fd, name)
+        finally:
             os.close(fd)
-            fd = below
-    except BaseException:
-        os.close(fd)
-        raise
+        fd = below
     return fd
 
 

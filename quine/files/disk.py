@@ -236,16 +236,7 @@ class Folder:
 
     def enter(self, relative: str, make: bool = True) -> int:
         """A descriptor of a directory below, which the caller closes. Raises OSError: ENOTDIR, ENOENT."""
-        fd = os.dup(self.fd)
-        try:
-            for name in relative.split("/") if relative else ():
-                below = self._step(fd, name, make, relative)
-                os.close(fd)
-                fd = below
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
+        return beneath.descend(self.fd, relative, lambda fd, name: self._step(fd, name, make, relative))
 
     def _step(self, fd: int, name: str, make: bool, relative: str) -> int:
         if make:

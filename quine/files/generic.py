@@ -84,6 +84,11 @@ class Generic(Tier):
                 return error(errno.ENOTDIR, path)
         return error(errno.ENOENT, path)
 
+    def _expect_way(self, path: str) -> None:
+        """ENOTDIR where a file stands above."""
+        if (missing := self._missing(path)).errno == errno.ENOTDIR:
+            raise missing
+
     def stat(self, path: str) -> Entry:
         if not path:
             return Entry("", "directory", mode=DIRECTORY_MODE)
@@ -144,8 +149,8 @@ class Generic(Tier):
             raise error(errno.EISDIR, path)
         if there is not None and if_absent:
             raise error(errno.EEXIST, path)
-        if there is None and (missing := self._missing(path)).errno == errno.ENOTDIR:
-            raise missing
+        if there is None:
+            self._expect_way(path)
         with about(path):
             if self.flat:
                 spool = tempfile.NamedTemporaryFile(prefix="quine-spool-")  # noqa: SIM115
@@ -201,8 +206,7 @@ class Generic(Tier):
             if there.is_file or not exist_ok:
                 raise error(errno.EEXIST, path)
             return
-        if (missing := self._missing(path)).errno == errno.ENOTDIR:
-            raise missing
+        self._expect_way(path)
         fs, place = self._at(path)
         with about(path):
             if self.flat:
@@ -244,8 +248,8 @@ class Generic(Tier):
             replaces(not here.is_file, not there.is_file, target, if_absent)
             if not here.is_file and next(self.list(target), None) is not None:
                 raise error(errno.ENOTEMPTY, target)
-        elif (missing := self._missing(target)).errno == errno.ENOTDIR:
-            raise missing
+        else:
+            self._expect_way(target)
         if here.is_file and (if_absent or self.flat):
             self.copy(source, target, if_absent)
             self.remove(source)
