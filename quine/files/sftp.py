@@ -29,7 +29,7 @@ from quine.files.moving import moves, replaces
 from quine.files.parts import NAME as ASIDE
 from quine.files.parts import OLD
 from quine.files.sftp_io import SftpReader, SftpWriter, known
-from quine.files.sftp_session import Session
+from quine.files.sftp_session import FAILURE, NO_SUCH_FILE, UNSUPPORTED, Session, code_of
 from quine.files.tier import DIRECTORY_MODE, Entry, Reader, Tier, Writer, check_range, error
 from transport.reach import SshTarget
 
@@ -69,7 +69,7 @@ class SftpTier(Tier):
         try:
             found = await client.lstat(await self._at(client, path))
         except Exception as fault:
-            if getattr(fault, "code", 0) == 2:
+            if code_of(fault) == NO_SUCH_FILE:
                 raise error(errno.ENOENT, path) from None
             raise
         kind = stat.S_IFMT(found.permissions or 0)
@@ -133,7 +133,7 @@ class SftpTier(Tier):
                 return True
             except Exception as fault:
                 # Somebody else has made it, or has removed the one above, or it cannot be
-                if getattr(fault, "code", 0) not in (2, 4) or not left:
+                if code_of(fault) not in (NO_SUCH_FILE, FAILURE) or not left:
                     raise
         raise AssertionError("unreachable")
 
@@ -229,7 +229,7 @@ class SftpTier(Tier):
                 file = await client.open(place, WRITE | CREATE | EXCLUSIVE, encoding=None)
                 break
             except Exception as fault:
-                if getattr(fault, "code", 0) != 2 or not left:
+                if code_of(fault) != NO_SUCH_FILE or not left:
                     raise
             await self._make(client, "")
             if await self._make(client, ASIDE):
@@ -257,10 +257,10 @@ class SftpTier(Tier):
                     await client.posix_rename(part, target)
                 break
             except Exception as fault:
-                code = getattr(fault, "code", 0)
-                if code == 2 and left:
+                code = code_of(fault)
+                if code == NO_SUCH_FILE and left:
                     await self._make(client, names.parent(path))
-                elif code == 8:
+                elif code == UNSUPPORTED:
                     wanted = "hardlink" if if_absent else "posix-rename"
                     text = f"its server does not know {wanted}@openssh.com"
                     raise OSError(errno.ENOTSUP, text, path) from None
@@ -271,7 +271,7 @@ class SftpTier(Tier):
         self, client: Any, fault: Exception, path: str, if_absent: bool, claim: bool = False
     ) -> Exception:
         """What stood in the way of a file that was to come there, or with `claim` of a directory."""
-        if getattr(fault, "code", 0) not in (2, 4):
+        if code_of(fault) not in (NO_SUCH_FILE, FAILURE):
             return fault
         try:
             found = await self._maybe(client, path)
@@ -309,7 +309,7 @@ class SftpTier(Tier):
             try:
                 await client.rmdir(place)
             except Exception as fault:
-                if getattr(fault, "code", 0) != 4:
+                if code_of(fault) != FAILURE:
                     raise
                 if not recursive:
                     raise error(errno.ENOTEMPTY, path) from None

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from quine.files.sftp_session import Session
+from quine.files.sftp_session import FAILURE, UNSUPPORTED, Session, code_of
 from quine.files.tier import BLOCK, Entry, Reader, Writer, error, stale
 
 IN_FLIGHT = 4  # blocks that are on their way at one time
@@ -146,7 +146,7 @@ class SftpWriter(Writer):
 
     async def _full(self, client: Any, fault: Exception) -> Exception:
         """Version 3 says no more than "failure" of a full disk."""
-        if getattr(fault, "code", 0) == 4:
+        if code_of(fault) == FAILURE:
             with contextlib.suppress(Exception):  # not every server tells
                 room = await client.statvfs(self._part)
                 if room.bavail * room.frsize < BLOCK:
@@ -176,7 +176,7 @@ class SftpWriter(Writer):
         try:
             await self._file.fsync()
         except Exception as fault:
-            if getattr(fault, "code", 0) != 8:
+            if code_of(fault) != UNSUPPORTED:
                 raise await self._full(client, fault) from None
         entry = known(self._path, await self._file.stat())
         await self._file.close()

@@ -40,12 +40,13 @@ _ERRNO = {
 }
 
 
-class Failure(OSError):
-    """The server says only that it failed. EIO for who does not look further."""
-
-
 class Broken(OSError):
     """The connection is gone, and what became of the request nobody knows."""
+
+
+def code_of(fault: BaseException) -> int:
+    """Of the protocol; 0 where something else is wrong."""
+    return getattr(fault, "code", 0)
 
 
 class Session:
@@ -134,7 +135,7 @@ class Session:
             return fault
         if code in _ERRNO:
             return error(_ERRNO[code], path)
-        return Failure(errno.EIO, f"{self.target.name} refuses: {str(fault)[:200].lower()}", path)
+        return OSError(errno.EIO, f"{self.target.name} refuses: {str(fault)[:200].lower()}", path)
 
     async def _drop(self) -> None:
         client, self._client = self._client, None
