@@ -92,10 +92,7 @@ class SteadyReader(Reader):
         length: int | None,
         again: Callable[[], Entry | None],
     ) -> None:
-        self.entry = entry
-        self.offset = offset
-        rest = max(0, entry.size - offset)
-        self.length = rest if length is None else min(length, rest)
+        super().__init__(entry, offset, length)
         self._file, self._again = file, again
         self._left = self.length
         if offset and self.length:

@@ -206,10 +206,7 @@ class Memory(Tier):
 
 class _Reader(Reader):
     def __init__(self, file: _File, entry: Entry, offset: int, length: int | None) -> None:
-        rest = max(0, file.size - offset)
-        self.entry = entry
-        self.offset = offset
-        self.length = rest if length is None else min(length, rest)
+        super().__init__(entry, offset, length)
         self._file = file
         self._end = offset + self.length
         self._next = offset

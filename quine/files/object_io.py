@@ -222,15 +222,11 @@ class ObjectReader(Reader):
     def __init__(self, bucket: Bucket, key: str, path: str, offset: int, length: int | None) -> None:
         self._bucket, self._key, self._path = bucket, key, path
         self._body: Any = None
-        self.offset = offset
         part = offset > 0 or length is not None
         there = self._bucket.head(self._key, path) if part else self._get(0, None, "")
         if there is None:
             raise error(errno.ENOENT, path)
-        self.entry = entry(path, there)
-        self.length = max(there.size - offset, 0)
-        if length is not None:
-            self.length = min(self.length, length)
+        super().__init__(entry(path, there), offset, length)
         self._place, self._end = offset, offset + self.length
 
     def _get(self, start: int, end: int | None, etag: str) -> Found:

@@ -63,10 +63,7 @@ def _holes(fd: int, at: int, end: int) -> list[Range]:
 
 class Plain(Reader):
     def __init__(self, fd: int, entry: Entry, facts: os.stat_result, offset: int, length: int | None) -> None:
-        self.entry = entry
-        self.offset = offset
-        rest = max(0, entry.size - offset)
-        self.length = rest if length is None else min(length, rest)
+        super().__init__(entry, offset, length)
         self._fd = fd
         start = min(offset, entry.size)  # no filesystem seeks as far as a number goes
         self._end = start + self.length

@@ -162,7 +162,8 @@ class _Reader(Reader):
         length: int,
         holes: tuple[tuple[int, int], ...],
     ) -> None:
-        self.entry, self.offset, self.length, self.holes = entry, offset, length, holes
+        super().__init__(entry, offset, length)
+        self.length, self.holes = length, holes
         self._asked = asked
         self._path = path
         self._left = length - sum(size for _, size in holes)

@@ -33,10 +33,7 @@ class SftpReader(Reader):
     def __init__(
         self, session: Session, again: Opened, file: Any, entry: Entry, offset: int, length: int | None
     ) -> None:
-        self.entry = entry
-        self.offset = offset
-        rest = max(0, entry.size - offset)
-        self.length = rest if length is None else min(length, rest)
+        super().__init__(entry, offset, length)
         self._session, self._again, self._file = session, again, file
         self._place, self._end = offset, offset + self.length
         self._ahead: deque[tuple[int, asyncio.Task[bytes]]] = deque()

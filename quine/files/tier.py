@@ -53,11 +53,14 @@ class Reader(abc.ABC):
     them out, `read` fills them.
     """
 
-    entry: Entry
-    offset: int = 0  # where reading began
-    length: int = 0  # how much there is to read from there
     holes: tuple[Range, ...] = ()
-    _at: int = -1  # where `read` is
+
+    def __init__(self, entry: Entry, offset: int, length: int | None) -> None:
+        rest = max(0, entry.size - offset)
+        self.entry = entry
+        self.offset = offset  # where reading began
+        self.length = rest if length is None else min(length, rest)  # how much there is to read from there
+        self._at = offset  # where `read` is
 
     @abc.abstractmethod
     def data(self, size: int) -> bytes:
@@ -83,8 +86,6 @@ class Reader(abc.ABC):
 
     def read(self, size: int = BLOCK) -> bytes:
         """The next bytes with holes as zeros, at most `size`; b"" at the end."""
-        if self._at < 0:
-            self._at = self.offset
         for start, length in self.holes:
             if start <= self._at < start + length:
                 zeros = bytes(min(size, start + length - self._at))
