@@ -7,6 +7,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -37,8 +38,8 @@ class Finding(NamedTuple):
 def examine(inventory: str | None = None) -> list[Finding]:
     """All findings, in the order of what depends on what."""
     looks: list[Callable[[], Finding]] = [
-        _python, _kernel, _runtime, _data, _guest, lambda: _inventory(inventory), _binary, _agent, _configuration,
-        _mount,
+        _python, _kernel, _runtime, _data, _guest, lambda: _inventory(inventory), _binary,
+        lambda: _agent(inventory), _configuration, _mount,
     ]  # fmt: skip
     return [_look(look) for look in looks]
 
@@ -155,10 +156,27 @@ def _binary() -> Finding:
     return Finding("ok", "binary", f"made from {sys.prefix} when a host needs it")
 
 
-def _agent() -> Finding:
+def _keys(inventory: str | None) -> list[Path]:
+    """Key files that may be tried: the usual ones, and what ~/.ssh/config and the inventory name."""
+    from deploy.inventory import load
+    from quine.exits import Failure
+    from transport.errors import Refused
+
+    named = [f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
+    with contextlib.suppress(OSError):  # said where the file itself is looked at
+        for line in (Path.home() / ".ssh" / "config").read_text(errors="replace").splitlines():
+            word, _, rest = line.strip().replace("=", " ").partition(" ")
+            if word.lower() == "identityfile":
+                named.append(rest.strip().strip('"'))
+    with contextlib.suppress(Refused, Failure):
+        hosts = load(Path(inventory) if inventory else None, os.environ).hosts
+        named += [host.identity for host in hosts.values() if host.identity]
+    return [Path(name).expanduser() for name in dict.fromkeys(named)]
+
+
+def _agent(inventory: str | None) -> Finding:
     path = os.environ.get("SSH_AUTH_SOCK")
-    usual = [Path.home() / ".ssh" / name for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
-    there = [key for key in usual if os.path.exists(key)]
+    there = [key for key in _keys(inventory) if os.path.exists(key)]
     files = [key for key in there if os.access(key, os.R_OK)]
     rest = f"; key files: {', '.join(map(str, files))}" if files else ""
     if not path:
@@ -227,6 +245,7 @@ def _configuration() -> Finding:
         line.replace("=", " ").split()[0]
         for line in lines
         if line.split() and not line.lstrip().startswith("#")
+        if line.lower().replace("=", " ").split() != ["stricthostkeychecking", "accept-new"]  # as it is done
     }
     ignored = sorted(word for word in used if word.lower() in IGNORED)
     if ignored:

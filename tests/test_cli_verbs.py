@@ -146,6 +146,20 @@ def test_doctor_on_one_that_is_set_up(home: Path) -> None:
     assert "not obeyed: StrictHostKeyChecking" in done.stdout
 
 
+@pytest.mark.parametrize("where", ["config", "inventory"])
+def test_doctor_knows_keys_that_are_named(home: Path, where: str) -> None:
+    (home / ".ssh").mkdir()
+    (home / "lab key").touch()
+    if where == "config":
+        lines = "Host *\n  StrictHostKeyChecking accept-new\n  IdentityFile ~/lab key\n"
+        (home / ".ssh" / "config").write_text(lines)
+    else:
+        (home / "inventory.toml").write_text('[hosts.a]\nidentity = "~/lab key"\n')
+    done = quine("doctor", home=home)
+    assert (findings(done)["ssh keys"], findings(done)["ssh config"]) == ("ok", "ok")
+    assert f"{home}/lab key" in done.stdout
+
+
 def test_doctor_finds_what_is_broken(home: Path) -> None:
     (home / "inventory.toml").write_text("[hosts.a]\nprot = 1\n")
     (home / "file").touch()

@@ -146,7 +146,7 @@ def perform(arguments: list[str]) -> int:
         call = Call(command, values, paths, _tier(values))
         try:
             status = _run(call)
-            if status == FAILED:
+            if status == FAILED and command not in ("put", "mkdir"):
                 _tell_of_nothing(call.tier)
             return status
         finally:
