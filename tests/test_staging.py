@@ -26,6 +26,9 @@ from quine.staging.manifest import BadManifest, Manifest, digest_of, parse, stay
 from quine.staging.tree import Tree, bits, set_bits
 from tests.test_staging_hosts import facts
 from tests.wired import Relay, bring, stage
+from tests.wired import cache as cache
+from tests.wired import here as here
+from tests.wired import there as there
 from transport.errors import RequestError
 
 ODD = [
@@ -40,27 +43,6 @@ ODD = [
     b"a:b",
     b"\\",
 ]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    return folder
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def there(tmp_path: Path) -> Path:
-    folder = tmp_path / "there"
-    folder.mkdir()
-    return folder
 
 
 def plant(top: Path) -> None:

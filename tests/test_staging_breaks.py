@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,18 +22,11 @@ from tests.agents import until
 from tests.breaks import LONG
 from tests.lab import Lab, Process, processes
 from tests.test_staging_hosts import facts
+from tests.test_staging_hosts import there as there
 
 ROUNDS = int(os.environ.get("QUINE_TEST_BREAKS", "3"))
 SEED = int(os.environ.get("QUINE_TEST_SEED", "20261122"))
 MiB = 1 << 20
-
-
-@pytest.fixture
-def there(lab: Lab) -> Iterator[Path]:
-    folder = lab["h1"].home / f"stage-{os.urandom(4).hex()}"
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder)
 
 
 def plant(top: Path, size: int, seed: int = 1) -> None:

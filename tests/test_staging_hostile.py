@@ -19,22 +19,10 @@ from quine.staging.face import Staging
 from quine.staging.manifest import IMPLIED, SIZE, Manifest, parse
 from quine.staging.tree import Tree
 from tests.wired import Relay, bring, inside, stage
+from tests.wired import cache as cache
+from tests.wired import here as here
+from tests.wired import there as there
 from transport.errors import RequestError
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "here"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def there(tmp_path: Path) -> Path:
-    folder = tmp_path / "there"
-    folder.mkdir()
-    return folder
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from quine.staging import there
+import pytest
+
+from quine.staging import there as there_
 from quine.staging.face import Staging
 from transport.errors import Abandoned, RequestError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    return folder
 
 
 class End:
@@ -105,7 +128,7 @@ def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
     relay = Relay(giving.given, limit)
     try:
         with inside(over_there):
-            if not there._staged(relay, staging.key):  # type: ignore[arg-type]
+            if not there_._staged(relay, staging.key):  # type: ignore[arg-type]
                 raise RequestError(giving.failure)
     finally:
         relay.close()
@@ -121,7 +144,7 @@ def bring(here: Path, over_there: Path, *patterns: str) -> tuple[str, list[str]]
     relay = Relay(taking.taken)
     try:
         with inside(over_there):
-            there._give_back(relay, staging.key)  # type: ignore[arg-type]
+            there_._give_back(relay, staging.key)  # type: ignore[arg-type]
     except RequestError:
         assert taking.failure
     finally:
