@@ -162,11 +162,7 @@ def test_a_request_without_a_token_is_refused(lab: Lab, call: Callable[[], socke
     connection = call()
     body = pack({"name": "infer", "token": "0" * 32})
     connection.sendall(hello(lab) + encode(Frame(Kind.REQUEST, 1, 0, 0, body)))
-    answer = b""
-    while b"origin is gone" not in answer:
-        data = connection.recv(65536)
-        assert data, answer
-        answer += data
+    read_until(connection.fileno(), b"origin is gone")
 
 
 def test_a_flood_beyond_the_window_is_cut_off(lab: Lab, call: Callable[[], socket.socket]) -> None:
@@ -337,11 +333,7 @@ def test_a_signal_that_no_machine_has_is_ignored(lab: Lab, call: Callable[[], so
         Frame(Kind.DATA, 1, 0, 0, b"x\n"),
     ]
     connection.sendall(hello(lab) + b"".join(map(encode, frames)))
-    answer = b""
-    while b"lives" not in answer:
-        data = connection.recv(65536)
-        assert data, answer
-        answer += data
+    read_until(connection.fileno(), b"lives")
 
 
 def test_the_same_id_twice_is_one_job(lab: Lab, call: Callable[[], socket.socket]) -> None:
