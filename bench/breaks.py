@@ -33,7 +33,7 @@ def run(lab: Lab) -> list[Row]:
                 f"{COMMANDS} commands, 4 at one time", proxy, dial, lambda: _batch(lab, host)
             )
     finally:
-        lab.unalias(host)
+        lab.forget_aliases()
 
 
 def _beside(what: str, proxy: Proxy, dial: float, work: Callable[[], None]) -> list[Row]:

@@ -103,7 +103,7 @@ def long_line(lab: Lab) -> list[Row]:
     finally:
         subprocess.run([*command, "-O", "exit"], capture_output=True, env=lab.env, check=False)
         lab["h1"].proxy.delay(0)
-        lab.unalias(slow)
+        lab.forget_aliases()
     return [
         Row("spawn over a line of 100 ms", ours, "ms", "ssh ControlMaster", 1000 * mux, "≤ 120", ours <= 120)
     ]

@@ -135,7 +135,7 @@ def listing(lab: Lab) -> list[Row]:
             )
         finally:
             lab["h1"].proxy.delay(0)
-            lab.unalias(slow)
+            lab.forget_aliases()
     rows = [Row("`fs ls` of 10,000 over 50 ms, the job with it", 1000 * ours, "ms", "`true`", 1000 * nothing)]
     for name, text in zip(("put", "get", "stat", "ls"), done.stdout.split(), strict=True):
         value = float(text)

@@ -9,6 +9,7 @@ Laws
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import resource
 import shutil
@@ -115,8 +116,9 @@ def session_lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(session_lab: Lab) -> Iterator[Lab]:
-    """Hosts h1, h2, h3, shared by the tests of this worker. What a test stops or slows is mended after it."""
+    """Hosts h1, h2, h3, shared by the tests of this worker. What a test stops, slows or names is as before after it."""
     yield session_lab
+    session_lab.forget_aliases()
     for host in session_lab.hosts.values():
         host.start()
         if host.has_proxy:
@@ -193,19 +195,16 @@ def odd_host(lab: Lab) -> Iterator[Callable[..., Host]]:
 
 
 @pytest.fixture
-def through(lab: Lab) -> Iterator[Callable[..., str]]:
+def through(lab: Lab) -> Callable[..., str]:
     """`through("h1", lease=5)`: the name under which h1 is reached by way of its proxy, with a link already."""
-    made: list[str] = []
+    numbers = itertools.count()
 
     def make(host: str, **keys: object) -> str:
-        name = lab.alias(f"{host}x{len(made)}", host, lab[host].proxy, **{"lease": 60, **keys})
-        made.append(name)
+        name = lab.alias(f"{host}x{next(numbers)}", host, lab[host].proxy, **{"lease": 60, **keys})
         lab.run(["run", "--on", name, "--", "true"], check=True)
         return name
 
-    yield make
-    for name in made:
-        lab.unalias(name)
+    return make
 
 
 # ----------------------------------------------------------------------------------------- the watch

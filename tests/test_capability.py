@@ -170,7 +170,6 @@ def test_no_capability_and_no_key_where_others_look(lab: Lab, data: Path) -> Non
     finally:
         process.terminate()
         process.communicate()
-        lab.unalias("k1")
     assert lab.wait_idle() == []
     for path in (*data.rglob("*"), *Path(lab.env["XDG_RUNTIME_DIR"]).rglob("*")):
         if path.is_file():

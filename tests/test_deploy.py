@@ -135,11 +135,7 @@ def test_several_hosts_at_once_and_one_is_down(fresh: Lab) -> None:
 def test_many_logins_at_once_stay_below_what_sshd_drops(lab: Lab) -> None:
     needs_sshd(lab)
     names = [lab.alias(f"many{number}", of="h1") for number in range(24)]
-    try:
-        done = lab.run(["hosts", "check", ",".join(names)])
-    finally:
-        for name in names:
-            lab.unalias(name)
+    done = lab.run(["hosts", "check", ",".join(names)])
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
 
 
@@ -182,7 +178,6 @@ def test_what_a_killed_deployer_left_is_no_harm(fresh: Lab) -> None:
         assert installations(fresh["h1"]) == []
     finally:
         proxy.delay(0)
-        fresh.unalias("h1-line")
     fresh.run(["deploy", "h1"], check=True)
 
 
@@ -217,22 +212,15 @@ def test_through_a_jump_host(lab: Lab) -> None:
     before = lab["h2"].connections()
     lab.alias("behind", of="h1", jump="h2")
     lab.alias("placed", of="h1", jump=f"{lab['h2'].user}@127.0.0.1:{lab['h2'].port}")
-    try:
-        lab.run(["hosts", "check", "behind"], check=True)
-        assert lab["h2"].connections() == before + 1
-        # a place has no identity of its own: the usual files, and here there are none
-        assert "permission denied" in lab.run(["hosts", "check", "placed"]).stderr.decode()
-    finally:
-        lab.unalias("behind")
-        lab.unalias("placed")
+    lab.run(["hosts", "check", "behind"], check=True)
+    assert lab["h2"].connections() == before + 1
+    # a place has no identity of its own: the usual files, and here there are none
+    assert "permission denied" in lab.run(["hosts", "check", "placed"]).stderr.decode()
 
 
 def test_a_jump_host_that_cannot_go_on(lab: Lab) -> None:
     lab.alias("beyond", of="h1", via=1, jump="h2")
-    try:
-        assert "cannot be reached from its jump host" in refused(lab, "beyond")
-    finally:
-        lab.unalias("beyond")
+    assert "cannot be reached from its jump host" in refused(lab, "beyond")
 
 
 def test_the_users_ssh_configuration(lab: Lab) -> None:
@@ -257,7 +245,6 @@ def test_the_users_ssh_configuration(lab: Lab) -> None:
         assert "cannot use its configuration" in refused(lab, "via-config")
     finally:
         configuration.unlink()
-        lab.unalias("via-config")
 
 
 def test_keys_of_an_agent(lab: Lab, tmp_path: Path) -> None:
@@ -277,7 +264,6 @@ def test_keys_of_an_agent(lab: Lab, tmp_path: Path) -> None:
     finally:
         agent.terminate()
         agent.communicate()
-        lab.unalias("keyless")
 
 
 def test_a_key_that_cannot_be_read_is_named(lab: Lab) -> None:
@@ -288,7 +274,6 @@ def test_a_key_that_cannot_be_read_is_named(lab: Lab) -> None:
         text = said(lab.run(["deploy", "keyless"]), "keyless")
     finally:
         key.rmdir()
-        lab.unalias("keyless")
     assert "hint: ~/.ssh/id_ed25519 cannot be read (is a directory)" in text
 
 
@@ -305,35 +290,26 @@ def test_unknown_host(lab: Lab) -> None:
 
 def test_unknown_host_name(lab: Lab) -> None:
     lab.alias("lost", of="h1", address="no-such-host.invalid")
-    try:
-        assert "unknown host name: no-such-host.invalid" in refused(lab, "lost")
-    finally:
-        lab.unalias("lost")
+    assert "unknown host name: no-such-host.invalid" in refused(lab, "lost")
 
 
 def test_refused_port(lab: Lab) -> None:
     lab.alias("shut", of="h1", via=1)
-    try:
-        assert "connection refused by 127.0.0.1 port 1" in refused(lab, "shut")
-    finally:
-        lab.unalias("shut")
+    assert "connection refused by 127.0.0.1 port 1" in refused(lab, "shut")
 
 
 def test_wrong_key(lab: Lab, tmp_path: Path) -> None:
     for name, phrase in (("key", ""), ("locked", "secret")):
         keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", phrase, "-f", str(tmp_path / name)]
         subprocess.run(keygen, check=True)
-    try:
-        lab.alias("strange", of="h1", identity=str(tmp_path / "key"))
-        text = refused(lab, "strange")
-        assert f"permission denied for {lab['h1'].user}; tried {tmp_path}/key" in text
-        assert f"ssh-copy-id -i {tmp_path}/key" in text
-        lab.alias("strange", of="h1", identity=str(tmp_path / "locked"))
-        assert f"ssh-add {tmp_path}/locked" in refused(lab, "strange")
-        lab.alias("strange", of="h1", identity=str(tmp_path / "none"))
-        assert f"the identity {tmp_path}/none cannot be read" in refused(lab, "strange")
-    finally:
-        lab.unalias("strange")
+    lab.alias("strange", of="h1", identity=str(tmp_path / "key"))
+    text = refused(lab, "strange")
+    assert f"permission denied for {lab['h1'].user}; tried {tmp_path}/key" in text
+    assert f"ssh-copy-id -i {tmp_path}/key" in text
+    lab.alias("strange", of="h1", identity=str(tmp_path / "locked"))
+    assert f"ssh-add {tmp_path}/locked" in refused(lab, "strange")
+    lab.alias("strange", of="h1", identity=str(tmp_path / "none"))
+    assert f"the identity {tmp_path}/none cannot be read" in refused(lab, "strange")
 
 
 def test_first_contact_then_a_changed_host_key(lab: Lab, odd_host: Callable[..., Host]) -> None:
@@ -494,15 +470,11 @@ def test_a_line_that_goes_dead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Non
             asyncio.run(dial.dial(known.host("dead"), known, ssh_agent=None, note=lambda _: None))
     finally:
         proxy.heal()
-        lab.unalias("dead")
 
 
 def test_a_batch_system_is_not_built(lab: Lab) -> None:
     lab.alias("cluster", of="h1", transport="slurm")
-    try:
-        assert "not built yet" in refused(lab, "cluster")
-    finally:
-        lab.unalias("cluster")
+    assert "not built yet" in refused(lab, "cluster")
 
 
 def test_a_copy_never_replaces_what_is_no_file(tmp_path: Path) -> None:

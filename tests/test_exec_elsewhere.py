@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,11 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reach(lab: Lab) -> Iterator[Lab]:
+def reach(lab: Lab) -> Lab:
     lab.alias("e2", "h2")
     lab.alias("e1", "h1", may_fork=["e2"])
     warm(lab, "e1", "e2")
-    yield lab
-    lab.unalias("e1")
-    lab.unalias("e2")
+    return lab
 
 
 def lives(data: Path) -> list[list[dict[str, Any]]]:
@@ -89,10 +87,7 @@ def test_where_it_cannot_run_the_old_life_goes_on(lab: Lab, data: Path, where: s
         says(sh("v=kept; read x <&3"), call("exec", host=where)),
         says(sh("echo $v >&4; cat <&3 >&4"), OK),
     )  # fmt: skip
-    try:
-        done = lab.run(["work"], env=env, input="a\n" + "b\n" * 1000)
-    finally:
-        lab.unalias("dead")
+    done = lab.run(["work"], env=env, input="a\n" + "b\n" * 1000)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"kept\n" + b"b\n" * 1000, b"")
     assert len(lives(data)) == 1
     result = results(data, "work")[1]

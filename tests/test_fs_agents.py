@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,13 +56,11 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reach(lab: Lab) -> Iterator[Lab]:
+def reach(lab: Lab) -> Lab:
     lab.alias("f2", "h2")
     lab.alias("f1", "h1", may_fork=["f2"])
     warm(lab, "f1", "f2")
-    yield lab
-    lab.unalias("f1")
-    lab.unalias("f2")
+    return lab
 
 
 # -- commands ----------------------------------------------------------------------------------------
@@ -170,36 +167,33 @@ def test_a_detached_agent_reaches_it(reach: Lab, data: Path, root: Path) -> None
 
 def test_a_host_with_access_of_its_own_opens_the_store(reach: Lab, root: Path, data: Path) -> None:
     reach.alias("d1", "h1", fs="direct", may_fork=["f2"])
-    try:
-        env = {"QUINE_FS": f"file://{root}"}
-        words = ["run", "--on", "d1", "--"]
+    env = {"QUINE_FS": f"file://{root}"}
+    words = ["run", "--on", "d1", "--"]
+    told = json.loads(reach.run([*words, *command("about", "")], env=env, check=True).stdout)
+    assert (told["kind"], told["fs"]) == ("Unreserved", f"file://{root}")
+    # A directory of the origin is none of theirs, and a quota is counted at the origin.
+    for env in (
+        {"QUINE_FS": f"origin:{root}"},
+        {},
+        {"QUINE_FS": f"file://{root}", "QUINE_FS_QUOTA": "1G"},
+    ):
         told = json.loads(reach.run([*words, *command("about", "")], env=env, check=True).stdout)
-        assert (told["kind"], told["fs"]) == ("Unreserved", f"file://{root}")
-        # A directory of the origin is none of theirs, and a quota is counted at the origin.
-        for env in (
-            {"QUINE_FS": f"origin:{root}"},
-            {},
-            {"QUINE_FS": f"file://{root}", "QUINE_FS_QUOTA": "1G"},
-        ):
-            told = json.loads(reach.run([*words, *command("about", "")], env=env, check=True).stdout)
-            assert (told["kind"], told["fs"]) == ("Remote", None)
-        # A secret stays where it is; who has access has his own.
-        env = {"QUINE_FS": "sftp://me:hunter2hunter2@store.example/x"}
-        seen = reach.run([*words, "sh", "-c", "echo $QUINE_FS; env"], env=env, check=True).stdout
-        assert seen.startswith(b"sftp://me@store.example/x\n") and b"hunter2" not in seen
-        # Its children elsewhere ask the origin, by way of a face that has the store itself.
-        script = environment(
-            reach,
-            data,
-            says(call("fork", intent="child", host="f2", wait=True), OK, match="^root"),
-            says(sh(f"echo material | {files('put', 'a')}; {files('about', '')}"), OK, match="^child"),
-        )
-        env = {**script, "QUINE_FS": f"file://{root}"}
-        assert reach.run(["--on", "d1", "root"], env=env).returncode == 0
-        assert (root / "a").read_text() == "material\n"
-        assert '"kind": "Remote"' in results(data, "child")[-1]
-    finally:
-        reach.unalias("d1")
+        assert (told["kind"], told["fs"]) == ("Remote", None)
+    # A secret stays where it is; who has access has his own.
+    env = {"QUINE_FS": "sftp://me:hunter2hunter2@store.example/x"}
+    seen = reach.run([*words, "sh", "-c", "echo $QUINE_FS; env"], env=env, check=True).stdout
+    assert seen.startswith(b"sftp://me@store.example/x\n") and b"hunter2" not in seen
+    # Its children elsewhere ask the origin, by way of a face that has the store itself.
+    script = environment(
+        reach,
+        data,
+        says(call("fork", intent="child", host="f2", wait=True), OK, match="^root"),
+        says(sh(f"echo material | {files('put', 'a')}; {files('about', '')}"), OK, match="^child"),
+    )
+    env = {**script, "QUINE_FS": f"file://{root}"}
+    assert reach.run(["--on", "d1", "root"], env=env).returncode == 0
+    assert (root / "a").read_text() == "material\n"
+    assert '"kind": "Remote"' in results(data, "child")[-1]
 
 
 def test_hosts_that_relay_are_told_nothing(lab: Lab, root: Path) -> None:

@@ -191,7 +191,6 @@ def test_the_places_of_a_host_that_vanishes_come_back(hosts: Hosts, how: str) ->
         hosts.arrive(8)
         hosts.let_go(100)
         assert ended(root)[0] == 0
-    hosts.lab.unalias("far")
 
 
 def test_depth_holds_over_there(hosts: Hosts) -> None:

@@ -30,16 +30,14 @@ from transport.spawn import Spawn
 
 
 @pytest.fixture
-def reach(lab: Lab) -> Iterator[Lab]:
+def reach(lab: Lab) -> Lab:
     """b1 may fork to b2, b2 to what bears the tag c, b3 and b4 nowhere. b4 is h1 again."""
     lab.alias("b4", "h1", tags=["d"])
     lab.alias("b3", "h3", tags=["c"])
     lab.alias("b2", "h2", may_fork=["@c"])
     lab.alias("b1", "h1", may_fork=["b2"])
     warm(lab, "b1", "b2", "b3", "b4")
-    yield lab
-    for name in ("b1", "b2", "b3", "b4"):
-        lab.unalias(name)
+    return lab
 
 
 def warm(lab: Lab, *hosts: str) -> None:

@@ -218,13 +218,9 @@ def test_limits_hold_over_there(lab: Lab) -> None:
     assert done.returncode == 2 and b"unknown limit" in done.stderr
     lab.alias("limited", "h1", limits={"nofile": 77})
     lab.alias("unbuilt", "h1", limits={"mem": "1G"})
-    try:
-        assert lab.run(["run", "--on", "limited", "--", "sh", "-c", "ulimit -n"]).stdout == b"77\n"
-        done = lab.run(["run", "--on", "unbuilt", "--", "true"])
-        assert done.returncode == 77 and b"not built yet" in done.stderr
-    finally:
-        lab.unalias("limited")
-        lab.unalias("unbuilt")
+    assert lab.run(["run", "--on", "limited", "--", "sh", "-c", "ulimit -n"]).stdout == b"77\n"
+    done = lab.run(["run", "--on", "unbuilt", "--", "true"])
+    assert done.returncode == 77 and b"not built yet" in done.stderr
 
 
 def test_a_relative_directory_is_below_the_jobs_own(lab: Lab) -> None:
@@ -605,14 +601,10 @@ def test_where(lab: Lab) -> None:
     lab.alias("t1", "h1", tags=["gpu"])
     lab.alias("t2", "h2", tags=["gpu", "bad"])
     name = ["--", "sh", "-c", "echo $QUINE_NODE_NAME"]
-    try:
-        assert lab.run(["run", "--on", "@gpu!@bad", *name]).stdout == b"t1\n"
-        assert lab.run(["run", "--on", "t2,h9x", *name]).returncode == 69
-        done = lab.run(["run", "--on", "h9", *name])
-        assert done.returncode == 69 and b"no such host: 'h9'; known: h1, h2, h3, t1, t2" in done.stderr
-    finally:
-        lab.unalias("t1")
-        lab.unalias("t2")
+    assert lab.run(["run", "--on", "@gpu!@bad", *name]).stdout == b"t1\n"
+    assert lab.run(["run", "--on", "t2,h9x", *name]).returncode == 69
+    done = lab.run(["run", "--on", "h9", *name])
+    assert done.returncode == 69 and b"no such host: 'h9'; known: h1, h2, h3, t1, t2" in done.stderr
 
 
 def test_on_never_falls_back_to_this_machine(lab: Lab) -> None:

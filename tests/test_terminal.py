@@ -263,23 +263,20 @@ def test_the_connection_breaks(lab: Lab, verbose: bool) -> None:
     """What was typed and shown goes on where it was; that there was a break is said to who asked for it."""
     lab.alias("cuttable", "h1", lab["h1"].proxy, lease=60)
     with Screen() as screen:
-        try:
-            words = ["-v"] if verbose else []
-            client = screen.start(lab, ["run", "-t", *words, "--on", "cuttable", "--", "cat"])
-            screen.type(b"one\r")
-            screen.wait(b"one\r\none\r\n")
-            assert lab["h1"].proxy.cut()
-            if verbose:
-                screen.wait(b"quine: cuttable: the connection is lost since 0 s, trying again; ")
-                screen.wait(b"quine: cuttable: the connection is back after ")
-            screen.type(b"two\r")
-            shown = screen.wait(b"two\r\ntwo\r\n")
-            assert b"quine: " not in shown or verbose
-            screen.resize(33, 44)
-            screen.type(b"\x04")
-            assert client.wait(PATIENCE) == 0
-        finally:
-            lab.unalias("cuttable")
+        words = ["-v"] if verbose else []
+        client = screen.start(lab, ["run", "-t", *words, "--on", "cuttable", "--", "cat"])
+        screen.type(b"one\r")
+        screen.wait(b"one\r\none\r\n")
+        assert lab["h1"].proxy.cut()
+        if verbose:
+            screen.wait(b"quine: cuttable: the connection is lost since 0 s, trying again; ")
+            screen.wait(b"quine: cuttable: the connection is back after ")
+        screen.type(b"two\r")
+        shown = screen.wait(b"two\r\ntwo\r\n")
+        assert b"quine: " not in shown or verbose
+        screen.resize(33, 44)
+        screen.type(b"\x04")
+        assert client.wait(PATIENCE) == 0
         assert screen.settings == screen.found
 
 

@@ -160,9 +160,10 @@ class Lab:
         self.hosts[of].proxy.delay(seconds)
         return self.alias(f"{of}-slow", of, self.hosts[of].proxy)
 
-    def unalias(self, name: str) -> None:
-        self._aliases.pop(name, None)
-        self._write_inventory()
+    def forget_aliases(self) -> None:
+        if self._aliases:
+            self._aliases.clear()
+            self._write_inventory()
 
     def _entry(self, host: Host) -> dict[str, object]:
         return {
