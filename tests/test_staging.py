@@ -666,6 +666,18 @@ def test_a_record_that_is_torn_is_as_none(here: Path, there: Path, cache: Path, 
     assert (there / "a").read_bytes() == b"x" * 1000
 
 
+def test_a_record_that_there_is_no_room_for_leaves_nothing(here: Path, cache: Path) -> None:
+    """A limit on the size of a file fails a write as a full disk does."""
+    found = survey.look([(os.fsencode(here), b"")])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+    try:
+        survey.remember("key", "digest", found, [], bytes(1000), [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((cache / "quine" / "staging" / "seen").iterdir()) == []
+
+
 def test_a_file_that_is_written_all_the_time_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = here / "log"
     path.write_bytes(b"x" * 3_000_000)

@@ -227,7 +227,7 @@ def remember(
         os.rename(aside, path)
         _prune(folder)
     except OSError:
-        pass
+        _unlink(aside)
 
 
 def identity(path: str) -> tuple[int, int] | None:
@@ -240,8 +240,12 @@ def identity(path: str) -> tuple[int, int] | None:
 
 
 def forget(key: str) -> None:
+    _unlink(os.path.join(cache("seen"), key))
+
+
+def _unlink(path: str) -> None:
     try:
-        os.unlink(os.path.join(cache("seen"), key))
+        os.unlink(path)
     except OSError:
         pass
 
