@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import socket
@@ -471,6 +472,30 @@ def test_a_part_does_not_outlive_its_connection(served: Tier, sftp_lab: Lab, tmp
         for pid in processes.descendants(sftp_lab["h1"].pid):
             processes.kill(pid)
     assert os.listdir(tmp_path / ".quine-parts") == []
+
+
+def test_a_server_that_is_gone_is_told_once(
+    own_lab: Callable[..., Lab],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Blocks that were on their way have nothing to add; a face would print each with a traceback."""
+    lab = own_lab(["h1"])
+    monkeypatch.setenv("HOME", str(lab.home))
+    tier = reached(lab, tmp_path)
+    with pytest.raises(OSError), tier.create("a") as writer:
+        for _ in range(8):
+            writer.write(bytes(1 << 20))
+        children = processes.descendants(lab["h1"].pid)
+        for pid in (lab["h1"].pid, *children):
+            processes.kill(pid)
+        for _ in range(8):
+            writer.write(bytes(1 << 20))
+    del writer
+    tier.close()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_changed_host_key_is_refused(sftp_lab: Lab, tmp_path: Path) -> None:

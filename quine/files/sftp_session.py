@@ -84,6 +84,7 @@ class Session:
         with self._guard:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
+                self._loop.set_exception_handler(_unheard)
                 self._opening = asyncio.Lock()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="quine-sftp", daemon=True)
                 self._thread.start()
@@ -160,6 +161,13 @@ class Session:
         thread.join(10)
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
+
+
+def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a task died of that nobody waits for. That the connection broke was told to whoever asked for something."""
+    fault = context.get("exception")
+    if not isinstance(fault, OSError) and not type(fault).__module__.startswith("asyncssh"):
+        loop.default_exception_handler(context)
 
 
 def _quiet(phase: str) -> None:
