@@ -180,11 +180,11 @@ def lost(handler: Handler) -> None:
 
 
 def broken(after: int) -> Callable[[Handler], None]:
-    """The answer breaks off after so many bytes of its body."""
+    """The answer breaks off after so many bytes of its body, which all arrive: a reset may take them with it."""
 
     def what(handler: Handler) -> None:
         handler.say(*handler.asked(), cut=after)
-        handler.reset()
+        handler.close_connection = True
 
     return what
 
