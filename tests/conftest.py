@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import hypothesis
 import pytest
 
+from tests.clouds import Azure, Google
 from tests.lab import Lab, Settings, processes
 from tests.lab.host import Host
 from tests.lab.lab import LEASE
@@ -148,6 +149,20 @@ def weed(drivers: None) -> Iterator[Weed]:
 
 
 @pytest.fixture(scope="session")
+def google(drivers: None) -> Iterator[Google]:
+    """gs:// emulated, of this worker."""
+    with Google() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure(drivers: None) -> Iterator[Azure]:
+    """Azurite, of this worker."""
+    with Azure() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def sftp_server() -> Iterator[Lab]:
     """One sshd, of this worker."""
     with Lab(["h1"]) as lab:
@@ -233,7 +248,7 @@ def _litter() -> set[str]:
 
 
 def _is_labs(thread: threading.Thread) -> bool:
-    return thread.name.startswith("lab-")
+    return thread.name.startswith(("lab-", "gcsfs-deferred-close"))  # it stays, as the driver will have it
 
 
 @pytest.fixture(autouse=True)

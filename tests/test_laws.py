@@ -27,7 +27,12 @@ IMPORTERS = {
     "asyncssh": {"transport/ssh.py"},
     "httpx": {"quine/guests/http.py"},
     "typer": {"quine/cli.py"},
-    "fsspec": {"quine/files/foreign.py", "quine/files/fs.py", "quine/files/generic.py"},
+    "fsspec": {
+        "quine/files/foreign.py",
+        "quine/files/fs.py",
+        "quine/files/generic.py",
+        "quine/files/google.py",
+    },
     "s3fs": {"quine/files/s3.py"},
     "pydantic": {
         "deploy/inventory.py",

@@ -28,6 +28,7 @@ from quine.files.objects import ObjectTier
 from quine.files.open import open_store
 from quine.files.s3 import Bucket, Unmet, settings
 from quine.files.tier import Tier
+from tests.clouds import AZURITE, CONTAINER, Azure, Google
 from tests.lab import Lab, processes
 from tests.losing import losing
 from tests.test_tier_together import together
@@ -387,8 +388,6 @@ def test_a_chain_with_copies_of_its_own_is_only_read(weed: Weed, tmp_path: Path)
 @pytest.mark.parametrize(
     ("url", "says", "hint"),
     [
-        ("gs://bucket/x", "gs:// needs a driver", "quine[gcs]"),
-        ("az://container", "az:// needs a driver", "quine[azure]"),
         ("nonesuch://x", "nothing here speaks nonesuch:", "origin:"),
         ("simplecache::nonesuch://x", "nothing here speaks nonesuch:", "origin:"),
         ("s3://", "no name of a bucket", "s3://BUCKET"),
@@ -403,6 +402,26 @@ def test_a_url_that_cannot_be_opened(url: str, says: str, hint: str) -> None:
         opened(url)
     assert says in caught.value.detail and hint in caught.value.hint
     assert "hush-hush" not in caught.value.detail + caught.value.hint
+
+
+@pytest.mark.usefixtures("drivers")
+@pytest.mark.parametrize(
+    ("url", "module", "extra"), [("gs://b/x", "gcsfs", "gcs"), ("az://c", "adlfs", "azure")]
+)
+def test_a_driver_that_is_missing(url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, url[:2], raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == module] or [module]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(Misconfigured, match=f"{url[:2]}:// needs a driver") as caught:
+        opened(url)
+    assert f"quine[{extra}]" in caught.value.hint
+
+
+@pytest.mark.usefixtures("drivers")
+def test_a_store_without_its_keys_names_them() -> None:
+    with pytest.raises(Misconfigured, match="az:// cannot be opened with the keys") as caught:
+        opened("az://container")
+    assert "AZURE_STORAGE_CONNECTION_STRING" in caught.value.hint
 
 
 def test_options_that_are_none() -> None:
@@ -578,3 +597,32 @@ def test_what_is_unmet_is_no_error_of_the_system(bucket: Bucket) -> None:
     bucket.call("put_object", "", Key="unmet", Body=b"")
     with pytest.raises(Unmet):
         bucket.call("put_object", "", Key="unmet", Body=b"", IfNoneMatch="*")
+
+
+@pytest.mark.parametrize("size", [0, 6 << 20])
+def test_what_a_driver_would_cut_is_whole(google: Google, tmp_path: Path, size: int) -> None:
+    """It sends a small file between boundaries that are always the same, with bare line feeds."""
+    tier = opened(f"gs://{CONTAINER}/cut{tmp_path}", google.environ)
+    for data in (b"a\r", b"\r", b"before\n--==0==\nafter", b"--==0==--", b"\n--==0==--\n\r"):
+        data += bytes(size)
+        put(tier, "a", data)
+        assert get(tier, "a") == data
+    refused(errno.ENOTSUP, lambda: put(tier, "lock", b"x", if_absent=True))
+    assert below(tier) == ["a"]
+    tier.close()
+
+
+@pytest.mark.skipif(not AZURITE, reason="no azurite-blob here")
+def test_keys_that_were_taken_out_of_the_environment_open_the_store(azure: Azure, tmp_path: Path) -> None:
+    """A driver looks for them in the environment of its process, where an agent has none."""
+    environ = {"QUINE_FS": f"az://{CONTAINER}{tmp_path}", **azure.environ}
+    secrets = env.adopt({}, environ).secrets
+    assert "AZURE_STORAGE_CONNECTION_STRING" not in environ
+    fd = inherit.write({"environ": secrets})
+    try:
+        tier = opened(environ["QUINE_FS"], {**environ, inherit.VARIABLE: str(fd)})
+        put(tier, "a", b"x")
+        assert get(tier, "a") == b"x"
+        tier.close()
+    finally:
+        os.close(fd)

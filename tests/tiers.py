@@ -26,6 +26,7 @@ import pytest
 
 from quine.files.open import open_store
 from quine.files.tier import Tier
+from tests.clouds import AZURITE, CONTAINER
 from tests.weed import BUCKET
 
 LACKS = {
@@ -77,7 +78,9 @@ class Store:
 Make = Callable[[pytest.FixtureRequest, Path], AbstractContextManager[Store]]
 MAKERS: dict[str, Make] = {}
 SERVERS = {
+    "az": "azure",
     "fsspec": "drivers",
+    "gs": "google",
     "s3": "weed",
     "sftp": "sftp_server",
 }  # maker -> the fixture of the session that it needs, made before the watch
@@ -88,6 +91,7 @@ WITH_LAB = {"link"}  # those whose hosts must be there before the test is watche
 def makers() -> list[Any]:
     """The parameters of a fixture that gives one store after the other."""
     marks = {name: [pytest.mark.lab] if name in WITH_LAB else [] for name in MAKERS}
+    marks["az"].append(pytest.mark.skipif(not AZURITE, reason="no azurite-blob here; see tests/clouds.py"))
     return [pytest.param(name, marks=marks[name]) for name in sorted(MAKERS)]
 
 
@@ -169,6 +173,18 @@ GENERIC = ("mode", "mtime", "listed", "holes", "stays", "old", "rename", "versio
 def fsspec(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """Any filesystem of fsspec's, with directories; chained, as they can be."""
     yield opened(f"dir::local://{tmp_path}/a root")
+
+
+@maker("gs", "if_absent", *GENERIC)  # the emulator does not decide it; Google does
+def gs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    google = request.getfixturevalue("google")
+    yield opened(f"gs://{CONTAINER}/a prefix/{uuid.uuid4()}", "", google.environ)
+
+
+@maker("az", *GENERIC)
+def az(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    azure = request.getfixturevalue("azure")
+    yield opened(f"az://{CONTAINER}/a prefix/{uuid.uuid4()}", "", azure.environ)
 
 
 # -- what every test does --------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class Weed:
                 stdout=log,
                 stderr=log,
                 process_group=0,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         deadline = time.monotonic() + START
         while True:
@@ -148,5 +148,5 @@ class Weed:
 _libc = ctypes.CDLL(None)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

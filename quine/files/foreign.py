@@ -31,6 +31,21 @@ EXTRAS = {
 }
 
 
+# What drivers look for in the environment of their process, out of which the keys were taken: as options of theirs.
+_AZURE = {
+    f"AZURE_STORAGE_{name.upper()}": name
+    for name in (
+        *("connection_string", "account_name", "account_key", "sas_token"),
+        *("client_id", "client_secret", "tenant_id"),
+    )
+}
+_GOOGLE = {"GOOGLE_APPLICATION_CREDENTIALS": "token"}  # the name of a file
+VARIABLES = {
+    **dict.fromkeys(("az", "abfs", "abfss"), _AZURE),
+    **dict.fromkeys(("gs", "gcs"), _GOOGLE),
+}
+
+
 def open_foreign(url: str, environ: Mapping[str, str]) -> Tier:
     """The tier of a URL that is not local. Raises Misconfigured."""
     whole = credentials.completed(environ)
@@ -131,11 +146,16 @@ def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> T
 
     protocol = next(scheme for scheme in chain if scheme != "dir")
     try:
-        with about(credentials.shown(url)):  # some connect at once
-            return Generic(url, protocol, options, credentials.shown(url).rstrip("/"))
+        return Generic(url, protocol, options, credentials.shown(url).rstrip("/"))
     except (TypeError, ValueError) as error:
-        detail = f"{chain[0]}:// cannot be opened: {type(error).__name__}"
-        raise Misconfigured(detail, f"see {credentials.OPTIONS}") from None
+        detail = (
+            f"{chain[0]}:// cannot be opened with the keys and options that there are: {type(error).__name__}"
+        )
+        keys = ", ".join((*VARIABLES.get(chain[-1], {}), credentials.OPTIONS))
+        raise Misconfigured(detail, f"see {keys}") from None
+    except Exception:  # some connect at once
+        with about(credentials.shown(url)):
+            raise
 
 
 def _of_driver(scheme: str, environ: Mapping[str, str], options: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +164,8 @@ def _of_driver(scheme: str, environ: Mapping[str, str], options: dict[str, Any])
         from quine.files.s3 import settings
 
         return settings(environ, options)
-    return {**options, "skip_instance_cache": True}
+    known = {option: environ[name] for name, option in VARIABLES.get(scheme, {}).items() if environ.get(name)}
+    return {**known, **options, "skip_instance_cache": True}
 
 
 def _target(place: str, environ: Mapping[str, str]) -> SshTarget:

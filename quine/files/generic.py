@@ -17,21 +17,23 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
-from quine.files import names
+from quine.files import google, names
 from quine.files.beneath import TRIES
 from quine.files.generic_io import SpoolWriter, SteadyReader, about, known
-from quine.files.keys import key_of, path_of
+from quine.files.keys import IN_URLS, UNFIT, key_of, path_of
 from quine.files.moving import moves, replaces
 from quine.files.parts import NAME as ASIDE
 from quine.files.tier import DIRECTORY_MODE, Entry, Reader, Tier, Writer, check_range, error
 
 FLAT = ("gs", "gcs", "az", "abfs", "abfss", "s3", "s3a")  # they also decide who is first
+IN_URLS_OF = ("az", "abfs", "abfss")
 READ_ONLY = (
     *("zip", "tar", "libarchive", "http", "https", "git", "github", "reference", "data"),
     *("simplecache", "filecache", "blockcache", "cached"),
 )
+REFUSED = (errno.EEXIST, errno.EINVAL)  # what drivers say where somebody else was first
 MADE = "%51uine-directory"  # an object that keeps an empty directory of a flat store: no name has this key
 
 
@@ -42,6 +44,9 @@ class Generic(Tier):
         self.url = shown
         self._url, self._options = url, options
         self.flat, self.read_only = protocol in FLAT, protocol in READ_ONLY
+        self._unfit = IN_URLS if protocol in IN_URLS_OF else UNFIT
+        self._google = protocol in ("gs", "gcs")
+        self._decides: bool | None = None  # whether it decides who is first, once that was tried
         self._opened: tuple[int, Any, str] | None = None
         self._former: Sequence[Any] = ()  # of the process that we were forked from
         self._driver()
@@ -62,7 +67,8 @@ class Generic(Tier):
         fs, root = self._driver()
         with contextlib.suppress(NotImplementedError):
             fs.invalidate_cache()
-        return fs, (f"{root}/{key_of(path)}" if root else key_of(path)) if path else root
+        key = key_of(path, self._unfit)
+        return fs, (f"{root}/{key}" if root else key) if path else root
 
     # ----------------------------------------------------------------- looks
 
@@ -110,7 +116,7 @@ class Generic(Tier):
                 found = []
         entries = {}
         for each in found:
-            name = path_of(each["name"].rstrip("/").rpartition("/")[2])
+            name = path_of(each["name"].rstrip("/").rpartition("/")[2], self._unfit)
             if name and each["name"].rstrip("/") != place.rstrip("/") and not (not path and name == ASIDE):
                 entries[name] = known(names.join(path, name), each)
         return iter([entries[name] for name in sorted(entries, key=os.fsencode)])
@@ -153,24 +159,45 @@ class Generic(Tier):
             self._expect_way(path)
         with about(path):
             if self.flat:
-                spool = tempfile.NamedTemporaryFile(prefix="quine-spool-")  # noqa: SIM115
-                return SpoolWriter(path, spool, lambda: self._put(spool.name, path, if_absent), lambda: None)
+                if if_absent:
+                    self._heeds(path)
+                spool = tempfile.TemporaryFile()  # noqa: SIM115  # without a name: who is killed leaves none
+                return SpoolWriter(path, spool, lambda: self._put(spool, path, if_absent), lambda: None, True)
             fs, place = self._at(names.join(ASIDE, secrets.token_hex(8)))
             fs.makedirs(place.rpartition("/")[0], exist_ok=True)
             file = fs.open(place, "wb")
-        return SpoolWriter(path, file, lambda: self._arrive(place, path), lambda: self._drop(place))
+        return SpoolWriter(path, file, lambda: self._arrive(place, path), lambda: self._drop(place), False)
 
-    def _put(self, spool: str, path: str, if_absent: bool) -> Entry:
+    def _put(self, spool: IO[bytes], path: str, if_absent: bool) -> Entry:
         fs, place = self._at(path)
+        mode = "create" if if_absent else "overwrite"
         try:
             with about(path):
-                fs.put_file(spool, place, mode="create" if if_absent else "overwrite")
+                if not (self._google and google.put(fs, spool, place, mode)):
+                    fs.put_file(f"/proc/self/fd/{spool.fileno()}", place, mode=mode)
         except OSError as fault:
-            # Not every driver has the same word for it
-            if if_absent and fault.errno in (errno.EEXIST, errno.EINVAL) and self._look(path) is not None:
+            if if_absent and fault.errno in REFUSED and self._look(path) is not None:
                 raise error(errno.EEXIST, path) from None
             raise
         return self.stat(path)
+
+    def _heeds(self, path: str) -> None:
+        """Refuse where a store that could does not decide who is first: some gateway or emulator. Tried out once."""
+        if self._decides is None:
+            fs, place = self._at(names.join(ASIDE, secrets.token_hex(8)))
+            with about(path):
+                fs.pipe_file(place, b"")
+                try:
+                    fs.pipe_file(place, b"", mode="create")
+                    self._decides = False
+                except OSError as fault:  # not every driver has the same word for it
+                    if fault.errno not in REFUSED and not isinstance(fault, FileExistsError):
+                        raise
+                    self._decides = True
+                finally:
+                    fs.rm_file(place)
+        if not self._decides:
+            raise OSError(errno.ENOTSUP, "this store does not decide who is first", path)
 
     def _arrive(self, aside: str, path: str) -> Entry:
         for left in reversed(range(TRIES)):
@@ -242,7 +269,9 @@ class Generic(Tier):
         if not moves(source, not here.is_file, target, if_absent):
             return
         there = self._look(target)
-        if there is None and if_absent and not (self.flat and here.is_file):
+        if there is None and if_absent and self.flat:
+            self._heeds(target)
+        elif there is None and if_absent:
             raise OSError(errno.ENOTSUP, "this store cannot decide who is first", target)
         if there is not None:
             replaces(not here.is_file, not there.is_file, target, if_absent)
@@ -259,7 +288,10 @@ class Generic(Tier):
             self.mkdir(target, exist_ok=True)
             for each in self.list(source):
                 self.rename(each.path, names.join(target, names.name(each.path)))
-            self.remove(source)
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # of a flat store it may have gone with its last file
+                self.remove(source)
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
         self._writable(path)

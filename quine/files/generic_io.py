@@ -127,10 +127,12 @@ class SteadyReader(Reader):
 
 
 class SpoolWriter(Writer):
-    """Into a file that nobody else sees, then `arrive`."""
+    """Into a file that nobody else sees, then `arrive`: of a `spool` before it is closed, of any other after it."""
 
-    def __init__(self, path: str, file: Any, arrive: Callable[[], Entry], drop: Callable[[], None]) -> None:
-        self._path, self._file, self._arrive, self._drop = path, file, arrive, drop
+    def __init__(
+        self, path: str, file: Any, arrive: Callable[[], Entry], drop: Callable[[], None], spool: bool
+    ) -> None:
+        self._path, self._file, self._arrive, self._drop, self._spool = path, file, arrive, drop, spool
         self._done = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -143,7 +145,7 @@ class SpoolWriter(Writer):
         try:
             with about(self._path):
                 self._file.flush()
-                if hasattr(self._file, "delete"):  # a spool, which ends with its file
+                if self._spool:
                     entry = self._arrive()
                     self._file.close()
                 else:

@@ -14,22 +14,24 @@ import re
 ASIDE = "%51uine-aside/"  # an escaped `Q`, which needs none: no name has this key
 
 # What XML 1.0 or a gateway in between cannot carry; SeaweedFS makes a slash of a backslash
-_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\\\\\udc80-\udcff\ufffe\uffff]|%(?=[0-9A-F]{2})")
+UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\\\\\udc80-\udcff\ufffe\uffff]|%(?=[0-9A-F]{2})")
+# Nor what a driver takes for a part of a URL, or strips: `?`, `#`, spaces at either end of a name, a dot at its end
+IN_URLS = re.compile(rf"{UNFIT.pattern}|[?#]|(?:^|(?<=/)) | (?=/|$)|\.(?=/|$)")
 _ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 
 
-def key_of(path: str) -> str:
+def key_of(path: str, unfit: re.Pattern[str] = UNFIT) -> str:
     """The key of a clean path."""
-    return _UNFIT.sub(_escape, path)
+    return unfit.sub(_escape, path)
 
 
-def path_of(key: str) -> str | None:
+def path_of(key: str, unfit: re.Pattern[str] = UNFIT) -> str | None:
     """The path that has this key; None where there is none."""
     if "\ufffd" not in key and "%" not in key:
-        return key if key_of(key) == key else None
+        return key if key_of(key, unfit) == key else None
     raw = _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), key.encode("utf-8", "surrogatepass"))
     path = raw.decode("utf-8", "surrogateescape")
-    return path if key_of(path) == key and "\0" not in path else None
+    return path if key_of(path, unfit) == key and "\0" not in path else None
 
 
 def _escape(found: re.Match[str]) -> str:
