@@ -288,9 +288,7 @@ class Generic(Tier):
             self.mkdir(target, exist_ok=True)
             for each in self.list(source):
                 self.rename(each.path, names.join(target, names.name(each.path)))
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # of a flat store it may have gone with its last file
+            with contextlib.suppress(FileNotFoundError):  # a flat store may have none without a file in it
                 self.remove(source)
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:

@@ -294,9 +294,7 @@ def _limited(options: Mapping[str, Any]) -> Mapping[str, Any]:
     config = {"connector_args": {"socket_factory": _socket}, **options["config_kwargs"]}
     try:
         aiobotocore.config.AioConfig(**config)
-    except (
-        Exception
-    ):  # an older one knows no sockets but its own; what else is wrong with it is said elsewhere
+    except Exception:  # an older one knows no sockets but its own; what else is wrong is said elsewhere
         return options
     return {**options, "config_kwargs": config}
 

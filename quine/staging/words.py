@@ -36,9 +36,8 @@ def sources(words: list[str], folder: str) -> list[tuple[bytes, bytes]]:
 def _topped(names: set[bytes]) -> list[tuple[bytes, bytes]]:
     """Each, with the outermost of them that it is or is in; b"" is the whole directory."""
     found: list[tuple[bytes, bytes]] = []
-    for name in sorted(
-        names, key=lambda name: name.split(b"/")
-    ):  # what is in a directory stands right behind it
+    # Part by part: what is in a directory stands right behind it.
+    for name in sorted(names, key=lambda name: name.split(b"/")):
         top = found[-1][1] if found else name
         found.append((name, top if not top or name.startswith(top + b"/") else name))
     return found
