@@ -19,7 +19,7 @@ import time
 
 from quine import private, sizes
 from quine.exits import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
-from quine.files.place import GONE
+from quine.files.place import GIVE_STORE, GONE, NO_ORIGIN
 from quine.life import Life, is_session, new_session
 from quine.options import TABLE, environment, limits
 from quine.roster import state_directory
@@ -53,11 +53,13 @@ def command(values: dict[str, object], argv: list[str], tree: str, stage: Stagin
     if stage and not _is_started(job) and (failed := _laid_out(stage, values, cwd)):
         return failed
     shown = " ".join(_quoted(word) for word in argv)
-    if values.get("mount"):
-        argv = [*address.own_command(), "run", "--mount", "--", *argv]
     env = {**os.environ, **environment(values, os.environ)}
     if "token" in inherit.read() and not env.get("QUINE_FS"):
         env["QUINE_FS"] = GONE  # whom it would ask ends with the job that we are
+        if values.get("mount"):
+            raise Misconfigured(f"--mount: {NO_ORIGIN}", GIVE_STORE)
+    if values.get("mount"):
+        argv = [*address.own_command(), "run", "--mount", "--", *argv]
     return _start(values, job, argv, env, cwd or "/", limits(values), {"intent": shown, "root": tree or job})
 
 

@@ -104,6 +104,14 @@ def test_what_cannot_be_laid_out_starts_nothing(lab: Lab, work: Path, there: Pat
     assert b"quine wait --returns" in done.stderr
 
 
+def test_a_directory_that_nobody_could_fill_is_refused_before_the_start(lab: Lab, work: Path) -> None:
+    job = new_session()
+    done = lab.run(["run", "--detach", "--mount", "--on", "h1", "--job", job, "--", "true"], cwd=work)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"--mount: a command that was detached has no origin" in done.stderr and b"direct" in done.stderr
+    assert not folder(job, lab["h1"].home).exists()
+
+
 def test_who_is_killed_while_files_are_under_way_has_started_nothing(lab: Lab, work: Path) -> None:
     """On a line on which the first of them cannot have come when the directory over there is made."""
     with open(work / "large", "wb") as file:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from quine.exits import Misconfigured
-from quine.files.place import GONE
+from quine.files.place import GIVE_STORE, GONE, NO_ORIGIN
 from transport.lean import Mapping
 
 TYPE_CHECKING = False
@@ -33,10 +33,7 @@ SETTLE = 5.0  # seconds for handlers that were given up to clean up behind them
 def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
     """The tier of this process. Raises Misconfigured; an origin that is gone is told by the first operation."""
     if environ.get("QUINE_FS") == GONE:
-        raise Misconfigured(
-            "a command that was detached has no origin that it could ask for files",
-            'fs = "direct" in the inventory, or --env QUINE_FS=URL; a detached agent keeps its origin',
-        )
+        raise Misconfigured(NO_ORIGIN, GIVE_STORE)
     if not environ.get("QUINE_FS"):
         from transport.requests import Relay
 

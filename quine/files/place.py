@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 VARIABLES = ("QUINE_FS", "QUINE_FS_QUOTA")
 GONE = "gone:"  # in place of a URL: there was an origin to ask, and this job has outlived it
-RESERVED = (
-    ".quine"  # at the root of the tier: what is kept there is the record of trees, and no file of anybody's
-)
+NO_ORIGIN = "a command that was detached has no origin that it could ask for files"
+GIVE_STORE = 'fs = "direct" in the inventory, or --env QUINE_FS=URL; a detached agent keeps its origin'
+RESERVED = ".quine"  # at the root of the tier: what is kept there is the record of trees, and nobody's file
 OURS = ("origin", "memory", "gone")  # of this machine or this process alone
 KNOWN = {
     **dict.fromkeys(("s3", "s3a"), "s3://BUCKET/PREFIX"),
