@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import resource
 import select
@@ -650,6 +651,61 @@ def test_what_a_host_keeps_is_bounded_and_ours_alone(here: Path, cache: Path, tm
     assert [path.stem for path in folder.glob("*.pack")] == [newest.stem]
     assert [path.stem for path in folder.glob("*.index")] == [newest.stem]
     assert not (folder / "dead.part").exists()
+
+
+def test_small_packs_are_made_one_and_all_of_it_is_still_here(
+    here: Path, tmp_path: Path, cache: Path
+) -> None:
+    """Ten thousand jobs with a file each would be ten thousand indexes to be read by the next."""
+    (here / "large").write_bytes(os.urandom(2 * objects.SMALL))
+    stage(here, _new(tmp_path / "first"), "large")
+    for number in range(2 * objects.MANY):
+        (here / "a").write_bytes(b"%d" % number * 5000)
+        stage(here, _new(tmp_path / str(number)), "a")
+    folder = cache / "quine" / "staging" / "objects"
+    packs = list(folder.glob("*.pack"))
+    assert len(packs) < objects.MANY + 2 and len(packs) == len(list(folder.glob("*.index")))
+    for number in range(2 * objects.MANY):
+        (here / "a").write_bytes(b"%d" % number * 5000)
+        assert stage(here, _new(tmp_path / f"again-{number}"), "a", "large") < 2000
+        assert (tmp_path / f"again-{number}" / "a").read_bytes() == b"%d" % number * 5000
+
+
+def test_who_has_looked_before_a_merge_finds_it_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    digests = [hashlib.blake2b(b"%d" % number, digest_size=32).digest() for number in range(objects.MANY)]
+    known = objects.Objects()
+    for number, digest in enumerate(digests[:-1]):
+        pack = objects.Pack(known.folder)
+        pack.add(digest, b"%d" % number)
+        pack.close()
+    search = known._search
+
+    def merged_meanwhile(wanted: set[bytes]) -> dict[bytes, tuple[str, int, int]]:
+        found = search(wanted)
+        last = objects.Pack(known.folder)
+        last.add(digests[-1], b"last")
+        last.close()
+        monkeypatch.setattr(known, "_search", search)
+        return found
+
+    monkeypatch.setattr(known, "_search", merged_meanwhile)
+    assert known.among({*digests[:-1]}) == {*digests[:-1]}
+    assert len(os.listdir(known.folder)) == 3, "one pack, its index, and the lock of who cleans"
+    for number, digest in enumerate(digests[:-1]):
+        assert b"".join(known.pieces(digest)) == b"%d" % number
+    known.close()
+
+
+@given(st.sets(st.binary(min_size=32, max_size=32), max_size=200), st.data())
+def test_few_are_searched_for_and_many_are_read(there_: set[bytes], data: st.DataObject) -> None:
+    table = memoryview(b"".join(objects._ENTRY.pack(each, 1, 2) for each in sorted(there_)))
+    wanted = data.draw(st.sets(st.binary(min_size=32, max_size=32), max_size=3))
+    if there_:
+        wanted |= data.draw(st.sets(st.sampled_from(sorted(there_)), max_size=3))
+    assert {row[0] for row in objects._rows(table, wanted)} == wanted & there_
 
 
 @pytest.mark.parametrize("spoil", [b"", b"x", b"quine-seen-1 a b -zz\n", b"\xff" * 100])

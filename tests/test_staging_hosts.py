@@ -91,6 +91,17 @@ def test_files_are_there_before_the_command_starts(lab: Lab, work: Path, there: 
         (top / "src" / "deep").chmod(0o700)
 
 
+def test_of_a_directory_for_one_job_no_record_is_kept(lab: Lab, work: Path, there: Path) -> None:
+    """There are so many of them that they would push out those that are of use."""
+    seen = lab["h1"].home / ".cache" / "quine" / "staging" / "seen"
+    lab.run(["run", "--on", "h1", "--cwd", there, "--files", "Makefile", "--", "true"], cwd=work, check=True)
+    before = {path.name for path in seen.iterdir()}
+    assert before
+    done = lab.run(["run", "--on", "h1", "--files", "Makefile", "--", "cat", "Makefile"], cwd=work)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"all:", b"")
+    assert {path.name for path in seen.iterdir()} == before
+
+
 def test_what_changed_over_there_is_as_it_should_be_again(lab: Lab, work: Path, there: Path) -> None:
     words = ["run", "--on", "h1", "--cwd", there, "--files", "src", "--", "sh", "-c"]
     spoil = (

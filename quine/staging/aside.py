@@ -120,14 +120,12 @@ class Layout:
             return measure(path).digest == manifest.marks[index]
         return False
 
-    def wanted(self, here: Objects | frozenset[bytes] = frozenset()) -> dict[bytes, int]:
+    def wanted(self, here: Objects | None = None) -> dict[bytes, int]:
         """Contents that are needed and are not `here`: digest -> the first entry that has it."""
-        found: dict[bytes, int] = {}
-        for index in self.needs:
-            mark = self._manifest.marks[index]
-            if mark not in found and self._manifest.sizes[index] and mark not in here:
-                found[mark] = index
-        return found
+        marks, sizes = self._manifest.marks, self._manifest.sizes
+        first = {marks[index]: index for index in reversed(self.needs) if sizes[index]}
+        there = here.among(set(first)) if here else frozenset[bytes]()
+        return {mark: index for mark, index in first.items() if mark not in there}
 
     # -- making it ---------------------------------------------------------------------------------
 

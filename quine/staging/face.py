@@ -53,7 +53,9 @@ class Staging:
         job = Spawn(**spawn.to_json())
         if self._sources:
             phase = "agent" if spawn.own else "in"
-            job.argv = ["node", "--stage", phase, self.key, "--", *spawn.argv]
+            # A directory that is made for this job alone is never laid out again.
+            key = survey.ONCE if job.cwd is None and job.tree == job.id else self.key
+            job.argv = ["node", "--stage", phase, key, "--", *spawn.argv]
             job.own = True
             assert services, "whoever gives files answers requests"
             services.offer("stage", self._given)

@@ -1,8 +1,8 @@
 """What a host has seen already: contents by digest, so that each crosses a link once for all jobs there.
 
 Laws
-1. Contents lie in packs: one file for all that came in one staging, and an index beside it. Ten thousand small files
-   are two files here.
+1. Contents lie in packs: one file for all that came in one staging, and an index beside it, sorted by digest. Ten
+   thousand small files are two files here, and so are those of ten thousand small stagings: packs are merged.
 2. A pack is whole when its index is there. What is read from it is verified, and a pack that lies is thrown away.
 3. It may be gone at any time and be full at any time: then the origin is asked again. It is ours alone (0700), and
    holds no more than BOUND bytes: what was used last stays.
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import struct
 import time
+from bisect import bisect_left
 
 from quine import private
 from quine.staging.manifest import SIZE
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
 BOUND = 4 << 30  # bytes of all packs
 MOST_PACKS = 512
+MANY, SMALL = (
+    32,
+    1 << 20,
+)  # so many packs of not more than so many bytes are made one: who looks reads each index
 LARGEST = 256 << 20  # bytes of one content that is kept
 PATIENCE = 60.0  # seconds to wait for another job that gets the same
 FLUSH = 1 << 20
@@ -35,41 +41,38 @@ _ENTRY = struct.Struct("<32sQQ")  # digest, where, how long
 
 
 class Objects:
-    """The contents that are here. Looked up when first asked."""
+    """The contents that are here."""
 
     def __init__(self) -> None:
         self.folder = cache("objects")
-        self._found: dict[bytes, tuple[str, int, int]] | None = None
+        self._found: dict[bytes, tuple[str, int, int]] = {}
         self._open: dict[str, int] = {}
 
-    def look(self) -> dict[bytes, tuple[str, int, int]]:
+    def among(self, digests: set[bytes]) -> set[bytes]:
+        """Those of them that are here, to be read: who has been told so can read them, whatever is cleaned away."""
+        for _ in range(2):
+            self._found = self._search(digests)
+            if all(self._descriptor(name) >= 0 for name in {place[0] for place in self._found.values()}):
+                break  # else one was merged or cleaned away between two steps of ours
+        self._found = {
+            digest: place for digest, place in self._found.items() if self._descriptor(place[0]) >= 0
+        }
+        return set(self._found)
+
+    def _search(self, digests: set[bytes]) -> dict[bytes, tuple[str, int, int]]:
         """digest -> pack, where, how long."""
-        if self._found is None:
-            self._found = {}
-            with contextlib.suppress(OSError):
-                for name in os.listdir(self.folder):
-                    if name.endswith(".index"):
-                        self._load(name.removesuffix(".index"), self._found)
-        return self._found
-
-    def _load(self, name: str, found: dict[bytes, tuple[str, int, int]]) -> None:
+        found: dict[bytes, tuple[str, int, int]] = {}
         with contextlib.suppress(OSError):
-            with open(f"{self.folder}/{name}.index", "rb") as file:
-                table = file.read()
-            for digest, at, length in _ENTRY.iter_unpack(table[: len(table) // _ENTRY.size * _ENTRY.size]):
-                found[digest] = (name, at, length)
-
-    def again(self) -> None:
-        """Somebody may have put more there."""
-        self._found = None
-
-    def __contains__(self, digest: bytes) -> bool:
-        """Is it here, to be read? Who has been told so can read it, whatever is cleaned away."""
-        place = self.look().get(digest)
-        return place is not None and self._descriptor(place[0]) >= 0
+            for name in os.listdir(self.folder) if digests else ():
+                if name.endswith(".index"):
+                    base = name.removesuffix(".index")
+                    with contextlib.suppress(OSError), _opened(f"{self.folder}/{name}") as table:
+                        for digest, at, length in _rows(table, digests):
+                            found[digest] = (base, at, length)
+        return found
 
     def _descriptor(self, name: str) -> int:
-        if name not in self._open:
+        if self._open.get(name, -1) < 0:
             try:
                 self._open[name] = os.open(f"{self.folder}/{name}.pack", os.O_RDONLY | os.O_CLOEXEC)
                 os.utime(self._open[name])  # used last
@@ -79,7 +82,7 @@ class Objects:
 
     def pieces(self, digest: bytes) -> Iterator[bytes]:
         """What is there of it: as it travels; short if the pack is."""
-        name, at, length = self.look()[digest]
+        name, at, length = self._found[digest]
         fd = self._descriptor(name)
         while length > 0 and (data := os.pread(fd, min(FLUSH, length), at)):
             at += len(data)
@@ -88,11 +91,7 @@ class Objects:
 
     def drop(self, digest: bytes) -> None:
         """The pack that holds this is not what it says."""
-        name = self.look()[digest][0]
-        for end in ("index", "pack"):
-            with contextlib.suppress(OSError):
-                os.unlink(f"{self.folder}/{name}.{end}")
-        self._found = {key: place for key, place in self.look().items() if place[0] != name}
+        _drop(self.folder, self._found[digest][0])
 
     @contextlib.contextmanager
     def turn(self, what: str, name: str) -> Iterator[None]:
@@ -109,7 +108,6 @@ class Objects:
                     break
                 except BlockingIOError:
                     time.sleep(0.02)
-                    self.again()
                 except OSError:
                     break
             yield
@@ -184,28 +182,56 @@ class Pack:
             with contextlib.suppress(OSError):
                 os.unlink(f"{self._folder}/{self._name}.part")
 
-    def close(self) -> None:
-        """Keep what is whole."""
+    def close(self) -> bool:
+        """Keep what is whole; False where nothing is kept."""
         if self._index:
             self._flush()
         if not self._index or self._fd < 0:
             self._give_up()
-            return
+            return False
         base = f"{self._folder}/{self._name}"
         try:
             fd = os.open(f"{base}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:
-                file.write(b"".join(self._index))
+                file.write(b"".join(sorted(self._index)))
             os.rename(f"{base}.part", f"{base}.pack")
             os.rename(f"{base}.new", f"{base}.index")
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(f"{base}.new")
             self._give_up()
-            return
+            return False
         os.close(self._fd)
         self._fd = -1
         clean(self._folder)
+        return True
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[memoryview]:
+    """An index; a part of an entry at its end is left out. OSError."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size // _ENTRY.size * _ENTRY.size
+        if not size:
+            yield memoryview(b"")
+            return
+        with mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as whole, memoryview(whole) as table:
+            yield table
+
+
+def _rows(table: memoryview, digests: set[bytes]) -> Iterator[tuple[bytes, int, int]]:
+    """The entries of these digests. Few are searched for; for many all of it is read."""
+    count = len(table) // _ENTRY.size
+    if len(digests) * 64 > count:
+        yield from (row for row in _ENTRY.iter_unpack(table) if row[0] in digests)
+        return
+    for digest in digests:
+        index = bisect_left(
+            range(count), digest, key=lambda at: bytes(table[at * _ENTRY.size : at * _ENTRY.size + SIZE])
+        )
+        row = _ENTRY.unpack_from(table, index * _ENTRY.size) if index < count else (b"", 0, 0)
+        if row[0] == digest:
+            yield row
 
 
 def clean(folder: str, bound: int = BOUND) -> None:
@@ -236,9 +262,35 @@ def _clean(folder: str, bound: int) -> None:
     for count, (_, size, base) in enumerate(packs):
         total += size
         if total > bound or count >= MOST_PACKS:
-            for end in ("index", "pack"):
-                with contextlib.suppress(OSError):
-                    os.unlink(f"{folder}/{base}.{end}")
+            _drop(folder, base)
+    small = [base for _, size, base in packs[:MOST_PACKS] if size <= SMALL]
+    if len(small) >= MANY:
+        _merge(folder, small)
+
+
+def _merge(folder: str, bases: list[str]) -> None:
+    """Make them one. Who has looked before finds a pack gone, and looks once more."""
+    pack, kept = Pack(folder), set[bytes]()
+    for base in bases:
+        with (
+            contextlib.suppress(OSError),
+            _opened(f"{folder}/{base}.index") as table,
+            open(f"{folder}/{base}.pack", "rb") as file,
+        ):
+            data = file.read(SMALL)
+            for digest, at, length in _ENTRY.iter_unpack(table):
+                if digest not in kept and at + length <= len(data):
+                    kept.add(digest)
+                    pack.add(digest, data[at : at + length])
+    if pack.close():
+        for base in bases:
+            _drop(folder, base)
+
+
+def _drop(folder: str, base: str) -> None:
+    for end in ("index", "pack"):
+        with contextlib.suppress(OSError):
+            os.unlink(f"{folder}/{base}.{end}")
 
 
 def _is_nobodys(path: str) -> bool:

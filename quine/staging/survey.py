@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TICK = 20_000_000  # ns; the clock of a file's times goes on in steps of 1 to 10 ms
 PATIENCE = 3  # looks at what is being changed
 KEPT = 200  # records of a user on a machine
+ONCE = "once"  # the key of a directory that is looked at once: nothing is kept of it
 ASIDE = b".quine-aside-"  # what a directory's name begins with that is ours, for a moment
 LONGEST = 1 << 20  # bytes of a record's first line
 _HEADER = "quine-seen-1"

@@ -112,6 +112,7 @@ def _is_started(command: list[str]) -> bool:
 def _staged(relay: Relay, key: str) -> bool:
     """Have everything here. False: it cannot be had, and the face knows why. RequestError: it does not."""
     place = survey.key_of(os.getcwd(), key)
+    record = "" if key == survey.ONCE else place
     objects = Objects()
     mask = os.umask(0)
     try:
@@ -119,14 +120,13 @@ def _staged(relay: Relay, key: str) -> bool:
             recover(b".")
             for left in reversed(range(ROUNDS)):
                 try:
-                    return _lay_out(relay, place, objects)
+                    return _lay_out(relay, record, objects)
                 except RequestError as error:
                     if not left or not str(error).startswith(AGAIN):
                         raise
                 except Broken as error:
                     if not left:
                         raise RequestError(str(error)) from None
-                    objects.again()
             return False
     finally:
         os.umask(mask)
@@ -192,6 +192,8 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
         layout.commit()
     finally:
         layout.close()
+    if not place:
+        return
     # What was made last would be too new for the record, and a look takes longer.
     time.sleep(survey.TICK / 1e9)
     found, calm = survey.settled(lambda: _look(roots), _look(roots))
