@@ -13,6 +13,7 @@ Laws
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sys
 import time
@@ -50,8 +51,10 @@ def command(values: dict[str, object], argv: list[str], tree: str, stage: Stagin
     if values.get("on", "local") != "local":
         return _over_there(values, job, argv, tree, stage)
     cwd = starting_directory({**values, "on": "local"})
-    if stage and not _is_started(job) and (failed := _laid_out(stage, values, cwd)):
-        return failed
+    if stage:
+        _alone(job)
+        if not _is_started(job) and (failed := _laid_out(stage, values, cwd)):
+            return failed
     shown = " ".join(_quoted(word) for word in argv)
     env = {**os.environ, **environment(values, os.environ)}
     if "token" in inherit.read() and not env.get("QUINE_FS"):
@@ -224,9 +227,35 @@ def prepare(words: list[str]) -> bool:
 
     False where that was started already: nothing is to be laid out under its feet.
     """
-    job = words[words.index("--detach") + 1].removeprefix("--job=")
+    job = _named(words)
     os.chdir(_place(job, os.getcwd(), os.environ.get("QUINE_ROOT_SESSION") or job))
+    _alone(job)
     return not _is_started(job)
+
+
+def give_up(words: list[str]) -> None:
+    """After `prepare`, where nothing came of it: what was made for this job alone is not left."""
+    with contextlib.suppress(OSError):
+        if os.path.basename(here := os.getcwd()) == _named(words):
+            os.rmdir(here)
+
+
+def _named(words: list[str]) -> str:
+    return words[words.index("--detach") + 1].removeprefix("--job=")
+
+
+def _alone(job: str) -> None:
+    """One at a time has files laid out for this id; who waits here finds it started.
+
+    A lock of the process: it holds in the program that this one becomes, and not in the supervisor that it forks.
+    """
+    jobs = os.path.join(state_directory(), "jobs")
+    with contextlib.suppress(OSError):  # what is wrong with the directory is told when the job gets its own
+        private.make(jobs)
+        low = os.open(f"{jobs}/.laying", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = fcntl.fcntl(low, fcntl.F_DUPFD, inherit.FIRST_FD)
+        os.close(low)
+        fcntl.lockf(fd, fcntl.LOCK_EX, 1, int(job.replace("-", "")[-15:], 16))
 
 
 def _place(job: str, cwd: str, tree: str) -> str:

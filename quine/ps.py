@@ -309,9 +309,13 @@ def _bringer(agents: list[Agent], values: dict[str, object]) -> Callable[[Agent 
                 return code  # all of it is here
         else:
             host, out = job.host, verb_there([*stage.out, job.id], job.host, values)
-        stage.bring(out, status)
+        ended = stage.bring(out, status)
         if status.detail:
             complain(status.detail, status.hint, host)
+        if ended in ("INT", "TERM", "HUP"):
+            from transport.status import die_of
+
+            die_of(ended)  # of ours, which was passed on: who ends us wants none of the other jobs
         return status.code
 
     return bring

@@ -43,6 +43,9 @@ def test_it_has_its_files_and_who_waits_has_what_it_made(lab: Lab, work: Path, g
     (work / "out").unlink()
     assert ended(lab, job, "--returns", "o*", cwd=work / "src") == (3, b""), "again, and anywhere"
     assert (work / "src" / "out").read_text() == "int a;typed"
+    (work / "out").write_text("")
+    assert ended(lab, job[:24], "--on", "h1", "--returns", "out", cwd=work) == (3, b""), "by its beginning"
+    assert (work / "out").read_text() == "int a;typed"
 
 
 def test_in_a_directory_that_is_there(lab: Lab, work: Path, there: Path) -> None:
@@ -128,6 +131,46 @@ def test_who_is_killed_while_files_are_under_way_has_started_nothing(lab: Lab, w
         assert face.stdout and face.stdout.read() == b""
     assert lab.wait_idle() == []
     assert not folder(job, lab["h1"].home).exists()
+    until(lambda: not any((lab["h1"].home / "quine").glob(f"{job}*")), "no empty directory is left")
+
+
+def test_two_who_detach_one_id_at_one_time_lay_out_once(lab: Lab, work: Path, tmp_path: Path) -> None:
+    """Each with files of its own: the job that runs has those of one of them, as long as it runs."""
+    (tmp_path / "other").mkdir()
+    for place in (["--on", "h1"], ["--cwd", tmp_path / "other"]):
+        job = new_session()
+        faces = []
+        for name in ("one", "two"):
+            (work / name).mkdir(exist_ok=True)
+            for at in range(200):
+                (work / name / f"f{at}").write_text(name + "\n")
+            script = f"cat f* | sort | uniq -c; read x <{tmp_path}/again; cat f* | sort | uniq -c"
+            words = ["run", "--detach", *place, "--job", job, "--files", "f*", "--", "sh", "-c", script]
+            faces.append((words, work / name))
+        (tmp_path / "again").unlink(missing_ok=True)
+        os.mkfifo(tmp_path / "again")
+        started = [lab.popen(words, cwd=cwd, stdout=subprocess.PIPE) for words, cwd in faces]
+        for face in started:
+            assert face.communicate()[0].decode().split() == [job]
+        (tmp_path / "again").write_text("\n")
+        assert ended(lab, job, cwd=work) == (0, b"")
+        before, after = lab.run(["logs", job]).stdout.splitlines()
+        assert before == after and before.split()[0] == b"200"
+
+
+def test_who_ends_the_wait_while_files_come_ends_it(lab: Lab, work: Path) -> None:
+    """By that signal, and for all ids: nothing of the next one is brought."""
+    script = "dd if=/dev/urandom of=large bs=1M count=64 2>/dev/null"
+    first = detach(lab, "--on", "h1", "--files", "Makefile", "--", "sh", "-c", script, cwd=work)
+    second = detach(lab, "--on", "h1", "--files", "Makefile", "--", "touch", "large2", cwd=work)
+    for job in (first, second):
+        assert ended(lab, job, cwd=work) == (0, b"")
+    slow = lab.slow("h1", 0.2)
+    face = lab.popen(["wait", "--on", slow, "--returns", "large*", first, second], cwd=work)
+    until(lambda: any(work.glob(".quine-aside-*")) or face.poll() is not None, "they come")
+    face.send_signal(signal.SIGINT)
+    assert face.wait(PATIENCE) == -signal.SIGINT
+    assert not [*work.glob("large*"), *work.glob(".quine-*")]
 
 
 def test_what_cannot_be_brought_back_is_said(lab: Lab, work: Path, tmp_path: Path) -> None:

@@ -108,11 +108,12 @@ class Staging:
         """The command that gives the returns; with the id of a detached job after it, those of that one's directory."""
         return ["node", "--stage", "out", self.key]
 
-    def bring(self, out: Spawn, status: Status, stderr: int = 2) -> None:
-        """Have the returns here, from the job `out`; what is wrong is put into the status."""
+    def bring(self, out: Spawn, status: Status, stderr: int = 2) -> str:
+        """Have the returns here, from the job `out`; what is wrong is put into the status. The signal that ended it."""
         taking = self.taking()
         if wrong := taking.bring(out, stderr):
             status.detail = "; ".join(filter(None, [status.detail, wrong]))
             status.code = status.code or FAILED
         if taking.failure and taking.place and not status.hint:
             status.hint = f"what was made is still over there, in {taking.place}"
+        return taking.signal

@@ -42,6 +42,7 @@ class Taking:
         self.layout: Layout | None = None
         self.failure = "nothing came"
         self.place = ""  # where the job that gives is
+        self.signal = ""  # what ended that job
         self.missing: list[str] = []
 
     def bring(self, out: Spawn, stderr: int) -> str:
@@ -50,6 +51,7 @@ class Taking:
         null = os.open(os.devnull, os.O_RDWR)
         try:
             ended = client.run(out, null, null, stderr, services={"stage": Streaming(self.taken)})
+            self.signal = ended.signal or ""
             with self._turn:  # a handler that was left hears of it at once, and lets go
                 self._over = True
             if self.layout and not self.failure:

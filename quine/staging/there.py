@@ -57,7 +57,7 @@ def main(words: list[str]) -> int:
         if phase == "out":
             done = _give_back(relay, key, *words[2:])
         else:
-            done = (phase == "agent" and _is_started(command)) or _staged(relay, key)
+            done = _prepared(relay, key, command if phase == "agent" else [])
         relay.close()
     except _Ended as ended:
         from transport.status import die_of
@@ -100,13 +100,19 @@ def _become(phase: str, command: list[str]) -> int:
 # -- before ----------------------------------------------------------------------------------------
 
 
-def _is_started(command: list[str]) -> bool:
-    """Is this a job to be detached that was already? Otherwise we are in its directory from now on."""
-    if command[:2] != ["run", "--detach"]:
-        return False
+def _prepared(relay: Relay, key: str, words: list[str]) -> bool:
+    """Have everything here; of a job to be detached in its directory, and nothing where it was started already."""
+    if words[:2] != ["run", "--detach"]:
+        return _staged(relay, key)
     from quine import detach
 
-    return not detach.prepare(command)
+    done = not detach.prepare(words)
+    try:
+        done = done or _staged(relay, key)
+    finally:
+        if not done:
+            detach.give_up(words)
+    return done
 
 
 def _staged(relay: Relay, key: str) -> bool:
@@ -233,7 +239,10 @@ def _go(job: str) -> str:
     """Be in the directory of a detached job; why that cannot be."""
     from quine import roster
 
-    place = roster.record(os.path.join(roster.state_directory(), "jobs", job)).get("cwd")
+    state = roster.state_directory()
+    if len(found := roster.find(job, state)) == 1:
+        job = found[0].id  # its beginning is enough, as for any verb
+    place = roster.record(os.path.join(state, "jobs", job)).get("cwd")
     if not isinstance(place, str):
         return f"{job} is not detached, or forgotten"
     try:
