@@ -63,7 +63,11 @@ def _folders(values: dict[str, object]) -> tuple[str, ...]:
     """Where tapes are, and where detached jobs are."""
     named = str(values.get("data_dir") or os.environ.get("QUINE_DATA_DIR") or ".quine")
     folder, state = os.path.expanduser(named), roster.state_directory()
-    return (folder,) if os.path.realpath(folder) == os.path.realpath(state) else (folder, state)
+    try:
+        same = os.path.realpath(folder) == os.path.realpath(state)
+    except OSError:
+        same = False  # the current directory has been removed, and with it what was there
+    return (folder,) if same else (folder, state)
 
 
 def _face(verb: str, job: Agent | Remote, values: dict[str, object]) -> int:

@@ -100,6 +100,15 @@ def test_it_runs_on_and_is_found_by_its_id(lab: Lab, go: Path) -> None:
     assert b"\n  " not in lab.run(["ps"]).stdout and job[:18].encode() not in lab.run(["ps"]).stdout
 
 
+@pytest.mark.parametrize("verb", ["wait", "ps --all", "logs", "attach"])
+def test_who_asks_in_a_directory_that_was_removed(lab: Lab, tmp_path: Path, verb: str) -> None:
+    job = detach(lab, "--", "true")
+    (tmp_path / "gone").mkdir()
+    script = f"rmdir ../gone; exec quine {verb} {'' if verb == 'ps --all' else job}"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path / "gone", env=lab.env, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_it_leaves_as_the_job_left(lab: Lab) -> None:
     job = detach(lab, "--", "sh", "-c", "kill -SEGV $$")
     assert lab.run(["wait", job]).returncode == 139
