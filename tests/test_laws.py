@@ -28,6 +28,7 @@ IMPORTERS = {
     "httpx": {"quine/guests/http.py"},
     "typer": {"quine/cli.py"},
     "fsspec": {
+        "quine/files/azure.py",
         "quine/files/foreign.py",
         "quine/files/fs.py",
         "quine/files/generic.py",

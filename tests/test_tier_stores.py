@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from quine import env
 from quine.exits import Misconfigured
 from quine.files import credentials, keys
 from quine.files.generic import Generic
+from quine.files.generic_io import about
 from quine.files.object_io import PART
 from quine.files.objects import ObjectTier
 from quine.files.open import open_store
@@ -327,8 +329,8 @@ def test_a_directory_is_sent_once(weed: Weed, tmp_path: Path) -> None:
 
 
 def test_a_flat_store_by_no_more_than_fsspec_offers(weed: Weed, tmp_path: Path) -> None:
-    """How gs:// and az:// are spoken to."""
-    tier = Generic(f"s3://{BUCKET}{tmp_path}", "gs", settings({}, weed.options), "gs://x")
+    """How gs:// is spoken to."""
+    tier = Generic(f"s3://{BUCKET}{tmp_path}", "s3", settings({}, weed.options), "s3://x")
     assert list(tier.list("")) == []
     put(tier, "d/a \\ b", b"one")
     put(tier, "d/a \\ b", b"two")
@@ -392,6 +394,8 @@ def test_a_chain_with_copies_of_its_own_is_only_read(weed: Weed, tmp_path: Path)
         ("simplecache::nonesuch://x", "nothing here speaks nonesuch:", "origin:"),
         ("s3://", "no name of a bucket", "s3://BUCKET"),
         ("s3://key:hush-hush@bucket", "no name of a bucket", "AWS_ACCESS_KEY_ID"),
+        ("az://", "no name of a bucket or container", "az://NAME"),
+        ("gs:///x", "no name of a bucket or container", "gs://NAME"),
         ("sftp://me:hush-hush@host/x", "takes no password", "ssh agent"),
         ("sftp://-oProxyCommand=x/x", "no host", "sftp://"),
         ("s3://bucket/../x", "no root of a tier", ""),
@@ -626,3 +630,95 @@ def test_keys_that_were_taken_out_of_the_environment_open_the_store(azure: Azure
         tier.close()
     finally:
         os.close(fd)
+
+
+def test_directories_of_other_tools_in_gs(google: Google) -> None:
+    tier = opened(f"gs://{CONTAINER}/{uuid.uuid4()}", google.environ)
+    assert isinstance(tier, Generic)
+    fs, root = tier._driver()
+    for key in ("d/", "d/f", "d/s/", "empty/"):
+        fs.pipe_file(f"{root}/{key}", b"1" if key == "d/f" else b"")
+    assert below(tier) == ["d", "empty"]
+    assert below(tier, "d") == ["f", "s"]
+    tier.remove("d", recursive=True)
+    tier.remove("empty")
+    assert below(tier) == []
+    refused(errno.ENOENT, lambda: tier.stat("d"))
+
+
+@pytest.mark.skipif(not AZURITE, reason="no azurite-blob here")
+def test_directories_of_other_tools_in_az(azure: Azure) -> None:
+    """What only they can name is never removed, nor what a sibling has whose name begins like the directory's."""
+    from azure.storage.blob import ContainerClient
+
+    prefix = str(uuid.uuid4())
+    tier = opened(f"az://{CONTAINER}/{prefix}", azure.environ)
+    text = azure.environ["AZURE_STORAGE_CONNECTION_STRING"]
+    folders = ("h", "he")
+    with ContainerClient.from_connection_string(text, CONTAINER) as client:
+        for key in ("d/", "d/f", "d/s/", "d/s/g", "d2/f", "empty/", *folders, "h/f", "hidden/f?", "hidden/f"):
+            told = {"hdi_isfolder": "true"} if key in folders else None
+            client.upload_blob(f"{prefix}/{key}", b"1" if key.endswith(("f", "g")) else b"", metadata=told)
+        assert below(tier) == ["d", "d2", "empty", "h", "he", "hidden"]
+        assert not any(entry.is_file for entry in tier.list(""))
+        assert [below(tier, name) for name in ("d", "d/s", "empty", "h", "hidden")] == [
+            *(["f", "s"], ["g"], [], ["f"], ["f"]),
+        ]
+        for name in ("d", "empty", "h", "he", "hidden"):
+            tier.remove(name, recursive=True)
+        left = sorted(blob.name for blob in client.list_blobs(name_starts_with=prefix))
+    assert left == [f"{prefix}/d2/f", f"{prefix}/hidden/f?"]
+    assert below(tier) == ["d2", "hidden"]
+
+
+def test_a_bucket_that_is_not_there_is_not_empty_in_gs(google: Google) -> None:
+    said = refused(errno.ENOENT, lambda: list(opened("gs://no-such-shelf/a", google.environ).list("")))
+    assert "no bucket no-such-shelf" in str(said)
+    said = refused(errno.ENOENT, lambda: put(opened("gs://no-such-shelf/a", google.environ), "x"))
+    assert said.strerror == os.strerror(errno.ENOENT)
+    assert below(opened(f"gs://{CONTAINER}/{uuid.uuid4()}", google.environ)) == []
+
+
+@pytest.mark.skipif(not AZURITE, reason="no azurite-blob here")
+def test_what_is_wrong_with_the_way_to_a_container(azure: Azure) -> None:
+    said = refused(errno.ENOENT, lambda: list(opened("az://no-such-shelf/a", azure.environ).list("")))
+    assert "no container no-such-shelf" in str(said)
+    assert below(opened(f"az://{CONTAINER}/{uuid.uuid4()}", azure.environ)) == []
+    for right, wrong in (("AccountKey=E", "AccountKey=X"), ("AccountKey=E", "AccountKey=!!")):
+        name = "AZURE_STORAGE_CONNECTION_STRING"
+        tier = opened(f"az://{CONTAINER}", {name: azure.environ[name].replace(right, wrong)})
+        said = refused(errno.EACCES, lambda tier=tier: put(tier, "x"))  # type: ignore[misc]
+        assert "the store refuses these keys" in str(said)
+        said = refused(errno.EACCES, lambda tier=tier: list(tier.list("")))  # type: ignore[misc]
+
+
+@pytest.mark.usefixtures("drivers")
+def test_servers_of_clouds_that_are_away() -> None:
+    """Drivers try for a minute before they say it in these words."""
+    from azure.core import exceptions
+    from google.auth.exceptions import TransportError
+
+    for fault in (
+        exceptions.ServiceRequestError("a"),
+        exceptions.ServiceResponseError("a"),
+        TransportError("a"),
+    ):
+        with pytest.raises(OSError, match="cannot be reached") as caught, about("a"):
+            raise fault
+        assert caught.value.errno == errno.EHOSTUNREACH
+        with pytest.raises(OSError, match="cannot be reached"), about("a"):
+            raise RuntimeError("a driver's own") from fault
+
+
+@pytest.mark.usefixtures("drivers")
+def test_what_a_driver_logs_is_not_said() -> None:
+    program = (
+        "import logging, os; from quine.files.open import open_store;"
+        "open_store('gs://shelf', {'QUINE_FS_OPTIONS': '{\"token\": \"anon\"}'}, '');"
+        "logging.getLogger('gcsfs').error('a traceback');"
+        "print(os.environ['GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT'])"
+    )
+    environ = {**os.environ}
+    environ.pop("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT")
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, timeout=120)
+    assert (done.stdout, done.stderr) == (b"false\n", b"")

@@ -8,6 +8,8 @@ Laws
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -125,9 +127,13 @@ def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> T
         from fsspec import get_filesystem_class
     except ImportError:
         raise Misconfigured(f"{chain[0]}:// needs fsspec", "pip install fsspec") from None
+    # Else Google's driver asks by gRPC what kind of bucket it is, for a minute, whatever endpoint it was told.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     for scheme in chain:
         try:
-            get_filesystem_class(scheme)
+            driver = get_filesystem_class(scheme)
+            # What it logs, tracebacks too, comes to us as an error; who has set up logging still gets it.
+            logging.getLogger(driver.__module__.partition(".")[0]).addHandler(logging.NullHandler())
         except ImportError as error:
             extra = EXTRAS.get(scheme)
             hint = f"pip install 'quine[{extra}]'" if extra else "pip install what fsspec names for it"
@@ -135,6 +141,9 @@ def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> T
         except ValueError as error:
             raise Misconfigured(f"{scheme}:// cannot be opened: {error}") from None
     if len(chain) == 1:
+        if chain[0] in EXTRAS and not url.partition("://")[2].partition("/")[0]:
+            detail = f"no name of a bucket or container in {credentials.shown(url)[:80]}"
+            raise Misconfigured(detail, f"{chain[0]}://NAME/PREFIX")
         options = _of_driver(chain[0], environ, options)
     else:
         each = {scheme: options.get(scheme) for scheme in chain}

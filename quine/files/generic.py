@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from quine.files import google, names
+from quine.files import azure, google, names
 from quine.files.beneath import TRIES
 from quine.files.generic_io import SpoolWriter, SteadyReader, about, known
 from quine.files.keys import IN_URLS, UNFIT, key_of, path_of
@@ -28,7 +28,7 @@ from quine.files.parts import NAME as ASIDE
 from quine.files.tier import DIRECTORY_MODE, Entry, Reader, Tier, Writer, check_range, error
 
 FLAT = ("gs", "gcs", "az", "abfs", "abfss", "s3", "s3a")  # they also decide who is first
-IN_URLS_OF = ("az", "abfs", "abfss")
+AZURE = ("az", "abfs", "abfss")
 READ_ONLY = (
     *("zip", "tar", "libarchive", "http", "https", "git", "github", "reference", "data"),
     *("simplecache", "filecache", "blockcache", "cached"),
@@ -44,8 +44,8 @@ class Generic(Tier):
         self.url = shown
         self._url, self._options = url, options
         self.flat, self.read_only = protocol in FLAT, protocol in READ_ONLY
-        self._unfit = IN_URLS if protocol in IN_URLS_OF else UNFIT
-        self._google = protocol in ("gs", "gcs")
+        self._google, self._azure = protocol in ("gs", "gcs"), protocol in AZURE
+        self._unfit = IN_URLS if self._azure else UNFIT
         self._decides: bool | None = None  # whether it decides who is first, once that was tried
         self._opened: tuple[int, Any, str] | None = None
         self._former: Sequence[Any] = ()  # of the process that we were forked from
@@ -109,10 +109,12 @@ class Generic(Tier):
             raise error(errno.ENOTDIR, path)
         with about(path):
             try:
-                found = fs.ls(place, detail=True)
+                found = azure.listed(fs, place) if self._azure else fs.ls(place, detail=True)
             except FileNotFoundError:
-                if path:
+                if path or self._azure:
                     raise
+                if self._google:
+                    google.expect_bucket(fs, place)
                 found = []
         entries = {}
         for each in found:
@@ -258,8 +260,11 @@ class Generic(Tier):
             self.remove(each.path, recursive=True)
         with about(path):
             if self.flat:
-                with contextlib.suppress(FileNotFoundError):
-                    fs.rm_file(f"{place}/{MADE}")
+                for kept in (MADE, *([""] if self._google else [])):  # the other is that of other tools
+                    with contextlib.suppress(FileNotFoundError):
+                        fs.rm_file(f"{place}/{kept}")
+                if self._azure:
+                    azure.forget(fs, place)
             else:
                 fs.rmdir(place)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
@@ -34,7 +35,7 @@ def about(path: str) -> Iterator[None]:
             raise
         raise OSError(_number(fault), fault.strerror or _text(fault), path) from None
     except Exception as fault:
-        raise OSError(_number(fault), f"the store fails: {_text(fault)}", path) from None
+        raise OSError(_number(fault), _text(fault), path) from None
 
 
 def _number(fault: Exception) -> int:
@@ -50,12 +51,26 @@ def _number(fault: Exception) -> int:
         return int(fault.errno or 0)
     if number := next((number for kind, number in known.items() if isinstance(fault, kind)), 0):
         return number
-    return errno.EHOSTUNREACH if is_unreached(fault) else errno.EIO
+    if is_unreached(fault) or is_unreached(fault.__cause__):
+        return errno.EHOSTUNREACH
+    return errno.EACCES if _is_refused(fault) or _is_refused(fault.__cause__) else errno.EIO
+
+
+def _is_refused(fault: BaseException | None) -> bool:
+    """Does a store not take the keys, or are they no keys at all? By what the drivers of Azure and Google say."""
+    answer = getattr(fault, "status_code", None) or getattr(fault, "code", None)
+    unsigned = type(fault).__name__ == "AzureSigningError"
+    return unsigned or str(answer) in ("401", "403") or str(fault).startswith("Forbidden: ")
 
 
 def _text(fault: Exception) -> str:
     """What it is, and no more: messages of drivers may hold whole URLs with what opens them."""
-    return type(fault).__name__
+    number, name = _number(fault), type(fault).__name__
+    if number == errno.EHOSTUNREACH:
+        return f"the store cannot be reached: {name}"
+    if number == errno.EACCES:
+        return f"the store refuses these keys: {name}"
+    return f"the store fails: {name}" if number == errno.EIO else os.strerror(number)
 
 
 def known(path: str, found: dict[str, Any]) -> Entry:

@@ -28,3 +28,12 @@ def put(fs: Any, spool: IO[bytes], place: str, mode: str) -> bool:
     where = sync(fs.loop, initiate_upload, fs, bucket, key, kind, mode=mode)
     sync(fs.loop, upload_chunk, fs, where, data, 0, size, kind)
     return True
+
+
+def expect_bucket(fs: Any, place: str) -> None:
+    """FileNotFoundError where there is none: to the driver one without a file below the root looks the same."""
+    bucket = fs.split_path(place)[0]
+    try:
+        fs.call("GET", "b/{}/o", bucket, maxResults=1, json_out=True)
+    except FileNotFoundError:
+        raise FileNotFoundError(2, f"there is no bucket {bucket}") from None

@@ -277,9 +277,10 @@ def error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
 
 
-def is_unreached(fault: BaseException) -> bool:
-    """Has a driver not come through to its store? By the names of botocore's, aiohttp's and the system's errors."""
+def is_unreached(fault: BaseException | None) -> bool:
+    """Has a driver not come through to its store? By the names of its errors and of the system's."""
     names = {"ConnectionError", "TimeoutError", "gaierror", "HTTPClientError", "ClientError"}
+    names |= {"ServiceRequestError", "ServiceResponseError", "TransportError"}  # Azure's, Google's
     return not names.isdisjoint(kind.__name__ for kind in type(fault).__mro__)
 
 
