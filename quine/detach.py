@@ -228,8 +228,8 @@ def prepare(words: list[str]) -> bool:
     False where that was started already: nothing is to be laid out under its feet.
     """
     job = _named(words)
+    _alone(job)  # before there is a directory, which who gives up removes
     os.chdir(_place(job, os.getcwd(), os.environ.get("QUINE_ROOT_SESSION") or job))
-    _alone(job)
     return not _is_started(job)
 
 

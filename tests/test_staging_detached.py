@@ -158,6 +158,28 @@ def test_two_who_detach_one_id_at_one_time_lay_out_once(lab: Lab, work: Path, tm
         assert before == after and before.split()[0] == b"200"
 
 
+def test_who_waited_for_one_that_was_killed_starts_it(lab: Lab, work: Path) -> None:
+    (work / "large").write_bytes(os.urandom(64 << 20))
+    slow = lab.slow("h1", 0.2)
+    job = new_session()
+    words = ["run", "--detach", "--job", job, "--files"]
+    with lab.popen([*words, "large", "--on", slow, "--", "true"], cwd=work) as first:
+        place = lab["h1"].home / "quine" / job
+        until(lambda: any(place.glob(".quine-aside-*")) or first.poll() is not None, "it has begun")
+        second = lab.popen([*words, "Makefile", "--on", "h1", "--", "ls"], cwd=work, stdout=subprocess.PIPE)
+        until(lambda: _is_waited_for(lab["h1"].home) or second.poll() is not None, "the other one waits")
+        first.kill()
+        assert second.communicate()[0].decode().split() == [job]
+    assert ended(lab, job, cwd=work) == (0, b"")
+    assert lab.run(["logs", job]).stdout == b"Makefile\n"
+
+
+def _is_waited_for(home: Path) -> bool:
+    """Does the kernel know of somebody who waits for the lock there?"""
+    inode = folder(".laying", home).stat().st_ino
+    return any("->" in line and f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines())
+
+
 def test_who_ends_the_wait_while_files_come_ends_it(lab: Lab, work: Path) -> None:
     """By that signal, and for all ids: nothing of the next one is brought."""
     script = "dd if=/dev/urandom of=large bs=1M count=64 2>/dev/null"
