@@ -248,16 +248,29 @@ class Generic(Tier):
         self._writable(path)
         if not path:
             raise error(errno.EPERM, path)
-        there = self.stat(path)
-        fs, place = self._at(path)
-        if there.is_file:
-            with about(path):
-                fs.rm_file(place)
+        if self.stat(path).is_file:
+            self._remove_file(path)
             return
-        for each in self.list(path):
-            if not recursive:
-                raise error(errno.ENOTEMPTY, path)
-            self.remove(each.path, recursive=True)
+        if not recursive and next(self.list(path), None) is not None:
+            raise error(errno.ENOTEMPTY, path)
+        todo, folders = [path], []
+        while todo:  # no recursion: a path may have hundreds of names
+            folders.append(todo.pop())
+            for each in self.list(folders[-1]):
+                if each.is_file:
+                    self._remove_file(each.path)
+                else:
+                    todo.append(each.path)
+        for folder in reversed(folders):
+            self._remove_folder(folder)
+
+    def _remove_file(self, path: str) -> None:
+        fs, place = self._at(path)
+        with about(path):
+            fs.rm_file(place)
+
+    def _remove_folder(self, path: str) -> None:
+        fs, place = self._at(path)
         with about(path):
             if self.flat:
                 for kept in (MADE, *([""] if self._google else [])):  # the other is that of other tools
