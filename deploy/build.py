@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from deploy import paths
+from deploy.install import NAME, distribution
 from transport import address
 from transport.errors import Refused
 
@@ -94,7 +96,7 @@ def running_binary() -> Binary | None:
 
 
 def cache_directory() -> Path:
-    return Path("~/.cache/quine").expanduser()
+    return Path(paths.cache())
 
 
 def _cached() -> Binary:
@@ -160,7 +162,7 @@ def _make(work: Path) -> None:
         raise Refused(f"pex did not finish within {BUILD_SECONDS} s") from None
     if done.returncode != 0 or not (made / "quine.pex").exists():
         last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
-        hint = "install quine in a virtual environment: python3 -m venv .venv; .venv/bin/pip install quine"
+        hint = "in its checkout: python3 -m venv .venv; .venv/bin/pip install ."
         raise Refused(f"pex cannot make the binary: {last}", hint)
     (made / "quine.pex").chmod(0o755)
     (made / "sha256").write_text(_digest(made / "quine.pex") + "\n")
@@ -175,7 +177,7 @@ def _stage(sources: Path) -> None:
                 target = sources / path.relative_to(root)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())
-    _announce(sources / "quine.dist-info")
+    _announce(sources / f"{NAME.replace('-', '_')}.dist-info")
     for folder, _, files in os.walk(sources):
         Path(folder).chmod(0o755)
         for name in files:
@@ -194,12 +196,13 @@ def _stage(sources: Path) -> None:
 def _announce(folder: Path) -> None:
     """What an installation says of itself: by it the Python of the binary finds our entry points, as any other does."""
     folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: quine\nVersion: 0\n")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 0\n")
     (folder / "entry_points.txt").write_text(_entry_points())
 
 
 def _entry_points() -> str:
-    points = metadata.distribution("quine").entry_points
+    known = distribution()
+    points = known.entry_points if known else ()
     return "".join(
         sorted(
             f"[{one.group}]\n{one.name} = {one.value}\n" for one in points if one.group != "console_scripts"
@@ -209,12 +212,10 @@ def _entry_points() -> str:
 
 def _requirements() -> list[str]:
     """What our distribution asks for, without its extras and what stays here."""
-    try:
-        asked = metadata.requires("quine") or []
-    except metadata.PackageNotFoundError:
-        raise Refused(
-            "quine is not installed here, only imported", "pip install -e . in its checkout"
-        ) from None
+    known = distribution()
+    if known is None:
+        raise Refused("quine is not installed here, only imported", "pip install -e . in its checkout")
+    asked = known.requires or []
     return [text for text in asked if "extra ==" not in text and _project(text) not in LEFT_OUT]
 
 

@@ -19,16 +19,17 @@ from dataclasses import dataclass
 from deploy import probe, push
 from deploy.build import Binary, build
 from deploy.inventory import Host, Inventory, jump_of
-from transport import ssh
-from transport.channel import SshDuplex
-from transport.errors import Interrupted, Refused, Unreachable
-from transport.reach import SshTarget
+from transport.carrier.reach import SshTarget
+from transport.carrier.ssh import ssh
+from transport.carrier.ssh.channel import SshDuplex
+from transport.errors import Interrupted, Misconfigured, Unreachable
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
 # How a Python ends that finds its files damaged; a dial that refuses has other words.
 BROKEN = (0, 1, 126, 127)
 
 Note = Callable[[str], None]
+unheard: Note = lambda text: None  # noqa: E731
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,14 @@ class _Clock:
             self.phase(name)
 
 
-async def dial(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> SshDuplex:
-    """The duplex to the node on `host`; raises Refused. `note` is told each phase with its time."""
-    visit = await _Visit.plan(host, inventory, ssh_agent, note)
+async def dial(
+    host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
+) -> SshDuplex:
+    """The duplex to the node on `host`; raises Refused.
+
+    `note` is told each phase with its time, `news` what its user is to know: of first contacts.
+    """
+    visit = await _Visit.plan(host, inventory, ssh_agent, note, news)
     try:
         return await visit.dial(trust=True)
     except _BrokenError:
@@ -91,14 +97,18 @@ async def dial(host: Host, inventory: Inventory, *, ssh_agent: str | None, note:
         raise Unreachable(host.name, f"the binary does not start there: {error}", hint) from None
 
 
-async def deploy(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> Visit:
+async def deploy(
+    host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
+) -> Visit:
     """See that the binary is on `host`; start nothing."""
-    return await (await _Visit.plan(host, inventory, ssh_agent, note)).once("deploy")
+    return await (await _Visit.plan(host, inventory, ssh_agent, note, news)).once("deploy")
 
 
-async def check(host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note) -> Visit:
+async def check(
+    host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
+) -> Visit:
     """Log in and look; install nothing, start nothing. What would keep the binary out is refused here, too."""
-    plan = await _Visit.plan(host, inventory, ssh_agent, note)
+    plan = await _Visit.plan(host, inventory, ssh_agent, note, news)
     visit = await plan.once("check")
     if visit.facts and not visit.facts.have:
         push.check(host.name, plan.binary, visit.facts)
@@ -112,19 +122,21 @@ class _BrokenError(Exception):
 class _Visit:
     """One host, one purpose."""
 
-    def __init__(self, host: Host, target: SshTarget, binary: Binary, note: Note) -> None:
+    def __init__(self, host: Host, target: SshTarget, binary: Binary, note: Note, news: Note) -> None:
         self.host = host
         self.binary = binary
         self._target = target
         self._note = note
+        self._news = news
 
     @classmethod
-    async def plan(cls, host: Host, inventory: Inventory, ssh_agent: str | None, note: Note) -> _Visit:
+    async def plan(
+        cls, host: Host, inventory: Inventory, ssh_agent: str | None, note: Note, news: Note
+    ) -> _Visit:
         if host.transport != "ssh":
-            hint = "name its login node as a host of its own"
-            raise Refused(f"transport {host.transport!r} is not built yet", hint, host.name)
+            raise Misconfigured(host.unbuilt(), "name its login node as a host of its own", host.name)
         binary = await asyncio.to_thread(build)
-        return cls(host, _target(host, inventory, ssh_agent), binary, note)
+        return cls(host, _target(host, inventory, ssh_agent), binary, note, news)
 
     async def dial(self, trust: bool) -> SshDuplex:
         async with _Clock(self.host, self._note) as clock:
@@ -155,7 +167,7 @@ class _Visit:
         """Connect and ask; unless it is a check, see that the binary is there. Facts: where they were told."""
         answers = probe.Answers(secrets.token_hex(16))
         command = probe.command(self.binary, answers.marker, mode, trust=trust)
-        duplex = await ssh.connect(self._target, command, clock.phase)
+        duplex = await ssh.connect(self._target, command, clock.phase, self._news)
         try:
             clock.phase("find the binary")
             answer = await push.next_answer(self.host.name, duplex, answers)

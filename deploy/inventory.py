@@ -11,6 +11,7 @@ Laws
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,16 +21,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from deploy import paths
+from transport import rlimits
 from transport.errors import Denied, Misconfigured, NoSuchHost
 
 RESERVED = ("any", "local")
-LIMITS = ("as", "cpu", "fsize", "nofile", "nproc", "mem", "pids")
+LONGEST_ABOUT = 500  # characters: it is shown to a model, for each host
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _ADDRESS = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]{0,254}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$@+\\-]{0,63}")
 _JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+)(?::(?P<port>\d{1,5}))?")
-_SIZE = re.compile(r"\d+(?:\.\d+)?[KMGT]?i?B?", re.IGNORECASE)
 
 
 class ConfigError(Misconfigured):
@@ -51,14 +52,14 @@ def _printable(value: str) -> str:
     return value
 
 
+def _about(value: str) -> str:
+    if not value.isprintable() or len(value) > LONGEST_ABOUT:
+        raise ValueError(f"longer than {LONGEST_ABOUT} characters, or with a control character in it")
+    return value
+
+
 def _limits(value: dict[str, int | str]) -> dict[str, int | str]:
-    for name, amount in value.items():
-        if name not in LIMITS:
-            raise ValueError(f"no such limit: {name} (there are {', '.join(LIMITS)})")
-        if isinstance(amount, str) and not _SIZE.fullmatch(amount):
-            raise ValueError(f"{name}: {amount!r} is neither a number nor a size such as 8G")
-        if isinstance(amount, int) and amount < 0:
-            raise ValueError(f"{name}: {amount} is negative")
+    rlimits.check(value)
     return value
 
 
@@ -71,6 +72,7 @@ def _environment(value: dict[str, str]) -> dict[str, str]:
 
 Name = Annotated[str, _matching(_NAME, "a name (letters, digits, . _ - and no leading dash)")]
 Text = Annotated[str, AfterValidator(_printable)]
+About = Annotated[str, AfterValidator(_about)]
 
 
 class Host(BaseModel):
@@ -94,7 +96,8 @@ class Host(BaseModel):
     fs: Literal["relay", "direct"] = "relay"
     mount: bool = False
     may_fork: tuple[Text, ...] = ()
-    lease: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
+    about: About = ""
+    lease: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 600
     transport: Literal["ssh", "slurm"] = "ssh"
     partition: Text | None = None
     nodes: Annotated[int, Field(ge=1)] | None = None
@@ -106,6 +109,14 @@ class Host(BaseModel):
     def destination(self) -> str:
         """What ssh is told: the address, or the table's name through ~/.ssh/config."""
         return self.address or self.name
+
+    def unbuilt(self, agent: bool = False) -> str:
+        """Return the reason why no job, or no agent, can be started there with this build yet; "" if one can."""
+        if self.transport != "ssh":
+            return f'transport = "{self.transport}" is not built yet'
+        if agent and self.inference != "relay":
+            return f'inference = "{self.inference}" is not built yet'
+        return rlimits.unenforced(self.limits)
 
 
 class Inventory:
@@ -145,10 +156,21 @@ class Inventory:
             raise self._nobody(where)
         return chosen
 
-    def select(self, where: str, running: Mapping[str, int], avoid: Sequence[str] = ()) -> Host:
+    def select(
+        self,
+        where: str,
+        running: Mapping[str, int],
+        avoid: Sequence[str] = (),
+        agent: bool = False,
+        pick: str = "",
+    ) -> Host:
         """The one of `matching` with most free slots (no limit counts as most); ties go to the first.
 
-        `avoid` has the hosts that failed the job, once for each time: who failed least comes before all else.
+        `avoid` has the hosts that failed the job, once for each time: who failed least comes before all else. A host
+        whose settings need what is not built yet takes no part; Misconfigured where no other matches.
+
+        `pick`, the id of a job, chooses by rendezvous hashing instead: the same id is always the same host's, whatever
+        its load, as long as that one matches; so nothing has to remember where a job was started.
         """
 
         def free(host: Host) -> tuple[int, bool, int]:
@@ -156,7 +178,12 @@ class Inventory:
             failed = -avoid.count(host.name)
             return (failed, True, -used) if host.slots == 0 else (failed, False, host.slots - used)
 
-        return max(self.matching(where), key=free)
+        matching = self.matching(where)
+        ready = [host for host in matching if not host.unbuilt(agent)]
+        if not ready:
+            first = matching[0]
+            raise Misconfigured(first.unbuilt(agent), "change its table in the inventory", first.name)
+        return max(ready, key=(lambda host: _weight(pick, host.name)) if pick else free)
 
     def within_reach(self, name: str) -> Inventory:
         """The hosts that an agent on host `name` may fork to: that one, and what its may_fork means."""
@@ -167,14 +194,20 @@ class Inventory:
         return Inventory({each: found for each, found in self.hosts.items() if each in may}, self.path)
 
     def select_from(
-        self, name: str, where: str, running: Mapping[str, int], avoid: Sequence[str] = ()
+        self,
+        name: str,
+        where: str,
+        running: Mapping[str, int],
+        avoid: Sequence[str] = (),
+        agent: bool = False,
+        pick: str = "",
     ) -> Host:
         """`select` on behalf of an agent on host `name`. Denied names no host but those that it may use."""
         if name not in self.hosts:
             raise Denied("this host is not in the inventory of the origin any more", host=name)
         reach = self.within_reach(name)
         try:
-            return reach.select(where, running, avoid)
+            return reach.select(where, running, avoid, agent, pick)
         except NoSuchHost:
             known = ", ".join(reach.hosts)
             hint = f"see may_fork of [hosts.{name}] in the inventory of the origin"
@@ -195,23 +228,48 @@ class Inventory:
             raise self._nobody(term)
         return found
 
+    def _near(self, where: str, tags: Sequence[str]) -> list[str]:
+        """The name that may have been meant, at most one."""
+        if where.lower() in ("all", "*", "hosts"):
+            return ["any"]
+        words = where.split()
+        if len(words) > 1 and all(word in self.hosts or word in tags for word in words):
+            return [",".join(words)]
+        folded = {name.lower(): name for name in (*self.hosts, *tags)}
+        return [folded[name] for name in difflib.get_close_matches(where.lower(), folded, 1)]
+
     def _nobody(self, where: str) -> NoSuchHost:
         if self.path is None:
+            named = where != "any" and _NAME.fullmatch(where)
             return NoSuchHost(
-                f"no such host: {where!r}; there is no inventory",
+                f"no such host: {where!r}; there is no inventory"
+                if named
+                else f"there is no inventory, so {where!r} means no host",
                 "write ./inventory.toml with a table [hosts.NAME], or name one with --inventory",
             )
         known = ", ".join(self.hosts) or "none"
         tags = sorted({f"@{tag}" for host in self.hosts.values() for tag in host.tags})
         if tags:
             known += f"; tags: {', '.join(tags)}"
-        near = difflib.get_close_matches(where, [*self.hosts, *tags], 1)
+        near = self._near(where, tags)
         if where.startswith("@") and not near:
             return NoSuchHost(f"no host has the tag {where}; known: {known}", "add it to a host's tags")
         if "!" in where or "," in where:
             return NoSuchHost(f"{where!r} leaves no host; known: {known}", "quine hosts shows them all")
-        hint = f"did you mean {near[0]}?" if near else f"add a table [hosts.NAME] to {self.path}"
+        if "@" in where[1:] and where.isprintable():
+            hint = self._with_user(where)
+        else:
+            hint = f"did you mean {near[0]}?" if near else f"add a table [hosts.NAME] to {self.path}"
         return NoSuchHost(f"no such host: {where!r}; known: {known}", hint)
+
+    def _with_user(self, where: str) -> str:
+        """The cure for USER@HOST[:PORT], as ssh takes it."""
+        user, _, address = where.rpartition("@")
+        name, _, port = address.partition(":")
+        keys = f'user = "{user}"' + (f" and port = {port}" if port else "")
+        if name in self.hosts:
+            return f"name the host {name}, with {keys} in the table [hosts.{name}] of {self.path}"
+        return f'add a table [hosts.NAME] with address = "{name}" and {keys} to {self.path}'
 
 
 def find(env: Mapping[str, str]) -> Path | None:
@@ -330,3 +388,7 @@ def _check_forks(host: Host, hosts: dict[str, Host], path: Path) -> None:
 
 def _lowered(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+def _weight(job: str, host: str) -> bytes:
+    return hashlib.blake2b(f"{job}\0{host}".encode("utf-8", "replace")).digest()

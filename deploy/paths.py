@@ -1,4 +1,4 @@
-"""Where the inventory is; standard library only, because every client asks."""
+"""Where the inventory is, and where things are kept; standard library only, because every client asks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+def cache() -> str:
+    """The directory for builds, and for what is known of hosts."""
+    return os.path.expanduser("~/.cache/quine")
 
 
 def find(env: Mapping[str, str]) -> str | None:

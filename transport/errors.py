@@ -8,6 +8,7 @@ TransportError
 ├── Abandoned            nobody waits for the answer to a request any more
 └── Refused              nothing was started (exit status 69), with a cure
     ├── Unreachable      a host that cannot be used
+    │   ├── UnknownHostKey  its key has to be confirmed first
     │   └── Interrupted  it answered, and then the connection broke: the same again may work
     ├── NoSuchHost       nothing matches WHERE
     ├── Denied           a rule forbids it (exit status 77)
@@ -15,6 +16,10 @@ TransportError
 """
 
 from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class TransportError(Exception):
@@ -63,6 +68,14 @@ class Unreachable(Refused):
 
 class Interrupted(Unreachable):
     """The connection was made and broke before the node over there had answered. Nothing says that the host is bad."""
+
+
+class UnknownHostKey(Unreachable):
+    """A first contact that has to be confirmed by a person. `record` accepts the key; it may raise OSError."""
+
+    def __init__(self, host: str, detail: str, hint: str, record: Callable[[], None]) -> None:
+        super().__init__(host, detail, hint)
+        self.record = record
 
 
 class NoSuchHost(Refused):

@@ -3,7 +3,7 @@
 Laws
 1. An argv travels as a list and is never joined: no shell stands between the origin and a command.
 2. What a peer sends is read strictly; a field of the wrong type or an unknown one is refused as a whole.
-3. `id` is made by the caller: the same id sent twice is the same job.
+3. `id` is made by the caller, a fresh one for each try. A node refuses the id of a job that runs there now.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 import os
 
 from transport.errors import ProtocolError
+from transport.status import clip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-LEASE = 60.0  # seconds a job outlives a broken link
+SHOWN = 200  # arguments and characters of a command that people see
+LEASE = 600.0  # seconds a job outlives a broken link
+LONGEST_CAPABILITY = 64  # characters
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "id": (str,),
@@ -82,6 +85,11 @@ class Spawn:
         self.terminal = terminal
         self.capability = capability
 
+    def facts(self) -> dict[str, object]:
+        """For people, cut short: which job it is. `own` says that the command is quine itself."""
+        command = clip(" ".join(self.argv[:SHOWN])[:SHOWN])
+        return {"id": self.id, "tree": self.tree, "own": self.own, "command": command}
+
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _TYPES}
 
@@ -104,7 +112,7 @@ class Spawn:
             raise ProtocolError("a directory or a host that cannot be named")
         if not (is_id(body["id"]) and is_id(body["tree"])):
             raise ProtocolError("spawn with a bad id")
-        if len(body.get("capability", "")) > 64:
+        if len(body.get("capability", "")) > LONGEST_CAPABILITY:
             raise ProtocolError("spawn with a bad capability")
         if not 0 <= body.get("lease", 0) <= 31_536_000:
             raise ProtocolError("spawn with a bad lease")

@@ -31,11 +31,12 @@ class Status:
     """The end of one job.
 
     `code` is what a shell should see: the exit status, 128+n for a signal, 69 or 74 or 77 for the states
-    without a process status. `rusage` is {"utime", "stime": seconds, "maxrss": KiB}. `hint` is the cure.
+    without a process status. `rusage` is {"utime", "stime": seconds, "maxrss": KiB}. `hint` is the cure. `left` is the
+    directory that was made for the job and is kept for what is in it; "" where there is none, or it was kept before.
     """
 
     # A plain class: dataclasses would cost the client a third of its start time.
-    __slots__ = ("code", "detail", "hint", "host", "pid", "rusage", "signal", "state")
+    __slots__ = ("code", "detail", "hint", "host", "left", "pid", "rusage", "signal", "state")
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Status:
         detail: str = "",
         hint: str = "",
         rusage: dict[str, float] | None = None,
+        left: str = "",
     ) -> None:
         self.state = state
         self.code = code
@@ -55,6 +57,7 @@ class Status:
         self.pid = pid
         self.detail = clip(detail)
         self.hint = clip(hint)
+        self.left = clip(left)
         self.rusage = {} if rusage is None else rusage
 
     @classmethod

@@ -23,8 +23,8 @@ IUTF8 = 0x4000  # erase takes a whole character; Python has no name for it
 
 LEAVE, SUSPEND, HELP = ".", "\x1a", "?"
 ESCAPES = """\r
-~.   leave; what runs over there is hung up\r
-~^Z  suspend this client; what runs over there goes on\r
+~.   disconnect; the command over there gets SIGHUP\r
+~^Z  suspend this client; the command over there goes on\r
 ~~   send one ~\r
 ~?   this text\r
 (only after a newline)\r
@@ -37,6 +37,7 @@ class Terminal:
     def __init__(self, fd: int) -> None:
         self._fd = os.dup(fd)  # ours for as long as it has to be given back
         self._found: list[Any] | None = None  # its settings, while ours are in force
+        self.taken = False  # to be read; before, what is typed is the shell's, or that of whoever is in front
         self.escapes = Escapes()
 
     @property
@@ -46,8 +47,7 @@ class Terminal:
     def raw(self) -> None:
         """Bytes as they are typed, bytes as they come. OSError where it has hung up.
 
-        In the background the kernel stops us here, as it should. InterruptedError when we go on: to be called again
-        for the CONT, after whatever else has come, for we may have been ended there.
+        Not to be called in the background, where the kernel stops us here. InterruptedError when we go on all the same.
         """
         try:
             settings = self._found or termios.tcgetattr(self._fd)
@@ -68,21 +68,29 @@ class Terminal:
             wanted[6][termios.VMIN], wanted[6][termios.VTIME] = 1, 0
             # Settings are kept before they are changed: whatever comes between the two, restore can undo it
             self._found = settings
+            self.taken = False
             # NOW, not DRAIN: a terminal whose output is held up must not hold up our leaving
             termios.tcsetattr(self._fd, termios.TCSANOW, wanted)
+            self.taken = True
         except termios.error as error:
             raise OSError(*error.args) from None
+
+    @property
+    def behind(self) -> bool:
+        """Whether we are in the background of it."""
+        try:
+            return os.tcgetpgrp(self._fd) != os.getpgrp()
+        except OSError:
+            return False  # not our controlling terminal: nobody but us has it
 
     def restore(self) -> None:
         """As it was found. Not while others have it: a shell in front of us has put in its own settings."""
         if self._found is None:
             return
         settings, self._found = self._found, None
-        try:
-            if os.tcgetpgrp(self._fd) != os.getpgrp():
-                return
-        except OSError:
-            pass  # not our controlling terminal: nobody but us sets it
+        self.taken = False
+        if self.behind:
+            return
         try:
             termios.tcsetattr(self._fd, termios.TCSANOW, settings)
         except termios.error:

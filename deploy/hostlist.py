@@ -1,0 +1,164 @@
+"""What an agent is told of hosts: name, tags, slots, system and purpose, as JSON; and what is known of their systems.
+
+Laws
+1. Nothing of how a host is reached stands in it: no address, user, key or path.
+2. The list of a whole inventory is made once for each of its contents and kept: pydantic takes longer to load than an
+   agent to start. A list that cannot be kept is made anew.
+3. Standard library only in the process that asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from deploy import paths
+from transport.wire import quickjson
+
+try:  # hashlib loads OpenSSL, which takes longer than all of the rest
+    from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]
+except ImportError:
+    from hashlib import sha256
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from deploy.inventory import Host
+
+FORM = "1"  # of what is kept; another form is another name
+LONGEST = 100  # characters of a system's name, which is another machine's word
+MOST_LISTS = 100  # that are kept, one for each content of an inventory
+
+
+def told(hosts: Iterable[Host], here: str = "") -> list[dict[str, Any]]:
+    """One mapping a host, in their order. `here` is the host that the reader of the list is on."""
+    known = systems()
+    found = []
+    for host in hosts:
+        entry: dict[str, Any] = {"name": host.name, "tags": list(host.tags)}
+        entry["slots"] = host.slots or "unlimited"
+        if system := known.get(place_of(host)):
+            entry["system"] = system
+        if host.about:
+            entry["about"] = host.about
+        if host.name == here:
+            entry["here"] = True
+        found.append(entry)
+    return found
+
+
+def of_all(path: str) -> list[dict[str, Any]]:
+    """Those of the inventory at `path` that an agent can be started on; none where it is wrong."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
+        data = b""  # loading it says what is wrong
+    kept = f"{_digest(FORM.encode() + data)}.list"
+    listed = _kept(kept)
+    if not isinstance(listed, list):
+        listed = _made_apart(path)
+        if listed is None:
+            return []
+        _keep(kept, listed)
+    known = systems()
+    return [_with_system(entry, known) for entry in listed]
+
+
+def _made_apart(path: str) -> list[dict[str, Any]] | None:
+    """The list, made in a process of its own; None where there is none. The caller keeps its memory small: its
+    children are copies of it.
+    """
+    heard, said = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if not pid:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            listed = quickjson.dumps(made(path)).encode()
+            with open(said, "wb") as pipe:
+                pipe.write(listed)
+        finally:
+            os._exit(0)  # the command that uses the inventory says what is wrong with it
+    os.close(said)
+    try:
+        with open(heard, "rb") as pipe:
+            data = pipe.read()
+    finally:
+        os.waitpid(pid, 0)
+    return quickjson.loads(data) if data else None
+
+
+def made(path: str) -> list[dict[str, Any]]:
+    """The list as it is kept: with places in the stead of systems. Raises Misconfigured."""
+    from pathlib import Path
+
+    from deploy.inventory import load
+
+    hosts = [host for host in load(Path(path), {}).hosts.values() if not host.unbuilt(agent=True)]
+    return [{**entry, "place": place_of(host)} for entry, host in zip(told(hosts), hosts, strict=True)]
+
+
+def _with_system(entry: dict[str, Any], known: dict[str, str]) -> dict[str, Any]:
+    system = known.get(entry["place"])
+    bare = {name: value for name, value in entry.items() if name not in ("place", "system")}
+    return {**bare, "system": system} if system else bare
+
+
+# -- systems ------------------------------------------------------------------------------------------
+
+
+def place_of(host: Host) -> str:
+    """The key under which the system of a host is kept: its address, not its name."""
+    return _digest(f"{host.user or ''}@{host.destination}:{host.port or ''}".encode())[:32]
+
+
+def systems() -> dict[str, str]:
+    """The systems of hosts that were reached from here: place -> "Linux x86_64"."""
+    known = _kept("systems")
+    return (
+        {str(place): _clean(str(system)) for place, system in known.items()}
+        if isinstance(known, dict)
+        else {}
+    )
+
+
+def remember(host: Host, system: object) -> None:
+    """Keep what a host says that it is. Of two processes that write at one time one is forgotten, until it is met."""
+    known, place = systems(), place_of(host)
+    if isinstance(system, str) and known.get(place) != _clean(system):
+        known.pop(place, None)
+        _keep("systems", {**known, place: _clean(system)})
+
+
+def _clean(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text[:LONGEST])
+
+
+def _digest(data: bytes) -> str:
+    return str(sha256(data).hexdigest())
+
+
+def _folder() -> str:
+    return os.path.join(paths.cache(), "hosts")
+
+
+def _kept(name: str) -> object:
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(_folder(), name), "rb") as file:
+        return quickjson.loads(file.read())
+    return None
+
+
+def _keep(name: str, value: object) -> None:
+    """Write it aside and rename; where that cannot be done it is not kept."""
+    folder = _folder()
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        lists = [os.path.join(folder, each) for each in os.listdir(folder) if each.endswith(".list")]
+        for old in sorted(lists, key=os.path.getmtime)[:-MOST_LISTS]:
+            os.unlink(old)
+        aside = os.path.join(folder, f".{name}.{os.getpid()}")
+        with open(aside, "w", encoding="utf-8") as file:
+            file.write(quickjson.dumps(value))
+        os.rename(aside, os.path.join(folder, name))

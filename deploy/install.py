@@ -1,0 +1,42 @@
+"""How this quine was installed: its distribution, where that came from, and the command that adds an extra to it."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from urllib.parse import unquote, urlsplit
+
+from transport.wire import quickjson
+
+NAME = "quine-agent"
+POINT = "quine.files.python.fs:QuineFileSystem"  # an entry point that no other project has
+
+
+def distribution() -> metadata.Distribution | None:
+    """The distribution that our packages belong to, whatever a fork of the project calls it; None without one."""
+    try:
+        return metadata.distribution(NAME)
+    except metadata.PackageNotFoundError:
+        found = (one for one in metadata.distributions() if any(p.value == POINT for p in one.entry_points))
+        return next(found, None)
+
+
+def source() -> str:
+    """The directory or URL that it was installed from, "." where that is not known."""
+    known = distribution()
+    try:
+        url = str(quickjson.loads((known and known.read_text("direct_url.json")) or "{}").get("url", ""))
+    except (ValueError, AttributeError):
+        url = ""
+    parts = urlsplit(url)
+    return unquote(parts.path) if parts.scheme == "file" else url or "."
+
+
+def with_extra(extra: str, prefix: str = sys.prefix) -> str:
+    """The command that installs the same again with `extra`, by the tool that installed it."""
+    wanted = f"'{source()}[{extra}]'"
+    if "/uv/tools/" in f"{prefix}/":
+        return f"uv tool install --force {wanted}"
+    if "/pipx/venvs/" in f"{prefix}/":
+        return f"pipx install --force {wanted}"
+    return f"{prefix}/bin/python -m pip install {wanted}"

@@ -1,0 +1,1 @@
+"""ssh: one connection and one channel of ssh as a duplex."""

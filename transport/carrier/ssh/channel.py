@@ -1,0 +1,217 @@
+"""A session channel of ssh as a `Duplex`. Knows no library: whoever owns the connection calls it back.
+
+Laws
+1. Bytes wait here only until `attach`; after it whoever listens bounds them by its credits. While reading is paused
+   the library keeps what comes, at most one window of it.
+2. The end is the end of the channel, not of its output: exit status and the last of stderr come between the two.
+3. A line that the far side prints on stderr is kept, never mixed into the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from transport.carrier.duplex import DuplexProtocol
+
+WRITE_HIGH, WRITE_LOW = 256 << 10, 64 << 10
+AT_ONCE = 256 << 10  # one read of the socket
+STDERR_KEPT = 8 << 10  # the tail of what the other side complains of
+
+
+class Channel(Protocol):
+    """What is used of the library's channel."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+    def set_write_buffer_limits(self, high: int, low: int) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Connection(Protocol):
+    """What is used of the library's connection."""
+
+    def close(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
+    def set_keepalive(self, interval: float) -> None: ...
+
+
+def _within_window(channel: Any, received: Callable[[bytes, int | None], None]) -> None:
+    """Have the window of a channel that was paused opened when all that was kept meanwhile has been delivered.
+
+    asyncssh opens the whole window with the first packet that it delivers, whatever it still keeps. Each short pause
+    then lets in up to a window, so a peer that sends faster than its frames are handled fills the memory.
+    """
+    deliver = channel._deliver_data
+
+    def delivered(data: bytes, datatype: int | None) -> None:
+        if channel._recv_buf:
+            received(data, datatype)
+        else:
+            deliver(data, datatype)
+
+    channel._deliver_data = delivered
+
+
+class SshDuplex:
+    """The channel as a `Duplex`. `stderr` is the tail of what came there, `exit` the command's status."""
+
+    def __init__(self) -> None:
+        self.connections: Sequence[Connection] = ()  # the channel's own last, those it goes through before it
+        self.stderr = b""
+        self.exit: int | None = None
+        self._channel: Channel | None = None
+        self._protocol: DuplexProtocol | None = None
+        self._buffer: list[bytes] = []
+        self._size = 0  # bytes in it that came since somebody listens
+        self._ended: str | None = None  # why, once it has
+        self._told = False
+        self._news = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    # What the bootstrap and the link call
+
+    @property
+    def broken(self) -> str:
+        """Why it ended, if the connection did and not only what ran at its other end."""
+        return self._ended or ""
+
+    async def read(self) -> bytes:
+        while not self._buffer and self._ended is None:
+            self._news.clear()
+            await self._news.wait()
+        return self._buffer.pop(0) if self._buffer else b""
+
+    def unread(self, data: bytes) -> None:
+        """Give back what was read too far; the next read or `attach` delivers it first."""
+        if data:
+            self._buffer.insert(0, data)
+
+    def writelines(self, chunks: list[bytes]) -> None:
+        self.write(b"".join(chunks))  # each write is at least one packet, and a packet costs more than a copy
+
+    def write(self, data: bytes) -> None:
+        if self._channel is not None and self._ended is None:
+            # Between the other end's close and connection_lost is a turn of the loop, in which asyncssh refuses.
+            with contextlib.suppress(BrokenPipeError):
+                self._channel.write(data)
+
+    async def drain(self) -> None:
+        await self._writable.wait()
+        if self._ended is not None:
+            raise ConnectionResetError(self._ended or "end of file")
+
+    async def closed(self) -> None:
+        """Wait until nothing of it is left; call after `close`."""
+        for connection in reversed(self.connections):
+            await connection.wait_closed()
+
+    def attach(self, protocol: DuplexProtocol) -> None:
+        self._deliver()  # to who listened until now: to the next one it would come before he is ready
+        self._protocol = protocol
+        for connection in self.connections:
+            # Who attaches has heartbeats of his own, and a timer set anew for each packet is a fifteenth of an upload.
+            connection.set_keepalive(0)
+        self._deliver()
+        if not self._writable.is_set():
+            protocol.pause_writing()
+        if self._ended is not None:
+            self._tell()
+
+    def pause_reading(self) -> None:
+        if self._channel is not None and self._ended is None:
+            self._channel.pause_reading()  # what comes all the same is bounded by its window
+
+    def resume_reading(self) -> None:
+        if self._channel is not None and self._ended is None:
+            self._channel.resume_reading()
+
+    def close(self) -> None:
+        self._end("")
+        if self._channel is not None:
+            self._channel.close()
+        for connection in reversed(self.connections):
+            connection.close()
+
+    # What asyncssh calls
+
+    def connection_made(self, chan: Channel) -> None:
+        self._channel = chan
+        chan.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
+        _within_window(chan, self.data_received)
+
+    def session_started(self) -> None:
+        pass
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        if datatype is not None:
+            self.stderr = (self.stderr + data)[-STDERR_KEPT:]
+        elif self._told:
+            pass  # connection_lost was the last call
+        else:
+            self._buffer.append(data)
+            if self._protocol is None:
+                self._news.set()
+                return
+            self._size += len(data)
+            if self._size >= AT_ONCE:
+                self._deliver()  # who listens may say that he falls behind: what asyncssh kept is not all let loose
+            elif len(self._buffer) == 1:
+                asyncio.get_running_loop().call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        """All that came in one turn of the loop at once: what is done for each piece costs more than the copy."""
+        if self._buffer and self._protocol is not None and not self._told:
+            data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+            self._buffer.clear()
+            self._size = 0
+            self._protocol.data_received(data)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+        if self._protocol is not None and not self._told:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        if self._protocol is not None and not self._told:
+            self._protocol.resume_writing()
+
+    def exit_status_received(self, status: int) -> None:
+        self.exit = status
+
+    def exit_signal_received(self, signal: str, core: bool, message: str, lang: str) -> None:
+        self.stderr += f"killed by {signal}\n".encode()
+
+    def eof_received(self) -> bool:
+        # Not the end yet: the exit status and the last of stderr still come, then the channel closes
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deliver()
+        self._end("" if exc is None else str(exc) or type(exc).__name__)
+        for connection in reversed(self.connections):
+            connection.close()
+
+    def _end(self, why: str) -> None:
+        if self._ended is None:
+            self._ended = why
+        self._news.set()
+        self._writable.set()
+        if self._protocol is not None:
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self._told and self._protocol is not None:
+            self._told = True
+            self._protocol.connection_lost(self._ended or "")

@@ -1,0 +1,85 @@
+"""A session over the socket of a process that waits in a poll: nothing here blocks.
+
+Laws
+1. What the socket does not take now waits here, at most one `pull`; the session keeps the rest.
+2. A peer that has gone is noticed by reading, never by writing: what came before its end still counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+
+from transport.lean import socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from transport.wire.session import Session
+
+RECEIVE = 512 * 1024  # bytes taken from the socket at once; with the frames made of it, the client's memory
+ROUND = 256 * 1024  # bytes pulled at once
+IOV_MAX = 512
+MOST = 200  # descriptors of one message; Linux takes 253
+
+
+class Wire:
+    """`unsent` is what waits for the socket to be writable."""
+
+    def __init__(self, connection: socket.socket, session: Session, first: bytes) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.unsent = [first]
+        self._session = session
+        self._fds: list[int] = []  # to go with what is sent next
+        self._count = 0
+
+    def attach(self, fd: int) -> int:
+        """Send a descriptor, too, before what is queued from now on; its number on this connection.
+
+        Raises OSError where it has no room.
+        """
+        if len(self._fds) >= MOST:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        self._fds.append(os.dup(fd))  # whoever owns it need not wait
+        self._count += 1
+        return self._count - 1
+
+    def receive(self) -> bytes | None:
+        """What has come; None at the end."""
+        try:
+            return self.socket.recv(RECEIVE) or None
+        except BlockingIOError:
+            return b""
+        except ConnectionResetError:
+            return None
+
+    def flush(self) -> None:
+        """Give the socket what it takes now."""
+        while True:
+            if not self.unsent:
+                self.unsent = self._session.pull(ROUND)
+                if not self.unsent:
+                    return
+            try:
+                sent = self.socket.sendmsg(self.unsent[:IOV_MAX], rights(self._fds))
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                self.unsent.clear()
+                return
+            self.drop()
+            while sent and sent >= len(self.unsent[0]):
+                sent -= len(self.unsent.pop(0))
+            if sent:
+                self.unsent[0] = self.unsent[0][sent:]
+
+    def drop(self) -> None:
+        """The descriptors were sent, or never will be."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+def rights(fds: list[int]) -> list[tuple[int, int, bytes]]:
+    """Ancillary data of a message that gives descriptors away."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []

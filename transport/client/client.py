@@ -1,0 +1,273 @@
+"""The blocking client: gives a job on a node the face of a local process.
+
+It drives the state machine of `client_core.py`, which decides; here are its descriptors, signals and clock.
+
+Laws
+1. Standard library only and no event loop: this is what people call in loops.
+2. One poll waits for everything: node, stdin, stdout, stderr, signals. No descriptor of the caller is made
+   non-blocking, because whoever shares its open file would see that.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from transport import address
+from transport.carrier.wire import Wire
+from transport.client.caught import Caught
+from transport.client.client_core import FATAL, FORWARDED, OURS, Core
+from transport.client.output import Output, Used
+from transport.errors import ProtocolError
+from transport.lean import signal
+from transport.node import starter
+from transport.wire.session import STDERR, STDIN, STDOUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from transport.lean import socket
+    from transport.rpc.services import Service, Services
+    from transport.spawn import Spawn
+    from transport.status import Status
+    from transport.terminal import Terminal
+    from transport.wire.session import Session
+
+
+def run(
+    spawn: Spawn,
+    stdin: int = 0,
+    stdout: int = 1,
+    stderr: int = 2,
+    services: Mapping[str, Service] | None = None,
+    on_start: Callable[[int, str], None] | None = None,
+    on_note: Callable[[dict[str, Any]], None] | None = None,
+    on_refused: Callable[[str], None] | None = None,
+    used: Used | None = None,
+    on_sent: Callable[[], None] | None = None,
+) -> Status:
+    """Start a job through this machine's node and be its face until it ends.
+
+    services   name -> function from request body to reply body, or a Streaming; called in threads, may raise
+    on_sent    called when the job is on its way: what it will ask for may be begun
+    on_start   called with the job's pid over there and the name of its host, "" for this machine, before a request of
+               it is answered
+    on_note    called with what the node says of the link that the job is behind
+    on_refused called with what is said of a request that was refused
+    used       is told what was done with the streams, and keeps stdin untouched until the job runs
+
+    Raises Refused where no node can be had here; everything else is in the Status. Must be called in the main thread.
+    """
+    spawn.capability = os.urandom(16).hex()
+    for _ in range(starter.TRIES):
+        face = Face(starter.connect(), spawn, (stdin, stdout, stderr), services or {}, used)
+        face.on_start, face.on_note, face.on_refused, face.on_sent = on_start, on_note, on_refused, on_sent
+        try:
+            if (status := face.run()) is not None:
+                return status
+        finally:
+            face.close()
+        # The node went idle while we connected: it had not read a byte. The next one is started.
+    raise starter.short_lived()
+
+
+class Face:
+    """One job, this process's streams and signals, one connection to the node: the Driver of a Core."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        spawn: Spawn,
+        streams: tuple[int, int, int],
+        services: Mapping[str, Service],
+        used: Used | None = None,
+    ) -> None:
+        self._core = Core(
+            spawn, {"build": address.build_hash(), "pid": os.getpid()}, self, used, starter.log_path()
+        )
+        self._wire = Wire(connection, self._core.session, starter.CLIENT)
+        self._spawn = spawn
+        self._stdin = streams[STDIN]
+        self._core.stdin_open = self._stdin >= 0
+        self._outputs = {STDOUT: Output(streams[STDOUT]), STDERR: Output(streams[STDERR])}
+        self.on_sent: Callable[[], None] | None = None
+        self.on_start: Callable[[int, str], None] | None = None
+        self.on_note: Callable[[dict[str, Any]], None] | None = None
+        self.on_refused: Callable[[str], None] | None = None
+        self._terminal: Terminal | None = None
+        self._handlers = services
+        self._caught = Caught()
+        if spawn.terminal:
+            from transport.terminal import Terminal
+
+            self._terminal = Terminal(self._stdin)
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def run(self) -> Status | None:
+        """The status of the job; None when the node ended before it had read anything."""
+        core = self._core
+        core.begin()
+        if core.over:
+            return core.status
+        # A ^C that is ignored in this process (nohup, a background job) stays ignored over there.
+        self._caught.install(FORWARDED + OURS if self._terminal else FORWARDED)
+        if self._terminal:
+            # Stopped in a read, we would be stopped there again with the TERM noted: Python repeats what a signal
+            # interrupts, and the read stops us anew. Ignored, it fails instead.
+            self._caught.ignore(signal.SIGTTIN)
+        try:
+            self._loop()
+        except (OSError, ProtocolError) as error:
+            if not core.over:
+                core.fail(str(error))
+        finally:
+            if self._terminal:
+                self._terminal.restore()
+            self._caught.uninstall()
+        return core.status
+
+    def _loop(self) -> None:
+        core = self._core
+        if self.on_sent:
+            self._wire.flush()
+            self.on_sent()
+        while True:
+            self._wire.flush()
+            core.tick(time.monotonic())
+            if core.over:
+                self._wire.flush()
+                return
+            events_by_fd = self._poll().poll(core.relieve(self._pause()))
+            # Signals first: one that came before an end of file must not arrive over there after it.
+            while not core.over and (number := self._caught.take()):
+                core.signalled(number, time.monotonic())
+            for fd, events in events_by_fd:
+                if core.over:
+                    break
+                if fd == self._wire.socket.fileno():
+                    if events & ~select.POLLOUT:
+                        self._receive()
+                elif fd == self._caught.fd:
+                    if self._caught.drain():  # by a signal, or because replies are ready
+                        core.answered()
+                elif fd == self._stdin and core.room:
+                    self._read_stdin()
+                for stream, output in self._outputs.items():
+                    if fd == output.poll_fd and (output.pending or events & ~select.POLLOUT):
+                        self._write(stream)
+
+    def _poll(self) -> select.poll:
+        poll = select.poll()
+        poll.register(self._wire.socket, select.POLLIN | (select.POLLOUT if self._wire.unsent else 0))
+        poll.register(self._caught.fd, select.POLLIN)
+        if self._core.room and (not self._terminal or self._terminal.taken):
+            poll.register(self._stdin, select.POLLIN)
+        for output in self._outputs.values():
+            if output.poll_fd >= 0:
+                poll.register(output.poll_fd, select.POLLOUT if output.pending else 0)
+        return poll
+
+    def _pause(self) -> int | None:
+        """Milliseconds until the core has something to do."""
+        if (due := self._core.due) is None:
+            return None
+        return max(0, int(1000 * (due - time.monotonic())) + 1)
+
+    def _receive(self) -> None:
+        data = self._wire.receive()
+        if data is None:
+            self._core.closed()
+        else:
+            self._core.receive(data, time.monotonic())
+
+    def _read_stdin(self) -> None:
+        try:
+            data = os.read(self._stdin, self._core.room)
+        except BlockingIOError:
+            return  # somebody else made it non-blocking, and read first
+        except OSError:
+            if self._terminal and self._terminal.behind:
+                self.take_terminal()  # it stops us as the read would have done, and comes back for a TERM
+                return
+            data = b""  # a closed descriptor, a directory, a terminal that hung up: there is no more
+        self._core.typed(data, time.monotonic())
+
+    def _write(self, stream: int) -> None:
+        output = self._outputs[stream]
+        alive = output.write()
+        self._core.took(stream, output.taken, time.monotonic(), alive=alive, error=output.error)
+
+    # -- what the core asks for --------------------------------------------------------------------
+
+    def write(self, stream: int, data: bytes) -> None:
+        self._outputs[stream].put(data)
+        self._write(stream)
+
+    def close_stdin(self) -> None:
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, self._stdin)  # the number stays taken: nothing else may land on it
+        os.close(null)
+
+    def started(self, pid: int, host: str) -> None:
+        if self.on_start:
+            self.on_start(pid, host)
+
+    def noted(self, body: dict[str, Any]) -> None:
+        if self.on_note:
+            self.on_note(body)
+
+    def services(self, session: Session) -> Services:
+        from transport.rpc.services import Services
+
+        capability = self._spawn.capability
+        return Services(
+            session, self._handlers, self._caught.fd_in, capability, self.on_refused, self._wire.attach
+        )
+
+    def stop(self) -> None:
+        self._wire.flush()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def suspend(self) -> None:
+        if self._terminal:
+            self._terminal.restore()
+            self._caught.stop(signal.SIGTSTP, FATAL + OURS)
+
+    def take_terminal(self) -> None:
+        if not self._terminal:
+            return
+        if self._terminal.behind and signal.getsignal(signal.SIGTTOU) is not signal.SIG_IGN:
+            # To be called again for the CONT, after whatever else has come
+            if self._caught.stop(signal.SIGTTOU, FATAL + OURS) and signal.SIGCONT not in self._caught:
+                raise OSError("in the background of its terminal, where no shell can continue it")
+            return
+        try:
+            self._terminal.raw()
+        except InterruptedError:
+            return  # put into the background in this moment, and stopped there by the kernel
+        if self._terminal.size != self._core.size:
+            self.tell_size()
+
+    def tell_size(self) -> None:
+        if self._terminal:
+            self._core.resized(*self._terminal.size)
+
+    def say_escapes(self) -> None:
+        from transport.terminal import ESCAPES
+
+        if self._terminal:
+            self._terminal.say(ESCAPES)
+
+    def close(self) -> None:
+        self._core.close()
+        self._wire.drop()
+        self._wire.socket.close()
+        self._caught.close()
+        if self._terminal:
+            self._terminal.close()
+        for output in self._outputs.values():
+            output.close()

@@ -1,0 +1,1 @@
+"""detached: a job that outlives its caller: its supervisor, its spool, its control socket."""

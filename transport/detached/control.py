@@ -1,0 +1,140 @@
+"""The control socket of a supervisor: its two ends, the same frames as between nodes.
+
+Both sides greet. Then who is attached
+    sends     signal; data and eof of stdin; ack of stdout and stderr: "I have these, tell me of more"
+    is sent   ack of life: the signal was sent; ack of stdin: the job's pipe took it; stop of stdin: nobody reads it;
+              ack of stdout and stderr: the file has so many bytes; exit: the record is written
+
+Laws
+1. Only who has our user id, or root, is heard.
+2. What one end does not read is bounded at the other.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+
+from transport.wire.frames import GREETING, Decoder, Frame, Kind, encode
+from transport.wire.session import STDERR, STDOUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+NAME = "socket"
+BACKLOG = 64
+MOST = 1 << 20  # bytes that wait to be sent
+
+
+class Wire:
+    """One end of a connection; never blocks."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.fileno = connection.fileno()
+        self._unsent = bytearray(GREETING)
+        self._decoder = Decoder()
+
+    @property
+    def events(self) -> int:
+        return select.POLLIN | (select.POLLOUT if self._unsent else 0)
+
+    def tell(self, kind: int, stream: int = 0, offset: int = 0, payload: bytes = b"") -> None:
+        self._unsent += encode(Frame(kind, stream=stream, offset=offset, payload=payload))
+
+    def send(self) -> bool:
+        """What the socket takes now; False where the other end has gone, or has long read nothing."""
+        try:
+            while self._unsent:
+                del self._unsent[: self.socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        return len(self._unsent) <= MOST
+
+    def send_all(self, seconds: float) -> None:
+        """Before we end. OSError where it is not taken in time."""
+        self.socket.settimeout(max(0.01, seconds))
+        self.socket.sendall(self._unsent)
+
+    def receive(self) -> list[Frame]:
+        """What has come. EOFError at the end, ProtocolError for what is no frame."""
+        try:
+            data = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            raise EOFError
+        return list(self._decoder.feed(data))
+
+
+class Peer(Wire):
+    """The supervisor's end of one connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection)
+        self.feeds = 0  # frames of its stdin that wait for the job: until they are taken it is not heard
+        self._follows = False
+        self._told = (-1, -1)
+
+    @property
+    def events(self) -> int:
+        return super().events & ~(select.POLLIN if self.feeds else 0)
+
+    def follow(self) -> None:
+        self._follows = True
+
+    def news(self, out: int, err: int) -> None:
+        """How much there is, if that has changed and the last word of it is out."""
+        if self._follows and self._told != (out, err) and not self._unsent:
+            self._told = (out, err)
+            self.tell(Kind.ACK, STDOUT, out)
+            self.tell(Kind.ACK, STDERR, err)
+
+
+def listen() -> socket.socket:
+    """In the current directory: its path may be longer than an address. OSError where there can be none."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(NAME)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(mask)
+    return listener
+
+
+def accept(listener: socket.socket) -> Peer | None:
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return None
+    credentials: Any = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
+        connection.close()
+        return None
+    return Peer(connection)
+
+
+def connect(directory: str) -> Wire:
+    """To the supervisor of the job in that directory. OSError where none listens."""
+    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(f"/proc/self/fd/{folder}/{NAME}")
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        os.close(folder)
+    return Wire(connection)

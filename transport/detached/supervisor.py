@@ -1,0 +1,433 @@
+"""The supervisor of one detached job: a small process that outlives who asked for it and records what becomes of it.
+
+The directory of a job holds
+    job             what was started, when, as which process, and who supervises it
+    stdout, stderr  what it has written, byte for byte: the offset in the file is the offset in the stream
+    status          the exit record, once it is over
+    socket          where it can be signalled, fed, and asked for news (`control.py`)
+
+Laws
+1. The exit record is on the disk before anybody is told, and after all output that there was.
+2. Nothing is cut and nothing dropped: when the unread output is as large as the quota, or the disk is full, its pipes
+   are not read, so the job waits in its write(2) until somebody has read or made room.
+3. Nothing that happens to who asked for it, or is attached to it, ends the job: that is what `signal` is for.
+4. If the supervisor itself is killed, the kernel sends TERM to the job's group: nobody would know how it ends. Whoever
+   looks then finds a record without a status, whose process is gone: lost.
+5. Standard library only, no event loop.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import time
+from collections import deque
+
+from transport import address
+from transport.detached import control, spool
+from transport.errors import ProtocolError, Refused
+from transport.job import ending, inherit, process
+from transport.status import NOT_STARTED, Status, signal_number
+from transport.wire import quickjson
+from transport.wire.frames import LIFE, Frame, Kind, pack
+from transport.wire.session import STDERR, STDIN, STDOUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import FrameType
+    from typing import Any
+
+QUOTA = 1 << 30  # bytes of output that nobody has read
+HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
+AGAIN = 1.0  # seconds until a full disk is tried again
+ROOM = 4096  # bytes of an exit record, and of what the record of a job grows by
+PEERS = 64  # connections at one time
+LEAVING = 5.0  # seconds for all of them to take the exit record
+
+
+class Order:
+    """What to start. `facts` go into the record; `stdin` is what the job reads, None for what peers send it."""
+
+    __slots__ = ("argv", "cwd", "env", "facts", "keep", "limits", "quota", "stdin")
+
+    def __init__(
+        self,
+        argv: list[str],
+        env: Mapping[str, str],
+        cwd: str,
+        limits: list[tuple[int, int]],
+        facts: dict[str, Any],
+        stdin: int | None = None,
+        quota: int = QUOTA,
+        keep: tuple[int, ...] = (),
+    ) -> None:
+        self.argv = argv
+        self.env = env
+        self.cwd = cwd
+        self.limits = limits
+        self.facts = facts
+        self.stdin = stdin
+        self.quota = quota
+        self.keep = keep
+
+
+def start(directory: str, order: Order) -> Status | None:
+    """Start a job in a directory that was made for it. None: it runs, and that is on the disk. Else why it does not."""
+    told, tell = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setsid()
+            if not os.fork():
+                Supervisor(directory, order, tell).run()
+        except BaseException:
+            _note_defect(f"{directory}/log")
+        finally:
+            os._exit(0)
+    os.close(tell)
+    os.waitpid(pid, 0)
+    with open(told, "rb") as file:
+        answer = file.read()
+    if answer == b"+":
+        return None
+    try:
+        return Status.from_json(quickjson.loads(answer))
+    except ValueError:
+        return Status("unreachable", NOT_STARTED, detail=f"its supervisor has died; see {directory}/log")
+
+
+def _note_defect(path: str) -> None:
+    import traceback
+
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+        traceback.print_exc(file=file)
+
+
+class Supervisor:
+    """The process; its current directory is the job's."""
+
+    def __init__(self, directory: str, order: Order, tell: int) -> None:
+        os.chdir(directory)
+        self._order = order
+        self._tell = tell
+        self._peers: list[control.Peer] = []
+        # Of which bytes or the end of stdin come next.
+        self._feed: deque[tuple[control.Peer, Frame]] = deque()
+        self._status: Status | None = None
+        self._again = False  # the disk was full at the last try
+        self._patience = 0.0  # until when streams may be held open
+        self._wake, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        low, self._leash_in = os.pipe2(os.O_CLOEXEC)
+        self._leash = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)  # the job has it, too
+        os.close(low)
+
+    def run(self) -> None:
+        inherit.close_others(
+            {self._tell, self._wake, self._wake_in, self._leash, self._leash_in, *self._order.keep}
+            | ({self._order.stdin} if self._order.stdin is not None else set())
+        )
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        self._hear()
+        try:
+            child = self._start()
+        except (Refused, ProtocolError) as error:
+            child = Status("unreachable", NOT_STARTED, detail=str(error), hint=getattr(error, "hint", ""))
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            hint = "make room for ~/.local/state, or set XDG_STATE_HOME" if full else ""
+            why = (error.strerror or "").lower()
+            child = Status("unreachable", NOT_STARTED, detail=f"cannot start: {why}", hint=hint)
+        failed = isinstance(child, Status)
+        try:
+            os.write(
+                self._tell, quickjson.dumps(child.to_json()).encode() if isinstance(child, Status) else b"+"
+            )
+        except BrokenPipeError:
+            pass  # who asked has been killed; the job has its id all the same
+        os.close(self._tell)
+        if not failed:
+            while not self._over():
+                self._turn()
+            self._leave()
+
+    def _hear(self) -> None:
+        """No signal that is meant for others ends us; handlers, because what is ignored stays so in the job."""
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
+        for number in (
+            signal.SIGHUP,
+            signal.SIGINT,
+            signal.SIGQUIT,
+            signal.SIGPIPE,
+            signal.SIGTERM,
+            signal.SIGXFSZ,
+        ):
+            signal.signal(number, self._caught)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+
+    def _caught(self, number: int, _frame: FrameType | None) -> None:
+        # The machine goes down: the job is to know, and we stay to write down its end.
+        if number == signal.SIGTERM:
+            self._signal(number)
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def _start(self) -> process.Child | Status:
+        order = self._order
+        facts = {
+            **order.facts,
+            "pid": 0,
+            "started": 0,
+            "boot_id": address.boot_id(),
+            "node": os.uname().nodename,
+            "begun": round(time.time(), 6),
+            "supervisor": os.getpid(),
+            "supervisor_started": address.start_time(os.getpid()),
+            "protocol": 1,
+        }
+        try:
+            self._listener = control.listen()
+        except OSError as error:
+            detail = f"no socket can be made in {os.getcwd()}: {error.strerror}"
+            raise Refused(detail, "set XDG_STATE_HOME") from None
+        spool.reserve("status", ROOM)
+        spool.record("job", facts)
+        spool.reserve("job", len(quickjson.dumps(facts)) + ROOM)
+        spool.settle("..")
+        self._child = child = process.launch(
+            order.argv,
+            order.env,
+            order.cwd,
+            order.limits,
+            (*order.keep, self._leash),
+            stdin=order.stdin,
+            prepare=self._tie,
+        )
+        if isinstance(child, Status):
+            return child
+        try:
+            spool.record("job", {**facts, "pid": child.pid, "started": address.start_time(child.pid)})
+            self._spools = [spool.Spool("stdout", child.stdout), spool.Spool("stderr", child.stderr)]
+        except BaseException:
+            ending.kill_session(child.pid)
+            raise
+        self._stdin = child.stdin
+        os.set_blocking(self._stdin, False)
+        if order.stdin is not None:
+            self._close_stdin()
+            os.close(order.stdin)
+        for fd in order.keep:
+            os.close(fd)
+        return child
+
+    def _tie(self) -> None:
+        """In the job, before it executes anything: TERM to its group by the kernel when the supervisor is gone.
+
+        The kernel sends it when the writing end of the leash is closed, and that is the supervisor's alone. Its reading
+        end is the job's as well, so that it is there when the supervisor is not.
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the supervisor's handler would swallow it
+        fcntl.fcntl(self._leash, fcntl.F_SETOWN, -os.getpid())
+        fcntl.fcntl(self._leash, fcntl.F_SETSIG, signal.SIGTERM)
+        fcntl.fcntl(self._leash, fcntl.F_SETFL, fcntl.fcntl(self._leash, fcntl.F_GETFL) | fcntl.FASYNC)
+        os.close(self._leash_in)
+        poll = select.poll()
+        poll.register(self._leash, 0)
+        if poll.poll(0):
+            os._exit(NOT_STARTED)  # the supervisor was gone before
+
+    def _untie(self) -> None:
+        """What the job has left in the background has been left there by it."""
+        fcntl.fcntl(self._leash, fcntl.F_SETFL, fcntl.fcntl(self._leash, fcntl.F_GETFL) & ~fcntl.FASYNC)
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        assert isinstance(self._child, process.Child)
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if len(self._peers) < PEERS:
+            poll.register(self._listener, select.POLLIN)
+        if self._status is None:
+            poll.register(self._child.pidfd, select.POLLIN)
+        for each in self._spools if self._room() and not self._again else ():
+            if each.pipe >= 0:
+                poll.register(each.pipe, select.POLLIN)
+        if self._stdin >= 0:
+            poll.register(self._stdin, select.POLLOUT if self._feed else 0)
+        for peer in self._peers:
+            poll.register(peer.socket, peer.events)
+        ready = dict(poll.poll(self._pause()))
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        if self._child.pidfd in ready and self._status is None:
+            self._ended()
+        if self._stdin in ready:
+            self._feed_stdin(bool(ready[self._stdin] & select.POLLERR))
+        self._again = False
+        for each in self._spools:
+            if each.full or (each.pipe in ready and self._room()):
+                self._copy(each)
+        for peer in [peer for peer in self._peers if peer.fileno in ready]:
+            self._serve(peer, ready[peer.fileno])
+        if self._listener.fileno() in ready:
+            self._accept()
+        for peer in list(self._peers):
+            peer.news(self._spools[0].size, self._spools[1].size)
+            if not peer.send():
+                self._drop(peer)
+
+    def _room(self) -> int:
+        """Bytes of output that may be taken now."""
+        return max(0, self._order.quota - sum(max(0, each.size - each.read) for each in self._spools))
+
+    def _pause(self) -> int | None:
+        """Milliseconds until something is to be done that nobody will tell of."""
+        if self._again:
+            return int(AGAIN * 1000)
+        return None if not self._patience else max(0, int((self._patience - time.monotonic()) * 1000) + 1)
+
+    def _copy(self, each: spool.Spool) -> None:
+        try:
+            each.copy(self._room())
+        except OSError:
+            self._again = True  # a full disk, a quota of the file system, a limit on the size of a file
+
+    def _ended(self) -> None:
+        assert isinstance(self._child, process.Child)
+        os.close(self._child.pidfd)
+        self._status = self._child.reap()
+        self._close_stdin()
+        self._patience = time.monotonic() + HELD_GRACE
+
+    def _over(self) -> bool:
+        """Ended, all output taken, and all of it on the disk."""
+        if self._status is None or self._again:
+            return False
+        if self._patience and time.monotonic() >= self._patience:
+            try:
+                for each in self._spools:
+                    each.drain()
+            except OSError:
+                self._again = True
+                return False
+        if any(each.pipe >= 0 or each.full for each in self._spools):
+            return False
+        try:
+            for each in self._spools:
+                each.settle()
+            spool.record("status", self._status.to_json())
+        except OSError:
+            self._again = True
+            return not os.stat(".").st_nlink  # somebody has removed the directory: there is nobody to tell
+        return True
+
+    def _leave(self) -> None:
+        """Tell everybody, then go."""
+        assert self._status is not None
+        self._untie()
+        try:
+            os.unlink(control.NAME)
+        except OSError:
+            pass
+        if self._order.facts.get("made"):
+            try:
+                os.rmdir(self._order.cwd)
+            except OSError:
+                pass  # there is something in it
+        deadline = time.monotonic() + LEAVING
+        for peer in self._peers:
+            peer.tell(Kind.EXIT, payload=pack(self._status.to_json()))
+            try:
+                peer.send_all(deadline - time.monotonic())
+            except OSError:
+                pass  # it has gone; the record is there for it
+
+    # -- the job -----------------------------------------------------------------------------------
+
+    def _signal(self, number: int) -> None:
+        child = getattr(self, "_child", None)
+        # Not reaped: its number is nobody else's.
+        if isinstance(child, process.Child) and self._status is None:
+            ending.signal_group(child.pid, number)
+            if number in ending.WOKEN_BY:
+                ending.signal_group(child.pid, signal.SIGCONT)
+
+    def _feed_stdin(self, unread: bool) -> None:
+        while self._feed and self._stdin >= 0 and not unread:
+            peer, frame = self._feed[0]
+            if frame.kind == Kind.EOF:
+                self._close_stdin()
+                return
+            try:
+                sent = os.write(self._stdin, frame.payload)
+            except BlockingIOError:
+                return
+            except OSError:
+                break
+            frame.offset += sent
+            frame.payload = frame.payload[sent:]
+            if not frame.payload:
+                self._feed.popleft()
+                peer.feeds -= 1
+                peer.tell(Kind.ACK, STDIN, frame.offset)
+        if self._feed or unread:
+            self._close_stdin()  # the job has closed it
+
+    def _close_stdin(self) -> None:
+        """No more for the job; who still has something for it is told that nobody reads it."""
+        if self._stdin >= 0:
+            os.close(self._stdin)
+            self._stdin = -1
+        for peer, _ in self._feed:
+            peer.feeds -= 1
+        self._feed.clear()
+        for peer in self._peers:
+            peer.tell(Kind.STOP, STDIN)
+
+    # -- peers -------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        if peer := control.accept(self._listener):
+            self._peers.append(peer)
+            if self._stdin < 0:
+                peer.tell(Kind.STOP, STDIN)
+
+    def _serve(self, peer: control.Peer, events: int) -> None:
+        if events & ~select.POLLOUT:
+            try:
+                for frame in peer.receive():
+                    self._frame(peer, frame)
+            except (ProtocolError, EOFError):
+                self._drop(peer)
+
+    def _drop(self, peer: control.Peer) -> None:
+        """What it has sent whole is still the job's."""
+        peer.socket.close()
+        if peer in self._peers:
+            self._peers.remove(peer)
+
+    def _frame(self, peer: control.Peer, frame: Frame) -> None:
+        if frame.kind == Kind.SIGNAL:
+            try:
+                self._signal(signal_number(str(frame.body().get("signal"))))
+            except ValueError:
+                raise ProtocolError("no such signal") from None
+            peer.tell(Kind.ACK, LIFE, frame.offset)
+        elif frame.kind in (Kind.DATA, Kind.EOF) and frame.stream == STDIN:
+            if self._stdin >= 0 and (frame.payload or frame.kind == Kind.EOF):
+                self._feed.append((peer, frame))
+                peer.feeds += 1
+        elif frame.kind == Kind.ACK and frame.stream in (STDOUT, STDERR):
+            taken = self._spools[frame.stream - 1]
+            taken.read = max(taken.read, min(frame.offset, taken.size))
+            peer.follow()
+        else:
+            raise ProtocolError("not a frame for a supervisor")

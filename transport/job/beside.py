@@ -1,0 +1,102 @@
+"""A node's hold on its launcher: the process, the channel to it, and the table that both have open.
+
+Laws
+1. The launcher is the node's child. The node is a subreaper: it inherits the jobs of a launcher that was killed, and
+   with them their true status.
+2. The first launcher is a subreaper, too, and reaps what the jobs leave. One that replaces it is none: that would cost
+   a fork of the node, which reaps them in its place.
+3. A launcher is always a program of its own: small, and named as what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+
+from transport import address
+from transport.job.table import Table, say
+from transport.lean import signal, socket
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Beside:
+    """One launcher after the other. `pid` is 0 while there is none, and `channel` is None."""
+
+    def __init__(self) -> None:
+        self.table = Table.create()
+        self.pid = 0
+        self.pidfd = -1
+        self.channel: socket.socket | None = None
+        self.born = 0.0
+        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    def begin(self) -> None:
+        """Start the first one. To be called early, while this process is small and has one thread."""
+        _be_a_reaper()
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if not pid:
+            try:
+                _be_a_reaper()
+                for fd in (self.table.fd, far.fileno()):
+                    os.set_inheritable(fd, True)
+                os.execv(sys.executable, self._command(far))
+            except OSError as error:
+                say(f"the launcher does not start: {error}")
+            finally:
+                os._exit(1)
+        far.close()
+        self._attach(pid, near)
+
+    def again(self) -> None:
+        """Start another one. OSError where that cannot be."""
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            for fd in (self.table.fd, far.fileno()):
+                os.set_inheritable(fd, True)
+            self._attach(os.posix_spawn(sys.executable, self._command(far), os.environ, setsigmask=[]), near)
+        except OSError:
+            near.close()
+            raise
+        finally:
+            far.close()
+            os.set_inheritable(self.table.fd, False)
+
+    def forget(self) -> None:
+        """It has ended."""
+        os.close(self.pidfd)
+        if self.channel:
+            self.channel.close()
+        os.waitpid(self.pid, 0)
+        self.pid, self.pidfd, self.channel = 0, -1, None
+
+    def _attach(self, pid: int, near: socket.socket) -> None:
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except OSError:
+            # Before it sees its channel closed, and takes this node for gone.
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self.pid, self.channel = pid, near
+        self.born = time.monotonic()
+
+    def _command(self, far: socket.socket) -> list[str]:
+        words = (self.table.fd, far.fileno(), self._files)
+        return [*address.own_command(), "node", "--launcher", *map(str, words)]
+
+
+def _be_a_reaper() -> None:
+    """Orphans below this process come to it and not to process 1, which in many a container reaps nobody.
+
+    It outlives an exec, and a fork does not inherit it. A Python without ctypes has process 1 do it.
+    """
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass

@@ -1,0 +1,163 @@
+"""What a process hands to its descendants outside of argv and environment: one sealed memo in memory.
+
+Laws
+1. A secret is never in an environment or an argv, where `ps` and `/proc/*/environ` show it; it is in a sealed
+   memfd whose number the environment names (QUINE_CREDENTIALS_FD), so every descendant that
+   inherits descriptors can read it and nobody can change it.
+2. Reading never moves a shared file position (pread), so any number of processes read it at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE = "QUINE_CREDENTIALS_FD"
+NAME = "quine-credentials"
+FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
+LIMIT = 64 << 20  # a memo is a few keys, and over exec a life with its mission; more is not ours
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+# NPMTOKEN and PGPASSWORD have them at their end, AWS_SECRET_ACCESS_KEY_ID in its midst
+_SECRET_ENDS = (
+    *("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS"),
+    "CONNECTION_STRING",  # AZURE_STORAGE_CONNECTION_STRING has the account's key in it
+)
+_SECRET_WORDS = {*_SECRET_ENDS, "PASS", "PWD", "PAT", "AUTH", "SSHPASS"}
+_OUR_SECRETS = ("QUINE_API_KEY", "QUINE_FS_OPTIONS")
+# The last are where the role of a machine finds its keys, and no keys: libraries look for them in the environment.
+_NO_SECRETS = (
+    *("PWD", "OLDPWD", "SSH_AUTH_SOCK"),
+    *("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+    "AZURE_FEDERATED_TOKEN_FILE",
+)
+
+
+def is_secret(name: str) -> bool:
+    """Does the name of an environment variable say that its value is a key, a token or a password?"""
+    if name.startswith("QUINE_"):
+        return name in _OUR_SECRETS  # ours are known: QUINE_MAX_TOKENS is none, nor is the memo's number
+    upper = name.upper()
+    words = upper.split("_")
+    return name not in _NO_SECRETS and (upper.endswith(_SECRET_ENDS) or not _SECRET_WORDS.isdisjoint(words))
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what looks like a secret, and without the memo of its owner."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name != VARIABLE and not is_secret(name) and not _opens(name, value)
+    }
+
+
+def _opens(name: str, value: str) -> bool:
+    """Does the URL of the files tier hold a password, or a signature?"""
+    places = [part.partition("/")[0] for part in value.split("://")[1:]] if name == "QUINE_FS" else []
+    query = name == "QUINE_FS" and "=" in value.partition("?")[2]
+    return query or any(":" in place.rpartition("@")[0] for place in places)
+
+
+def write(memo: Mapping[str, object]) -> int:
+    """Put `memo` into a sealed memfd and return its descriptor, not inheritable yet.
+
+    Pass it on with `pass_fds=[fd]` (or os.set_inheritable) and name it in the child's environment under
+    VARIABLE. The caller owns the descriptor.
+    """
+    raw = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(raw, quickjson.dumps(memo).encode())
+        fcntl.fcntl(raw, fcntl.F_ADD_SEALS, _SEALS)
+        return fcntl.fcntl(raw, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+    finally:
+        os.close(raw)
+
+
+def read(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
+    """The inherited memo, or {} where there is none. A descriptor that is not a sealed memo of ours is {}."""
+    try:
+        fd = int(environ.get(VARIABLE, ""))
+        if fd < 0 or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            return {}
+        memo = quickjson.loads(os.pread(fd, min(os.fstat(fd).st_size, LIMIT), 0))
+    except (ValueError, OSError):
+        return {}
+    return memo if isinstance(memo, dict) else {}
+
+
+def hold_standard_streams() -> None:
+    """A closed 0, 1 or 2 would be taken by the next file or socket we open; /dev/null holds its place.
+
+    For reading, 1 and 2 as well: to write to a closed descriptor must fail, as it would without us.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDONLY)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
+
+
+def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
+    """(pid, inode, path that opens it anew) of the memfds of these names that we and the processes above us hold.
+
+    From here to the top. Whoever cleared its environment or closed its descriptors (`env -i`, Python's subprocess), or
+    holds out something else, still descends from those that hold the true ones. A walk takes a millisecond or two.
+    """
+    found: dict[str, list[tuple[int, int, str]]] = {name: [] for name in names}
+    wanted = {f"/memfd:{name} (deleted)": held for name, held in found.items()}
+    pid = os.getpid()
+    while pid > 0:
+        try:
+            numbers = os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            numbers = []  # another user's process: we look further up
+        for number in numbers:
+            path = f"/proc/{pid}/fd/{number}"
+            try:
+                held = wanted.get(os.readlink(path))
+                if held is not None:
+                    held.append((pid, os.stat(path).st_ino, path))
+            except OSError:
+                pass  # closed since
+        pid = _parent(pid)
+    return found
+
+
+def reopened(path: str, flags: int) -> int:
+    """A descriptor of its own, out of the way of what shells redirect. OSError where it cannot be."""
+    low = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+    finally:
+        os.close(low)
+
+
+def _parent(pid: int) -> int:
+    """0 where there is none, or none that we can see."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def close_others(keep: set[int]) -> None:
+    """Close what we inherited beyond the standard streams: a daemon holds nothing of who happened to start it."""
+    for number in os.listdir("/proc/self/fd"):
+        if int(number) > 2 and int(number) not in keep:
+            try:
+                os.close(int(number))
+            except OSError:
+                pass  # the descriptor of the listing itself

@@ -1,0 +1,420 @@
+"""A job: one child process behind a channel of a link.
+
+Laws
+1. The streams end when their pipes do. The exit record follows the status of the process and the end of both
+   streams, so a record that says `exited` stands behind all of the output. A job whose lease is over is lost, and so
+   is one whose output was cut.
+2. A job whose link is down lives for its lease; without anybody who waits for it, it ends at once: TERM, a
+   pause, KILL, to everything it started.
+3. A job whose folder is kept because something was left in it says so in its exit record, which waits a moment for it.
+4. A job is started from what the spawn says and, when it comes from another machine, this node's login environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transport import address, rlimits
+from transport.errors import ProtocolError
+from transport.job.ending import WOKEN_BY
+from transport.job.launch import Order
+from transport.job.pump import Sink, Source
+from transport.spawn import Spawn
+from transport.status import DENIED, LOST, NOT_STARTED, Status, signal_number
+from transport.wire.frames import LIFE, Frame, Kind
+from transport.wire.session import STDERR, STDOUT
+from transport.wire.states import Asker
+
+if TYPE_CHECKING:
+    from transport.job.launch import Launcher, Running
+    from transport.node.link import Link
+    from transport.node.router import Relay
+
+log = logging.getLogger("quine.job")
+
+LEAVING = 1.0  # seconds that an exit record waits to know whether the folder of its job is kept
+HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
+
+
+class Job:
+    """Handler of a channel that a peer opened with spawn."""
+
+    def __init__(
+        self,
+        link: Link,
+        number: int,
+        spawn: Spawn,
+        environ: Mapping[str, str],
+        socket_path: str,
+        on_end: Callable[[Job], None],
+        launcher: Launcher,
+    ) -> None:
+        self.link: Link | None = link
+        self.remote = link.remote  # it came from another machine
+        self.number = number
+        self.spawn = spawn
+        self.token = os.urandom(16).hex()
+        self.ended = False
+        self._environ = environ
+        self._on_end = on_end
+        self._socket_path = socket_path
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._lease: asyncio.TimerHandle | None = None  # runs while the link is down
+        self._expired = False  # its lease is over
+        self._failed = False  # it was started, and its streams could not be carried
+        self.orphan = False  # it is being ended, because nobody is left who could answer what it asks
+        self.asking: dict[Relay, None] = {}  # what it has asked of its origin that is under way
+        self.asker = Asker()
+        self._launcher = launcher
+        self._status: Status | None = None  # how the process ended, until that is said
+        self._running: Running | None = None  # while it is to start, or runs
+        self._folder = ""  # that is made for it, as the inventory says it
+        self._leaving: asyncio.TimerHandle | None = None  # runs until it is known whether the folder is kept
+        self._early: list[Frame] = []  # what came for it before it had started, or its last signal was sent
+        self._sources: list[Source] = []
+        self._sink: Sink | None = None
+        self._held: list[int] = []  # near ends of its streams that nobody carries
+        self._signals = 0
+        self._unsent = False  # signals that the launcher has still to send
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid if self._running else 0
+
+    def status(self) -> dict[str, object]:
+        """For people."""
+        link = self.link
+        return {
+            **self.spawn.facts(),
+            "pid": self.pid,
+            "ended": self.ended,
+            "remote": self.remote,
+            "seconds": round(self._loop.time() - self._since, 3),
+            "down": round(self._loop.time() - link.down_since, 3) if link and link.down else 0,
+        }
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the process; what prevents it becomes the exit record."""
+        try:
+            order = self._order()
+        except ProtocolError as error:
+            self.refuse(str(error))
+            self._finish()
+            return
+        except Exception:
+            # One job's oddity must not end the link that carries all the others.
+            log.exception("defect while starting a job")
+            detail = "a defect in quine while starting it; see the node's log"
+            self.on_not_started(Status("unreachable", NOT_STARTED, detail=detail))
+            return
+        self._running = self._launcher.start(order, self)
+
+    def refuse(self, detail: str) -> None:
+        """Instead of `start`: never started, by rule."""
+        self._tell_exit(Status("denied", DENIED, detail=detail))
+
+    def _order(self) -> Order:
+        spawn = self.spawn
+        limits = rlimits.parse(spawn.limits)
+        # A client of this machine sends its whole environment; from elsewhere comes what is added to the login's.
+        cwd, made = self._directory()
+        base: dict[str, str] = {}
+        if self.link and self.link.remote:
+            # Its node's are not the job's; PWD is as a shell that had gone there would have it.
+            base = {name: value for name, value in self._environ.items() if name != "OLDPWD"} | {
+                "PWD": cwd.rstrip("/") or "/"
+            }
+        term = {"TERM": spawn.terminal["term"]} if spawn.terminal and spawn.terminal["term"] else {}
+        env = {**base, **term, **spawn.env}
+        env["PATH"] = address.path_with_own(env.get("PATH", os.defpath))
+        size = (spawn.terminal["rows"], spawn.terminal["columns"]) if spawn.terminal else None
+        memo = {"socket": self._socket_path, "token": self.token, "capability": spawn.capability}
+        return Order(spawn.argv, env, cwd, memo, folder=made, limits=limits, own=spawn.own, size=size)
+
+    def _directory(self) -> tuple[str, str]:
+        """Where the job starts, and the folder that is made for it: workdir/tree; or `cwd`, which must be there.
+
+        A relative cwd is below workdir/tree, as it would be below a login's home.
+        """
+        cwd = os.path.expanduser(self.spawn.cwd) if self.spawn.cwd is not None else ""
+        if os.path.isabs(cwd):
+            return cwd, ""
+        if self.spawn.workdir is None:
+            return os.path.join(Path.home(), cwd), ""
+        self._folder = os.path.join(self.spawn.workdir, self.spawn.tree)
+        path = os.path.expanduser(self._folder)
+        return os.path.join(path, cwd), path
+
+    # -- from the launcher -------------------------------------------------------------------------
+
+    def on_not_started(self, status: Status) -> None:
+        self._running = None
+        self._tell_exit(status)
+        self._finish()
+
+    def on_started(self) -> None:
+        running = self._running
+        assert running
+        # Open until its end: closed, its stdin would tell it that what came, which is nothing, was all.
+        self._held = fds = [running.stdin, running.stdout, running.stderr]
+        if self.link is None:
+            if self.spawn.terminal:
+                self._hang_up()
+            return  # it is being ended
+        try:
+            log.info("job %s: started as pid %d for %s", self.spawn.id, running.pid, self.link.name)
+            self.link.session.tell(self.number, Kind.ATTACH, {"id": self.spawn.id, "pid": running.pid})
+            self._sink = Sink(self.link, self.number, fds[0])
+            fds.pop(0)
+            for stream in (STDOUT, STDERR):
+                self._sources.append(Source(self.link, self.number, stream, fds[0], self._stream_ended))
+                fds.pop(0)
+        except Exception:
+            # It runs, and nobody could tell how it goes on: it is ended, and said to be lost.
+            log.exception("job %s: defect after its start", self.spawn.id)
+            self._failed = True
+            for source in self._sources:
+                source.discard()
+            self.end("its streams cannot be carried")
+            return
+        if self.orphan and self.spawn.terminal:
+            self._hang_up()
+        self._take_early()
+        self.link.wake()
+
+    def _take_early(self) -> None:
+        early, self._early = self._early, []
+        for frame in early:
+            self.on_frame(frame)
+
+    def answered(self, relay: Relay) -> None:
+        """A request of this job is over."""
+        self.asking.pop(relay, None)
+
+    # -- from the link -----------------------------------------------------------------------------
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.stream == LIFE and frame.kind == Kind.STOP:
+            self._detach()
+            self.end("nobody waits for it any more")
+        elif self._running and not self._running.pid:
+            self._early.append(frame)
+        elif self._unsent and self._running and frame.kind in (Kind.DATA, Kind.EOF, Kind.STOP):
+            # cat that is interrupted at the end of its input must not see the end first, and exit 0
+            self._early.append(frame)
+        elif frame.kind in (Kind.DATA, Kind.EOF):
+            if self._sink:
+                self._sink.on_frame(frame)
+        elif frame.kind == Kind.ACK and frame.stream in (STDOUT, STDERR):
+            if self._sources:
+                self._sources[frame.stream - 1].acked()
+        elif frame.kind == Kind.STOP:
+            if self._sources:
+                self._sources[frame.stream - 1].close()
+        elif frame.kind == Kind.SIGNAL:
+            self._signal(frame)
+        elif frame.kind == Kind.WINCH and self._sink:
+            self._sink.resize(frame)
+
+    def _signal(self, frame: Frame) -> None:
+        """Signals are numbered: one that was seen is not delivered again."""
+        if frame.offset <= self._signals:
+            return
+        self._signals = frame.offset
+        try:
+            number = signal_number(str(frame.body().get("signal")))
+        except ValueError as error:
+            log.info("job %s: %s", self.spawn.id, error)  # a signal that this machine does not have
+            return
+        if self._running:
+            self._unsent = True
+            self._running.signal(number)
+            if number in WOKEN_BY:
+                self._running.signal(signal.SIGCONT)
+
+    def on_signalled(self) -> None:
+        self._unsent = False
+        if self.link:
+            self._take_early()
+
+    def on_down(self, why: str) -> None:
+        """The link lost its connection: the job may go on for its lease, held back by its full pipes."""
+        if self._lease is None:
+            self._lease = self._loop.call_later(self.spawn.lease, self._lease_over)
+
+    def on_up(self) -> None:
+        if self._lease:
+            self._lease.cancel()
+            self._lease = None
+
+    def _lease_over(self) -> None:
+        """Nobody came back: end it. Its record waits for as long as the link is kept.
+
+        The origin counts a lease by its own clock, and may still wait. So the record must be true for it, too: lost.
+        """
+        self._expired = True
+        if not self.ended:
+            self.end("its link was down for longer than the lease")
+        else:
+            self._cut_streams()
+
+    def on_lost(self, why: str) -> None:
+        """The link is gone for good: its client has ended, or nobody can come back to it."""
+        self._detach()
+        if self._running:
+            self.end(f"its origin has gone: {why}")
+        else:
+            self._finish()
+
+    def _detach(self) -> None:
+        self.link = None
+        for source in self._sources:
+            source.drop()
+        if self._sink:
+            self._sink.detach()
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def end(self, why: str) -> None:
+        """TERM, a pause, KILL: to the group first, then to everything of the session."""
+        if self._running is None:
+            self._finish()  # never started, or over already
+            return
+        if self.ended:
+            return  # what it left behind has its pause already
+        log.info("job %s: is ended: %s", self.spawn.id, why)
+        self.orphan = True
+        for relay in list(self.asking):
+            relay.revoke(why)  # who waits for an answer that cannot come could not end in peace
+        if self.spawn.terminal:
+            self._hang_up()
+        self._running.end(hung_up=self.spawn.terminal is not None)
+
+    def _hang_up(self) -> None:
+        """Our end closed: the kernel sends HUP and CONT to the leader and to the foreground group. An interactive
+        shell hangs up its jobs then, and would not listen to a TERM.
+        """
+        for source in self._sources:
+            source.close()
+        self._close_stdin()
+
+    def _close_stdin(self) -> None:
+        """And what else nobody carries."""
+        if self._sink:
+            self._sink.close()
+        while self._held:
+            os.close(self._held.pop())
+
+    def _arm(self, seconds: float, action: Callable[[], None]) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, action)
+
+    def on_exited(self, status: Status) -> None:
+        if self._failed:
+            self._sources = []
+            detail = "it was started and ended again by a defect in quine; see the node's log"
+            status = Status("lost", LOST, pid=status.pid, detail=detail, rusage=status.rusage)
+        self._status = status
+        self.ended = True
+        if self._folder and not self.orphan:
+            self._leaving = self._loop.call_later(LEAVING, self.on_left, False)
+        self._close_stdin()
+        if self._expired:
+            self._lose("it was ended then")
+            self._cut_streams()
+        else:
+            self._tell_exit_if_done()
+        if self.orphan:
+            return  # what it left behind has nobody either, but gets its pause
+        self._running = None
+        if any(not source.closed for source in self._sources):
+            self._arm(HELD_GRACE, self._drain)
+        self._finish_if_done()
+
+    def on_left(self, kept: bool) -> None:
+        if self._leaving:
+            self._leaving.cancel()
+            self._leaving = None
+            if self._status and kept:
+                self._status.left = self._folder
+            self._tell_exit_if_done()
+            self._finish_if_done()
+
+    def on_gone(self) -> None:
+        self._finish()
+
+    def _tell_exit(self, status: Status) -> None:
+        self.ended = True
+        log.info("job %s: %s %s", self.spawn.id, status.state, status.signal or status.code)
+        if self.link is None:
+            return
+        session = self.link.session
+        session.tell(self.number, Kind.EXIT, status.to_json())
+        if not self._sources:  # never started: nothing else will end the streams
+            session.eof(self.number, STDOUT)
+            session.eof(self.number, STDERR)
+        self.link.wake()
+
+    def _cut_streams(self) -> None:
+        """Nobody takes what is still in the pipes: end the streams here. What was cut is lost, whatever its status."""
+        if any(not source.closed for source in self._sources):
+            self._lose("its output is incomplete")
+        for source in self._sources:
+            source.close()
+        self._tell_exit_if_done()
+
+    def _lose(self, how: str) -> None:
+        """In place of the status that it has: the link was down for too long, and so `how`."""
+        if self._status and self._status.state != "lost":
+            detail = f"the link was down for longer than the lease of {self.spawn.lease:g} s; {how}"
+            self._status = Status(
+                "lost", LOST, pid=self._status.pid, detail=detail, rusage=self._status.rusage
+            )
+
+    def _tell_exit_if_done(self) -> None:
+        """Once the process and both streams have ended, and its folder was left."""
+        if self._leaving:
+            return
+        if self._status and (self.link is None or all(source.closed for source in self._sources)):
+            status, self._status = self._status, None
+            self._tell_exit(status)
+
+    def _drain(self) -> None:
+        for source in self._sources:
+            source.drain()
+
+    def _stream_ended(self) -> None:
+        self._tell_exit_if_done()
+        self._finish_if_done()
+
+    def _finish_if_done(self) -> None:
+        if (
+            self.ended
+            and self._running is None
+            and not self._leaving
+            and all(source.closed for source in self._sources)
+        ):
+            self._finish()
+
+    def _finish(self) -> None:
+        for timer in (self._timer, self._lease, self._leaving):
+            if timer:
+                timer.cancel()
+        self._timer = self._lease = self._leaving = None
+        for source in self._sources:
+            source.discard()
+        self._close_stdin()
+        self._running = None
+        self._early.clear()
+        self._on_end(self)

@@ -1,0 +1,120 @@
+"""The seam between a node and the process that starts its jobs: what to start, what comes of it, and whom to tell.
+
+Laws
+1. Nothing here does anything: `Order` is a value, the others are protocols. A node is given a `Launcher`, and a script
+   can stand in its place.
+2. `start` and the methods of a `Running` return at once, and touch no file system. All news comes by the methods of
+   the `Owner`, from the event loop, never from within `start`.
+3. An owner hears, in this order: `on_started` or `on_not_started`; after `on_started` once `on_exited`; after that
+   once `on_gone`, if `Running.end` was called before, or once `on_left`, if not and there is a folder. Nothing else
+   comes after `on_not_started`. While the process runs it hears `on_signalled` once all signals so far were sent.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Protocol
+
+    from transport.status import Status
+
+    class Owner(Protocol):
+        """The object that wants a process, and is told of it."""
+
+        def on_started(self) -> None:
+            """It runs: `pid` and the three descriptors of the `Running` are valid."""
+
+        def on_not_started(self, status: Status) -> None:
+            """It has not started; the status says why. `lost`: nobody knows whether it started; it is ended."""
+
+        def on_signalled(self) -> None:
+            """What `Running.signal` and `Running.end` were to send was sent. Does not come after `on_exited`."""
+
+        def on_exited(self, status: Status) -> None:
+            """The process has ended. `lost`: its exit status cannot be known."""
+
+        def on_left(self, kept: bool) -> None:
+            """Its folder was let go of, which may take as long as a file system does. `kept`: it was empty before, the
+            last job has left it, and something is in it.
+            """
+
+        def on_gone(self) -> None:
+            """Nothing of its session is left after `Running.end`, or SIGKILL was sent to what is left."""
+
+    class Running(Protocol):
+        """One process: a handle that `start` returns at once and that is valid for as long as anybody holds it.
+
+        `pid` is 0 until it has started. `stdin`, `stdout` and `stderr` are the near ends of its pipes, or two
+        descriptors of its terminal and an empty pipe. They belong to the owner from `on_started` on.
+        """
+
+        pid: int
+        stdin: int
+        stdout: int
+        stderr: int
+
+        def signal(self, number: int) -> None:
+            """Send a signal to the process group, soon; one that has ended is no error.
+
+            A launcher that dies at that moment may have sent it already: it is sent again rather than never.
+            """
+
+        def end(self, hung_up: bool = False) -> None:
+            """TERM and CONT to the group, a pause (`ending.PAUSE`), KILL to everything of the session.
+
+            Before it has started: as soon as it has. A second call, or one after `on_exited`, does nothing. With
+            `hung_up` there is no TERM: the owner has closed the terminal.
+            """
+
+    class Launcher(Protocol):
+        """Starts processes and ends what they started."""
+
+        @property
+        def pid(self) -> int:
+            """Of the process that ends the jobs if the node is killed; 0 if there is none now."""
+
+        def watch(self) -> None:
+            """From within the loop, before the first `start`: see to it from now on that there always is one."""
+
+        def start(self, order: Order, owner: Owner) -> Running:
+            """Start a process; `owner` is told of it."""
+
+        async def close(self) -> None:
+            """The node ends, and has ended its jobs before."""
+
+
+class Order:
+    """One process to start.
+
+    argv      what to execute; with `own`, arguments of this very program
+    env       its whole environment, but for the variable that names the memo
+    cwd       absolute directory to start in
+    folder    directory to make before, and to remove after its end if it is empty; "" for none. `cwd` is in it
+    limits    (RLIMIT_*, value) pairs
+    memo      what it hands to its descendants, see `inherit`
+    size      (rows, columns) of the terminal that it gets in place of three pipes, or None
+    """
+
+    __slots__ = ("argv", "cwd", "env", "folder", "limits", "memo", "own", "size")
+
+    def __init__(
+        self,
+        argv: list[str],
+        env: Mapping[str, str],
+        cwd: str,
+        memo: Mapping[str, object],
+        *,
+        folder: str = "",
+        limits: list[tuple[int, int]] | None = None,
+        own: bool = False,
+        size: tuple[int, int] | None = None,
+    ) -> None:
+        self.argv = argv
+        self.env = env
+        self.cwd = cwd
+        self.memo = memo
+        self.folder = folder
+        self.limits = limits or []
+        self.own = own
+        self.size = size

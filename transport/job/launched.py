@@ -1,0 +1,319 @@
+"""One job of the launcher's, as the node holds it: from its order to its end, whichever launcher that is by then.
+
+Laws
+1. The node holds the near ends from the beginning, so a job whose launcher is killed goes on. Its report says whether
+   it was ever made: what was not is ordered again, from the next launcher.
+2. A start that takes longer than DEADLINE is given up. Its report is open as long as nothing was executed; so a process
+   that is stopped before it is closed certainly never ran.
+3. A signal that a launcher was told to send, and did not say that it had, is sent by the node when that one is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections import deque
+
+from transport.job import ending, inherit, process
+from transport.job.starting import Report, refusal
+from transport.status import LOST, Status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.job.launch import Order, Owner
+    from transport.job.launching import Launching
+
+DEADLINE = 30.0  # seconds for a start
+SOON = 1.0  # seconds more for one that is ordered again as its time is over
+TRIES = 5  # orders of one start, whose launchers have died or had no room for it
+NO_ROOM = "too much runs there at one time; see slots in the inventory"
+
+
+class Child:
+    """transport.job.launch.Running."""
+
+    def __init__(self, launching: Launching, number: int, order: Order, owner: Owner) -> None:
+        self.pid, self.stdin, self.stdout, self.stderr = 0, -1, -1, -1
+        self._launching = launching
+        self._number = number
+        self._order = order
+        self._owner: Owner | None = owner
+        self._loop = asyncio.get_running_loop()
+        self._ours: list[int] = []  # its near ends, until it has started
+        self._report: Report | None = None
+        self._tries = 0
+        self._slot = 0
+        self._folder = ""  # to be left
+        self.made = 0  # its pid, before it has started
+        self.known: int | None = None  # its wait status, from a launcher that has not reaped it yet
+        self._parent = 0
+        self._exited = False
+        self._reaped = False
+        self._signals: deque[int] = deque()  # that the launcher is to send
+        self._ending: bool | None = None  # hung up or not, once its end is wanted
+        self._deadline = self._loop.call_later(DEADLINE, self._give_up)
+        self._loop.call_soon(self._send)
+
+    # -- start -------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Order it."""
+        self._tries += 1
+        if self._order.folder and not self._folder:
+            self._folder = self._order.folder
+            self._launching.join(self._folder)
+        order, near = self._order, None
+        fds: list[int] = []
+        try:
+            self._ours, fds = process.streams(order.size)
+            memo = inherit.write(order.memo)
+            fds = [*fds, memo]
+            near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            near.setblocking(False)
+            fds.insert(3, far.detach())
+            if self._slot:
+                self._launching.table.forget(self._slot)
+                self._slot = 0  # what comes may fail, and a slot that is freed twice is two jobs'
+            self._slot = self._launching.table.expect(memo, order.folder)
+            words = {
+                "argv": order.argv,
+                "env": dict(order.env),
+                "cwd": order.cwd,
+                "folder": order.folder,
+                "limits": order.limits,
+                "own": order.own,
+                "terminal": order.size is not None,
+            }
+            self._launching.channel.send(["start", self._number, words], fds)
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            if near:
+                near.close()
+            self._fail(refusal(f"cannot start: {error.strerror}", NO_ROOM))
+            return
+        self._report = Report(near)
+        self._loop.add_reader(near, self._heard)
+
+    def _heard(self) -> None:
+        """News of the start."""
+        report = self._report
+        while report and not report.over and report.read():
+            if report.pid and not self.made:
+                self.made, self._parent = report.pid, report.parent
+                self._launching.table.started(self._slot, report.pid)
+            if report.folder >= 0:
+                self._launching.enter(self._folder, report.folder, report.empty)
+                report.folder = -1
+        if report and report.over:
+            self._close_report()
+            self._concluded(report)
+
+    def _concluded(self, report: Report) -> None:
+        if report.status:
+            self._fail(report.status)
+        elif self.made:
+            self._deadline.cancel()
+            self.pid = self.made
+            self.stdin, self.stdout, self.stderr = self._ours
+            self._ours = []
+            wanted, self._ending = self._ending, None
+            if self._owner:
+                self._owner.on_started()
+            if wanted is not None:
+                self.end(wanted)
+            if self._is_adopted:
+                self._launching.reap()
+        elif self._tries < TRIES:
+            # Whoever had the order is gone, or had no room for it, and has made nothing of it.
+            self._close_ours()
+            self._loop.call_soon(self._send)
+        else:
+            self._fail(
+                refusal("cannot start: the launcher beside the node does not take it", "see the node's log")
+            )
+
+    def _give_up(self) -> None:
+        """It takes too long. What it hangs in is the directory or the program, which are the caller's choice."""
+        if self._report and not self.made:
+            self._tries = TRIES  # what comes now is the end of it, one way or the other
+            self._report.refuse()
+            self._heard()
+        if self._report and self.made:
+            self._stop()
+        if self._report is None:
+            if self._owner and not self.pid:  # it is ordered again just now
+                self._deadline = self._loop.call_later(SOON, self._give_up)
+            return  # else it has come through, or failed
+        detail = f"cannot start in {self._order.cwd}: no answer from the file system for {DEADLINE:g} s"
+        hint = "see whether a mount there is dead"
+        if not self.made:
+            detail, hint = (
+                f"cannot start: the launcher does not answer for {DEADLINE:g} s",
+                "see the node's log",
+            )
+            self._launching.silent(self._number, DEADLINE)
+        self._close_report()
+        self._fail(refusal(detail, hint))
+
+    def _stop(self) -> None:
+        """Kill the process, unless it has executed its program. Where that cannot be done it is lost, and ended."""
+        pidfd = -1
+        try:
+            pidfd = os.pidfd_open(self.made)
+            self._heard()
+            if self._report is None:
+                return
+            # It is there, for its report is open. Once it is stopped it executes nothing that the report hides.
+            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+            self._heard()
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL if self._report else signal.SIGCONT)
+        except ProcessLookupError:
+            self._heard()  # it has ended
+        except OSError as error:
+            self._close_report()
+            self.pid = self.made
+            self.end()
+            why = f"it hangs before its start and cannot be stopped: {error.strerror}"
+            self._fail(Status("lost", LOST, pid=self.made, detail=why))
+        finally:
+            if pidfd >= 0:
+                os.close(pidfd)
+
+    def _close_report(self) -> None:
+        if self._report:
+            self._loop.remove_reader(self._report.socket)
+            self._report.socket.close()
+            self._report = None
+
+    def _close_ours(self) -> None:
+        for fd in self._ours:
+            os.close(fd)
+        self._ours = []
+
+    def _fail(self, status: Status) -> None:
+        """It has not started. What was made for it stays until that process has ended."""
+        self._deadline.cancel()
+        self._close_ours()
+        owner, self._owner = self._owner, None
+        if self._exited or not self.made:
+            self._release()
+        if owner:
+            owner.on_not_started(status)
+
+    # -- from the node -----------------------------------------------------------------------------
+
+    @property
+    def _is_adopted(self) -> bool:
+        """Its launcher has died: the node is its parent."""
+        return self._parent != self._launching.pid
+
+    def signal(self, number: int) -> None:
+        if not self.pid or self._exited:
+            return
+        if self._is_adopted:
+            ending.signal_group(self.pid, number)
+            self._loop.call_soon(self._tell_signalled)
+        else:
+            self._signals.append(number)
+            self._launching.channel.send(["signal", self._number, number])
+
+    def end(self, hung_up: bool = False) -> None:
+        if self._exited or (self.pid and self._ending is not None):
+            return
+        self._ending = hung_up
+        if not self.pid:
+            return  # once it has started
+        if not hung_up:
+            self.signal(signal.SIGTERM)
+            self.signal(signal.SIGCONT)
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        words = [self._number, self.pid, ending.PAUSE, self._is_adopted]
+        self._launching.channel.send(["end", *words])
+
+    # -- from the launcher -------------------------------------------------------------------------
+
+    def signalled(self) -> None:
+        self._signals.popleft()
+        self._tell_signalled()
+
+    def _tell_signalled(self) -> None:
+        if self._owner and not self._exited and not self._signals:
+            self._owner.on_signalled()
+
+    def adopt(self) -> None:
+        """Its launcher has died, and this process has not ended: it is the node's child now."""
+        while self._signals and not self._exited:
+            ending.signal_group(self.pid, self._signals[0])
+            self.signalled()
+
+    def again(self) -> None:
+        """There is another launcher: what the last one was to end is this one's."""
+        if self.pid and self._ending is not None:
+            self._tell_end()
+            if self._reaped:
+                self._launching.channel.send(["reaped", self._number])
+
+    def wait(self) -> None:
+        """As its parent: has it ended?"""
+        if self._report:
+            self._heard()
+        if not (self.made and self._is_adopted) or self._reaped:
+            return
+        try:
+            pid, status, usage = os.wait4(self.made, os.WNOHANG)
+        except ChildProcessError:
+            self._reaped = True
+            if self.known is not None:
+                self._ended(Status.from_wait(self.known, pid=self.made))
+                return
+            detail = "the launcher that knew how it ended was killed"
+            self._ended(Status("lost", LOST, pid=self.made, detail=detail))
+            return
+        if pid:
+            self._reaped = True
+            self.exited(status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+            if self._ending is not None:
+                self._launching.channel.send(["reaped", self._number])
+
+    def exited(self, status: int, utime: float, stime: float, maxrss: float) -> None:
+        rusage = {"utime": utime, "stime": stime, "maxrss": float(maxrss)}
+        self._ended(Status.from_wait(status, pid=self.made, rusage=rusage))
+
+    def _ended(self, status: Status) -> None:
+        self._reaped = True
+        if self._report:
+            self._heard()  # all of its news are there
+        if self._exited:
+            return
+        self._exited = True
+        if self._owner is None:
+            self._release()
+            return
+        self._owner.on_exited(status)
+        if self._ending is None:
+            self._release(self._owner.on_left if self._order.folder else None)
+
+    def gone(self) -> None:
+        owner, self._owner = self._owner, None
+        self._release()
+        if owner:
+            owner.on_gone()
+
+    def _release(self, on_left: Callable[[bool], None] | None = None) -> None:
+        """Of its folder, and of the table; `on_left` is told whether the folder is kept."""
+        self._launching.forget(self._number)
+        if self._folder:
+            self._launching.leave(self._folder, on_left)
+            self._folder = ""
+        elif on_left:
+            self._loop.call_soon(on_left, False)
+        if self._slot:
+            self._launching.table.forget(self._slot)
+            self._slot = 0

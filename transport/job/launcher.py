@@ -1,0 +1,280 @@
+"""The launcher: a small process beside a node, which starts the node's jobs, reaps them, and ends what they started.
+
+Laws
+1. It forks and waits, and touches no file system of the user's: what may hang does so in a child (`starting`).
+2. One thread, one poll(2). It never blocks on the node: what cannot be sent waits here.
+3. It is the parent of the jobs, so a number that it signals is nobody else's before it has reaped it.
+4. It goes when the node is gone, and ends the jobs in the node's table before. It heeds no other signal.
+5. The standard library only, and little of that: it lives as long as a node does.
+
+From the node come JSON lists, one a message:
+    ["start", number, order]             with descriptors: three streams, the report, the memo
+    ["large"]                            the same list is in a memfd, which is the last descriptor
+    ["signal", number, signal]
+    ["end", number, pid, pause, adopted]  after its TERM; adopted: of the launcher before, now the node's child
+    ["reaped", number]                   the node has reaped such a one
+    ["leave", number, path]              remove a folder if it is empty; with its descriptor, if the node has that
+To the node go
+    ["signalled", number]                what was to be signalled was, or has ended
+    ["ended", number, wait status]       before it is reaped, so that no status is lost with this process
+    ["exited", number, wait status, utime, stime, maxrss], ["gone", number], ["left", number, one of `folder.leave`]
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import select
+import sys
+import time
+
+from transport import address
+from transport.job import ending, folder, inherit, starting
+from transport.job.reaping import Session, Sessions
+from transport.job.table import Table, clear, say
+from transport.lean import deque, signal, socket
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    # What this program can do for words of its own without starting anew.
+    Inside = Callable[[list[str]], Callable[[], None] | None]
+
+MESSAGE = 1 << 16  # bytes of one; what is larger goes in a memfd
+RIGHTS = 8  # descriptors with one message, at most
+IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
+
+def main(words: list[str], inside: Inside = lambda words: None) -> int:
+    """`quine node --launcher TABLE CHANNEL FILES`: two descriptors, and the soft limit of open files of a job."""
+    table, channel, files = map(int, words)
+    for fd in (table, channel):
+        os.set_inheritable(fd, False)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")
+    raise_open_files()
+    own = Table(table)
+    _sweep(own)
+    launcher = Launcher(socket.socket(fileno=channel), files, inside)
+    launcher.run()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # from now on the kernel reaps what ends
+    launcher.reap()
+    clear(own)
+    return 0
+
+
+def raise_open_files() -> None:
+    """The soft limit up to the hard one: this process's jobs need many, and get the old one back."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    soft = min(hard, 1 << 20) if hard != resource.RLIM_INFINITY else 1 << 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _sweep(own: Table) -> None:
+    """End what stands in tables that nobody holds, in a child: that takes a pause."""
+    directory = os.path.dirname(own.path)
+    try:
+        others = [name for name in os.listdir(directory) if Table.is_name(name)]
+    except OSError:
+        return  # it was removed
+    if others in ([], [os.path.basename(own.path)]) or os.fork():
+        return
+    try:
+        inherit.close_others(set())
+        for other in Table.abandoned(directory):
+            clear(other, abandoned=True)
+    finally:
+        os._exit(0)
+
+
+class Launcher:
+    def __init__(self, channel: socket.socket, files: int, inside: Inside) -> None:
+        self._channel = channel
+        self._files = files
+        self._inside = inside
+        self._numbers: dict[int, int] = {}  # by the pid of a job
+        self._pids: dict[int, int] = {}  # and the other way
+        self._leaving: dict[int, int] = {}  # numbers of folders, by the pid of the child that removes one
+        self._sessions = Sessions()
+        self._ending: dict[int, Session] = {}  # by number
+        self._queue: deque[bytes] = deque()
+        self._wake, told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Until the node is gone."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._queue else 0))
+            due = self._sessions.due()
+            pause = None if due is None else max(0, int((due - time.monotonic()) * 1000) + 1)
+            ready = dict(poll.poll(pause))
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+                self.reap()
+            if self._channel.fileno() in ready and not self._hear():
+                return
+            if due is not None and time.monotonic() >= due:
+                self._sessions.turn(time.monotonic())
+            self._flush()
+
+    # -- the channel -------------------------------------------------------------------------------
+
+    def _hear(self) -> bool:
+        """Take what the node has sent. False: it is gone."""
+        while True:
+            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            try:
+                data, rights, _, _ = self._channel.recvmsg(MESSAGE, socket.CMSG_SPACE(4 * RIGHTS), flags)
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:
+                continue  # it went with something unread, which the kernel says once; what it had said comes then
+            if not data:
+                return False
+            fds = [
+                int.from_bytes(numbers[at : at + 4], sys.byteorder)
+                for _, _, numbers in rights
+                for at in range(0, len(numbers), 4)
+            ]
+            try:
+                self._do(data, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _do(self, data: bytes, fds: list[int]) -> None:
+        what, *rest = quickjson.loads(data)
+        if what == "large":
+            what, *rest = quickjson.loads(os.pread(fds[-1], os.fstat(fds[-1]).st_size, 0))
+        if what == "start":
+            self._start(rest[0], rest[1], fds)
+        elif what == "signal":
+            if pid := self._pids.get(rest[0]):
+                ending.signal_group(pid, rest[1])
+            self._tell("signalled", rest[0])
+        elif what == "end":
+            self._end(*rest)
+        elif what == "reaped":
+            if session := self._ending.get(rest[0]):
+                self._sessions.reaped(session, time.monotonic())
+        elif what == "leave":
+            self._leave(rest[0], rest[1], fds)
+
+    def _tell(self, *words: object) -> None:
+        self._queue.append(quickjson.dumps(words).encode())
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._queue:
+            try:
+                self._channel.send(self._queue[0], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return
+            except OSError:
+                return  # the node is gone, as the next poll says
+            self._queue.popleft()
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    def _start(self, number: int, order: dict[str, Any], fds: list[int]) -> None:
+        if len(fds) < 5:
+            return  # no room for its descriptors: the node sees its report closed, and tries again
+        report, memo = socket.socket(fileno=os.dup(fds[3])), -1
+        try:
+            memo = fcntl.fcntl(fds[4], fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
+            start = self._prepared(order, fds[:3], memo)
+            pid = starting.fork(start, report)
+            self._numbers[pid], self._pids[number] = number, pid
+        except Exception as error:
+            why = getattr(error, "strerror", None) or f"a defect in quine: {type(error).__name__}: {error}"
+            hint = (
+                "too much runs there at one time; see slots in the inventory"
+                if isinstance(error, OSError)
+                else ""
+            )
+            starting.tell(report, starting.refusal(f"cannot start: {why}", hint))
+        finally:
+            report.close()
+            if memo >= 0:
+                os.close(memo)
+
+    def _prepared(self, order: dict[str, Any], streams: list[int], memo: int) -> starting.Start:
+        argv, inside = order["argv"], None
+        if order["own"]:
+            inside = self._inside(argv)
+            argv = [*address.own_command(), *argv]
+        return starting.Start(
+            argv,
+            {**order["env"], inherit.VARIABLE: str(memo)},
+            order["cwd"],
+            streams,
+            limits=[(number, value) for number, value in order["limits"]],
+            keep=(memo,),
+            folder=order["folder"],
+            files=self._files,
+            terminal=order["terminal"],
+            inside=inside,
+        )
+
+    def _end(self, number: int, pid: int, pause: float, adopted: bool) -> None:
+        if number in self._ending:
+            return
+        now = time.monotonic()
+        session = self._ending[number] = Session(pid, now, pause, lambda: self._gone(number))
+        self._sessions.end(session)
+        if not (adopted or number in self._pids):
+            self._sessions.reaped(session, now)  # the node has not heard of that yet
+
+    def _gone(self, number: int) -> None:
+        del self._ending[number]
+        self._tell("gone", number)
+
+    def reap(self) -> None:
+        """Take the status of everything that has ended."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            number = self._numbers.pop(ended.si_pid, 0)
+            if number:  # else one that has left a folder, or what a job has left behind
+                # Before the kernel forgets it: this process may be killed at any moment.
+                dumped = 0x80 if ended.si_code == os.CLD_DUMPED else 0
+                exited = ended.si_code == os.CLD_EXITED
+                self._tell("ended", number, ended.si_status << 8 if exited else ended.si_status | dumped)
+            _, status, usage = os.wait4(ended.si_pid, 0)
+            if left := self._leaving.pop(ended.si_pid, 0):
+                self._tell("left", left, os.WEXITSTATUS(status))
+            if number:
+                del self._pids[number]
+                self._tell("exited", number, status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+                if session := self._ending.get(number):
+                    self._sessions.reaped(session, time.monotonic())
+
+    def _leave(self, number: int, path: str, fds: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            say(f"{path} is not removed: {error.strerror}")
+            pid = -1
+        if not pid:
+            try:
+                inherit.close_others(set(fds))
+                os._exit(folder.leave(path, fds[0] if fds else -1))
+            finally:
+                os._exit(0)
+        if pid < 0:
+            self._tell("left", number, folder.GONE)
+        else:
+            self._leaving[pid] = number

@@ -1,0 +1,288 @@
+"""The node's end of `launch`: the launcher beside it, another one where that has died, and what its jobs share.
+
+Law: the event loop touches no file system of the user's, and waits for nobody. It makes pipes, a terminal, a memo in
+memory, and keeps the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+
+from transport.job import folder
+from transport.job.launched import Child
+from transport.job.launcher import raise_open_files
+from transport.job.orders import Channel
+from transport.job.table import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from transport.job.beside import Beside
+    from transport.job.launch import Order, Owner
+
+log = logging.getLogger("quine.launching")
+
+# Seconds before a launcher that dies at once is started again, the first time and at most: less than a start may take,
+# or a job would be refused for launchers that were killed before it.
+RETRY = 1.0, 10.0
+UNCLAIMED = 60.0  # seconds that a child which has ended may not be waited for by whoever has started it
+
+
+class Folders:
+    """Folders made for jobs of this node: one locked descriptor each, whatever the number of jobs in it.
+
+    A job counts from its order on. Counted from the news of its start, one that was being started held the lock of the
+    folder against the last that left, and found the folder full: neither said that files are left in it.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[
+            str, list[int]
+        ] = {}  # descriptor or -1, jobs ordered there, did one of them find it empty
+
+    def join(self, path: str) -> None:
+        self._held.setdefault(path, [-1, 0, False])[1] += 1
+
+    def enter(self, path: str, fd: int, empty: bool) -> None:
+        held = self._held[path]
+        held[2] |= empty  # jobs that start together are heard of in any order
+        if held[0] < 0:
+            held[0] = fd
+        else:
+            os.close(fd)
+
+    def was_empty(self, path: str) -> None:
+        """Before those that have left it: who came as the last of them left has found what they had made."""
+        if held := self._held.get(path):
+            held[2] = True
+
+    def leave(self, path: str) -> tuple[int, bool]:
+        """The descriptor, the caller's from now on, where that was the last job in it; else -1. Was it empty before?"""
+        held = self._held[path]
+        held[1] -= 1
+        if held[1]:
+            return -1, False
+        del self._held[path]
+        return held[0], bool(held[2])
+
+
+class Leaving:
+    """A folder that its last job has left; `on_left` is told whether something is in it that was not before."""
+
+    __slots__ = ("empty", "fd", "on_left", "path")
+
+    def __init__(self, path: str, fd: int, empty: bool, on_left: Callable[[bool], None] | None) -> None:
+        self.path = path
+        self.fd = fd
+        self.empty = empty
+        self.on_left = on_left
+
+
+class Launching:
+    """transport.job.launch.Launcher."""
+
+    def __init__(self, beside: Beside) -> None:
+        raise_open_files()  # its jobs are the launcher's, which gives them the limit of the login
+        self.table = beside.table
+        self.channel = Channel(self._hear)
+        self._beside = beside
+        self._children: dict[int, Child] = {}
+        self._number = 0
+        self._folders = Folders()
+        self._left: dict[int, Leaving] = {}  # folders that are to be removed
+        self._pause = 0.0
+        self._has_died = False  # one of them: its jobs, and what they left, are this process's children
+        self._looking: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        return self._beside.pid
+
+    def watch(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_signal_handler(signal.SIGCHLD, self._some_child_ended)
+        if self._beside.pid:
+            self._attached()
+        else:
+            self._start()
+
+    def start(self, order: Order, owner: Owner) -> Child:
+        number = self.next_number()
+        child = self._children[number] = Child(self, number, order, owner)
+        return child
+
+    async def close(self) -> None:
+        """The launcher sees for itself that the node is gone."""
+        self._closed = True
+        if self._beside.pid:
+            self._loop.remove_reader(self._beside.pidfd)
+        self._loop.remove_signal_handler(signal.SIGCHLD)
+        if self._looking:
+            self._looking.cancel()
+        self.channel.detach()
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    # -- the launcher ------------------------------------------------------------------------------
+
+    def _attached(self) -> None:
+        assert self._beside.channel
+        self._loop.add_reader(self._beside.pidfd, self._died)
+        self.channel.attach(self._beside.channel.detach())
+        self._beside.channel = None
+
+    def _start(self) -> None:
+        if self._closed:
+            return
+        try:
+            self._beside.again()
+        except OSError as error:
+            say(f"no launcher can be started: {error}")
+            self._later()
+            return
+        self._attached()
+        for child in list(self._children.values()):
+            child.again()
+        for number, leaving in list(self._left.items()):
+            self._remove(number, leaving)
+
+    def _died(self) -> None:
+        self._loop.remove_reader(self._beside.pidfd)
+        self.channel.detach()
+        say(f"launcher {self._beside.pid} has died, another is started")
+        long = time.monotonic() - self._beside.born > RETRY[1]
+        self._beside.forget()
+        self._has_died = True
+        self.reap()
+        for child in list(self._children.values()):
+            child.adopt()
+        if long:
+            self._pause = 0.0
+        self._later()
+
+    def _later(self) -> None:
+        pause = self._pause
+        self._pause = min(RETRY[1], 2 * pause or RETRY[0])
+        if pause:
+            self._loop.call_later(pause, self._start)
+        else:
+            self._start()
+
+    def silent(self, number: int, seconds: float) -> None:
+        """A start was not answered for so long. A stopped launcher is worse than a dead one, which is replaced."""
+        self.channel.withdraw(number)
+        if self._beside.pid and time.monotonic() - self._beside.born >= seconds:
+            say(f"launcher {self._beside.pid} does not answer, and is killed")
+            signal.pidfd_send_signal(self._beside.pidfd, signal.SIGKILL)
+
+    def _some_child_ended(self) -> None:
+        if self._has_died:
+            self.reap()
+        # Where a look is due it finds this one, too: endings that follow each other must not put it off.
+        if not self._looking:
+            self._look(())
+
+    def _look(self, before: Collection[int]) -> None:
+        """Reap what this process has inherited, as of a proxy command's: who starts a child himself waits for it."""
+        ended = {pid for pid in _children() if pid != self._beside.pid and _has_ended(pid)}
+        for pid in ended.intersection(before):
+            os.waitpid(pid, os.WNOHANG)
+        self._looking = None
+        if left := ended.difference(before):
+            self._looking = self._loop.call_later(UNCLAIMED, self._look, left)
+
+    def reap(self) -> None:
+        """Jobs of a launcher that has died, and what they left: they are this process's children now."""
+        ended = [
+            pid for pid in _children() if pid != self._beside.pid and _is_of_a_job(pid) and _has_ended(pid)
+        ]
+        children = list(self._children.values())
+        for child in children:
+            child.wait()
+        for pid in set(ended) - {child.made for child in children}:
+            os.waitpid(pid, os.WNOHANG)
+
+    def _hear(self, words: list[int | float | str]) -> None:
+        what, number = words[0], int(words[1])
+        if what == "left":
+            if leaving := self._left.pop(number, None):
+                os.close(leaving.fd)
+                if leaving.empty and words[2] == folder.HELD:
+                    self._folders.was_empty(leaving.path)
+                if leaving.on_left:
+                    leaving.on_left(leaving.empty and words[2] == folder.KEPT)
+        elif child := self._children.get(number):
+            if what == "ended":
+                child.known = int(words[2])
+            elif what == "signalled":
+                child.signalled()
+            elif what == "exited":
+                child.exited(*words[2:])  # type: ignore[arg-type]
+            elif what == "gone":
+                child.gone()
+
+    # -- for a child -------------------------------------------------------------------------------
+
+    def forget(self, number: int) -> None:
+        self._children.pop(number, None)
+
+    def join(self, path: str) -> None:
+        self._folders.join(path)
+
+    def enter(self, path: str, fd: int, empty: bool) -> None:
+        self._folders.enter(path, fd, empty)
+
+    def leave(self, path: str, on_left: Callable[[bool], None] | None) -> None:
+        fd, empty = self._folders.leave(path)
+        if fd >= 0:
+            number = self.next_number()
+            leaving = self._left[number] = Leaving(path, fd, empty, on_left)
+            self._remove(number, leaving)
+        elif on_left:
+            self._loop.call_soon(on_left, False)
+
+    def _remove(self, number: int, leaving: Leaving) -> None:
+        try:
+            self.channel.send(["leave", number, leaving.path], [os.dup(leaving.fd)])
+        except OSError as error:
+            log.warning("%s is not removed: %s", leaving.path, error.strerror)
+            del self._left[number]
+            os.close(leaving.fd)
+            if leaving.on_left:
+                self._loop.call_soon(leaving.on_left, False)
+
+
+def _has_ended(pid: int) -> bool:
+    """Is this child a zombie?"""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
+
+
+def _is_of_a_job(pid: int) -> bool:
+    """Is this child of another session than ours? What the node starts for itself is not."""
+    try:
+        return os.getsid(pid) != os.getsid(0)
+    except ProcessLookupError:
+        return False
+
+
+def _children() -> list[int]:
+    """Of all threads of this process; those that have ended, too. None where the kernel does not tell."""
+    found = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children") as file:
+                found += [int(pid) for pid in file.read().split()]
+        except OSError:
+            pass
+    return found

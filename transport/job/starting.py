@@ -1,0 +1,313 @@
+"""The child's part of a start: what a forked process does before it is the program that was asked for.
+
+Laws
+1. The parent only forks. The folder, the directory and the program are looked at here, so a file system that does not
+   answer holds up this process and no other.
+2. Its news go over a socket that the exec closes. `P` with its pid and its parent's comes first: where that cannot be
+   sent, nothing is executed. `F` has the folder's descriptor and whether it is empty, `S` the status of what does not
+   start. An end without `S` is the exec.
+3. It holds nothing of its parent but what it was given, from before it touches a file system.
+4. It leads a session of its own, so that all it starts can be found again: see `ending`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import select
+import sys
+
+from transport.job import folder, inherit
+from transport.lean import signal, socket
+from transport.status import NOT_STARTED, Status
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PID, FOLDER, STATUS = b"P", b"F", b"S"
+MESSAGE = 65536  # bytes of one; a status is clipped to less
+_GONE = (errno.ENOENT, errno.ENOTDIR)
+
+
+class Start:
+    """What a child is given.
+
+    streams   descriptors for 0, 1 and 2
+    keep      descriptors that it has besides, under their numbers
+    folder    directory to make, "" for none
+    files     soft limit of open files, 0 for that of the parent
+    terminal  its streams are a terminal, which becomes its own
+    prepare   called in it before it touches a file system
+    inside    does the work of `argv` in the child itself, and ends it
+    """
+
+    __slots__ = (
+        *("argv", "cwd", "env", "files", "folder", "inside"),
+        *("keep", "limits", "prepare", "streams", "terminal"),
+    )
+
+    def __init__(
+        self,
+        argv: list[str],
+        env: Mapping[str, str],
+        cwd: str,
+        streams: list[int],
+        *,
+        limits: list[tuple[int, int]] | None = None,
+        keep: tuple[int, ...] = (),
+        folder: str = "",
+        files: int = 0,
+        terminal: bool = False,
+        prepare: Callable[[], None] | None = None,
+        inside: Callable[[], None] | None = None,
+    ) -> None:
+        self.argv = argv
+        self.env = env
+        self.cwd = cwd
+        self.streams = streams
+        self.limits = limits or []
+        self.keep = keep
+        self.folder = folder
+        self.files = files
+        self.terminal = terminal
+        self.prepare = prepare
+        self.inside = inside
+
+
+class _Refused(Exception):
+    """It is not started, and this is why."""
+
+    def __init__(self, status: Status) -> None:
+        self.status = status
+
+
+def refusal(detail: str, hint: str = "") -> Status:
+    return Status("unreachable", NOT_STARTED, detail=detail, hint=hint)
+
+
+def fork(start: Start, report: socket.socket) -> int:
+    """Make the process; `report` is its end of the socket, and closed here then. Returns its pid.
+
+    The process does nothing before that: as long as the report is open it has not executed its program. A parent that
+    was slow held the report of one that had run and ended, which was then said not to have started.
+
+    OSError where there cannot be one more; then `report` is open.
+    """
+    closed, gate = os.pipe2(os.O_CLOEXEC)
+    # A signal that comes while the handlers are the parent's would be taken for one that came to the parent.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if not pid:
+            try:
+                os.close(gate)
+                os.read(closed, 1)  # to its end
+                _run(start, report)
+            finally:
+                os._exit(NOT_STARTED)
+        report.close()
+    finally:
+        os.close(gate)
+        os.close(closed)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
+def _run(start: Start, report: socket.socket) -> None:
+    try:
+        os.setsid()
+        report.send(PID + b"%d %d" % (os.getpid(), os.getppid()), socket.MSG_NOSIGNAL)
+    except OSError:
+        return  # nobody wants it any more
+    try:
+        _part(start, report)
+        _enter(start, report)
+        _limit(start)
+        if start.inside:
+            _stand_for_a_program(start, report)
+            start.inside()
+        else:
+            _execute(start)
+    except _Refused as refused:
+        tell(report, refused.status)
+    except Exception as error:
+        if report.fileno() < 0:
+            raise
+        detail = f"a defect in quine while starting it: {type(error).__name__}: {error}"
+        tell(report, refusal(detail))
+
+
+def tell(report: socket.socket, status: Status) -> None:
+    """Say on a report why it is not started."""
+    try:
+        report.send(STATUS + quickjson.dumps(status.to_json()).encode(), socket.MSG_NOSIGNAL)
+    except OSError:
+        pass  # nobody waits for it any more
+
+
+def _part(start: Start, report: socket.socket) -> None:
+    """Have the streams and the signals of a program, and nothing else of the parent's."""
+    signal.set_wakeup_fd(-1)
+    for number in map(int, signal.valid_signals()):
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    if start.prepare:
+        start.prepare()
+    for number, fd in enumerate(start.streams):
+        os.dup2(fd, number)
+    inherit.close_others({*start.keep, report.fileno()})
+    for fd in start.keep:
+        os.set_inheritable(fd, True)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _enter(start: Start, report: socket.socket) -> None:
+    """Make the folder, and go to the directory; what fails there is not the command's fault."""
+    if start.folder:
+        try:
+            fd = folder.enter(start.folder)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise _Refused(
+                refusal(f"cannot make {start.folder}: {why}", "set workdir in the inventory")
+            ) from None
+        number = fd.to_bytes(4, sys.byteorder, signed=True)
+        report.sendmsg(
+            [FOLDER + (b"1" if _is_empty(fd) else b"0")],
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, number)],
+            socket.MSG_NOSIGNAL,
+        )
+        os.close(fd)
+    try:
+        os.chdir(start.cwd)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        hint = "make it there, or choose another one with --cwd; a ~ in quotes is the home there"
+        raise _Refused(refusal(f"no such directory: {start.cwd}", hint)) from None
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        hint = "choose another directory with --cwd"
+        raise _Refused(refusal(f"cannot start in {start.cwd}: {why}", hint)) from None
+
+
+def _is_empty(fd: int) -> bool:
+    try:
+        return folder.is_empty(fd)
+    except OSError:
+        return False  # it cannot be read: nothing can be said of what is left in it
+
+
+def _limit(start: Start) -> None:
+    if start.terminal:
+        from transport import terminal
+
+        terminal.take()
+    try:
+        if start.files:
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (start.files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+            )
+        set_limits(start.limits)
+    except (OSError, ValueError) as error:
+        raise _Refused(refusal(f"limits cannot be set: {error}")) from None
+
+
+def set_limits(pairs: list[tuple[int, int]]) -> None:
+    """Set (RLIMIT_*, value) pairs on this process, soft and hard, at most what is allowed."""
+    for number, value in pairs:
+        hard = resource.getrlimit(number)[1]
+        if hard != resource.RLIM_INFINITY:
+            value = min(value, hard)
+        resource.setrlimit(number, (value, value))
+
+
+def _stand_for_a_program(start: Start, report: socket.socket) -> None:
+    import gc
+
+    gc.freeze()  # a collection would write to every page that is still shared
+    os.environ.clear()
+    os.environ.update(start.env)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_IGN)  # as the interpreter has them
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    report.close()
+
+
+def _execute(start: Start) -> None:
+    """Execute the first of the candidates that can be."""
+    saved = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    command = start.argv[0]
+    for path in candidates(command, start.env):
+        try:
+            os.execve(path, start.argv, start.env)
+        except ValueError as error:
+            raise _Refused(refusal(f"cannot start {command}: {error}")) from None
+        except OSError as error:
+            if saved.errno in _GONE:
+                saved = error
+    raise _Refused(_not_started(command, saved))
+
+
+def candidates(command: str, env: Mapping[str, str]) -> list[str]:
+    """Where the command may be, by the PATH of its own environment."""
+    if "/" in command:
+        return [command]
+    return [os.path.join(folder or ".", command) for folder in env.get("PATH", os.defpath).split(":")]
+
+
+def _not_started(command: str, error: OSError) -> Status:
+    if error.errno in _GONE:
+        return Status("exited", 127, detail=f"command not found: {command}")
+    if error.errno in (errno.EACCES, errno.ENOEXEC, errno.EPERM, errno.EISDIR):
+        return Status("exited", 126, detail=f"cannot execute {command}: {error.strerror}")
+    return refusal(f"cannot start {command}: {error.strerror}")
+
+
+# -- the other end of the socket -------------------------------------------------------------------
+
+
+class Report:
+    """The news of one start, as they come. `over` says that the child has closed its end."""
+
+    def __init__(self, near: socket.socket) -> None:
+        self.socket = near
+        self.pid = self.parent = 0  # of the child, and of its parent then
+        self.folder = -1  # the caller's from then on
+        self.empty = False  # nothing was in it
+        self.status: Status | None = None
+        self.over = False
+        self._refused = False
+
+    def refuse(self) -> None:
+        """A child that has not said yet that it is there cannot say so any more, and executes nothing."""
+        self.socket.shutdown(socket.SHUT_RD)
+        self._refused = True
+
+    def read(self, flags: int = 0) -> bool:
+        """Take one message. False where there is none, and the socket or `flags` is not to wait for one."""
+        try:
+            data, rights, _, _ = self.socket.recvmsg(MESSAGE, 64, flags | socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return self.read(flags)  # the kernel says once that the order was thrown away unread
+        for _, _, numbers in rights:
+            self.folder = int.from_bytes(numbers[:4], sys.byteorder, signed=True)
+        if not data and self._refused and not self._is_closed_there():
+            return False  # the end that we have made ourselves
+        if not data:
+            self.over = True
+        elif data[:1] == PID:
+            self.pid, self.parent = map(int, data[1:].split())
+        elif data[:1] == FOLDER:
+            self.empty = data[1:] == b"1"
+        elif data[:1] == STATUS:
+            self.status = Status.from_json(quickjson.loads(data[1:]))
+        return True
+
+    def _is_closed_there(self) -> bool:
+        poll = select.poll()
+        poll.register(self.socket, 0)
+        return any(events & select.POLLHUP for _, events in poll.poll(0))

@@ -1,0 +1,243 @@
+"""Descriptors that clients have lent to their node: it reads or writes the file in place of who lent it.
+
+Two processes less on the way of each byte, and with them two copies and four wakeups for each frame. On the wire
+between nodes nothing is different: the same bytes of the stream, at the same offsets, within the same windows.
+
+Laws
+1. One turn of the loop moves at most TURN bytes of a descriptor, in pieces of one frame.
+2. Taken means that the file has it: what is acknowledged for a client that lent its target was written there, or was
+   with that client already, one window at most, which it writes there itself.
+3. Meanwhile the client says nothing of that stream and hears nothing of it. With RETURN both agree again on how far it
+   is: so many bytes went this way, so far they are acknowledged. It stands in the stream where those bytes would.
+4. A descriptor is closed when it is returned, or when its relay ends, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from transport.errors import ProtocolError
+from transport.wire.frames import CHUNK, LIFE, Frame, Kind
+from transport.wire.session import STDIN
+
+if TYPE_CHECKING:
+    from transport.node.router import Relay, Side
+
+TURN = 256 * 1024
+MOST = 1 << 62  # no file is longer
+
+
+class Lending:
+    """What the clients at both ends of one relay have lent, by stream: its sender a source, its reader a sink."""
+
+    def __init__(self, relay: Relay) -> None:
+        self.relay = relay
+        self.sources: dict[int, Source] = {}
+        self.sinks: dict[int, Sink] = {}
+
+    def other(self, side: Side) -> Side:
+        relay = self.relay
+        assert relay.far
+        return relay.far if side is relay.near else relay.near
+
+    def lend(self, side: Side, frame: Frame) -> None:
+        """A client hands over a descriptor. ProtocolError: it did not, or not as is agreed."""
+        fd = side.link.descriptor(frame.number("fd"))
+        try:
+            at, length = frame.number("at"), frame.number("length")
+            flow = side.link.session.flow(side.number, frame.stream)
+            if at > MOST or length > MOST or not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise ProtocolError("lent what is no regular file")
+            sends = (side is self.relay.near) == (frame.stream == STDIN)
+            if frame.offset > flow.offset or (sends and frame.offset != flow.offset):
+                raise ProtocolError(f"lent at offset {frame.offset}, expected {flow.offset}")
+        except BaseException:
+            os.close(fd)
+            raise
+        if not flow.lent:
+            os.close(fd)  # the stream had ended
+        elif sends:
+            self.sources[frame.stream] = Source(self, side, frame.stream, fd, at, length)
+            other = self.other(side)
+            if other.number in other.link.session.channels:
+                session = other.link.session
+                session.spare -= session.flow(other.number, frame.stream).take_over()
+            self.sources[frame.stream].pump()
+        else:
+            at += flow.offset - frame.offset
+            length -= flow.offset - frame.offset
+            sink = self.sinks[frame.stream] = Sink(self, side, frame.stream, fd, at, length)
+            sink.credit()  # its reader, who has the bytes before these, says nothing of them any more
+            if length <= 0:
+                sink.finish()
+
+    def handles(self, side: Side, frame: Frame) -> bool:
+        """True where the frame is for what was lent, and not to be passed on."""
+        stream = frame.stream
+        if stream == LIFE:
+            return False
+        source, sink = self.sources.get(stream), self.sinks.get(stream)
+        if frame.kind == Kind.DATA and sink:
+            return sink.take(frame)
+        if frame.kind == Kind.EOF and sink:
+            sink.finish()
+        elif frame.kind == Kind.STOP and source:
+            source.finish()
+        elif frame.kind == Kind.ACK:
+            if source:
+                source.acked()
+            return source is not None or sink is not None
+        return False
+
+    def close(self) -> None:
+        for lent in (*self.sources.values(), *self.sinks.values()):
+            lent.close()
+        self.sources.clear()
+        self.sinks.clear()
+
+
+class Lent:
+    """One descriptor, from the client behind `side`."""
+
+    def __init__(self, lending: Lending, side: Side, stream: int, fd: int, at: int, left: int) -> None:
+        self.lending = lending
+        self.side = side
+        self.stream = stream
+        self.fd = fd
+        self.at = at  # position in the file
+        self.left = left  # bytes that may still be moved
+        self.moved = 0
+        # of the first byte that goes this way; what was sent of the stream before is with the other end, or on its way
+        self.start = side.link.session.flow(side.number, stream).offset
+
+    @property
+    def offset(self) -> int:
+        """In the stream, of what comes next."""
+        return self.start + self.moved
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _return(self, acked: int, errno: int, window: int = 0) -> None:
+        self.close()
+        link, number = self.side.link, self.side.number
+        if not link.dead and number in link.session.channels and link.session.flow(number, self.stream).lent:
+            link.session.give_back(
+                number, self.stream, self.moved, {"acked": acked, "errno": errno, "window": window}
+            )
+            link.wake()
+
+
+class Source(Lent):
+    """Reads a file into the stream, as fast as the other end gives credit."""
+
+    _due = False
+
+    def acked(self) -> None:
+        """Credit came back."""
+        other = self.lending.other(self.side)
+        session = other.link.session
+        flow = session.flow(other.number, self.stream)
+        session.spare -= flow.measure_acked(asyncio.get_running_loop().time(), session.spare)
+        self.later()
+
+    def later(self) -> None:
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self.pump)
+
+    def pump(self) -> None:
+        self._due = False
+        other = self.lending.other(self.side)
+        session = other.link.session
+        until = self.moved + TURN
+        while self.fd >= 0 and self.left and self.moved < until:
+            if other.link.dead or other.number not in session.channels:
+                return  # the relay ends, or the answer came before the body was whole and its end is on the way
+            flow = session.flow(other.number, self.stream)
+            free = CHUNK if self.stream in self.lending.sinks else flow.credit
+            asker = self.lending.relay.asker
+            if session.crowded(asker):
+                other.link.when_roomy(self.later, asker)
+                return
+            if not free:
+                return
+            try:
+                data = os.pread(self.fd, min(CHUNK, free, self.left), self.at)
+            except OSError as error:
+                self.finish(error.errno or 0)
+                return
+            if not data:
+                self.finish()
+                return
+            frame = Frame(Kind.DATA, other.number, self.stream, self.offset, data)
+            self.at += len(data)
+            self.left -= len(data)
+            self.moved += len(data)
+            self.lending.relay.from_side(self.side, frame)
+            flow.measure_sent(asyncio.get_running_loop().time())
+        if self.fd >= 0:
+            self.later() if self.left else self.finish()
+
+    def finish(self, errno: int = 0) -> None:
+        if self.fd < 0:
+            return
+        self.lending.sources.pop(self.stream, None)
+        other = self.lending.other(self.side)
+        acked, window = self.offset, 0
+        if other.number in other.link.session.channels:
+            flow = other.link.session.flow(other.number, self.stream)
+            acked, window = flow.acked, flow.window  # the receiver goes by it when he waits with his words
+        if sink := self.lending.sinks.get(self.stream):
+            acked = sink.offset
+        self._return(acked, errno, window)
+
+
+class Sink(Lent):
+    """Writes the stream into a file."""
+
+    def take(self, frame: Frame) -> bool:
+        """False where some of it is not for the file; that is what `frame` is then."""
+        data = frame.payload[: self.left] if len(frame.payload) > self.left else frame.payload
+        done, errno = 0, 0
+        try:
+            while done < len(data):
+                done += os.pwrite(self.fd, memoryview(data)[done:] if done else data, self.at + done)
+        except OSError as error:
+            errno = error.errno or 0
+        self.at += done
+        self.left -= done
+        self.moved += done
+        self.credit()
+        if errno or not self.left:
+            self.finish(errno)
+        if done == len(frame.payload):
+            return True
+        frame.offset += done
+        frame.payload = frame.payload[done:]
+        return False
+
+    def credit(self) -> None:
+        """Acknowledge what is worth it; a source beside us needs no credit any more."""
+        if source := self.lending.sources.get(self.stream):
+            source.later()
+            return
+        other = self.lending.other(self.side)
+        session = other.link.session
+        if other.number in session.channels and session.took(other.number, self.stream, self.offset):
+            other.link.wake()
+
+    def finish(self, errno: int = 0) -> None:
+        if self.fd < 0:
+            return
+        self.lending.sinks.pop(self.stream, None)
+        other = self.lending.other(self.side)
+        acked = self.offset
+        if self.stream not in self.lending.sources and other.number in other.link.session.channels:
+            acked = other.link.session.flow(other.number, self.stream).acked
+        self._return(acked, errno)

@@ -1,0 +1,445 @@
+"""A link: one session driven over one connection, or over one after another where it is a line to another node.
+
+Laws
+1. A link dies once, with one reason, and tells every channel that was open on it. A line whose connection ends is only
+   down: it keeps its channels, and tells them of that, until somebody brings the next connection.
+2. A peer's bytes can at worst end its own link: a ProtocolError closes it, a defect of ours closes it and is
+   logged with its traceback; the node goes on.
+3. Not more than one scheduling round waits outside the session, so control never queues behind bulk.
+4. What an earlier connection still has to say is not heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from transport.carrier.duplex import ClientDuplex, Duplex
+from transport.carrier.greeter import Greeter
+from transport.errors import LinkLost, ProtocolError
+from transport.wire.frames import Frame, Kind, described
+from transport.wire.line import GOODBYE, Line
+from transport.wire.session import Session
+from transport.wire.states import Asker
+
+log = logging.getLogger("quine.link")
+
+HEARTBEAT = 3.0  # seconds between pings; keeps idle timeouts of sshd and of middle boxes away, too
+SILENCE = 12.0  # seconds without a byte after which a connection is dead
+LINGER = 2.0  # seconds for the other end to hear a goodbye and hang up: sshd drops what it holds when we do
+SLICE = 0.002  # seconds of one turn of the loop for the frames of one link: a flood of small ones would take them all
+COMPLAINTS = 20  # about the other end of one link
+ROUND = 128 * 1024  # bytes handed to the duplex at a time: two frames, four packets of ssh
+
+
+class Handler(Protocol):
+    """What stands behind a channel."""
+
+    def on_frame(self, frame: Frame) -> None: ...
+
+    def on_down(self, why: str) -> None:
+        """The link has lost its connection. What is sent now waits for the next one."""
+
+    def on_up(self) -> None:
+        """It is back, and nothing was lost."""
+
+    def on_lost(self, why: str) -> None:
+        """The link is gone. Nothing more can be sent on this channel."""
+
+
+class Counters:
+    """What a link has carried, for people: bytes and frames in and out, over all its connections."""
+
+    __slots__ = ("bytes_in", "bytes_out", "frames_in", "reconnects", "rtt")
+
+    def __init__(self) -> None:
+        self.bytes_in = self.bytes_out = self.frames_in = self.reconnects = 0
+        self.rtt = 0.0  # seconds of the latest ping
+
+    def to_json(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Link:
+    """One end of a live link. `connect` (for a line: again and again) gives it what carries its bytes."""
+
+    def __init__(
+        self,
+        session: Session,
+        name: str,
+        on_open: Callable[[Link, Frame], Handler],
+        on_lost: Callable[[Link, str], None],
+        on_down: Callable[[Link, str], None] | None = None,
+    ) -> None:
+        self.session = session
+        self.line = session if isinstance(session, Line) else None
+        self.name = name
+        self.handlers: dict[int, Handler] = {}
+        self.dead = ""
+        self.down = ""  # why a line has no connection at the moment
+        self.counters = Counters()
+        self._carrier: _Carrier | None = None
+        self._on_open = on_open
+        self._on_lost = on_lost
+        self._on_down = on_down
+        self._owes = 0.0
+        self.parted: asyncio.Future[None] | None = None  # after `close`: the other end has heard it
+        self._complaints = 0
+        self._paused = False
+        self._held = False  # its frames wait for room on the link that they go to
+        self._roomy: dict[
+            Callable[[], None], Asker | None
+        ] = {}  # called once this link has room for that one
+        self._flush_due = False
+        self._frames: Iterator[Frame] | None = None  # of what has come, those that are not handled yet
+        self._backlog = bytearray()  # what came meanwhile
+        self._quiet = 0  # heartbeats since the last byte: a process that was stopped has not been listening
+        self._loop = asyncio.get_running_loop()
+        self.idle_since = self.down_since = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def remote(self) -> bool:
+        """To another machine: it has heartbeats, and the end of its connection is not its peer's."""
+        return self.line is not None
+
+    def status(self) -> dict[str, Any]:
+        """For people: how it fares, and what waits on it."""
+        facts: dict[str, Any] = {"name": self.name, "up": not self.down, **self.counters.to_json()}
+        if self.line:
+            facts |= {"link": self.line.name, "kept": self.line.kept}
+        if self.down:
+            facts |= {"why": self.down, "down": round(self._loop.time() - self.down_since, 3)}
+        windows = [flow.window for channel in self.session.channels.values() for flow in channel.flows]
+        largest = max(windows, default=0)
+        return {
+            **facts,
+            "channels": len(self.session.channels),
+            "window": largest,
+            "queued": self.session.pending,
+        }
+
+    def complain(self, of: str) -> None:
+        """A line in the log about the other end, not more than a few: what it repeats is not to fill our disk."""
+        self._complaints += 1
+        if self._complaints <= COMPLAINTS:
+            log.warning("%s: %s", self.name, of)
+
+    @property
+    def dialled(self) -> bool:
+        """By us: the other end serves, and asks for something only on behalf of what it runs for us."""
+        return self.line is not None and self.line.opener
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def start(self, duplex: Duplex) -> None:
+        """Begin, with somebody of this machine. What came meanwhile is delivered from here."""
+        self._carry(duplex)
+        self.wake()
+
+    def connect(self, greeter: Greeter) -> None:
+        """Go on over a new connection on which the greetings have been exchanged."""
+        assert self.line and not self.dead
+        try:
+            again = self.line.join(greeter.handshake)
+        except ProtocolError as error:
+            greeter.duplex.close()
+            self.fail(f"protocol error: {error}")
+            return
+        was_down, self.down = self.down, ""
+        if greeter.lost is None:
+            self._carry(greeter.duplex)
+        if self._carrier and again:
+            self._write(self._carrier, again)
+        self._timer = self._loop.call_later(HEARTBEAT, self._beat)
+        if was_down:
+            self.counters.reconnects += 1
+            seconds = self._loop.time() - self.down_since
+            log.info(
+                "%s: link is back after %.1f s, %d bytes again", self.name, seconds, sum(map(len, again))
+            )
+            self._tell_handlers(lambda handler: handler.on_up())
+        self._received(b"")  # what came with the greeting
+        self.wake()
+        if greeter.lost is not None:
+            self.cut(greeter.lost)
+
+    def _carry(self, duplex: Duplex) -> None:
+        self._paused = False
+        self._carrier = _Carrier(self, duplex)
+        duplex.attach(self._carrier)
+
+    def cut(self, why: str) -> None:
+        """The connection has ended, or is to be taken for ended."""
+        if self.dead or self.down:
+            return
+        if self.line is None or self._on_down is None or self.line.over:
+            self.fail(why or "the connection was closed")
+            return
+        self.down = why or "the connection was closed"
+        self.down_since = self._loop.time()
+        log.info("%s: link is down: %s", self.name, self.down)
+        self._let_go()
+        self._tell_handlers(lambda handler: handler.on_down(self.down))
+        self._on_down(self, self.down)
+
+    def _let_go(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        carrier, self._carrier = self._carrier, None
+        self._frames = None
+        self._backlog.clear()
+        if carrier:
+            carrier.duplex.close()
+
+    def _tell_handlers(self, tell: Callable[[Handler], None]) -> None:
+        for handler in list(self.handlers.values()):
+            try:
+                tell(handler)
+            except Exception:
+                log.exception("%s: defect while a link changed", self.name)
+
+    # -- bytes -------------------------------------------------------------------------------------
+
+    def _received(self, data: bytes) -> None:
+        if self.dead:
+            return
+        self._quiet = 0
+        self.counters.bytes_in += len(data)
+        if self._frames is None:
+            self._frames = self.session.receive(data)
+            self._work(self._carrier)
+        else:
+            self._backlog += data
+
+    def _work(self, carrier: _Carrier | None) -> None:
+        """Handle what has come over this connection, for a slice of time; the rest in the next turns of the loop."""
+        if self._held:
+            return
+        until = self._loop.time() + SLICE
+        try:
+            while self._frames is not None and self._carrier is carrier:
+                for frame in self._frames:
+                    self.counters.frames_in += 1
+                    self._dispatch(frame)
+                    if self.dead:
+                        return
+                    if carrier and self._held:
+                        carrier.fall_behind()
+                        self.flush()
+                        return
+                    if carrier and self._loop.time() > until:
+                        self._work_later(carrier)
+                        return
+                self._frames = self.session.receive(bytes(self._backlog)) if self._backlog else None
+                self._backlog.clear()
+            if self.line and self.line.over:
+                self.fail("the other end has ended the link")
+            elif self.line and self.line.pong >= 0:
+                self.counters.rtt = max(0.0, self._loop.time() - self.line.pong / 1e6)
+                self.line.pong = -1
+        except ProtocolError as error:
+            self.fail(f"protocol error: {error}")
+        except Exception:
+            log.exception("%s: defect while handling a frame", self.name)
+            self.fail("a defect in quine; see the node's log")
+        else:
+            self.flush()
+            if carrier:
+                carrier.caught_up()
+
+    def _work_later(self, carrier: _Carrier) -> None:
+        """Read no more until this is done: who floods us waits for the others, not they for him."""
+        carrier.fall_behind()
+        self.flush()
+        self._loop.call_soon(self._work, carrier)
+
+    def hold(self) -> None:
+        """Handle no more of what comes, until `release`: its bodies have no room where they go."""
+        self._held = True
+
+    def release(self) -> None:
+        if self._held:
+            self._held = False
+            self._loop.call_soon(self._work, self._carrier)
+
+    def when_roomy(self, tell: Callable[[], None], asker: Asker | None) -> None:
+        """Have `tell` called once, when this link has room for what `asker` asks, or has ended."""
+        if self.dead:  # nothing will ever change its room
+            tell()
+        else:
+            self._roomy[tell] = asker
+
+    def _tell_roomy(self) -> None:
+        for tell, asker in list(self._roomy.items()):
+            if self.dead or not self.session.crowded(asker):
+                del self._roomy[tell]
+                tell()
+
+    def _dispatch(self, frame: Frame) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("< %s %r", self.name, frame)
+        if frame.kind in (Kind.SPAWN, Kind.REQUEST):
+            self.handlers[frame.channel] = self._on_open(self, frame)
+            return
+        handler = self.handlers.get(frame.channel)
+        if frame.channel not in self.session.channels:
+            self.forget(frame.channel)
+        if handler:
+            handler.on_frame(frame)
+
+    def flush(self) -> None:
+        self._flush_due = False
+        if self._roomy:
+            self._tell_roomy()
+        carrier = self._carrier
+        if carrier is None:
+            return
+        words = self.line.beside() if self.line else []
+        while not self._paused and self._carrier is carrier and (chunks := self.session.pull(ROUND)):
+            self._write(carrier, words + chunks)  # in one packet, which costs more than what is in it
+            words = []
+        if words:
+            self._write(carrier, words)
+
+    def _write(self, carrier: _Carrier, chunks: list[bytes]) -> None:
+        if log.isEnabledFor(logging.DEBUG):
+            for frame in described(chunks):
+                log.debug("> %s %s", self.name, frame)
+        self.counters.bytes_out += sum(map(len, chunks))
+        carrier.duplex.writelines(chunks)
+
+    # -- for the node ------------------------------------------------------------------------------
+
+    def open(self, kind: int, body: dict[str, Any], handler: Handler, asker: Asker | None = None) -> int:
+        """Open a channel.
+
+        ValueError: the body is too large. LinkLost: the link has ended. Refused: too many channels are open on it.
+        """
+        if self.dead:
+            raise LinkLost(self.dead)
+        number = self.session.open(kind, body, asker)
+        self.handlers[number] = handler
+        if self.down:
+            handler.on_down(self.down)
+        self.wake()
+        return number
+
+    def descriptor(self, count: int) -> int:
+        """The one that the client behind this link has sent as its `count`th; the caller's from now on."""
+        duplex = self._carrier.duplex if self._carrier else None
+        if not isinstance(duplex, ClientDuplex) or count not in duplex.lent:
+            raise ProtocolError("lent a descriptor that did not come")
+        return duplex.lent.pop(count)
+
+    def forget(self, number: int) -> None:
+        """Drop the handler of a channel that the session has forgotten."""
+        self.handlers.pop(number, None)
+        if not self.handlers:
+            self.idle_since = self._loop.time()
+
+    def owe(self, seconds: float) -> None:
+        """For so long the other end would go on with what was just given up, unless it hears of it."""
+        self._owes = max(self._owes, self._loop.time() + seconds)
+
+    @property
+    def needed(self) -> bool:
+        """Is it worth another connection?"""
+        untold = self.line is not None and bool(self.line.kept or self.session.has_output)
+        return bool(self.handlers) or (untold and self._loop.time() < self._owes)
+
+    def wake(self) -> None:
+        """Something was queued: write it in this turn of the loop, together with what else comes."""
+        if not self._flush_due and not self.dead:
+            self._flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def close(self, why: str) -> None:
+        """End the link by intent, and say so: the other end need not wait for the next connection."""
+        carrier = self._carrier
+        if self.line and carrier and not self.dead:
+            carrier.duplex.write(GOODBYE)
+            self._carrier, self.parted = None, self._loop.create_future()
+            self._loop.call_later(LINGER, carrier.hang_up, self.parted)
+        self.fail(why)
+
+    def fail(self, why: str) -> None:
+        """End the link. Every handler hears of it."""
+        if self.dead:
+            return
+        self.dead = why
+        log.log(logging.INFO if self.remote else logging.DEBUG, "%s: link ended: %s", self.name, why)
+        self._let_go()
+        self._tell_handlers(lambda handler: handler.on_lost(why))
+        self.handlers.clear()
+        self._tell_roomy()
+        self._on_lost(self, why)
+
+    def _beat(self) -> None:
+        if self._quiet * HEARTBEAT >= SILENCE:
+            self.cut(f"nothing heard for {SILENCE:.0f} seconds")
+            return
+        self._quiet += 1
+        self._timer = self._loop.call_later(HEARTBEAT, self._beat)
+        if self.line and self._carrier:
+            words = [self.line.tell_seen(), self.line.ping(int(self._loop.time() * 1e6))]
+            self._write(self._carrier, words)
+        self.flush()
+
+
+class _Carrier:
+    """A connection's calls, as long as it is the link's. Implements DuplexProtocol."""
+
+    __slots__ = ("_behind", "_link", "_lost", "duplex")
+
+    def __init__(self, link: Link, duplex: Duplex) -> None:
+        self._link = link
+        self._behind = False
+        self._lost: str | None = None  # why it ended, while what came before that is not handled yet
+        self.duplex = duplex
+
+    @property
+    def _current(self) -> bool:
+        return self._link._carrier is self
+
+    def data_received(self, data: bytes) -> None:
+        if self._current:
+            self._link._received(data)
+
+    def pause_writing(self) -> None:
+        if self._current:
+            self._link._paused = True
+
+    def resume_writing(self) -> None:
+        if self._current:
+            self._link._paused = False
+            self._link.flush()
+
+    def connection_lost(self, why: str) -> None:
+        if self._behind:
+            self._lost = why
+        elif self._current:
+            self._link.cut(why)
+        elif self._link.parted:
+            self.hang_up(self._link.parted)
+
+    def hang_up(self, parted: asyncio.Future[None]) -> None:
+        self.duplex.close()
+        if not parted.done():
+            parted.set_result(None)
+
+    def fall_behind(self) -> None:
+        if not self._behind:
+            self._behind = True
+            self.duplex.pause_reading()
+
+    def caught_up(self) -> None:
+        if not self._behind:
+            return
+        self._behind = False
+        if self._lost is not None:
+            self.connection_lost(self._lost)
+        else:
+            self.duplex.resume_reading()

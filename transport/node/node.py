@@ -1,0 +1,425 @@
+"""The node: one daemon per user and machine that starts jobs, owns the links to other nodes and routes between them.
+
+Laws
+1. It knows nothing of agents: it starts processes, moves bytes, and carries requests to whoever opened the job.
+2. No peer can stop it: a bad frame ends the link it came on and nothing else.
+3. A link that another node dialled is kept while it is down, for as long as a job of it may go on and a while more:
+   only this node can tell the other one that nothing was lost. Not once that other one has certainly ended, which the
+   next holder of its lock tells by dialling: then what runs for it is ended.
+4. It goes when nobody needs it: no client, no job, no link that was used lately.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from transport import address
+from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descriptors
+from transport.carrier.greeter import Greeter
+from transport.errors import LinkLost, ProtocolError, Refused
+from transport.job import inherit
+from transport.job.ending import PAUSE
+from transport.job.job import Job
+from transport.node import starter
+from transport.node.hosts import HELLO_DEADLINE, TOLD, Hosts, Place
+from transport.node.link import Handler, Link
+from transport.node.router import Relay, Side
+from transport.node.starter import BACKLOG, CLIENT, DIAL, STATUS, TAKEN
+from transport.spawn import LONGEST_CAPABILITY, Spawn
+from transport.status import DENIED, NOT_STARTED, Status
+from transport.wire.frames import Frame, Kind
+from transport.wire.line import Line, hello
+from transport.wire.session import Session
+
+if TYPE_CHECKING:
+    from transport.job.launch import Launcher
+
+log = logging.getLogger("quine.node")
+
+IDLE = 300.0  # seconds without any use after which a link is closed, and then the node ends
+ACCEPT_PAUSE = 0.1  # seconds
+STATUS_DEADLINE = 10.0  # seconds for whoever asked to read the answer
+LONGEST_NAME = 64  # characters of the name of a request
+KEPT = 60.0  # seconds that a link is kept beyond the longest lease on it, so that its other end learns how all ended
+
+
+class Node:
+    """See the module. `run` serves until idle or stopped."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        place: Place | None = None,
+        idle: float = IDLE,
+        seat: Mapping[str, object] | None = None,
+    ) -> None:
+        """`seat` is what the nodes that it dials are told to know it by: see starter.seat."""
+        self._launcher = launcher
+        self._facts = {
+            "build": address.build_hash(),
+            "node": os.uname().nodename,
+            "system": f"{os.uname().sysname} {os.uname().machine}",
+            "boot": address.boot_id(),
+            "pid": os.getpid(),
+        }
+        self._hosts = Hosts(place, self._link, {**self._facts, **(seat or {})})
+        self._idle = idle
+        self._links: dict[Link, None] = {}  # in their order
+        self._served: dict[str, Link] = {}  # those that other nodes have dialled, by their names
+        self._jobs: dict[str, Job] = {}  # by token
+        self._tasks: set[asyncio.Task[None]] = set()  # greetings, and who asks how we are
+        self._stopped = asyncio.Event()
+        self._job_gone = asyncio.Event()
+        self._last_use = self._started = asyncio.get_running_loop().time()
+        self._socket_path = address.socket_path()
+        self._inode = 0  # of the socket, while it is listened on
+        # What jobs from elsewhere start from: the environment of the login, less what looks like a secret.
+        self._environ = inherit.scrubbed(os.environ)
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def run(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._inode = os.stat(self._socket_path).st_ino
+        self._launcher.watch()
+        loop.add_reader(listener.fileno(), self._accept, listener)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stopped.set)
+        watch = asyncio.create_task(self._watch_idle())
+        await self._stopped.wait()
+        watch.cancel()
+        loop.remove_reader(listener.fileno())
+        if self._reachable():
+            os.unlink(self._socket_path)
+        listener.close()
+        await self._close()
+
+    async def _close(self) -> None:
+        """End every link and every job; the jobs get their pause."""
+        links = list(self._links)
+        for link in links:
+            link.close("the node was stopped")
+        for task in self._tasks:
+            task.cancel()
+        for job in list(self._jobs.values()):
+            job.end("the node was stopped")
+        await asyncio.gather(*(link.parted for link in links if link.parted))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PAUSE + 5):
+                while self._jobs:
+                    self._job_gone.clear()
+                    await self._job_gone.wait()
+        self._hosts.close()
+        await self._launcher.close()
+
+    async def _watch_idle(self) -> None:
+        """Close links that nobody used lately; then stop."""
+        while not self._stopped.is_set():
+            await asyncio.sleep(min(self._idle / 4, 15))
+            now = asyncio.get_running_loop().time()
+            self._hosts.close_idle(self._idle, now)
+            if self._links or self._jobs or self._hosts.busy:
+                self._last_use = now
+            elif now - self._last_use > self._idle:
+                self._stopped.set()
+            starter.rotate_log()
+            if not self._reachable():
+                log.info("the socket was removed: nobody can reach this node any more")
+                self._stopped.set()
+
+    def _reachable(self) -> bool:
+        """Whether the socket in the file system is still ours: a logout may remove the directory under us."""
+        try:
+            return os.stat(self._socket_path).st_ino == self._inode
+        except OSError:
+            return False
+
+    # -- links that come in ------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(BACKLOG):
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of descriptors: whoever waits in the queue is served when some are free again.
+                log.error("accept: %s", error)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener.fileno())
+                loop.call_later(ACCEPT_PAUSE, loop.add_reader, listener.fileno(), self._accept, listener)
+                return
+            connection.setblocking(False)
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
+                connection.close()
+                continue
+            asyncio.get_running_loop().add_reader(connection.fileno(), self._first_byte, connection)
+
+    def _first_byte(self, connection: socket.socket) -> None:
+        """A client says C; a dial says D and hands over its stdin and stdout; S asks for one line of status."""
+        asyncio.get_running_loop().remove_reader(connection.fileno())
+        try:
+            first, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(2 * 4), socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            first, ancillary = b"", []
+        fds = descriptors(ancillary)
+        if first == CLIENT and not fds:
+            self.serve_client(ClientDuplex(connection), borrows=True)
+        elif first == DIAL and len(fds) == 2:
+            with contextlib.suppress(OSError):
+                connection.send(TAKEN)
+            self.serve_dial(DialDuplex(fds[0], fds[1], connection))
+        else:
+            for fd in fds:
+                os.close(fd)
+            if first == STATUS and not fds:
+                self._keep(self._tell_status(connection))
+            else:
+                connection.close()
+
+    def serve_client(self, duplex: Duplex, borrows: bool = False) -> None:
+        """Serve a client of this machine; with `borrows` it may lend descriptors."""
+        link = self._link(Session(False, self._facts), "client")
+        link.session.borrows = borrows
+        link.start(duplex)
+
+    def serve_dial(self, duplex: Duplex) -> None:
+        """Serve a connection that another node has dialled."""
+        self._keep(self._serve(Greeter(duplex)))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell_status(self, connection: socket.socket) -> None:
+        text = json.dumps(self.status()).encode() + b"\n"
+        with connection, contextlib.suppress(OSError):  # it asked and left, or does not read
+            async with asyncio.timeout(STATUS_DEADLINE):
+                await asyncio.get_running_loop().sock_sendall(connection, text)
+
+    async def _serve(self, greeter: Greeter) -> None:
+        """A connection that another node has dialled: the first one of a link, or the next one."""
+        try:
+            peer = await greeter.hello(HELLO_DEADLINE)
+        except ProtocolError as error:
+            log.info("origin: %s", error)
+            return
+        name, again = peer["link"], peer.get("resume") is True
+        link = self._served.get(name)
+        if link and link.line and again and peer["attempt"] <= link.line.attempt:
+            log.info("origin: attempt %d came after attempt %d", peer["attempt"], link.line.attempt)
+            greeter.duplex.close()  # before anything else: its sender has given it up
+            return
+        if link and again:
+            link.cut("the other end has dialled again")  # what it has noticed, we may not have
+            link = self._served.get(name)  # one that had said goodbye has ended by that
+        if (link is not None) != again:
+            log.info("origin: %s", "a link that is not known here" if again else "a second link of one name")
+            greeter.duplex.write(hello(self._facts, name, 0, resume=False))
+            greeter.duplex.close()
+            return
+        if link is None:
+            link = self._served[name] = self._link(Line(False, name), "origin", self._wait_for)
+        assert link.line
+        link.line.attempt = peer["attempt"]
+        greeter.duplex.write(hello(self._facts, name, link.line.received, again, peer["attempt"]))
+        link.connect(greeter)
+        for other in list(self._served.values()):
+            if other.down:
+                self._end_if_replaced(other)
+
+    def _end_if_replaced(self, link: Link) -> None:
+        """End a link that is down when a later holder of the lock of its node has dialled: nobody comes back to it."""
+        peer = link.session.peer
+        if any(is_later(other.session.peer, peer) for other in self._served.values()):
+            link.fail(f"{link.down}; its node has ended, and another one of the same place has dialled")
+
+    def _wait_for(self, link: Link, why: str) -> None:
+        """A link that we did not dial is down. A job that has ended counts until its record was taken."""
+        self._end_if_replaced(link)
+        if link.dead:
+            return
+        leases = [handler.spawn.lease for handler in link.handlers.values() if isinstance(handler, Job)]
+        asyncio.get_running_loop().call_later(
+            max(leases, default=0.0) + KEPT, self._give_up, link, link.counters.reconnects
+        )
+
+    def _give_up(self, link: Link, reconnects: int) -> None:
+        if link.down and link.counters.reconnects == reconnects:
+            link.fail(f"{link.down}, and nobody came back")
+
+    def _link(self, session: Session, name: str, on_down: Callable[[Link, str], None] | None = None) -> Link:
+        link = Link(session, name, self._on_open, self._on_link_lost, on_down)
+        self._links[link] = None
+        return link
+
+    def _on_link_lost(self, link: Link, why: str) -> None:
+        self._links.pop(link, None)
+        if link.line:
+            self._served.pop(link.line.name, None)
+
+    # -- what peers ask for ------------------------------------------------------------------------
+
+    def _on_open(self, link: Link, frame: Frame) -> Handler:
+        if link.session.peer.get("build") != address.build_hash():
+            raise ProtocolError("spawn or request from another build")
+        if frame.kind == Kind.REQUEST:
+            return self._request(link, frame)
+        spawn = Spawn.from_json(frame.body())
+        if link.dialled:
+            return self._from_afar(link, frame, spawn)
+        if spawn.where in ("", "local"):
+            return self._local(link, frame, spawn)
+        job = None if link.remote else self._jobs.get(str(spawn.context.get("token")))
+        if job and job.remote:
+            return self._to_origin(link, frame.channel, spawn, job)
+        return self._hosts.start(link, frame.channel, spawn).near
+
+    def _to_origin(self, link: Link, number: int, spawn: Spawn, job: Job) -> Handler:
+        """A job of ours that came from elsewhere asks for another host: its origin has the inventory and the keys."""
+        relay = self._asked_by(job, link, number)
+        relay.lease = job.spawn.lease
+        if spawn.context.get("control") is not True:
+            relay.facts = {**spawn.facts(), "host": spawn.where}
+            relay.since = asyncio.get_running_loop().time()
+        spawn.context = {"job": job.number, **{name: spawn.context.get(name) for name in TOLD}}
+        try:
+            if job.link is None or job.orphan:
+                raise LinkLost("it has gone")
+            relay.connect(job.link, Kind.SPAWN, spawn.to_json())
+        except (ValueError, LinkLost, Refused) as error:
+            relay.refuse(Status("unreachable", NOT_STARTED, detail=f"the origin cannot be asked: {error}"))
+            relay.end()
+        return relay.near
+
+    @staticmethod
+    def _asked_by(job: Job, link: Link, number: int) -> Relay:
+        relay = Relay(link, number, "", job.answered)
+        job.asking[relay] = None
+        relay.asker = job.asker
+        return relay
+
+    def _from_afar(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
+        """A node that we have dialled asks for a job: never here, and elsewhere only for a job that it runs for us."""
+        if spawn.where in ("", "local"):
+            # It would run here whatever it likes.
+            raise ProtocolError("spawn from a node that was dialled to serve")
+        parent = self._job_over_there(link, spawn.context.get("job"))
+        if parent is None or not parent.may_have(len(frame.payload)):
+            link.complain(f"asks for a job on {spawn.where[:80]!r} and may not")
+            relay = Relay(link, frame.channel, "", lambda _: None)
+            relay.refuse(Status("denied", DENIED, detail="no such job, or too much was asked for by it"))
+            return relay.near
+        relay = self._hosts.start(link, frame.channel, spawn, parent)
+        relay.size = len(frame.payload)
+        return relay.near
+
+    @staticmethod
+    def _job_over_there(link: Link, number: object) -> Relay | None:
+        """The job of ours that the node behind `link` runs on that channel."""
+        side = link.handlers.get(number) if isinstance(number, int) else None
+        if not isinstance(side, Side) or side is not side.relay.far or side.relay.request or side.relay.ended:
+            return None
+        return side.relay
+
+    def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
+        where, launcher = self._socket_path, self._launcher
+        job = Job(link, frame.channel, spawn, self._environ, where, self._job_ended, launcher)
+        if any(other.spawn.id == spawn.id for other in self._jobs.values()):
+            job.refuse("a job with its id runs already")
+            return job
+        self._jobs[job.token] = job
+        job.start()
+        return job
+
+    def _job_ended(self, job: Job) -> None:
+        self._jobs.pop(job.token, None)
+        self._job_gone.set()
+
+    def _request(self, link: Link, frame: Frame) -> Handler:
+        """From a job of ours: up its own link. From the node over there: down to the job's opener."""
+        body = frame.body()
+        name, asking = body.get("name"), body.get("job")
+        if not isinstance(name, str) or len(name) > LONGEST_NAME:
+            raise ProtocolError("request without a name")
+        capability = body.get("capability", "")
+        if not isinstance(capability, str) or len(capability) > LONGEST_CAPABILITY:
+            raise ProtocolError("request with a bad capability")  # it would wait here until the client reads
+        up, number, relay = None, 0, Relay(link, frame.channel, "", lambda _: None)
+        if not link.remote:
+            if (job := self._jobs.get(str(body.get("token")))) and not job.orphan:
+                up, number = job.link, job.number
+                relay = self._asked_by(job, link, frame.channel)
+        elif over_there := self._job_over_there(link, asking):
+            up, number = over_there.near.link, over_there.near.number
+            over_there.asked(relay)
+        if up is None or up.dead or up.session.clogged:
+            if link.remote:
+                link.complain("a request of a job that it does not run")
+            relay.refuse(Status("denied", NOT_STARTED, detail="no such job, or its origin is gone"))
+            relay.end()
+            return relay.near
+        asked = {"name": name, "job": number, "capability": capability}
+        try:
+            relay.connect(up, Kind.REQUEST, asked)
+        except Refused as error:
+            relay.refuse(Status("denied", NOT_STARTED, detail=str(error)))
+            relay.end()
+        return relay.near
+
+    # -- for people --------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            **self._facts,
+            "seconds": round(asyncio.get_running_loop().time() - self._started, 3),
+            "cpu": round(usage.ru_utime + usage.ru_stime, 3),
+            "launcher": self._launcher.pid,
+            "jobs": len(self._jobs),
+            "links": len(self._links),
+            "hosts": self._hosts.status(),
+            "lines": [link.status() for link in self._links if link.remote],
+            "running": [job.status() for job in self._jobs.values()],
+            "proxies": [
+                side.relay.status()
+                for link in self._links
+                if not link.remote
+                for side in link.handlers.values()
+                if isinstance(side, Side) and side is side.relay.near and side.relay.facts
+            ],
+            "home": os.environ.get("HOME", ""),
+        }
+
+
+def is_later(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the node that says `one` of itself has the lock that the node of `other` had before it."""
+    return "origin" in other and one.get("origin") == other["origin"] and one["began"] > other["began"]
+
+
+def serve(
+    launcher: Launcher,
+    place: Place | None,
+    listener: socket.socket,
+    idle: float,
+    seat: Mapping[str, object],
+) -> None:
+    """Run a node on a bound and listening socket (see starter.bind) until it is stopped or idle."""
+    listener.setblocking(False)
+
+    async def main() -> None:
+        await Node(launcher, place, idle, seat).run(listener)
+
+    asyncio.run(main())

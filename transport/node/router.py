@@ -1,0 +1,323 @@
+"""Routes between links: a channel on one link continued on another, bytes and control unchanged.
+
+Laws
+1. A relay keeps nothing but the frames that wait for a link being dialled: windows are end to end, so what can wait is
+   bounded by the window of each stream.
+2. A relay adds one thing: the name under which this node knows the host, as a job starts and in its exit record.
+3. What a job over there has asked for ends with it: its right to ask was its own.
+4. When one side's link ends, the other side is told the truth: a job whose opener is gone is abandoned; a
+   job whose node is gone is lost, and lost is said as lost.
+5. A link that is down has not ended: its opener is told, and waits. A job is given up when its lease is over, as it
+   is over there, where it is ended then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from transport.errors import ProtocolError
+from transport.node.lending import Lending
+from transport.spawn import LEASE
+from transport.status import LOST, Status
+from transport.wire import quickjson
+from transport.wire.frames import LIFE, Frame, Kind
+from transport.wire.session import ASKED, ENDED, STDERR, STDOUT
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from transport.node.link import Link
+    from transport.wire.states import Asker
+
+
+MAX_ASKED = 1024  # requests of one job that are open; each of its agents asks one after the other
+LONG = 10.0  # seconds that a link is down before people are told without having asked
+
+
+class Relay:
+    """One channel from the link that opened it (near) to the link that serves it (far)."""
+
+    def __init__(self, link: Link, number: int, host: str, on_end: Callable[[Relay], None]) -> None:
+        self.near = Side(self, link, number)
+        self.far: Side | None = None
+        self.host = host
+        self.pid = 0
+        self.started = False
+        self.request = False
+        self.ended = False
+        self.on_end = on_end
+        self.lease = LEASE  # seconds that its job outlives a link that is down
+        self.asker: Asker | None = None  # the job here that asks, which has a share of the room
+        self.facts: dict[str, object] = {}  # of the job, for people; {} for what is none of theirs
+        self.since = 0.0
+        self.queued = False  # it waits for a slot
+        self._asked = 0  # requests of its job that are open
+        self._down_since = 0.0
+        self._timers: list[asyncio.TimerHandle] = []
+        # Of a job on another host: what it was placed with, and what it has itself asked to have placed.
+        self.group = ""
+        self.tree = ""
+        self.context: dict[str, Any] = {}
+        self.size = 0  # bytes of what it is to be started with, if it was asked for
+        self.parent: Relay | None = None
+        self.children: dict[Relay, None] = {}  # in their order
+        self._early: list[Frame] = []
+        self._lending: Lending | None = None
+        self._exit: Frame | None = None  # held until the output before it was passed on
+
+    def connect(self, link: Link, kind: int, body: dict[str, object]) -> None:
+        """Open the far side and hand over what has come so far. Raises what `Link.open` raises."""
+        self.request = kind == Kind.REQUEST
+        far = Side(self, link, 0)
+        far.number = link.open(kind, body, far, self.asker)
+        self.far = far
+        for frame in self._early:
+            far.pass_on(frame)
+        self._early.clear()
+
+    def asked(self, request: Relay) -> None:
+        """Its job asks. ProtocolError for a flood, which the client would have to hold."""
+        self._asked += 1
+        if self._asked > MAX_ASKED:
+            raise ProtocolError(f"more than {MAX_ASKED} requests of one job at one time")
+        request.on_end = self._answered
+
+    def may_have(self, size: int) -> bool:
+        """Is there room for one more job that it asks for? What those are started with is kept until they are."""
+        waiting = sum(child.size for child in self.children if not child.started)
+        return len(self.children) < MAX_ASKED and waiting + size <= ASKED
+
+    def _answered(self, _: Relay) -> None:
+        self._asked -= 1
+
+    def from_side(self, side: Side, frame: Frame) -> None:
+        """A frame came in on `side`: send it on the other one."""
+        if frame.kind == Kind.LEND:
+            self._lend(side, frame)
+            return
+        if self._lending and self._lending.handles(side, frame):
+            return
+        if frame.stream == LIFE and frame.payload:
+            frame.body()  # what is garbage ends the link that it came on, not the one that it was meant for
+        if side is self.far:
+            if frame.kind == Kind.ATTACH:
+                self.started = True
+                self.pid = frame.number("pid")
+                if self.host:
+                    frame.payload = quickjson.dumps({"pid": self.pid, "host": self.host}).encode()
+            elif frame.kind == Kind.EXIT:
+                frame.payload = self._named(frame)
+            elif frame.kind == Kind.NOTE and side.link.dialled:
+                raise ProtocolError("note from another node")  # how a link fares is said here
+            if frame.kind in (Kind.EXIT, Kind.REPLY):
+                self._exit = frame
+            else:
+                self.near.pass_on(frame)
+        elif self.far:
+            self.far.pass_on(frame)
+            far, here = self.far.link, not side.link.remote
+            if frame.kind == Kind.DATA and here and far.session.crowded(self.asker):
+                side.link.hold()
+                far.when_roomy(side.link.release, self.asker)
+        else:
+            self._early.append(frame)
+        self._pass_exit()
+        if frame.stream == LIFE and frame.kind in (Kind.ACK, Kind.STOP):
+            self.end()
+
+    def _lend(self, side: Side, frame: Frame) -> None:
+        if self.ended or self.far is None:
+            os.close(side.link.descriptor(frame.number("fd")))
+            return
+        if self._lending is None:
+            self._lending = Lending(self)
+        self._lending.lend(side, frame)
+
+    def _pass_exit(self) -> None:
+        """An exit record that overtook its output would hide that the rest was lost with the link."""
+        if self._exit and self.far:
+            channel = self.far.link.session.channels.get(self.far.number)
+            if channel is None or channel.finished:
+                self.near.pass_on(self._exit)
+                self._exit = None
+
+    def _named(self, frame: Frame) -> bytes:
+        """The exit record, checked and with our name for the host in it."""
+        try:
+            status = Status.from_json(frame.body())
+        except ValueError:
+            raise ProtocolError("exit frame without a status") from None
+        if self.started and status.state in ("unreachable", "denied"):
+            # It would be started again.
+            raise ProtocolError("exit frame that says never started, of a job that was")
+        status.host = self.host or status.host
+        return quickjson.dumps(status.to_json()).encode()
+
+    def status(self) -> dict[str, object]:
+        """For people: the job, what it waits for, and how its link fares."""
+        now = asyncio.get_running_loop().time()
+        link = self.far.link if self.far else None
+        state = "running" if self.started else "queued" if self.queued else "connecting"
+        return {
+            **self.facts,
+            "host": self.host or self.facts.get("host"),
+            "state": state,
+            "far": self.pid,
+            "client": self.near.link.session.peer.get("pid"),
+            "seconds": round(now - self.since, 3),
+            "down": round(now - link.down_since, 3) if link and link.down else 0,
+        }
+
+    def down(self, side: Side, why: str) -> None:
+        """A link has lost its connection, and is dialled again by whoever dialled it."""
+        if side is self.near or self.request or self.ended:
+            return  # who asks waits; whoever serves it has a lease of its own
+        loop = asyncio.get_running_loop()
+        self._down_since = loop.time()
+        self._note(False, why)
+        self._timers = [
+            loop.call_later(LONG, self._note, False, why),
+            loop.call_later(self.lease, self._give_up, why),
+        ]
+
+    def up(self, side: Side) -> None:
+        if self._timers and side is self.far:
+            self._stop_timers()
+            self._note(True, "")
+
+    def _note(self, up: bool, why: str) -> None:
+        seconds = asyncio.get_running_loop().time() - self._down_since
+        self.near.note({"up": up, "seconds": round(seconds, 3), "why": why[:200], "host": self.host})
+
+    def tell(self, text: str) -> None:
+        """Say something of the host to the user of the near side."""
+        self.near.note({"text": text, "host": self.host})
+
+    def _give_up(self, why: str) -> None:
+        """The lease is over. When the link comes back, the node over there hears that nobody waits any more."""
+        if self.far and not self.ended:
+            self.far.abandon()
+            self.lost(self.far, f"{why}, for longer than the lease of {self.lease:g} s")
+
+    def _stop_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+
+    def lost(self, side: Side, why: str) -> None:
+        if side is self.near:
+            if self.far:
+                self.far.abandon()
+        else:
+            if self.request:
+                known = "the request may have been answered"
+            elif self._exit:
+                known = "the command has ended, its output is incomplete"
+            elif self.started:
+                known = f"the command was started (pid {self.pid}), its outcome is not known"
+            else:
+                known = "the command was sent, whether it was started is not known"
+            detail = f"connection lost: {why}; {known}"
+            self.refuse(Status("lost", LOST, host=self.host, pid=self.pid, detail=detail))
+        self.end()
+
+    def refuse(self, status: Status) -> None:
+        """Tell the near side how it ended, in place of the far side."""
+        self.near.finish(status)
+
+    def end(self) -> None:
+        """No more to route; said once."""
+        self._stop_timers()
+        self._exit = None  # another end was told than the one that was held back
+        if not self.ended:
+            self.ended = True
+            if self._lending:
+                self._lending.close()
+            for child in list(self.children):
+                child.revoke("the job that asked for it has ended")
+            if self.parent:
+                self.parent.children.pop(self, None)
+            self.on_end(self)
+
+    def revoke(self, why: str) -> None:
+        """Nobody may wait for it any more: end it over there, and say so."""
+        if self.far:
+            self.far.abandon()
+        self.refuse(Status("lost", LOST, host=self.host, pid=self.pid, detail=f"{why}; it is being ended"))
+        self.end()
+
+
+class Side:
+    """Handler of the relay's channel on one of its two links."""
+
+    def __init__(self, relay: Relay, link: Link, number: int) -> None:
+        self.relay = relay
+        self.link = link
+        self.number = number
+
+    def on_frame(self, frame: Frame) -> None:
+        self.relay.from_side(self, frame)
+
+    def on_down(self, why: str) -> None:
+        self.relay.down(self, why)
+
+    def on_up(self) -> None:
+        self.relay.up(self)
+
+    def on_lost(self, why: str) -> None:
+        self.relay.lost(self, why)
+
+    def pass_on(self, frame: Frame) -> None:
+        """Send a frame of the other side on this one."""
+        session, number = self.link.session, self.number
+        if self.link.dead or number not in session.channels:
+            return  # its end is on the way to the other side, or was the last word
+        kind, stream = frame.kind, frame.stream
+        if kind == Kind.DATA:
+            session.data(number, stream, frame.payload)
+        elif kind == Kind.EOF:
+            session.eof(number, stream)
+        elif stream == LIFE and kind == Kind.ACK:
+            session.last_word(number)
+            self.link.forget(number)
+        elif stream == LIFE and kind == Kind.STOP:
+            self.abandon()
+        elif kind == Kind.ACK:
+            session.ack(number, stream, frame.offset)
+        elif kind == Kind.STOP:
+            session.stop(number, stream)
+        else:
+            session.tell(number, kind, frame.payload, frame.offset)
+        self.link.wake()
+
+    def abandon(self) -> None:
+        if not self.link.dead and self.number in self.link.session.channels:
+            self.link.session.abandon(self.number)
+            self.link.owe(self.relay.lease)
+            self.link.forget(self.number)
+            self.link.wake()
+
+    def note(self, facts: dict[str, object]) -> None:
+        """Tell this side how the link behind its channel fares, if it has not ended."""
+        channel = self.link.session.channels.get(self.number)
+        if not self.link.dead and channel and not channel.request:
+            self.link.session.tell(self.number, Kind.NOTE, facts)
+            self.link.wake()
+
+    def finish(self, status: Status) -> None:
+        """End this side's channel with a status of ours."""
+        session = self.link.session
+        channel = session.channels.get(self.number)
+        if self.link.dead or channel is None or channel.state == ENDED:
+            return
+        if channel.request:
+            session.tell(self.number, Kind.REPLY, {"error": status.detail, "lost": status.state == "lost"})
+        else:
+            session.tell(self.number, Kind.EXIT, status.to_json())
+        for stream in (STDOUT, STDERR):
+            if not channel.flows[stream].ended:
+                session.eof(self.number, stream)
+        self.link.wake()

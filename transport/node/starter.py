@@ -1,0 +1,297 @@
+"""Find this user's node, or start it; hand a dial's streams to it. Blocking, standard library only.
+
+Laws
+1. One node per socket: it holds a lock for its life, and a lock of the kernel dies with its process, however that dies.
+2. Readiness is a byte on a pipe, never a sleep or a probe.
+3. A node that ends while we connect is not an error: nothing was sent that it acted on, so we start the next one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import select
+import sys
+import time
+
+from transport import address
+from transport.carrier.wire import rights
+from transport.errors import Refused
+from transport.job import inherit
+from transport.lean import signal, socket
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket as Listener
+    from typing import Any
+
+    from transport.job.beside import Beside
+
+CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
+TAKEN = b"+"  # the node's answer to a dial: the streams are its own now
+START_DEADLINE = 20.0  # seconds for the node to be ready on a machine that is busy
+BACKLOG = 1024  # xargs -P 300 must not see a refusal
+TRIES = 3  # nodes that may be gone, idle or dead, before they have read a byte
+MARK = 32  # bytes in the file of the lock
+LOG_LIMIT = 4 << 20  # bytes of log after which a node begins a new file
+
+
+def try_connect(path: str = "") -> socket.socket | None:
+    """The node's socket, or None where no node listens; "" is that of this build."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path or address.socket_path())
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect() -> socket.socket:
+    """The node's socket; the node is started first where there is none. Raises Refused."""
+    if connection := try_connect():
+        return connection
+    with open(_path("start"), "ab") as lock:
+        deadline = time.monotonic() + START_DEADLINE
+        while not _lock(lock.fileno()):  # three hundred clients at once start one node
+            if connection := try_connect():
+                return connection
+            if time.monotonic() > deadline:
+                raise Refused("somebody is starting the node of this machine and does not get on with it")
+            time.sleep(0.02)
+        if connection := try_connect():
+            return connection
+        _start()
+        if connection := try_connect():
+            return connection
+    raise Refused("the node of this machine was started and does not answer", f"look at {log_path()}")
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _path(suffix: str) -> str:
+    return f"{address.runtime_directory()}/{address.node_name()}.{suffix}"
+
+
+def log_path() -> str:
+    return _path("log")
+
+
+def rotate_log() -> None:
+    """For the node: begin a new file where its stderr is the log and has grown too long; the old one is kept once."""
+    facts, path = os.fstat(2), log_path()
+    try:
+        if facts.st_size <= LOG_LIMIT or os.stat(path).st_ino != facts.st_ino:
+            return
+        os.rename(path, f"{path}.old")
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:
+        return  # the directory was removed under us
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _start() -> None:
+    """Start the node as a daemon: its own session, no streams of ours, no secrets of ours."""
+    ready, told = os.pipe()
+    log = os.open(log_path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        actions = [
+            (os.POSIX_SPAWN_DUP2, told, 3),
+            (os.POSIX_SPAWN_DUP2, null, 0),
+            (os.POSIX_SPAWN_DUP2, null, 1),
+            (os.POSIX_SPAWN_DUP2, log, 2),
+        ]
+        pid = os.posix_spawn(
+            sys.executable,
+            [*address.own_command(), "node", "--ready-fd", "3"],
+            inherit.scrubbed(os.environ),
+            file_actions=actions,
+            setsid=True,
+            setsigmask=[],
+            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        )
+        os.close(told)
+        told = -1
+        poll = select.poll()
+        poll.register(ready, select.POLLIN)
+        if not poll.poll(START_DEADLINE * 1000) or not os.read(ready, 1):
+            raise Refused("the node of this machine does not start", f"look at {log_path()}")
+    finally:
+        for fd in (ready, told, log, null):
+            if fd >= 0:
+                os.close(fd)
+    # The daemon detaches itself (double fork); what we started ends at once and is reaped here.
+    os.waitpid(pid, 0)
+
+
+def bind() -> tuple[Listener, dict[str, object]] | None:
+    """For the node: take the lock of its life and listen; with the listener comes its `seat`.
+
+    None when another node is there already.
+    """
+    import socket
+
+    lock = os.open(_path("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not _lock(lock):
+        if living := try_connect():
+            living.close()
+            os.close(lock)
+            return None
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the one that holds it listens no more: it is ending
+    path = address.socket_path()
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(mask)
+    listener.listen(BACKLOG)
+    return listener, seat(lock)  # the lock's descriptor stays open, by intent, as long as the process lives
+
+
+def seat(lock: int) -> dict[str, object]:
+    """What a hello says of the node that holds `lock`: which lock that is, and since when it holds it.
+
+    A lock has one holder at a time. So of two nodes that name the same one the earlier has ended, whatever else is the
+    same (host name, user, home). The name is that of the locked file: boot and device and inode are one file of one
+    kernel as long as somebody has it open, and the bytes in it tell kernels apart that claim the same boot.
+    {} where it has no such name.
+    """
+    try:
+        mark = os.pread(lock, MARK, 0)
+        if len(mark) < MARK:
+            mark = os.urandom(MARK // 2).hex().encode()
+            if os.pwrite(lock, mark, 0) < MARK:
+                return {}
+        facts, boot = os.fstat(lock), address.boot_id()
+        name = f"{boot} {facts.st_dev} {facts.st_ino} {mark.decode('ascii')}"
+    except (OSError, ValueError):
+        return {}  # a full disk, or a file that is not of our making
+    return {} if boot == os.uname().nodename else {"origin": name, "began": time.monotonic_ns()}
+
+
+def daemonize(ready_fd: int) -> Beside:
+    """Leave the starter: fork, let the parent end, start the launcher, say ready. The socket listens already.
+
+    A soft limit of whoever happened to start us is not our jobs': it goes up to the hard one, but for those that
+    programs take for a size to use (files, stack, core).
+    """
+    from transport.job.beside import Beside
+
+    if os.fork():
+        os._exit(0)
+    os.chdir("/")
+    for number in (resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        hard = resource.getrlimit(number)[1]
+        resource.setrlimit(number, (hard, hard))
+    beside = Beside()
+    beside.begin()
+    try:
+        os.write(ready_fd, b"\n")
+    except BrokenPipeError:
+        pass  # the starter has gone; others may be in the queue already
+    os.close(ready_fd)
+    return beside
+
+
+def dial() -> int:
+    """What the session channel of sshd runs: hand our stdin and stdout to the node here, then wait with it.
+
+    We stay, because sshd closes the streams when its child ends; no byte passes through us.
+    """
+    for _ in range(TRIES):
+        connection = connect()
+        try:
+            if _hand_over(connection):
+                return 0
+        finally:
+            connection.close()
+    raise short_lived()
+
+
+def _hand_over(connection: socket.socket) -> bool:
+    """Until the node lets go; False where it went idle, or died, while we connected: the next one is started."""
+    try:
+        connection.sendmsg([DIAL], rights([0, 1]))
+        if connection.recv(1) != TAKEN:
+            return False
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    try:
+        while connection.recv(64):
+            pass
+    except ConnectionResetError:
+        pass  # the node was killed
+    return True
+
+
+def short_lived() -> Refused:
+    """For who has met so many nodes that were gone before they had read a byte."""
+    return Refused("the node of this machine ends as soon as it is started", f"look at {log_path()}")
+
+
+def status(path: str = "", seconds: float = START_DEADLINE) -> dict[str, Any] | None:
+    """What the node at a socket says of itself, "" is the one of this build; None where none runs."""
+    connection = try_connect(path)
+    if connection is None:
+        return None
+    answer = b""
+    try:
+        connection.settimeout(seconds)
+        connection.sendall(STATUS)
+        while data := connection.recv(65536):
+            answer += data
+    except TimeoutError:
+        raise Refused("the node of this machine does not answer", f"look at {log_path()}") from None
+    finally:
+        connection.close()
+    return quickjson.loads(answer) if answer else None
+
+
+def stop() -> bool:
+    """End the node of this machine, and wait for it and for its launcher; False where none runs."""
+    facts = status()
+    if facts is None:
+        return False
+    waiting = []
+    try:
+        for pid in filter(None, (facts["pid"], facts["launcher"])):
+            try:
+                waiting.append(os.pidfd_open(pid))
+            except ProcessLookupError:
+                pass  # it ended since
+        signal.pidfd_send_signal(waiting[0], signal.SIGTERM)
+        deadline = time.monotonic() + START_DEADLINE
+        return all(_ended(pidfd, deadline) for pidfd in waiting)
+    except (IndexError, ProcessLookupError):
+        return True
+    finally:
+        for pidfd in waiting:
+            os.close(pidfd)
+
+
+def _ended(pidfd: int, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))

@@ -1,0 +1,76 @@
+"""Limits of a job: their names, how an amount is written, and what the kernel is told.
+
+Laws
+1. This is the only table of names and the only parser of sizes: the inventory, --limit and the wire agree.
+2. A limit that cannot be enforced is an error; it is never dropped.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+from collections.abc import Collection, Mapping
+
+from transport.errors import ProtocolError
+
+RLIMITS = {
+    "as": resource.RLIMIT_AS,
+    "core": resource.RLIMIT_CORE,
+    "cpu": resource.RLIMIT_CPU,
+    "data": resource.RLIMIT_DATA,
+    "fsize": resource.RLIMIT_FSIZE,
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "stack": resource.RLIMIT_STACK,
+}
+CGROUP = ("mem", "pids")
+NAMES = (*RLIMITS, *CGROUP)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
+MOST = 1 << 62  # a number that every limit of the kernel and every counter of ours can hold
+
+
+def size(text: str) -> int:
+    """Return the number that `text` says: `500`, `500M`, `1.5G`, `8GiB`, in powers of 1024. Raises ValueError.
+
+    A fraction needs a unit; what is less than one byte is cut off.
+    """
+    parts = _SIZE.fullmatch(text)
+    if parts is None or (parts[2] is not None and parts[3] is None):
+        raise ValueError(f"{text[:40]!r} is neither a number nor a size such as 8G")
+    unit = _UNITS[(parts[3] or "").lower()]
+    fraction = parts[2] or ""
+    number = int(parts[1]) * unit + int(fraction or "0") * unit // int("1" + "0" * len(fraction))
+    if number >= MOST:
+        raise ValueError(f"{text[:40]!r} is too much")
+    return number
+
+
+def check(limits: Mapping[str, int | str], known: Collection[str] = NAMES) -> None:
+    """Raise ValueError where a name is not one of `known` or an amount cannot be read."""
+    for name, amount in limits.items():
+        if name not in known:
+            raise ValueError(f"unknown limit {name[:40]!r}; known are {', '.join(known)}")
+        try:
+            size(str(amount))
+        except ValueError as error:
+            raise ValueError(f"limit {name}: {error}") from None
+
+
+def unenforced(limits: Mapping[str, int | str]) -> str:
+    """Return the reason why one of these limits cannot be set on any host; "" if all can be."""
+    for name in limits:
+        if name in CGROUP:
+            return f"limit {name} needs a cgroup: not built yet"
+    return ""
+
+
+def parse(limits: Mapping[str, str]) -> list[tuple[int, int]]:
+    """{"nofile": "4096", "as": "8G"} to (RLIMIT_*, value) pairs; ProtocolError names what cannot be set."""
+    if reason := unenforced(limits):
+        raise ProtocolError(reason)
+    try:
+        check(limits, RLIMITS)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from None
+    return [(RLIMITS[name], size(text)) for name, text in limits.items()]

@@ -1,0 +1,1 @@
+"""rpc: named requests between a job and its origin, with bodies and answers of any size."""

@@ -1,0 +1,314 @@
+"""The origin's side of requests: bodies gathered, handlers called in threads, replies sent as credit allows.
+
+What is said here of bodies and replies is about plain services; of streaming ones nothing is gathered (`incoming.py`).
+
+Laws
+1. The main thread alone touches the session; a thread gets bytes and leaves bytes, and wakes the main thread.
+2. A request is answered only with the capability of this very job, which dies with it; any other is refused unread.
+3. What a peer can make us hold is bounded in sum, whatever it opens at once: above HELD only the oldest request gets
+   credit. Half a request for ever holds its own first window, and nothing when others need the room; one that was
+   taken back counts until its handler has ended.
+4. A handler that fails answers with its error; it never ends the connection. Every refusal is one line for the log,
+   and a defect is told with its traceback.
+5. Each service has threads of its own: one whose handlers block for minutes keeps no other from being answered.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from transport.errors import TransportError
+from transport.lean import deque
+from transport.rpc.incoming import Streaming, Streams
+from transport.wire.frames import CHUNK, LIFE, Frame, Kind
+from transport.wire.session import STDIN, STDOUT
+from transport.wire.window import INITIAL_WINDOW
+
+try:
+    from _operator import _compare_digest as compare_digest  # hmac loads OpenSSL for it: 5 ms of every face
+except ImportError:
+    from hmac import compare_digest  # type: ignore[no-redef]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any, Protocol
+
+    from transport.wire.session import Session
+
+    Service = Callable[[bytes], bytes] | Streaming
+
+    class Pool(Protocol):
+        """What of a concurrent.futures.Executor is needed here."""
+
+        def submit(self, work: Callable[..., None], /, *args: Any) -> object: ...
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
+
+
+MAX_BODY = 64 * 1024 * 1024  # a conversation of ten million tokens; more is not one
+MAX_OPEN = 256  # requests of one job at a time; each of its agents has one
+HELD = 128 * 1024 * 1024  # bytes of all bodies and replies of one job: conversations of 20 million tokens
+STALLED = 10.0  # seconds without a byte after which a request gives way to others
+LOOK = 1000  # milliseconds between two looks for such a one
+MOST_NOTES = 100  # refusals of one job that the log is told of: a flood shall not fill the disk
+THREADS = 32  # handlers of one service at one time
+
+
+class Services:
+    """Answers the requests of one job. `wake` is written to when a reply is ready, `note` is told of refusals.
+
+    `attach` sends a descriptor to the node (Wire.attach); without it nothing is lent. `clock` gives seconds, and `pool`
+    runs plain handlers in place of threads of its own; with both, and a negative `wake`, the order is the caller's.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        handlers: Mapping[str, Service],
+        wake: int,
+        capability: str,
+        note: Callable[[str], None] | None = None,
+        attach: Callable[[int], int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pool: Pool | None = None,
+    ) -> None:
+        self._clock = clock
+        self._session = session
+        self._handlers = handlers
+        self._wake = wake
+        self._capability = capability.encode()
+        self._note = note
+        self._notes = 0
+        self._bodies: dict[int, bytearray] = {}  # those that are still coming, the oldest first
+        self._heard: dict[int, float] = {}
+        self._names: dict[int, str] = {}
+        self._working: set[int] = set()  # those with a handler under way,
+        self._queued: set[int] = set()  # and those of them that no thread has taken yet
+        self._sizes: dict[int, int] = {}  # what each request makes us hold
+        self._held = 0
+        self._done: deque[tuple[int, bytes, str | None]] = deque()
+        self._defects: deque[str] = deque()  # tracebacks, for the log
+        self._replies: dict[int, memoryview] = {}
+        self._pool = pool
+        self._pools: dict[str, Pool] = {}  # by service, where no pool was given
+        self._lock = threading.Lock()
+        self._streams = Streams(session, self._wake_up, self._say, attach, clock)
+
+    def on_frame(self, frame: Frame) -> None:
+        number = frame.channel
+        if frame.kind == Kind.REQUEST:
+            self._open(number, frame)
+        elif number in self._streams:
+            self._streams.on_frame(frame)
+        elif frame.stream == LIFE:
+            self._forget(number)  # answered, or nobody waits for it any more
+        elif frame.kind == Kind.DATA and number in self._bodies:
+            self._gather(number, frame.payload)
+        elif frame.kind == Kind.EOF and number in self._bodies:
+            self._call(number)
+        elif frame.kind in (Kind.ACK, Kind.STOP):
+            self._send_reply(number)
+
+    # -- bodies ------------------------------------------------------------------------------------
+
+    def _open(self, number: int, frame: Frame) -> None:
+        body = frame.body()
+        name, shown = body.get("name"), str(body.get("capability")).encode("utf-8", "backslashreplace")
+        self._session.tell(number, Kind.ATTACH, {})
+        if not compare_digest(shown, self._capability):
+            self._refuse(number, "the capability is not that of this job")
+        elif not isinstance(name, str) or name not in self._handlers:
+            self._refuse(number, f"no service named {str(name)[:40]!r} at the origin")
+        elif isinstance(service := self._handlers[name], Streaming):
+            if len(self._streams) < MAX_OPEN:
+                self._streams.open(number, service)
+            else:
+                self._refuse(number, "too many requests at one time")
+        elif len(self._names) >= MAX_OPEN and not self._make_room():
+            self._refuse(number, "too many requests at one time")
+        else:
+            self._names[number] = name
+            self._bodies[number] = bytearray()
+            self._heard[number] = self._clock()
+        self.send()
+
+    def _gather(self, number: int, payload: bytes) -> None:
+        body = self._bodies[number]
+        body += payload
+        self._hold(number, len(body))
+        self._heard[number] = self._clock()
+        flow = self._session.flow(number, STDIN)
+        if len(body) > MAX_BODY:
+            self._drop(number, f"a request of more than {MAX_BODY} bytes")
+        elif flow.offset - flow.acked > INITIAL_WINDOW:
+            self._drop(number, "more bytes than there was credit for")
+        else:
+            self._credit()
+
+    def _credit(self) -> None:
+        """Acknowledge what came: of all while there is room, else of the oldest, so that one gets on at any time."""
+        for number, body in list(self._bodies.items()):
+            self._session.took(number, STDIN, len(body))
+            if self._held > HELD:
+                return
+
+    def _hold(self, number: int, size: int) -> None:
+        """A request makes us hold so much now; 0 = nothing any more."""
+        self._held += size - self._sizes.pop(number, 0)
+        if size:
+            self._sizes[number] = size
+
+    @property
+    def crowded(self) -> bool:
+        """Somebody waits for room."""
+        return self._held > HELD and len(self._bodies) > 0
+
+    def relieve(self, pause: int | None) -> int | None:
+        """In a crowd, the oldest request gives way if nothing comes of it. Milliseconds until this is due again."""
+        if not self.crowded:
+            return pause
+        if self._make_room():
+            self._credit()
+            self.send()
+        return min(pause or LOOK, LOOK)
+
+    def _make_room(self) -> bool:
+        """Refuse one request of which nothing has come for a while."""
+        late = self._clock() - STALLED
+        number = next((number for number in self._bodies if self._heard[number] < late), None)
+        if number is None:
+            return False
+        self._drop(number, "its body did not come, and others needed the room")
+        return True
+
+    def _drop(self, number: int, why: str) -> None:
+        del self._bodies[number], self._heard[number]
+        self._session.stop(number, STDIN)
+        self._refuse(number, why)
+        self.send()
+
+    def _refuse(self, number: int, why: str) -> None:
+        self._done.append((number, b"", why))
+
+    def _forget(self, number: int) -> None:
+        if number not in self._working:  # its body is in the queue, or in the hands of a handler
+            for table in (self._bodies, self._heard, self._names, self._replies):
+                table.pop(number, None)
+            self._hold(number, 0)
+            self._credit()
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _call(self, number: int) -> None:
+        body = bytes(self._bodies.pop(number))
+        del self._heard[number]
+        self._working.add(number)
+        name = self._names[number]
+        handler = self._handlers[name]
+        assert not isinstance(handler, Streaming)
+        self._queued.add(number)
+        try:
+            (self._pool or self._threads(name)).submit(self._work, number, handler, body)
+        except RuntimeError:  # this machine has no more of them
+            if self._unqueue(number):
+                self._refuse(number, "no thread can be started at the origin")
+                self.send()
+
+    def _unqueue(self, number: int) -> bool:
+        """From any thread. The first one is told True: it takes the request, or refuses it."""
+        try:
+            self._queued.remove(number)
+        except KeyError:
+            return False
+        return True
+
+    def _threads(self, name: str) -> Pool:
+        """Those of one service, made for its first request."""
+        if name not in self._pools:
+            from concurrent.futures import ThreadPoolExecutor  # with logging and re: not for who only streams
+
+            self._pools[name] = ThreadPoolExecutor(THREADS, f"request-{name}")
+        return self._pools[name]
+
+    def _work(self, number: int, handler: Callable[[bytes], bytes], body: bytes) -> None:
+        """In a thread."""
+        if not self._unqueue(number):
+            return
+        try:
+            result: tuple[int, bytes, str | None] = (number, handler(body), None)
+        except (TransportError, OSError) as error:
+            result = (number, b"", str(error) or type(error).__name__)
+        except Exception as error:
+            import traceback  # not for those that have no defects
+
+            self._defects.append(traceback.format_exc())
+            result = (number, b"", str(error) or type(error).__name__)
+        self._done.append(result)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        """From any thread: the main thread has something to do."""
+        with self._lock:
+            if self._wake < 0:
+                return  # the face has ended meanwhile, and its descriptor may be somebody else's
+            try:
+                os.write(self._wake, b"\0")
+            except BlockingIOError:
+                pass  # it will wake anyway
+
+    def send(self) -> None:
+        """Send what the threads have finished."""
+        self._streams.send()
+        while self._defects:
+            self._say(f"defect in the handler of a request: {self._defects.popleft()}")
+        while self._done:
+            number, reply, error = self._done.popleft()
+            self._working.discard(number)
+            self._hold(number, 0)
+            if number not in self._session.channels:
+                self._forget(number)
+                continue
+            if error is None and self._held + len(reply) > 2 * HELD:
+                error = "too many replies that nobody reads"
+            if error is not None:
+                self._say(f"request {self._names.get(number, '')!r} refused: {error}")
+                self._names.pop(number, None)  # its place is free, whether or not it hears of that
+                self._session.eof(number, STDOUT)
+                self._session.tell(number, Kind.REPLY, {"error": error[:4000]})
+            else:
+                self._hold(number, len(reply))
+                self._replies[number] = memoryview(reply)
+                self._send_reply(number)
+            self._credit()
+
+    def _say(self, text: str) -> None:
+        self._notes += 1
+        if self._note and self._notes <= MOST_NOTES:
+            self._note(text if self._notes < MOST_NOTES else f"{text}; no more of these are noted")
+
+    def _send_reply(self, number: int) -> None:
+        left = self._replies.get(number)
+        if left is None:
+            return
+        flow = self._session.flow(number, STDOUT)
+        while left and (size := min(CHUNK, flow.credit, len(left))):
+            self._session.data(number, STDOUT, bytes(left[:size]))
+            left = left[size:]
+        if left and not flow.stopped:
+            self._replies[number] = left
+            return
+        del self._replies[number]
+        self._hold(number, 0)
+        self._session.eof(number, STDOUT)
+        self._session.tell(number, Kind.REPLY, {"error": None})
+
+    def close(self) -> None:
+        """Forget the handlers that still run: their replies have no way to go."""
+        with self._lock:
+            self._wake = -1
+        self._streams.close()
+        for pool in (*self._pools.values(), *([self._pool] if self._pool else [])):
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,237 @@
+"""Frames: the unit of the wire, and nothing else.
+
+Laws
+1. Sans-IO: bytes in, frames out; no socket, no clock, no knowledge of what a frame is for.
+2. The announced length is checked before anything is kept for it: a peer can make us hold one frame, no more.
+3. Whatever a parser cannot read is a ProtocolError, and the decoder that raised it never yields again.
+
+A frame is a header of 18 bytes, big-endian, and its payload:
+
+    u32 length of the payload, at most MAX_PAYLOAD
+    u8  kind
+    u8  stream     0 stdin, 1 stdout, 2 stderr of the channel, or LIFE for the channel itself
+    u32 channel    number of a job or request on this link; 0 is the link
+    u64 offset     byte position in the stream, or a sequence number
+
+Before the first frame each side writes GREETING; what a login shell printed before it is skipped.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from transport.errors import ProtocolError
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+VERSION = 2
+GREETING = b"\0quine\x01\n"  # a NUL first: no login banner holds one
+MAX_NOISE = 64 * 1024  # banners longer than this are not banners
+MAX_PAYLOAD = 64 * 1024  # one pipe's worth: a read of a full pipe is one frame
+HEADER = struct.Struct(">IBBIQ")
+HEADER_SIZE = HEADER.size
+CHUNK = MAX_PAYLOAD - HEADER_SIZE  # stream bytes in one frame: with its header two whole packets of ssh
+LIFE = 255  # the stream number that means the channel's own life: exit record taken, or nobody waits
+
+
+class Kind:
+    """Frame kinds. Plain integers: enum lookups cost the frame loop a tenth of its speed."""
+
+    HELLO = 1  # who I am: JSON
+    SPAWN = 2  # start a job: JSON
+    ATTACH = 3  # it runs: JSON
+    DATA = 4  # bytes at offset
+    ACK = 5  # everything below offset was taken by the thing behind the stream
+    EOF = 6  # no more from me; offset is the stream's length
+    STOP = 7  # read no more: nobody listens to this stream
+    SIGNAL = 8  # JSON {"signal": name}; offset is its sequence number
+    WINCH = 9  # JSON {"rows", "columns"}
+    EXIT = 10  # the exit record: JSON
+    REQUEST = 11  # ask the origin: JSON {"name", ...}
+    REPLY = 12  # how the request ended: JSON {"error": text or null, "lost": true where nobody knows}
+    PING = 13  # stream 0 asks, stream 1 answers with the same offset
+    SEEN = 14  # so many bytes of the other end's frames have arrived, over all connections of the link
+    NOTE = 15  # how the link behind a channel fares: JSON {"up": bool, "seconds": since when, "why"}
+    LEND = 17  # move the bytes of this stream by the descriptor that came: JSON {"fd", "at", "length"}
+    RETURN = 18  # so many bytes as `offset` says were moved: JSON {"acked": stream offset, "errno": 0 or why no more}
+    BYE = 16  # this end ends the link by intent: it will not come back
+
+
+NAMES = {value: name for name, value in vars(Kind).items() if name.isupper()}
+# About one connection, not about the link: neither counted nor sent again.
+BESIDE = frozenset((Kind.HELLO, Kind.PING, Kind.SEEN, Kind.BYE))
+
+
+class Frame:
+    """One frame. `payload` is bytes; `body()` is its JSON object."""
+
+    __slots__ = ("channel", "kind", "offset", "payload", "stream")
+
+    def __init__(
+        self, kind: int, channel: int = 0, stream: int = 0, offset: int = 0, payload: bytes = b""
+    ) -> None:
+        self.kind = kind
+        self.channel = channel
+        self.stream = stream
+        self.offset = offset
+        self.payload = payload
+
+    def body(self) -> dict[str, Any]:
+        """The payload as a JSON object; raises ProtocolError for anything else."""
+        try:
+            body = quickjson.loads(self.payload)
+        except (ValueError, RecursionError):
+            raise ProtocolError(f"{NAMES[self.kind].lower()} frame without a JSON object") from None
+        if not isinstance(body, dict):
+            raise ProtocolError(f"{NAMES[self.kind].lower()} frame without a JSON object")
+        return body
+
+    def number(self, name: str) -> int:
+        """A whole number of the body, 0 where it is missing; ProtocolError for anything else."""
+        value = self.body().get(name, 0)
+        if type(value) is not int or value < 0:
+            raise ProtocolError(f"{NAMES[self.kind].lower()} frame with a bad {name}")
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Frame) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[int, int, int, int, bytes]:
+        return (self.kind, self.channel, self.stream, self.offset, self.payload)
+
+    def __repr__(self) -> str:
+        name = NAMES.get(self.kind, str(self.kind))
+        return f"{name} channel={self.channel} stream={self.stream} offset={self.offset} length={len(self.payload)}"
+
+
+def header(kind: int, channel: int, stream: int, offset: int, length: int) -> bytes:
+    return HEADER.pack(length, kind, stream, channel, offset)
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of one frame. A payload above MAX_PAYLOAD is our own fault: ValueError."""
+    if len(frame.payload) > MAX_PAYLOAD:
+        raise ValueError(f"payload of {len(frame.payload)} bytes")
+    return (
+        HEADER.pack(len(frame.payload), frame.kind, frame.stream, frame.channel, frame.offset) + frame.payload
+    )
+
+
+def described(chunks: list[bytes]) -> Iterator[str]:
+    """Encoded frames for people, a line each; a header and its payload may be two chunks."""
+    skip = False
+    for chunk in chunks:
+        if not skip:
+            length, kind, stream, channel, offset = HEADER.unpack_from(chunk)
+            yield f"{NAMES[kind]} channel={channel} stream={stream} offset={offset} length={length}"
+            skip = length > 0 and len(chunk) == HEADER_SIZE
+        else:
+            skip = False
+
+
+def pack(body: dict[str, Any], limit: int = MAX_PAYLOAD) -> bytes:
+    """A JSON payload. Above `limit` bytes: ValueError, because only the caller can say what to shorten.
+
+    Arguments that are not UTF-8 travel as the lone surrogates that os.fsdecode made of them.
+    """
+    payload = quickjson.dumps(body).encode()
+    if len(payload) > limit:
+        raise ValueError(f"{len(payload)} bytes of arguments and environment, {limit} is the limit")
+    return payload
+
+
+def _parsed(source: bytes | bytearray, at: int) -> tuple[int, int, int, int, int]:
+    """The header there: kind, channel, stream, offset, length of the payload. Raises ProtocolError."""
+    length, kind, stream, channel, offset = HEADER.unpack_from(source, at)
+    if length > MAX_PAYLOAD:
+        raise ProtocolError(f"frame of {length} bytes")
+    if kind not in NAMES:
+        raise ProtocolError(f"frame of unknown kind {kind}")
+    return kind, channel, stream, offset, length
+
+
+def _wanting(buffer: bytearray) -> int:
+    """How many bytes the header of the first frame lacks, or, where that is whole, the frame; negative: more came."""
+    if len(buffer) < HEADER_SIZE:
+        return HEADER_SIZE - len(buffer)
+    return HEADER_SIZE + _parsed(buffer, 0)[4] - len(buffer)
+
+
+class Decoder:
+    """Bytes in any pieces to frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._greeted = False
+        self._dead = False
+        self.noise = b""  # what came before the greeting: shown when the greeting never comes
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that `data` completes. Raises ProtocolError at the first byte that cannot be one."""
+        if self._dead:
+            raise ProtocolError("bytes after a protocol error")
+        try:
+            yield from self._feed(data)
+        except ProtocolError:
+            self._dead = True
+            self._buffer.clear()
+            raise
+
+    def hold(self, data: bytes) -> None:
+        """Keep bytes for the next `feed`."""
+        self._buffer += data
+
+    def _feed(self, data: bytes) -> Iterator[Frame]:
+        buffer = self._buffer
+        if not self._greeted:
+            buffer += data
+            if not self._skip_noise():
+                return
+            data = b""
+        if _wanting(buffer) <= 0:  # whole frames: with the greeting, held, or left by who broke off
+            data = bytes(buffer) + data
+            buffer.clear()
+        start, size = 0, len(data)
+        try:
+            # The beginning of a frame takes what it lacks; what is behind that is not copied for it.
+            while buffer:
+                part = data[start : start + _wanting(buffer)]
+                buffer += part
+                start += len(part)
+                if not part:
+                    return
+                if len(buffer) >= HEADER_SIZE and not _wanting(buffer):
+                    kind, channel, stream, offset, _ = _parsed(buffer, 0)
+                    with memoryview(buffer) as view:
+                        payload = bytes(view[HEADER_SIZE:])
+                    buffer.clear()
+                    yield Frame(kind, channel, stream, offset, payload)
+            while size - start >= HEADER_SIZE:
+                kind, channel, stream, offset, length = _parsed(data, start)
+                end = start + HEADER_SIZE + length
+                if end > size:
+                    break
+                payload = data[start + HEADER_SIZE : end]
+                start = end
+                yield Frame(kind, channel, stream, offset, payload)
+        finally:
+            buffer += data[start:]
+
+    def _skip_noise(self) -> bool:
+        at = self._buffer.find(GREETING)
+        if at < 0:
+            if len(self._buffer) > MAX_NOISE:
+                raise ProtocolError("no greeting: this is not a quine node")
+            self.noise = bytes(self._buffer[-512:])
+            return False
+        self.noise = bytes(self._buffer[max(0, at - 512) : at])
+        del self._buffer[: at + len(GREETING)]
+        self._greeted = True
+        return True

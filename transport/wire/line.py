@@ -1,0 +1,161 @@
+"""A line: a session between two nodes that outlives its connections: what one of them cut off, the next sends again.
+
+Laws
+1. Sans-IO, as the session it is: bytes in, frames out. Whoever drives it brings connection after connection.
+2. All frames but those about one connection (hello, ping, seen, bye) are one stream of bytes for each direction,
+   counted from the link's beginning. What the other end has not seen is kept, at most KEEP, and sent again after
+   a break; so nothing is lost and nothing comes twice, whatever kind of frame it is.
+3. Seen is not taken: flow control is the windows', end to end. Seen only says that a connection may break now.
+4. Words about the connection wait for nobody: that both ends are full must not keep either from saying what it saw.
+
+How a connection begins, both ways at once: GREETING; then the dialling end's HELLO with the link's name, how much of
+the other end's stream it has seen, and the number of this attempt; then the served end's, which can only say so once
+it knows which link is meant. A HELLO can be under way for longer than that of a later attempt. The served end takes
+no attempt after a later one, for it would end the good connection and say what was seen before. The dialling end's
+may also say which lock makes its node the only one (origin), and since when the node has it (began).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from transport.errors import ProtocolError
+from transport.wire.frames import BESIDE, HEADER_SIZE, VERSION, Decoder, Frame, Kind, encode, header, pack
+from transport.wire.session import Session, greeted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+KEEP = 8 * 1024 * 1024  # bytes of one direction under way: 80 MB/s at 100 ms; a break sends no more again
+QUANTUM = 256 * 1024  # bytes that are worth a word that they were seen
+MAX_WORDS = 10_000  # words about the connection between two beats of ours: 800 MB/s need so many
+ASKS, ANSWERS = 0, 1  # streams of a ping
+NO_PAYLOAD = b"\0\0\0\0"
+GOODBYE = header(Kind.BYE, 0, 0, 0, 0)
+
+
+class Handshake:
+    """The first words of one connection. `peer` is the other end's hello, {} until it came."""
+
+    def __init__(self) -> None:
+        self.decoder = Decoder()
+        self.peer: dict[str, Any] = {}
+
+    def feed(self, data: bytes) -> bool:
+        """True when the hello is there; what follows it stays in `decoder`. Raises ProtocolError."""
+        for frame in self.decoder.feed(data):
+            self.peer = greeted(frame)
+            name, seen, attempt = (self.peer.get(key) for key in ("link", "seen", "attempt"))
+            if not (isinstance(name, str) and len(name) == 32 and name.isalnum()):
+                raise ProtocolError("hello without a link")
+            if type(seen) is not int or seen < 0:
+                raise ProtocolError("hello with a bad count of what was seen")
+            if type(attempt) is not int or attempt < 0:
+                raise ProtocolError("hello without the number of its attempt")
+            if "origin" in self.peer:
+                origin, began = self.peer["origin"], self.peer.get("began")
+                if not isinstance(origin, str) or type(began) is not int:
+                    raise ProtocolError("hello with a bad origin")
+            break
+        return bool(self.peer)
+
+
+def hello(facts: dict[str, Any], name: str, seen: int, resume: bool, attempt: int = 0) -> bytes:
+    """The HELLO frame of a connection: `facts` of this node, and where the link `name` stands.
+
+    `attempt` numbers the dials of one link, from 0; the served end repeats it.
+    """
+    body = {"version": VERSION, **facts, "link": name, "seen": seen, "resume": resume, "attempt": attempt}
+    return encode(Frame(Kind.HELLO, payload=pack(body)))
+
+
+class Line(Session):
+    """One end of a link between nodes, joined over one connection after another."""
+
+    def __init__(self, opener: bool, name: str) -> None:
+        super().__init__(opener, None)
+        self.name = name
+        self.received = 0  # counted bytes of the other end that have arrived in whole frames
+        self.sent = 0  # counted bytes given to a connection for the first time
+        self.seen = 0  # of these, what the other end has told that it received
+        self.pong = -1  # what the latest answer to a ping of ours said
+        self.over = False  # the other end has said bye
+        self.attempt = 0  # number of the latest dial, here or taken from the other end
+        self._kept: deque[bytes] = deque()
+        self._told = 0
+        self._answer = -1  # to the latest ping; many at once are answered once
+        self._words = 0  # about the connection, since our latest ping
+
+    @property
+    def kept(self) -> int:
+        """Bytes that would be sent again."""
+        return self.sent - self.seen
+
+    def join(self, handshake: Handshake) -> list[bytes]:
+        """Go on over a new connection whose hello has come; returns what is to be sent again."""
+        self._decoder = handshake.decoder
+        self.peer = handshake.peer
+        self._answer, self._told, self._words = -1, self.received, 0
+        self._saw(handshake.peer["seen"])
+        return list(self._kept)
+
+    def _accept(self, frame: Frame) -> bool:
+        if frame.kind not in BESIDE:
+            self.received += HEADER_SIZE + len(frame.payload)
+            return super()._accept(frame)
+        self._words += 1
+        if self._words > MAX_WORDS:
+            raise ProtocolError("a flood of words about the connection")
+        if frame.kind == Kind.SEEN:
+            self._saw(frame.offset)
+        elif frame.kind == Kind.BYE:
+            self.over = True
+        elif frame.kind == Kind.HELLO:
+            raise ProtocolError("second hello")
+        elif frame.stream == ASKS:
+            self._answer = frame.offset
+        else:
+            self.pong = frame.offset
+        return False
+
+    def _saw(self, offset: int) -> None:
+        """The other end has everything below `offset`: forget it."""
+        if not self.seen <= offset <= self.sent:
+            raise ProtocolError(f"{offset} bytes seen, outside {self.seen}..{self.sent}")
+        kept = self._kept
+        while self.seen < offset:
+            chunk = kept.popleft()
+            self.seen += len(chunk)
+            if len(chunk) == HEADER_SIZE and chunk[:4] != NO_PAYLOAD:
+                self.seen += len(kept.popleft())  # a header and its payload are one frame, and two chunks
+        if self.seen != offset:
+            raise ProtocolError(f"{offset} bytes seen, which is in the middle of a frame")
+
+    def beside(self) -> list[bytes]:
+        """Words about the connection that are due now."""
+        out = []
+        if self._answer >= 0:
+            out.append(header(Kind.PING, 0, ANSWERS, self._answer, 0))
+            self._answer = -1
+        # Beside something else a word costs next to nothing: an acknowledgement of bulk is as frequent.
+        if self.received - self._told >= (QUANTUM // 2 if self.has_output else QUANTUM):
+            out.append(self.tell_seen())
+        return out
+
+    def tell_seen(self) -> bytes:
+        self._told = self.received
+        return header(Kind.SEEN, 0, 0, self.received, 0)
+
+    def ping(self, nonce: int) -> bytes:
+        self._words = 0
+        return header(Kind.PING, 0, ASKS, nonce, 0)
+
+    def pull(self, limit: int) -> list[bytes]:
+        """As a session's; nothing while the other end has not seen KEEP bytes. What is given is kept."""
+        if self.kept >= KEEP:
+            return []
+        out = super().pull(limit)
+        self._kept += out
+        self.sent += sum(map(len, out))
+        return out

@@ -1,0 +1,426 @@
+"""A link's two ends as one machine: what may be said next, about which job or request, and in which order.
+
+Laws
+1. Sans-IO: bytes in, frames out, bytes to be written on request. No socket, no clock, no process.
+2. Role-blind: both ends keep the same table and move it by the frames they send and by those they
+   receive; an illegal move is a missing row, whoever makes it.
+3. Control goes first and streams take turns, one frame each, so a bulk stream cannot starve a hundred
+   small ones. Acknowledgements are merged: only the latest of a stream is ever waiting to be sent.
+4. Each sender chooses its window for itself, and a node relays for many that know nothing of each other. So what the
+   accepting end asks (requests, jobs from afar) has one bound for all of its bodies: above ASKED its node holds the
+   senders back, and MOST_ASKED ends the link. `pending` is bounded by that and by the windows of the jobs. Each job is
+   held back once it has as much as is left, and goes on by single frames where nothing is left. So a job whose client
+   takes nothing does not silence the others.
+5. A channel is forgotten by its opener when it sends the last word (exit taken, or nobody waits), and by
+   the other end when that word arrives. What was on its way to a forgotten channel is dropped; a
+   number that was never opened is a violation.
+
+The life of a channel, printed from TABLE by `python -m transport.wire.session`:
+opener = who sent spawn or request, server = the other end.
+"""
+
+from __future__ import annotations
+
+from transport.errors import ProtocolError, Refused
+from transport.lean import deque
+from transport.wire.frames import (
+    BESIDE,
+    GREETING,
+    LIFE,
+    MAX_PAYLOAD,
+    NAMES,
+    VERSION,
+    Decoder,
+    Frame,
+    Kind,
+    header,
+    pack,
+)
+from transport.wire.states import (
+    ENDED,
+    GONE,
+    LENT,
+    OPENING,
+    RUNNING,
+    STDERR,
+    STDIN,
+    STDOUT,
+    TABLE,
+    Asker,
+    Channel,
+    diagram,
+)
+from transport.wire.window import INITIAL_WINDOW, Flow
+
+__all__ = ["ENDED", "GONE", "OPENING", "RUNNING", "STDERR", "STDIN", "STDOUT", "TABLE"]
+__all__ += ["ASKED", "MAX_CHANNELS", "MAX_CONTROL", "MOST_ASKED", "Channel", "Session", "diagram", "greeted"]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+MAX_CONTROL = 20_000  # frames queued for a peer that sends but does not read
+SMALL = 4096  # bytes of a frame that what follows it is put into, while it waits: a frame costs more than its bytes
+MAX_OPENING = 4 * 1024 * 1024  # argv and environment of one job; the kernel takes less than that
+MAX_CHANNELS = 20_000  # that each end may have opened on one link: neither makes the other keep more accounts
+GROWTH_BUDGET = 32 * 1024 * 1024  # what all windows of a link may grow by together
+ASKED = (
+    16 * 1024 * 1024
+)  # bytes under way of all that the server of a link asks: its sender waits beyond that
+MOST_ASKED = (
+    2 * ASKED
+)  # beyond that its receiver ends the link: of each of 256 senders a frame was on its way
+
+
+class Session:
+    """One end of a link. `opener` ends number their channels oddly, the others evenly."""
+
+    def __init__(self, opener: bool, hello: dict[str, Any] | None) -> None:
+        """`hello` is what we say of ourselves; None where the greeting is somebody else's business (`line`)."""
+        self.channels: dict[int, Channel] = {}
+        self.peer: dict[str, Any] = {}  # the other end's hello, {} until it came
+        self.spare = GROWTH_BUDGET
+        self.borrows = False  # the other end may lend us descriptors: it is a client, and we are its node
+        self.pending = 0  # bytes of stream data waiting in `pull`
+        self.asked = 0  # bytes of bodies, of what the accepting end asks, that were not acknowledged
+        self._decoder = Decoder()
+        self.opener = opener
+        self._next = 1 if opener else 2
+        self._highest = 0  # highest channel number the peer opened
+        self._theirs = 0  # channels that the peer has opened
+        self._leaving = (
+            0  # channels of ours that are forgotten here, and whose last word still waits behind their data
+        )
+        self._parts = bytearray()  # of the spawn or request that is arriving
+        self._control: deque[bytes] = deque()
+        self._acks: dict[tuple[int, int], int] = {}
+        self._lanes: dict[tuple[int, int], deque[tuple[bytes, bytes]]] = {}
+        self._turns: deque[tuple[int, int]] = deque()
+        if hello is not None:
+            self._control.append(GREETING)
+            self._put(Kind.HELLO, 0, 0, 0, pack({"version": VERSION, **hello}))
+
+    # -- receiving ---------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that concern a job or a request, already accounted for.
+
+        The channel of a frame that ends it is forgotten before the frame is yielded. Raises ProtocolError; the
+        link is dead then.
+        """
+        for frame in self._decoder.feed(data):
+            if self._accept(frame):
+                yield frame
+
+    def _accept(self, frame: Frame) -> bool:
+        kind = frame.kind
+        if not self.peer:
+            self._greet(frame)
+            return False
+        if kind in BESIDE:
+            raise ProtocolError(f"{NAMES[kind].lower()} where none is due")
+        if kind in (Kind.SPAWN, Kind.REQUEST):
+            if self.clogged:
+                raise ProtocolError("peer asks but does not read")
+            return self._opened(frame)
+        channel = self.channels.get(frame.channel)
+        if channel is None:
+            self._check_known(frame)
+            return False
+        sender = "server" if channel.mine else "opener"
+        state = channel.move(sender, kind, frame.stream)
+        if frame.stream != LIFE:
+            flow = channel.flows[frame.stream]
+            before = flow.offset - flow.acked
+            if kind in LENT:
+                self._lent(flow, frame)
+            else:
+                self._account(flow, kind, frame.offset, len(frame.payload))
+            self._count(channel, frame.stream, before)
+            if self.asked > MOST_ASKED:
+                raise ProtocolError(f"more than {MOST_ASKED} bytes of requests at one time")
+        if state == GONE:
+            self._forget(channel)
+        return True
+
+    def _count(self, channel: Channel, stream: int, before: int) -> None:
+        """A stream that had `before` bytes under way has changed."""
+        if stream == STDIN and channel.mine != self.opener:
+            flow = channel.flows[STDIN]
+            self._change(channel, flow.offset - flow.acked - before)
+
+    def _change(self, channel: Channel, count: int) -> None:
+        self.asked += count
+        if channel.asker:
+            channel.asker.asked += count
+
+    def crowded(self, asker: Asker | None) -> bool:
+        """So much of what this end asks is under way that this one is to wait."""
+        left = ASKED - self.asked
+        return left <= 0 if asker is None else asker.asked >= max(left, 1)
+
+    @property
+    def clogged(self) -> bool:
+        """The other end does not read, and more is to be said to it than to anybody who does."""
+        return len(self._control) > MAX_CONTROL
+
+    def _greet(self, frame: Frame) -> None:
+        self.peer = greeted(frame)
+
+    def _opened(self, frame: Frame) -> bool:
+        """Gather the parts of a spawn or request (stream 1: more follow); True when it is whole."""
+        self._parts += frame.payload
+        if len(self._parts) > MAX_OPENING:
+            raise ProtocolError(f"{NAMES[frame.kind].lower()} of more than {MAX_OPENING} bytes")
+        if frame.stream == 1:
+            return False
+        frame.payload = bytes(self._parts)
+        self._parts.clear()
+        number = frame.channel
+        if number <= self._highest or number % 2 == self._next % 2:
+            raise ProtocolError(f"channel {number} is not a new one")
+        if self._theirs >= MAX_CHANNELS:
+            raise ProtocolError("too many channels")
+        self._highest = number
+        self._theirs += 1
+        self.channels[number] = Channel(number, mine=False, request=frame.kind == Kind.REQUEST)
+        return True
+
+    def _check_known(self, frame: Frame) -> None:
+        number = frame.channel
+        mine = number % 2 == self._next % 2
+        if number == 0 or (mine and number >= self._next) or (not mine and number > self._highest):
+            raise ProtocolError(f"{NAMES[frame.kind].lower()} for channel {number}, which was never opened")
+
+    @staticmethod
+    def _account(flow: Flow, kind: int, offset: int, length: int) -> None:
+        if kind == Kind.DATA:
+            if not length:
+                raise ProtocolError("data without bytes")  # no window bounds how many of them come
+            flow.data(offset, length)
+        elif kind == Kind.ACK:
+            flow.ack(offset)
+        elif kind == Kind.EOF:
+            flow.eof(offset)
+        elif flow.stopped:
+            raise ProtocolError("second stop of a stream")
+        else:
+            flow.stop()
+
+    def _lent(self, flow: Flow, frame: Frame) -> None:
+        if frame.kind == Kind.RETURN:
+            before = flow.window
+            flow.returned("ours", frame.offset, frame.number("acked"), frame.number("window"))
+            self.spare -= flow.window - before
+            self._acks.pop((frame.channel, frame.stream), None)
+        elif self.borrows:
+            flow.lend("theirs")
+        else:
+            raise ProtocolError("lent to who takes nothing")
+
+    def _forget(self, channel: Channel, streams: tuple[int, ...] = (STDIN, STDOUT, STDERR)) -> None:
+        del self.channels[channel.number]
+        self._theirs -= not channel.mine
+        if channel.mine != self.opener:
+            self._change(channel, channel.flows[STDIN].acked - channel.flows[STDIN].offset)
+        self.spare += sum(flow.window - INITIAL_WINDOW for flow in channel.flows)
+        for stream in streams:
+            key = (channel.number, stream)
+            self._acks.pop(key, None)
+            if lane := self._lanes.pop(key, None):
+                self.pending -= sum(len(payload) for _, payload in lane)
+
+    @property
+    def noise(self) -> bytes:
+        """What arrived before the greeting, its last 512 bytes."""
+        return self._decoder.noise
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def open(self, kind: int, body: dict[str, Any], asker: Asker | None = None) -> int:
+        """Open a channel with SPAWN or REQUEST; returns its number. `asker` is counted for, see `crowded`.
+
+        Too large a body: ValueError. Too many channels: Refused, since the other end would end the link for it.
+        """
+        if len(self.channels) - self._theirs + self._leaving >= MAX_CHANNELS:
+            detail = f"{MAX_CHANNELS} jobs and requests are open on one connection, which is the limit"
+            raise Refused(detail, "start fewer at one time, or set slots in the inventory")
+        payload = pack(body, MAX_OPENING)
+        number = self._next
+        self._next += 2
+        self.channels[number] = Channel(number, mine=True, request=kind == Kind.REQUEST)
+        self.channels[number].asker = asker
+        while len(payload) > MAX_PAYLOAD:
+            self._put(kind, number, 1, 0, payload[:MAX_PAYLOAD])
+            payload = payload[MAX_PAYLOAD:]
+        self._put(kind, number, 0, 0, payload)
+        return number
+
+    def tell(self, number: int, kind: int, body: dict[str, Any] | bytes, offset: int = 0) -> None:
+        """Send a control frame about a channel: attach, signal, winch, exit, reply."""
+        channel = self.channels[number]
+        channel.move("opener" if channel.mine else "server", kind, LIFE)
+        payload = body if isinstance(body, bytes) else pack(body)
+        self._put(kind, number, LIFE, offset, payload)
+
+    def data(self, number: int, stream: int, payload: bytes) -> None:
+        """Queue stream bytes, at most MAX_PAYLOAD. Minding `credit` is the caller's duty."""
+        flow = self._move(number, stream, Kind.DATA)
+        offset = flow.offset
+        flow.data(offset, len(payload))
+        self._count(self.channels[number], stream, offset - flow.acked)
+        lane = self._lanes.get((number, stream))
+        last = lane[-1][1] if lane else b""
+        if lane and last and len(last) + len(payload) <= SMALL:
+            whole = last + payload
+            lane[-1] = (header(Kind.DATA, number, stream, flow.offset - len(whole), len(whole)), whole)
+            self.pending += len(payload)
+        elif payload:
+            self._queue(number, stream, header(Kind.DATA, number, stream, offset, len(payload)), payload)
+
+    def eof(self, number: int, stream: int) -> None:
+        flow = self._move(number, stream, Kind.EOF)
+        flow.eof(flow.offset)
+        self._queue(number, stream, header(Kind.EOF, number, stream, flow.offset, 0), b"")
+
+    def ack(self, number: int, stream: int, offset: int) -> None:
+        flow = self._move(number, stream, Kind.ACK)
+        before = flow.offset - flow.acked
+        flow.ack(offset)
+        self._count(self.channels[number], stream, before)
+        self._acks[number, stream] = offset
+
+    def took(self, number: int, stream: int, offset: int) -> bool:
+        """Everything below `offset` was taken; acknowledge it when it is worth a word. True when it was."""
+        flow = self.channels[number].flows[stream]
+        if flow.lent or not flow.worth(offset):
+            return False
+        self.ack(number, stream, offset)
+        return True
+
+    def stop(self, number: int, stream: int) -> None:
+        flow = self._move(number, stream, Kind.STOP)
+        if not flow.stopped:
+            flow.stop()
+            self._put(Kind.STOP, number, stream, flow.offset)
+
+    def lend(self, number: int, stream: int, offset: int, body: dict[str, Any]) -> None:
+        """Whoever gets our descriptors moves the bytes of a stream from `offset` on, until it gives back."""
+        self._move(number, stream, Kind.LEND).lend("ours")
+        if (acked := self._acks.pop((number, stream), None)) is not None:
+            self._put(Kind.ACK, number, stream, acked)  # after the descriptor is back it would be an old one
+        self._beside_data(number, stream, Kind.LEND, offset, pack(body))
+
+    def give_back(self, number: int, stream: int, moved: int, body: dict[str, Any]) -> None:
+        """We have moved so many bytes of a stream; `body` says how far they are acknowledged, and in which window."""
+        flow = self._move(number, stream, Kind.RETURN)
+        before = flow.offset - flow.acked
+        flow.returned("theirs", moved, body["acked"], 0)
+        self._count(self.channels[number], stream, before)
+        self._acks.pop((number, stream), None)  # it is said by this
+        self._beside_data(number, stream, Kind.RETURN, moved, pack(body))
+
+    def _beside_data(self, number: int, stream: int, kind: int, offset: int, payload: bytes) -> None:
+        """Queue a control frame; after the data of its stream, where that is ours to send."""
+        words = header(kind, number, stream, offset, len(payload)) + payload
+        if self.channels[number].mine == (stream == STDIN):
+            self._queue(number, stream, words, b"")
+        else:
+            self._control.append(words)
+
+    def last_word(self, number: int) -> None:
+        """Opener: the exit record was taken; forget the channel."""
+        channel = self.channels[number]
+        channel.move("opener", Kind.ACK, LIFE)
+        self._put(Kind.ACK, number, LIFE, 0)
+        self._forget(channel)
+
+    def abandon(self, number: int) -> None:
+        """Opener: nobody waits for this channel any more; the other end is to end it.
+
+        A request whose body is whole counts all the same, so what of that still waits goes first.
+        """
+        channel = self.channels[number]
+        channel.move("opener", Kind.STOP, LIFE)
+        lane = self._lanes.get((number, STDIN))
+        if lane and channel.request and channel.flows[STDIN].ended and self.pending <= GROWTH_BUDGET:
+            lane.append((header(Kind.STOP, number, LIFE, 0, 0), b""))
+            self._forget(channel, (STDOUT, STDERR))
+            self._leaving += 1
+        else:
+            self._put(Kind.STOP, number, LIFE, 0)
+            self._forget(channel)
+
+    def flow(self, number: int, stream: int) -> Flow:
+        return self.channels[number].flows[stream]
+
+    def _move(self, number: int, stream: int, kind: int) -> Flow:
+        channel = self.channels[number]
+        channel.move("opener" if channel.mine else "server", kind, stream)
+        return channel.flows[stream]
+
+    def _put(self, kind: int, channel: int, stream: int, offset: int, payload: bytes = b"") -> None:
+        self._control.append(header(kind, channel, stream, offset, len(payload)) + payload)
+
+    def _queue(self, number: int, stream: int, head: bytes, payload: bytes) -> None:
+        key = (number, stream)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = deque()
+            self._turns.append(key)
+        lane.append((head, payload))
+        self.pending += len(payload)
+
+    def pull(self, limit: int) -> list[bytes]:
+        """Next bytes to write, control first, then streams in turn, until `limit` bytes are reached.
+
+        [] means there is nothing to write. At most one frame more than `limit` is given.
+        """
+        out: list[bytes] = []
+        size = 0
+        control = self._control
+        while control and size < limit:
+            out.append(control.popleft())
+            size += len(out[-1])
+        if self._acks and size < limit:
+            for (number, stream), offset in self._acks.items():
+                out.append(header(Kind.ACK, number, stream, offset, 0))
+            size += 18 * len(self._acks)
+            self._acks.clear()
+        turns = self._turns
+        while turns and size < limit:
+            key = turns.popleft()
+            lane = self._lanes.get(key)
+            if lane is None:
+                continue  # its channel was forgotten
+            head, payload = lane.popleft()
+            out.append(head)
+            if payload:
+                out.append(payload)
+                self.pending -= len(payload)
+            size += len(head) + len(payload)
+            if lane:
+                turns.append(key)
+            else:
+                del self._lanes[key]
+                self._leaving -= key[0] not in self.channels
+        return out
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._control or self._acks or self._turns)
+
+
+def greeted(frame: Frame) -> dict[str, Any]:
+    """The other end's hello, which has to be its first frame."""
+    if frame.kind != Kind.HELLO:
+        raise ProtocolError("first frame is not a hello")
+    hello = frame.body()
+    if hello.get("version") != VERSION:
+        raise ProtocolError(f"protocol version {str(hello.get('version'))[:40]}, this is {VERSION}")
+    return hello
+
+
+if __name__ == "__main__":
+    print(diagram())
