@@ -13,17 +13,28 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 
-from quine.exits import DEFECT, Failure, complain
+from quine.base.exits import DEFECT, LOST, Failure, NoGuest, complain, write_all
+from transport.job import inherit
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TextIO
+
+    from _typeshed import ReadableBuffer
+
     from quine.staging.face import Staging
 
 
 def main() -> None:
     """The console script."""
     try:
+        _hide_secrets()
+        _ready_streams()
         status = dispatch(sys.argv[1:])
     except Failure as failure:
         complain(failure.detail, failure.hint, failure.host)
@@ -37,33 +48,80 @@ def main() -> None:
         status = leaving.code if isinstance(leaving.code, int) else int(bool(leaving.code))
     except Exception as error:
         status = _translated(error)
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
         try:
-            if stream is not None:
+            if stream := getattr(sys, name):
                 stream.flush()
-        except OSError:
-            status = status or 1  # what we printed went nowhere: a full disk, a reader that has gone
+        except OSError as error:
+            status = status or _unwritten(error, name)
     os._exit(status)
 
 
-def dispatch(words: list[str]) -> int:
-    if words[:2] == ["node", "--guard"]:  # lives as long as a node does: loads as little as can be
-        from transport.guard import main as guard
+def _hide_secrets() -> None:
+    """Whatever this process is for, and however long it lives: /proc shows no key of who started it."""
+    if names := os.environ.keys() - inherit.scrubbed(os.environ).keys():
+        from quine.agent import shown
 
-        return guard(words[2:])
+        shown.forget(names)
+
+
+def _ready_streams() -> None:
+    """`print` waits for a full pipe that another process has made non-blocking, and fails where stdout is closed."""
+    if sys.stdout is None:
+        sys.stdout = _closed()
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        try:
+            if os.get_blocking(fd):
+                continue
+        except OSError:
+            continue  # closed
+        import io
+
+        class Patient(io.FileIO):
+            def write(self, data: ReadableBuffer, /) -> int:
+                view = memoryview(data).cast("B")
+                write_all(self.fileno(), view)
+                return len(view)
+
+        stream = getattr(sys, name)
+        if stream is None:
+            continue
+        kind = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": stream.line_buffering}
+        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(Patient(fd, "w", closefd=False)), **kind))
+
+
+def _closed() -> TextIO:
+    """A stdout that takes nothing. Python has none where descriptor 1 is closed, and then `print` is silent."""
+    import io
+
+    class Closed(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: ReadableBuffer, /) -> int:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), "stdout")
+
+    return io.TextIOWrapper(io.BufferedWriter(Closed()), encoding="utf-8")
+
+
+def dispatch(words: list[str]) -> int:
+    if words[:2] == ["node", "--launcher"]:  # lives as long as a node does: loads as little as can be
+        from transport.job.launcher import main as launcher
+
+        return launcher(words[2:], _inside)
     if words[:2] == ["node", "--stage"]:
         from quine.staging.there import main as stage
 
         return stage(words[2:])
-    from quine import options
+    from quine.cli import options
 
     verb = words[0] if words else ""
     if verb == "run":
-        from quine.run import main as run
+        from quine.cli.run import main as run
 
         return run(words[1:], _detach)
     if verb in ("ps", "wait", "logs", "kill", "attach"):
-        from quine.ps import main as ps
+        from quine.cli.ps import main as ps
 
         return ps(verb, words[1:])
     if words[:2] == ["fs", "python"]:
@@ -73,51 +131,95 @@ def dispatch(words: list[str]) -> int:
 
         return keep(words[3:])
     if verb == "fs":
-        from quine.files.commands import main as fs
+        from quine.files.cli.commands import main as fs
 
         return fs(words[1:])
     if verb == "node" and {"--dial", "--ready-fd"} & set(words):
-        from quine.compose import node
+        from quine.remote.compose import node
 
-        return node(words[1:], main)
+        return node(words[1:])
     if words[:2] == ["tape", "--keep"]:
-        from quine.keeper import main as keep
+        from quine.archive.keeper import main as keep
 
         return keep(words[2:])
+    if verb == "tape":
+        from quine.cli.tape_command import main as tape
+
+        return tape(words[1:])
     if verb in options.UNBUILT:
         complain(f"not built yet: quine {verb}")
         return 2
     if verb in options.VERBS:
-        from quine.cli import main as cli
+        from quine.cli.cli import main as cli
 
         return cli(words)
     return agent(words)
 
 
+def _inside(words: list[str]) -> Callable[[], None] | None:
+    """transport.job.launcher.Inside: to see that all files are there takes a moment, to start Python for it another."""
+    if words[:2] != ["node", "--stage"]:
+        return None
+    import quine.staging.there  # noqa: F401 - the first of them pays, and all copies after it have it
+
+    def run() -> None:
+        sys.argv[1:] = words
+        main()
+
+    return run
+
+
 def _detach(values: dict[str, object], command: list[str], tree: str, stage: Staging | None) -> int:
-    from quine import detach
+    from quine.jobs import detach
 
     return detach.command(values, command, tree, stage)
 
 
 def agent(words: list[str]) -> int:
     """`quine [OPTIONS] MISSION…`: here as this process, or elsewhere with this process as its face."""
-    from quine import options
-    from quine.exits import Misconfigured
+    from quine.cli import options
 
-    values, mission = options.parse("agent", words)
+    values, mission = options.parse("agent", list(words))
     if values.get("help"):
         print(options.usage("agent"))
         return 0
     if values.get("version"):
-        from quine.run import version
+        from quine.cli.run import version
 
         return version()
     if "completion" in values:
-        from quine.completion import script
+        from quine.cli.completion import script
 
         print(script(str(values["completion"])), end="")
         return 0
+    if wrong := options.misplaced(words, mission):
+        raise wrong
+    if "--" in mission[1:]:
+        from quine.cli.hints import slip
+
+        if wrong := slip(words, mission):
+            raise wrong
+    began, reported = time.time(), "report" in values and not values.get("detach")
+    if reported:
+        from quine.jobs import report
+
+        values["report"] = report.begin(str(values["report"]))
+    try:
+        return _live(values, mission)
+    except Failure as failure:
+        if reported:
+            report.failed(str(values["report"]), failure, str(values.get("on", "local")), began)
+        if isinstance(failure, NoGuest):
+            from quine.cli.hints import near_verb
+
+            failure.hint = near_verb(mission) + failure.hint
+        raise
+
+
+def _live(values: dict[str, object], mission: list[str]) -> int:
+    """An agent whose command line can be read."""
+    from quine.base.exits import Misconfigured
+
     text = " ".join(mission)
     if "file" in values:
         if text.strip():
@@ -128,34 +230,33 @@ def agent(words: list[str]) -> int:
     except UnicodeEncodeError:
         raise Misconfigured("the mission is not text: it holds bytes that are not UTF-8") from None
     if not text.strip():
-        complain("no mission", "quine MISSION…, or quine --help")
-        return 2
+        raise Misconfigured("no mission", "quine MISSION…, or quine --help")
     if "retry" in values or "idempotent" in values:
-        from quine.retry import Tries
+        from quine.cli.retry import Tries
 
         Tries(values)  # refused here where it makes no sense
     if "files" in values or "returns" in values:
-        from quine.run import staging
+        from quine.cli.run import staging
 
         staging(values, here="--files and --returns of an agent here")
     if values.get("detach"):
-        from quine.detach import agent as detach
+        from quine.jobs.detach import agent as detach
 
         return detach(text, values)
     for name in ("stdin", "spool"):
         if name in values:
             raise Misconfigured(f"--{name} goes with --detach")
     if "on" in values:
-        from quine.compose import agent_elsewhere
+        from quine.remote.compose import agent_elsewhere
 
         return agent_elsewhere(text, values)
-    from quine.compose import agent_here
+    from quine.remote.compose import agent_here
 
     return agent_here(text, values)
 
 
 def _read_mission(path: str) -> str:
-    from quine.exits import Misconfigured
+    from quine.base.exits import Misconfigured
 
     try:
         if path == "-":
@@ -177,14 +278,19 @@ def _translated(error: Exception) -> int:
     if isinstance(error, Refused):
         complain(error.detail, error.hint, error.host)
         return error.status
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, OSError) and (error.errno in (*FULL, errno.EPIPE) or error.filename == "stdout"):
+        return _unwritten(error, str(error.filename or ""))
+    return _defect()
+
+
+def _unwritten(error: OSError, name: str) -> int:
+    """Some output could not be written: it is lost, which is no verdict. Without a reader: SIGPIPE."""
+    if error.errno == errno.EPIPE:
         from transport.status import die_of
 
         die_of("PIPE")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-        complain(f"cannot write: {(error.strerror or '').lower()}")
-        return 1
-    return _defect()
+    complain(f"cannot write {name}".rstrip() + f": {(error.strerror or str(error)).lower()}")
+    return LOST
 
 
 def _defect() -> int:

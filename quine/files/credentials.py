@@ -8,7 +8,8 @@ Laws
 
 from __future__ import annotations
 
-from transport import inherit, quickjson
+from transport.job import inherit
+from transport.wire import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,14 @@ _FAMILIES = {
     "GCS_": ("gs", "gcs"),
     "AZURE_": ("az", "abfs", "abfss", "adl"),
 }
+
+
+_WITH_NAMES = ("s3", "gs", "az", "sftp", "ssh", "memory")  # those in whose paths a `?` is one of a name
+
+
+def is_query(path: str) -> bool:
+    """Does a path end with what looks like a query, as a signature that was pasted with its URL?"""
+    return "=" in path.partition("?")[2]
 
 
 def schemes(url: str) -> list[str]:
@@ -42,7 +51,7 @@ def _shown(url: str) -> str:
     user, at, host = place.rpartition("@")
     if at:
         place = f"{user.partition(':')[0]}@{host}" if user.partition(":")[0] else host
-    if head not in ("s3", "gs", "az", "sftp", "ssh", "memory"):
+    if head not in _WITH_NAMES or is_query(path):
         path = path.partition("?")[0]
     return f"{head}://{place}{slash}{path}"
 
@@ -58,6 +67,11 @@ def secrets_of(url: str, options: str) -> list[str]:
     """What the URL and the options of drivers hold that no tape may."""
     places = [part.partition("://")[2].partition("/")[0] for part in url.split("::")]
     found = [place.rpartition("@")[0].partition(":")[2] for place in places]
+    for query in [part.partition("?")[2] for part in url.split("::")]:
+        found += [
+            query,
+            *(value for field in query.split("&") if len(value := field.partition("=")[2]) >= 16),
+        ]
     try:
         _leaves(quickjson.loads(options) if options else {}, "", found)
     except ValueError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from quine.exits import Misconfigured
+from quine.base.exits import Misconfigured
 from quine.files.place import GIVE_STORE, GONE, NO_ORIGIN
 from transport.lean import Mapping
 
@@ -19,14 +19,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quine.files.service import Service
     from quine.files.tier import Tier
-    from transport.incoming import Incoming, Streaming
+    from quine.files.wire.service import Service
+    from transport.rpc.incoming import Incoming, Streaming
 
     Plain = Callable[[bytes], bytes]
     Handler = Callable[[Incoming], None]
 
 SERVICE = "fs"
+HOSTS = "hosts"
 SETTLE = 5.0  # seconds for handlers that were given up to clean up behind them
 
 
@@ -35,15 +36,15 @@ def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
     if environ.get("QUINE_FS") == GONE:
         raise Misconfigured(NO_ORIGIN, GIVE_STORE)
     if not environ.get("QUINE_FS"):
-        from transport.requests import Relay
+        from transport.rpc.requests import Relay
 
         if (relay := Relay.from_environment()) is not None:
-            from quine.files.remote import Remote
+            from quine.files.wire.remote import Remote
 
             return Remote(relay)
-    from quine.files.open import open_store
-    from quine.files.quota import bounded
-    from quine.files.reserved import Unreserved
+    from quine.files.layers.quota import bounded
+    from quine.files.layers.reserved import Unreserved
+    from quine.files.stores.open import open_store
 
     data_dir = os.path.abspath(os.path.expanduser(environ.get("QUINE_DATA_DIR") or ".quine"))
     store = open_store(environ.get("QUINE_FS") or "origin:", environ, data_dir)
@@ -51,13 +52,35 @@ def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
 
 
 class Services(Mapping[str, "Plain | Streaming"]):
-    """What a face answers: `plain` services, and the files tier, made when it is first asked for."""
+    """What a face answers: `plain` services, the hosts that its job may use, and the files tier, made when it is first
+    asked for. `host` is where the job was started, "" before that; `reach` says which hosts it may use, from the body
+    of a request and its host.
+    """
 
-    def __init__(self, environ: Mapping[str, str], plain: Mapping[str, Plain] | None = None) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        plain: Mapping[str, Plain] | None = None,
+        reach: Callable[[bytes, str], bytes] | None = None,
+        end: Callable[[], None] | None = None,
+    ) -> None:
+        """`end` is called when the job has ended."""
         self._environ = environ
-        self._plain = plain or {}
+        self._plain = {**(plain or {}), **({HOSTS: self.hosts} if reach else {})}
+        self._reach = reach
+        self._end = end
+        self.host = ""
         self._streams: dict[str, Handler] = {}
         self._answering: Answering | None = None
+
+    def placed(self, host: str) -> None:
+        """The job has been started on `host`, "" for this machine. Its requests come after this."""
+        self.host = host
+
+    def hosts(self, body: bytes = b"{}") -> bytes:
+        """The hosts that the job may use, as JSON. Raises RequestError."""
+        assert self._reach
+        return self._reach(body, self.host)
 
     def offer(self, name: str, handler: Handler) -> None:
         """Answer this, too: a streaming request."""
@@ -69,7 +92,7 @@ class Services(Mapping[str, "Plain | Streaming"]):
         if name == SERVICE and self._answering is None:
             self._answering = self._streams[SERVICE] = Answering(self._environ)
         handler = self._streams[name]
-        from transport.incoming import Streaming
+        from transport.rpc.incoming import Streaming
 
         return Streaming(handler)
 
@@ -84,6 +107,8 @@ class Services(Mapping[str, "Plain | Streaming"]):
 
         They are threads that die with this process, and what they leave in a bucket nobody sweeps.
         """
+        if self._end:
+            self._end()
         if self._answering:
             self._answering.close()
 
@@ -102,7 +127,7 @@ class Answering:
     def __call__(self, incoming: Incoming) -> None:
         with self._change:
             if self._service is None:
-                from quine.files.service import Service
+                from quine.files.wire.service import Service
 
                 self._service = Service(lambda: tier_here(self._environ))
             self._active += 1

@@ -34,6 +34,17 @@ def clean(path: str | bytes) -> str:
     return "/".join(names)
 
 
+def nearest(text: str) -> str:
+    """The leading names of `text` that a clean path can have: what another tool would call it here, or above that."""
+    found: list[str] = []
+    for name in text.split("/"):
+        if name == ".." or "\0" in name or len(os.fsencode(name)) > LONGEST_NAME:
+            break
+        if name not in ("", "."):
+            found.append(name)
+    return "/".join(found)
+
+
 def parent(path: str) -> str:
     """Of a clean path; the root's is the root."""
     return path.rpartition("/")[0]
@@ -63,3 +74,25 @@ def ancestors(path: str) -> list[str]:
     """The directories above a clean path, the nearest last, without the root."""
     names = path.split("/")[:-1]
     return ["/".join(names[: count + 1]) for count in range(len(names))]
+
+
+def is_alias(name: str, reserved: str) -> bool:
+    """Could a filesystem take `name` for `reserved`, which begins with a dot? As git asks of `.git`.
+
+    Some know no case, some leave out dots and spaces at the end, what follows a colon, and characters that show
+    nothing; some have a short name for each long one.
+    """
+    plain = name
+    if not name.isascii():
+        import unicodedata
+
+        folded = unicodedata.normalize("NFKD", name.casefold())
+        plain = "".join(
+            each for each in folded if unicodedata.category(each) != "Cf" and each not in _SHOWS_NOTHING
+        )
+    plain = plain.lower().partition(":")[0].rstrip(". ")
+    short, tilde, number = plain.partition("~")
+    return plain == reserved or (bool(tilde) and number.isdigit() and short == reserved.lstrip(".")[:6])
+
+
+_SHOWS_NOTHING = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0" + "".join(map(chr, range(0xFE00, 0xFE10)))

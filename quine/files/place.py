@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from quine.exits import Misconfigured
+from quine.base.exits import Misconfigured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,16 +73,22 @@ def root(directory: str) -> str:
 
 def _foreign(url: str) -> None:
     """Of each scheme: known, and followed by a place. Libraries are asked only for what we have not heard of."""
+    from quine.files.credentials import is_query
+
     for part in url.split("::"):
         scheme, colon, rest = part.partition(":")
         if scheme.lower() not in KNOWN:
-            from quine.files.foreign import speaks
+            from quine.files.stores.foreign import speaks
 
             speaks(scheme.lower())
         # where a password would stand is known only behind //
         if colon and not rest.startswith("//") and (scheme.lower() in KNOWN or "@" in rest):
             hint = KNOWN.get(scheme.lower(), f"{scheme[:80]}://[USER@]HOST/DIRECTORY")
             raise Misconfigured(f"{scheme[:80]}: is followed by //", hint)
+        if scheme.lower() in KNOWN and is_query(rest):
+            raise Misconfigured(
+                f"a URL of {scheme[:80]}:// takes no query", "keys belong into QUINE_FS_OPTIONS"
+            )
 
 
 def absolute(url: str) -> str:

@@ -15,11 +15,14 @@ Laws
 from __future__ import annotations
 
 import abc
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Literal, NamedTuple
+
+from quine.files import names
 
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755  # where a store keeps none
 BLOCK = 1024 * 1024  # bytes that are read or written at once by who copies
@@ -154,6 +157,8 @@ class Tier(abc.ABC):
     """A tree of files and directories, nothing else: no links, no owners. `url` is how it is shown, without secrets."""
 
     url: str
+    most = 0  # bytes that a file can have at most, as far as that is known before it is put; 0 is no bound
+    copies = False  # does the store copy a file by itself, whose bytes then do not come by here?
 
     @abc.abstractmethod
     def stat(self, path: str) -> Entry:
@@ -197,6 +202,20 @@ class Tier(abc.ABC):
         ENOENT, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL (a directory into itself), EEXIST.
         """
 
+    def move(self, source: str, target: str, if_absent: bool = False) -> str:
+        """Rename as `mv` does: where `target` is a directory, to a name in it. The path that it has then.
+
+        As `rename`; EINVAL where both are the same file.
+        """
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not self.stat(target).is_file:
+                target = names.join(target, names.name(source))
+        if source == target and not if_absent:
+            self.stat(source)
+            raise OSError(errno.EINVAL, "source and target are the same file", source)
+        self.rename(source, target, if_absent)
+        return target
+
     @abc.abstractmethod
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
         """The mode or time of a file, whose content stays as it is; nothing where the store keeps none.
@@ -217,6 +236,13 @@ class Tier(abc.ABC):
     def walk(self, path: str) -> Iterator[Entry]:
         """Everything below a directory, each directory before what is in it."""
         return walked(self, path)
+
+    def hidden(self, path: str) -> Iterator[str]:
+        """Paths below a directory under which the store holds what no listing shows: a symlink, a key that is no name.
+
+        ENOENT, ENOTDIR.
+        """
+        return iter(())
 
     def url_of(self, path: str) -> str:
         """How somebody who may reach the store by himself names this file; without secrets."""

@@ -12,12 +12,13 @@ import errno
 import os
 import signal
 
-from quine.exits import NOT_STARTED, Failure, Misconfigured, complain
-from quine.exits import USAGE as WRONG_USAGE
+from quine.base.exits import NOT_STARTED, Failure, Misconfigured, complain
+from quine.base.exits import USAGE as WRONG_USAGE
 from quine.files.here import tier_here
 from quine.files.place import absolute
-from transport import address, inherit
+from transport import address
 from transport.errors import Refused
+from transport.job import inherit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

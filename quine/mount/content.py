@@ -10,11 +10,11 @@ Laws
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 
+from quine.files.stores.spool import spool
 from quine.files.tier import BLOCK, Entry, Reader, Tier, stale
-from transport.lendable import write_at
+from transport.rpc.lendable import write_at
 
 WHOLE = 1 << 20  # bytes up to which a file is fetched when it is opened
 NEAR = 4 << 20  # bytes that are rather read than jumped over
@@ -41,7 +41,7 @@ class Content:
         try:
             if wanted and (self.entry.version != wanted.version or self.size != wanted.size):
                 raise stale(path)
-            self._fd = temporary()
+            self._fd = spool()
             os.ftruncate(self._fd, self.size)
             if self.size <= WHOLE:
                 self._fill(self.size)
@@ -136,9 +136,3 @@ class Content:
     def _keep(self, block: bytes, offset: int) -> None:
         if block.count(0) != len(block):
             write_at(self._fd, block, offset)
-
-
-def temporary() -> int:
-    """A file without a name, which the kernel removes with its last descriptor."""
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

@@ -2,7 +2,8 @@
 
 Laws
 1. Nobody but who opened it sees a draft; `commit` makes all of it the file, or raises and leaves the file as it was.
-2. What could not be committed is not tried again unless something is written to it again.
+2. What could not be committed stays what is to be committed: who asks again, by `fsync` or another close, is not told
+   that it is kept. What the last close could not commit either is given a name on the disk of this machine.
 3. A draft whose name was removed or replaced is never committed: like a local file, it ends with its last descriptor.
 """
 
@@ -14,11 +15,11 @@ import stat
 import threading
 import time
 
+from quine.files.stores.spool import expect_room, keep, spool
 from quine.files.tier import BLOCK, FILE_MODE, Entry, Tier, Writer, error
 from quine.mount import fuse
-from quine.mount.content import temporary
 from quine.mount.nodes import inode_of
-from transport.lendable import write_at
+from transport.rpc.lendable import write_at
 
 
 class Draft:
@@ -58,19 +59,20 @@ class Draft:
     def begin(self) -> None:
         """Empty."""
         if self._fd < 0:
-            self._fd = temporary()
+            self._fd = spool()
 
     def load(self, tier: Tier) -> None:
         """What is in the file now. Raises OSError; ENOENT where it has gone."""
         if self._fd >= 0:
             return
-        fd = temporary()
+        fd = spool()
         try:
             with tier.open(self.path) as reader:
                 self.base, self.mode = reader.entry, reader.entry.mode
                 at = 0
                 while block := reader.read(BLOCK):
                     if block.count(0) != len(block):
+                        expect_room(fd, at, len(block), self.path)
                         write_at(fd, block, at)
                     at += len(block)
             os.ftruncate(fd, at)
@@ -82,7 +84,11 @@ class Draft:
     def read(self, offset: int, length: int) -> bytes:
         return os.pread(self._fd, length, offset)
 
-    def write(self, data: bytes | memoryview, offset: int) -> int:
+    def write(self, data: bytes | memoryview, offset: int, most: int = 0) -> int:
+        """Raises OSError: EDQUOT beyond `most` bytes, which no file of the tier can have; ENOSPC."""
+        if most and offset + len(data) > most:
+            raise error(errno.EDQUOT, self.path)
+        expect_room(self._fd, offset, len(data), self.path)
         write_at(self._fd, data, offset)
         self._changed()
         return len(data)
@@ -110,7 +116,15 @@ class Draft:
         """Let it be the file; None where there was nothing to do. Raises OSError."""
         if not self.pending or self.orphan or self._fd < 0:
             return None
-        content, self.dirty, self.altered = self.dirty, False, False
+        pending = self.dirty, self.altered
+        self.dirty, self.altered = False, False
+        try:
+            return self._committed(tier, pending[0])
+        except BaseException:
+            self.dirty, self.altered = pending
+            raise
+
+    def _committed(self, tier: Tier, content: bool) -> Entry:
         if not content:
             self.committed = tier.setattr(self.path, mode=self.mode & 0o777, mtime=self.mtime)
             # Others may have replaced what it was: these pages need not be those of that version.
@@ -122,6 +136,12 @@ class Draft:
             entry = writer.commit()
         self.base = self.committed = entry
         return entry
+
+    def save(self) -> str:
+        """Give what was written and not committed a name on this machine's disk; the path, "" if there is none."""
+        if self._fd < 0 or not self.dirty or self.orphan:
+            return ""
+        return keep(self._fd, os.path.basename(self.path))
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -15,13 +15,13 @@ import os
 import select
 import signal
 
-from quine.exits import NOT_STARTED, Failure
-from quine.files import quota
+from quine.base.exits import NOT_STARTED, Failure
 from quine.files.here import tier_here
+from quine.files.layers import quota
 from quine.files.place import settle
 from quine.mount import mounts, places
-from transport import inherit
 from transport.errors import Refused
+from transport.job import inherit
 
 GRACE = 5.0  # seconds that a server has to end what is under way after it was unmounted
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

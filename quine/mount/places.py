@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import os
 
-from quine import private
+from quine.base import private
 from quine.mount import mounts
 from transport import address
 

@@ -13,7 +13,7 @@ import errno
 import os
 import time
 
-from quine.files.reserved import others
+from quine.files.layers.reserved import others
 from quine.files.tier import BLOCK, Entry, error
 from quine.mount import fuse
 from quine.mount.draft import Draft
@@ -59,7 +59,7 @@ def write(state: State, request: Request) -> Parts:
     number, offset = request.args[:2]
     draft = _draft(state, number)
     with draft.lock:
-        return (fuse.written(draft.write(request.data, offset)),)
+        return (fuse.written(draft.write(request.data, offset, state.tier.most)),)
 
 
 def fallocate(state: State, request: Request) -> Parts:
@@ -119,9 +119,18 @@ def release(state: State, request: Request) -> Parts:
             # Nobody's close has: it was handed to another process, or that was killed.
             _commit(state, node, draft)
         except OSError as wrong:
-            state.note(f"{draft.path}: not kept: {wrong.strerror}")
+            state.note(f"{draft.path}: not kept: {wrong.strerror}{_saved(draft)}")
     state.release(number)
     return ()
+
+
+def _saved(draft: Draft) -> str:
+    try:
+        with draft.lock:
+            path = draft.save()
+    except OSError as wrong:
+        return f"; nor here: {wrong.strerror}"
+    return f"; what was written is in {path}" if path else ""
 
 
 def setattr_(state: State, request: Request) -> Parts:

@@ -30,10 +30,10 @@ from quine.staging.content import (
     parse_head,
 )
 from quine.staging.manifest import IMPLIED, PERMISSIONS, SIZE, SPARSE, Manifest, shown
-from quine.staging.renames import FOLDER, Conflict, Met, Parents, move, remove
+from quine.staging.renames import FOLDER, Conflict, Met, Parents, keep_old, move, remove
 from quine.staging.survey import ASIDE, FACTS
 from transport.lean import blake2b
-from transport.lendable import write_all, write_at
+from transport.rpc.lendable import write_all, write_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from quine.staging.objects import Objects, Pack
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+_NOTHING = bytes(FACTS.size)
 
 
 class Layout:
@@ -70,6 +73,7 @@ class Layout:
         self._folders: dict[bytes, bytes] = {b"": b""}
         self.needs: list[int] = []  # files to be made
         self._moves: list[int] = []  # entries to be renamed
+        self._made: dict[int, tuple[int, ...]] = {}  # what was known of a file when it was made
         self._plan()  # before anything is held: it may find that it cannot be
 
     # -- what is to be done ------------------------------------------------------------------------
@@ -187,6 +191,8 @@ class Layout:
                         self._pour(index, fd, digest in wanted, feed, objects, pack)
                         made[digest] = index
                     os.utime(fd, ns=(manifest.mtimes[index], manifest.mtimes[index]))
+                    facts = os.fstat(fd)
+                    self._made[index] = (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_mode)
                 finally:
                     os.close(fd)
         finally:
@@ -293,7 +299,7 @@ class Layout:
         moves = [(self._spots[index], manifest.names[index]) for index in self._moves]
         folders = frozenset(self._spots[index] for index in self._moves if manifest.is_directory(index))
         if undo:
-            self._keep_old(moves, parents, folders)
+            keep_old(self._top, moves, parents, folders)
         move(self._new, moves, parents, self._top if undo else -1, folders)
 
     def _open_up(self, name: bytes) -> None:
@@ -318,29 +324,6 @@ class Layout:
             self._spots[index] = b"%d" % index
             os.rename(spot + b"/" + first, self._spots[index], src_dir_fd=self._new, dst_dir_fd=self._new)
             self._moves.append(index)
-
-    def _keep_old(
-        self, moves: list[tuple[bytes, bytes]], parents: Parents, folders: frozenset[bytes]
-    ) -> None:
-        """Room for the way back, and the journal; whatever would fail shall fail now."""
-        device = os.fstat(self._top).st_dev
-        for spot, name in moves:
-            folder, last = parents.of(name)
-            if os.fstat(folder).st_dev != device:
-                raise OSError(
-                    errno.EXDEV, "is on another filesystem than the directory that it goes to", name
-                )
-            if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
-            if spot in folders:
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                os.link(last, b"old/" + spot, src_dir_fd=folder, dst_dir_fd=self._top, follow_symlinks=False)
-        text = b"".join(spot + b"\0" + name + b"\0" for spot, name in moves)
-        fd = os.open("journal.new", _NEW, 0o600, dir_fd=self._top)
-        with open(fd, "wb") as file:
-            file.write(text)
-        os.rename("journal.new", "journal", src_dir_fd=self._top, dst_dir_fd=self._top)
 
     def is_journalled(self) -> bool:
         """Have the renames begun, so that whoever finds them finishes them?"""
@@ -372,15 +355,55 @@ class Layout:
                 name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | kind, dir_fd=folder
             )
         except PermissionError:
-            kept = _kept(os.stat(name, dir_fd=folder, follow_symlinks=False))
-            os.chmod(name, mode | kept, dir_fd=folder)
-            os.utime(name, ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
+            self._finish_unread(index, name, folder)
             return
         try:
             os.utime(fd, ns=(mtime, mtime))
             os.fchmod(fd, mode | _kept(os.fstat(fd)))
         finally:
             os.close(fd)
+
+    def _finish_unread(self, index: int, name: bytes, folder: int) -> None:
+        """The same of what may not be read. By descriptor: by its name a link that is swapped in would be followed."""
+        mtime, mode = self._manifest.mtimes[index], self._manifest.modes[index]
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            facts = os.fstat(fd)
+            if stat.S_IFMT(facts.st_mode) != stat.S_IFMT(mode & 0xFFFF):
+                return  # another one's by now
+            os.chmod(f"/proc/self/fd/{fd}", mode & PERMISSIONS | _kept(facts))
+            os.utime(f"/proc/self/fd/{fd}", ns=(mtime, mtime))
+        finally:
+            os.close(fd)
+
+    def stands(self, found: dict[bytes, bytes]) -> bool:
+        """Is all that was laid out, or was there already, still that? `found` is a look after the commit.
+
+        What others have changed since is theirs, and no record may say that it is what should be there.
+        """
+        manifest = self._manifest
+        for index, name in enumerate(manifest.names):
+            if manifest.modes[index] & IMPLIED:
+                continue  # not looked at
+            mode = manifest.modes[index] & 0xFFFF
+            inode, size, mtime, _, has = FACTS.unpack(found.get(name) or _NOTHING)
+            if stat.S_IFMT(has) != stat.S_IFMT(mode):
+                return False
+            if stat.S_ISLNK(mode) and os.readlink(os.path.join(self._path, name)) != manifest.marks[index]:
+                return False
+            if not stat.S_ISREG(mode):
+                continue
+            if made := self._made.get(index):
+                same = (inode, size, mtime, has) == made
+            else:
+                was = FACTS.unpack(self._here[name])
+                settled = manifest.mtimes[index], mode & PERMISSIONS
+                same = (inode, size) == was[:2]
+                same = same and mtime in (was[2], settled[0])
+                same = same and has & PERMISSIONS in (was[4] & PERMISSIONS, settled[1])
+            if not same:
+                return False
+        return True
 
     def close(self) -> None:
         """Away with what was made and not renamed, unless renames could neither be done nor undone."""

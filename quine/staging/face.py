@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 
-from quine.exits import FAILED, NOT_STARTED
+from quine.base.exits import FAILED, NOT_STARTED
 from quine.staging import survey, words
-from transport import client
+from transport.client import client
 from transport.spawn import Spawn
 from transport.status import Status
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quine.files.here import Services
     from quine.staging.giving import Giving
     from quine.staging.taking import Taking
-    from transport.incoming import Incoming
+    from transport.rpc.incoming import Incoming
 
 
 class Staging:
@@ -94,7 +94,7 @@ class Staging:
 
         named = [part for pair in self._sources for part in pair]
         leave_out = survey.identity(self._data_dir) if self._data_dir else None
-        return Giving(self._sources, survey.key_of(*named), leave_out)
+        return Giving(survey.Sources(self._sources, leave_out), survey.key_of(*named))
 
     def taking(self) -> Taking:
         """The side that takes, for one job."""

@@ -17,16 +17,15 @@ from transport.errors import Abandoned, RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from transport.incoming import Incoming
+    from quine.staging.survey import Sources
+    from transport.rpc.incoming import Incoming
 
 
 class Giving:
-    """(path, name) of what is given to one job. `failure` is why it could not have it, `cure` the hint with that."""
+    """What is given to one job. `failure` is why it could not have it, `cure` the hint with that."""
 
-    def __init__(
-        self, sources: list[tuple[bytes, bytes]], key: str, leave_out: tuple[int, int] | None
-    ) -> None:
-        self._sources, self._key, self._leave_out = sources, key, leave_out
+    def __init__(self, sources: Sources, key: str) -> None:
+        self._sources, self._key = sources, key
         self._looking = threading.Lock()
         self._tree: Tree | None = None
         self._turn = threading.Lock()
@@ -48,7 +47,7 @@ class Giving:
     def _have(self) -> Tree:
         with self._looking:
             if self._tree is None:
-                self._tree = Tree(self._sources, self._key, self._leave_out)
+                self._tree = Tree(self._sources, self._key)
             return self._tree
 
     def given(self, incoming: Incoming) -> None:

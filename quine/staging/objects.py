@@ -18,10 +18,10 @@ import struct
 import time
 from bisect import bisect_left
 
-from quine import private
+from quine.base import private
 from quine.staging.manifest import SIZE
 from quine.staging.survey import cache
-from transport.lendable import write_all
+from transport.rpc.lendable import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
 BOUND = 4 << 30  # bytes of all packs
 MOST_PACKS = 512
-MANY, SMALL = (
-    32,
-    1 << 20,
-)  # so many packs of not more than so many bytes are made one: who looks reads each index
+SMALL = 1 << 20  # bytes of a pack that is made one with others
+MANY = 32  # so many small ones are: who looks reads each index
 LARGEST = 256 << 20  # bytes of one content that is kept
 PATIENCE = 60.0  # seconds to wait for another job that gets the same
 FLUSH = 1 << 20
@@ -51,12 +49,11 @@ class Objects:
     def among(self, digests: set[bytes]) -> set[bytes]:
         """Those of them that are here, to be read: who has been told so can read them, whatever is cleaned away."""
         for _ in range(2):
-            self._found = self._search(digests)
-            if all(self._descriptor(name) >= 0 for name in {place[0] for place in self._found.values()}):
+            found = self._search(digests)
+            gone = {name for name in {place[0] for place in found.values()} if self._descriptor(name) < 0}
+            if not gone:
                 break  # else one was merged or cleaned away between two steps of ours
-        self._found = {
-            digest: place for digest, place in self._found.items() if self._descriptor(place[0]) >= 0
-        }
+        self._found = {digest: place for digest, place in found.items() if place[0] not in gone}
         return set(self._found)
 
     def _search(self, digests: set[bytes]) -> dict[bytes, tuple[str, int, int]]:

@@ -13,9 +13,16 @@ import fcntl
 import os
 import stat
 
-from quine.files import beneath
+from quine.files.stores.local import beneath
 from quine.staging.survey import ASIDE
 
+NO_LINKS = (
+    errno.EPERM,
+    errno.EACCES,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EMLINK,
+)  # why a file is not linked
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -94,7 +101,7 @@ def move(
                         raise Conflict(errno.EEXIST, "no directory stands where it should go", name) from None
                     raise Met(name, len(done)) from None
             else:
-                os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
+                _replace(spot, last, new, folder, top)
             done.append((spot, name))
     except (OSError, Met):
         if top >= 0:
@@ -102,19 +109,74 @@ def move(
         raise
 
 
+def _replace(spot: bytes, last: bytes, new: int, folder: int, top: int) -> None:
+    """Take the place of what stands there, of which there is a link in `old`, or which is moved there now."""
+    moved = False
+    if top >= 0 and not _is_there(b"old/" + spot, top):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(last, b"old/" + spot, src_dir_fd=folder, dst_dir_fd=top)
+            moved = True
+    try:
+        os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)
+    except OSError:
+        if moved:
+            os.rename(b"old/" + spot, last, src_dir_fd=top, dst_dir_fd=folder)
+        raise
+
+
+def _is_there(name: bytes, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _undo(new: int, done: list[tuple[bytes, bytes]], parents: Parents, top: int) -> None:
     """As it was; what was brought is in `new` again, for who will try otherwise."""
     for spot, name in reversed(done):
         folder, last = parents.of(name)
-        try:
-            os.stat(b"old/" + spot, dir_fd=top, follow_symlinks=False)
-        except FileNotFoundError:
+        if not _is_there(b"old/" + spot, top):
             os.rename(last, spot, src_dir_fd=folder, dst_dir_fd=new)
             continue
-        with contextlib.suppress(OSError):
+        try:
             os.link(last, spot, src_dir_fd=folder, dst_dir_fd=new, follow_symlinks=False)
+        except OSError:
+            os.rename(last, spot, src_dir_fd=folder, dst_dir_fd=new)
         os.rename(b"old/" + spot, last, src_dir_fd=top, dst_dir_fd=folder)
     os.unlink("journal", dir_fd=top)
+
+
+def keep_old(top: int, moves: list[tuple[bytes, bytes]], parents: Parents, folders: frozenset[bytes]) -> None:
+    """A way back, in `old`, and the journal, synced; whatever would fail shall fail now.
+
+    Where a file cannot be linked (another user's with protected_hardlinks, CIFS, exFAT) it is moved away when its
+    turn comes, and its name means nothing for that moment.
+    """
+    device = os.fstat(top).st_dev
+    for spot, name in moves:
+        folder, last = parents.of(name)
+        if os.fstat(folder).st_dev != device:
+            raise OSError(errno.EXDEV, "is on another filesystem than the directory that it goes to", name)
+        if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        if spot in folders:
+            continue
+        try:
+            os.link(last, b"old/" + spot, src_dir_fd=folder, dst_dir_fd=top, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        except OSError as refused:
+            if refused.errno not in NO_LINKS:
+                raise
+    text = b"".join(spot + b"\0" + name + b"\0" for spot, name in moves)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open("journal.new", flags, 0o600, dir_fd=top), "wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename("journal.new", "journal", src_dir_fd=top, dst_dir_fd=top)
+    beneath.sync(top)
 
 
 def recover(base: bytes) -> None:

@@ -6,6 +6,7 @@ Laws
 2. As with git, a file that was changed within a tick of the clock before the look may change again and look the same:
    such a look is waited for until it is older than a tick, or is not recorded.
 3. A record is a help and never a truth: one that is torn, foreign or old is as none.
+4. What was named to be sent is all there: a name that is gone, and one that an earlier look has found, is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import stat
 import struct
 import time
 
-from quine import private
+from quine.base import private
+from quine.base.aside import Aside
 from quine.staging.manifest import SIZE, BadManifest, Manifest, parse
 from transport.lean import blake2b
 
@@ -30,6 +32,7 @@ KEPT = 200  # records of a user on a machine
 ONCE = "once"  # the key of a directory that is looked at once: nothing is kept of it
 ASIDE = b".quine-aside-"  # what a directory's name begins with that is ours, for a moment
 LONGEST = 1 << 20  # bytes of a record's first line
+GONE = "vanished before it was sent"
 _HEADER = "quine-seen-1"
 
 FACTS = struct.Struct("<QQqqI")  # inode, size, mtime and ctime in ns, mode
@@ -81,19 +84,21 @@ class Look:
 
 
 def look(
-    sources: Iterable[tuple[bytes, bytes]], follow: bool = False, leave_out: tuple[int, int] | None = None
+    sources: Iterable[tuple[bytes, bytes]], whole: bool = False, leave_out: tuple[int, int] | None = None
 ) -> Look:
     """Everything that these name: (path to look at, name it has; "" where it is the base). What is missing is left out.
 
-    `follow` a link that was named; one below it is never followed. `leave_out` is the device and inode of a directory.
-    Raises OSError with the path, for a directory that cannot be read.
+    `whole`: it is to be sent, so a link that was named is followed (one below it never is), and nothing may be missing.
+    `leave_out` is the device and inode of a directory. Raises OSError, with the path that cannot be read.
     """
     began = time.time_ns()
     folders: list[tuple[bytes, bytes, bytes]] = []
     for path, name in sources:
         try:
-            fact = os.stat(path, follow_symlinks=follow)
+            fact = os.stat(path, follow_symlinks=whole)
         except (FileNotFoundError, NotADirectoryError):
+            if whole:
+                raise FileNotFoundError(errno.ENOENT, GONE, path) from None
             continue
         if name:
             row = (fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_mode)
@@ -105,9 +110,9 @@ def look(
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fact = os.fstat(fd)
-                if follow and (fact.st_dev, fact.st_ino) != seen:  # by a link to somewhere else, perhaps
+                if whole and (fact.st_dev, fact.st_ino) != seen:  # by a link to somewhere else, perhaps
                     raise FileNotFoundError(errno.ENOENT, "was exchanged while it was looked at", "")
-                names, facts, below = _look_into(fd, not prefix, leave_out)
+                names, facts, below = _look_into(fd, not prefix, whole, leave_out)
             except OSError as error:
                 own = error.filename if isinstance(error.filename, str) else ""
                 raise OSError(error.errno, error.strerror, os.path.join(folder, os.fsencode(own))) from None
@@ -119,7 +124,7 @@ def look(
 
 
 def _look_into(
-    fd: int, is_base: bool, leave_out: tuple[int, int] | None
+    fd: int, is_base: bool, whole: bool, leave_out: tuple[int, int] | None
 ) -> tuple[bytes, bytes, list[tuple[bytes, tuple[int, int]]]]:
     """The names in a directory, the facts of each, and which of them are directories.
 
@@ -134,6 +139,8 @@ def _look_into(
         try:
             fact = stat_of(name, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
+            if whole and not (is_base and os.fsencode(name).startswith(ASIDE)):
+                raise FileNotFoundError(errno.ENOENT, GONE, name) from None
             continue
         mode = fact.st_mode
         if mode & 0o170000 == 0o040000:
@@ -144,6 +151,37 @@ def _look_into(
         names.append(name)
         facts.append(pack(fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, mode))
     return os.fsencode("\0".join([*names, ""])), b"".join(facts), below
+
+
+class Sources:
+    """What was named to be sent, (path, name) each, and the looks at it."""
+
+    __slots__ = ("_last", "_leave_out", "paths")
+
+    def __init__(self, named: Iterable[tuple[bytes, bytes]], leave_out: tuple[int, int] | None) -> None:
+        self.paths = {name: path for path, name in named}
+        self._leave_out = leave_out
+        self._last: Look | None = None
+
+    def take(self) -> Look:
+        """One look. Raises OSError, FileNotFoundError for what an earlier one has found and this one does not."""
+        named = [(path, name) for name, path in self.paths.items()]
+        found = look(named, whole=True, leave_out=self._leave_out)
+        if self._last and self._last.hash != found.hash:
+            names = set(found.names)
+            for name in self._last.names:
+                if name not in names:
+                    raise FileNotFoundError(errno.ENOENT, GONE, self.path(name))
+        self._last = found
+        return found
+
+    def path(self, name: bytes) -> bytes:
+        """Where it is here."""
+        above = name
+        while above not in self.paths:
+            above = above.rpartition(b"/")[0]
+        rest = name[len(above) :].lstrip(b"/")
+        return os.path.join(self.paths[above], rest) if rest else self.paths[above]
 
 
 def settled(take: Callable[[], Look], found: Look) -> tuple[Look, bool]:
@@ -216,19 +254,17 @@ def remember(
     if len(named) > LONGEST // 2:
         return
     folder = cache("seen")
-    path = os.path.join(folder, key)
-    aside = f"{path}.{os.getpid()}"
     try:
         private.make(folder)
-        with open(aside, "wb", opener=_private) as file:
+        with Aside(os.path.join(folder, key), 0o600, own=True) as file:
             file.write(f"{_HEADER} {digest} {found.hash} -{named}\n".encode())
             file.write(len(packed).to_bytes(8, "little"))
             file.write(packed)
             file.write(b"".join(facts))
-        os.rename(aside, path)
+            file.commit()
         _prune(folder)
     except OSError:
-        _unlink(aside)
+        pass
 
 
 def identity(path: str) -> tuple[int, int] | None:
@@ -269,7 +305,3 @@ def key_of(*parts: str | bytes) -> str:
     """The name of a record."""
     whole = b"\0".join(os.fsencode(part) for part in parts)
     return blake2b(whole, digest_size=16).hexdigest()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

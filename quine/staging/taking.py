@@ -20,13 +20,13 @@ from quine.staging.content import KNOWN, Broken, Feed, said, tell, told
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, parse, shown
 from quine.staging.renames import recover
 from quine.staging.tree import bits
-from transport import client
+from transport.client import client
 from transport.errors import Abandoned, RequestError
-from transport.incoming import Streaming
+from transport.rpc.incoming import Streaming
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from transport.incoming import Incoming
+    from transport.rpc.incoming import Incoming
     from transport.spawn import Spawn
 
 MOST_BACK = 1 << 44  # bytes that are brought back

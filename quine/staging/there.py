@@ -18,7 +18,7 @@ import os
 import signal
 import time
 
-from quine.exits import NOT_STARTED, complain
+from quine.base.exits import NOT_STARTED, complain
 from quine.staging import survey
 from quine.staging.aside import Layout
 from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, said, tell
@@ -27,12 +27,12 @@ from quine.staging.objects import Objects, Pack
 from quine.staging.renames import recover
 from quine.staging.tree import Tree, bits
 from transport.errors import RequestError
-from transport.requests import Relay
+from transport.rpc.requests import Relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.staging.survey import Look
-    from transport.outgoing import Asked
+    from transport.rpc.outgoing import Asked
 
 NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 ELSEWHERE = "choose another directory with --cwd, or workdir in the inventory"
@@ -104,7 +104,7 @@ def _prepared(relay: Relay, key: str, words: list[str]) -> bool:
     """Have everything here; of a job to be detached in its directory, and nothing where it was started already."""
     if words[:2] != ["run", "--detach"]:
         return _staged(relay, key)
-    from quine import detach
+    from quine.jobs import detach
 
     done = not detach.prepare(words)
     try:
@@ -199,12 +199,12 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
     finally:
         layout.close()
     if not place:
-        return
+        return  # it is looked at once
     # What was made last would be too new for the record, and a look takes longer.
     time.sleep(survey.TICK / 1e9)
     found, calm = survey.settled(lambda: _look(roots), _look(roots))
-    if calm:
-        by_name = found.by_name()
+    by_name = found.by_name()
+    if calm and layout.stands(by_name):
         facts = [by_name.get(name, EMPTY) for name in manifest.names]
         survey.remember(place, digest, found, roots, packed, facts)
     else:
@@ -235,30 +235,32 @@ def _fill(
 # -- after -----------------------------------------------------------------------------------------
 
 
-def _go(job: str) -> str:
-    """Be in the directory of a detached job; why that cannot be."""
-    from quine import roster
+def _go(job: str) -> tuple[str, str]:
+    """Be in the directory of a detached job: that, and why it cannot be. One left empty is gone with its job."""
+    from quine.jobs import roster
 
     state = roster.state_directory()
     if len(found := roster.find(job, state)) == 1:
         job = found[0].id  # its beginning is enough, as for any verb
     place = roster.record(os.path.join(state, "jobs", job)).get("cwd")
     if not isinstance(place, str):
-        return f"{job} is not detached, or forgotten"
+        return "", f"{job} is not detached, or forgotten"
     try:
         os.chdir(place)
+    except FileNotFoundError:
+        pass
     except OSError as error:
-        return said(error)
-    return ""
+        return place, said(error)
+    return place, ""
 
 
 def _give_back(relay: Relay, key: str, job: str = "") -> bool:
     """Give what the caller wants. RequestError where it cannot be given."""
     from quine.staging import words
 
-    if job and (why := _go(job)):
+    here, why = _go(job) if job else (os.getcwd(), "")
+    if why:
         return _confess(relay, why)
-    here = os.getcwd()
     for left in reversed(range(ROUNDS)):
         with relay.stream("stage") as asked:
             feed = Feed(asked)
@@ -268,7 +270,7 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
                 patterns = [str(pattern) for pattern in message.get("returns", [])]
                 sources, missing = words.matching(patterns, here)
                 ours = survey.identity(os.environ.get("QUINE_DATA_DIR") or ".quine")
-                tree = Tree(sources, survey.key_of(here, key, "out"), ours)
+                tree = Tree(survey.Sources(sources, ours), survey.key_of(here, key, "out"))
                 tell(asked, {"tree": tree.digest, "missing": missing}, tree.packed)
                 said_last = tree.serve(asked, feed)
             except BrokenPipeError:

@@ -23,13 +23,13 @@ from quine.staging.manifest import (
     stays,
 )
 from quine.staging.renames import Parents
-from quine.staging.survey import FACTS, Record, look, recall, remember, settled
+from quine.staging.survey import FACTS, Record, recall, remember, settled
 from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.staging.content import Line
-    from quine.staging.survey import Look
+    from quine.staging.survey import Look, Sources
 
 ROUND = 1 << 20  # bytes of small files that are sent at once
 
@@ -39,12 +39,11 @@ class LeadsOut(OSError):
 
 
 class Tree:
-    """Some files and directories: (path, name) each. Raises OSError, with what cannot be staged."""
+    """Some files and directories. Raises OSError, with what cannot be staged."""
 
-    def __init__(
-        self, sources: list[tuple[bytes, bytes]], key: str, leave_out: tuple[int, int] | None = None
-    ) -> None:
-        self._sources = {name: path for path, name in sources}
+    def __init__(self, sources: Sources, key: str) -> None:
+        self._sources = sources.paths
+        self.path = sources.path
         self._record = record = recall(key)
         self._packed = b""
         self._manifest: Manifest | None = None
@@ -52,14 +51,11 @@ class Tree:
         self._kept: dict[bytes, bytes] = {}
         self._room = KEEP
 
-        def take() -> Look:
-            return look(sources, follow=True, leave_out=leave_out)
-
-        first = take()
+        first = sources.take()
         if first.hash == record.hash:
             self.digest = record.digest
             return
-        found, calm = settled(take, first)
+        found, calm = settled(sources.take, first)
         calm = self._build(found, record) and calm
         self._packed = self.manifest.pack()
         self.digest = digest_of(self._packed)
@@ -179,14 +175,6 @@ class Tree:
             if mode & 0o170000 == stat.S_IFLNK and not stays(name, mark, roots):
                 text = f"a link that leads out of what is staged, to {shown(mark)}"
                 raise LeadsOut(0, text, self.path(name))
-
-    def path(self, name: bytes) -> bytes:
-        """Where it is here."""
-        above = name
-        while above not in self._sources:
-            above = above.rpartition(b"/")[0]
-        rest = name[len(above) :].lstrip(b"/")
-        return os.path.join(self._sources[above], rest) if rest else self._sources[above]
 
     # -- its contents ------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-from quine.exits import Misconfigured
+from quine.base.exits import Misconfigured
 
 MAGIC = "*?["
 

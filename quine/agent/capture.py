@@ -1,0 +1,166 @@
+"""What a command or a child printed: the ends in memory, the whole in a file as soon as it is too long.
+
+Laws
+1. Memory is bounded by what is shown; nothing is dropped: the result names the file with the whole, or says
+   why there is none.
+2. A cut never splits a character.
+3. No line that is shown can be taken for one of the host loop's own: where it begins like one, it gets a backslash in
+   front (and one that begins with backslashes and then like one, one more), as mboxrd does with From.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import termios
+
+from quine.base import private
+
+LIMIT = 1 << 30  # bytes of one stream that are kept; who prints more is ended and told so
+CHUNK = 1 << 18
+
+# what the lines of a result begin with that are not output; a test holds this against the sources
+HEADERS = (
+    "[EXIT CODE]",
+    "[STDOUT]",
+    "[STDERR]",
+    "[SIGNAL]",
+    "[STATE]",
+    "[SHELL]",
+    "[SHELL ERROR]",
+    "[TIMEOUT]",
+    "[INTERRUPTED]",
+    "[OUTPUT LIMIT]",
+    "[BACKGROUND OUTPUT]",
+    "[FORK]",
+    "[FORK ENDED]",
+    "[FORK ERROR]",
+    "[HOSTS]",
+    "[EXEC ERROR]",
+    "[TURNS LEFT]",
+    "[TOKENS LEFT]",
+    "[COST LEFT]",
+    "[TIME LEFT]",
+    "[CONTEXT USED]",
+    "[CONTEXT]",
+    "[CUT]",
+    "[DROPPED]",
+    "[LAST REPLY]",
+    "[TIME LIMIT]",
+    "[REMINDER]",
+    "--- CHILD ",
+    "...[Output Truncated",
+)
+
+
+class Capture:
+    def __init__(self, limit: int, path: str) -> None:
+        self._limit = limit
+        self._path = path
+        self._kept = bytearray()  # all of it until it is too long, then the beginning
+        self._tail = bytearray()
+        self._fd = -1
+        self._spilt = False
+        self._fault = ""
+        self.total = 0
+
+    @property
+    def too_much(self) -> bool:
+        return self.total > LIMIT
+
+    def feed(self, data: bytes) -> None:
+        self.total += len(data)
+        if not self._spilt:
+            self._kept += data
+            if len(self._kept) <= self._limit:
+                return
+            self._spill()
+            data = b""
+        self._keep(data)
+        self._tail += data
+        del self._tail[: -self._tail_size or len(self._tail)]
+
+    def _spill(self) -> None:
+        self._spilt = True
+        try:
+            private.make(os.path.dirname(self._path))
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self._fault = error.strerror or str(error)
+        self._keep(self._kept)
+        head = self._limit - self._tail_size
+        self._tail += self._kept[head:]
+        del self._tail[: -self._tail_size or len(self._tail)]
+        del self._kept[head:]
+
+    def _keep(self, data: bytes | bytearray) -> None:
+        """A full disk ends the keeping, not the command."""
+        try:
+            view = memoryview(data)
+            while view and not self._fault:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            self._fault = error.strerror or str(error)
+        finally:
+            view.release()
+
+    @property
+    def _tail_size(self) -> int:
+        return self._limit // 4
+
+    def text(self) -> str:
+        """What is shown; closes the file."""
+        self.close()
+        if self.total <= self._limit:
+            return quoted(self._kept.decode("utf-8", "replace"))
+        where = (
+            f"the whole could not be kept: {self._fault}" if self._fault else f"the whole is in {self._path}"
+        )
+        note = f"\n...[Output Truncated, {self.total} bytes total, {where}]...\n"
+        return quoted(_whole_head(self._kept)) + note + quoted(_whole_tail(self._tail))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def drain(fd: int, into: Capture) -> None:
+    """Take what is in the pipe at this moment, and no more: somebody may be writing without end."""
+    waiting = array.array("i", [0])
+    fcntl.ioctl(fd, termios.FIONREAD, waiting)
+    left = waiting[0]
+    while left > 0:
+        data = os.read(fd, min(left, CHUNK))
+        into.feed(data)
+        left -= len(data)
+
+
+def quoted(text: str) -> str:
+    """Output as it is shown between lines of ours."""
+    if not any(header in text for header in HEADERS):
+        return text
+    lines = text.splitlines(keepends=True)  # at carriage returns too, which a guest may read as new lines
+    return "".join("\\" + line if line.lstrip("\\").startswith(HEADERS) else line for line in lines)
+
+
+def _whole_head(data: bytearray) -> str:
+    """Without the first part of a character whose rest was cut off."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        length = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+        if length > back:
+            data = data[:-back]
+        break
+    return data.decode("utf-8", "replace")
+
+
+def _whole_tail(data: bytearray) -> str:
+    """Without the last part of a character whose beginning was cut off."""
+    start = 0
+    while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
+        start += 1
+    return data[start:].decode("utf-8", "replace")

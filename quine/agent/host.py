@@ -1,0 +1,406 @@
+"""The entry of an agent: from a mission, options and what was inherited to the process's exit status.
+
+Laws
+1. What can be wrong with the configuration is found before a life is begun, and is exit 2.
+2. A process that os.fork() made never returns from here: its parent's callers are not its own.
+3. Standard library only: an agent must be there in a few hundredths of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from quine import providers as guests
+from quine.agent import env, leaving, prompt, shown
+from quine.agent.ends import End, Reborn
+from quine.agent.env import Settings
+from quine.agent.life import Life, is_session, new_session
+from quine.agent.loop import Face, Loop
+from quine.agent.signals import Signals, Terminated
+from quine.archive import keeping
+from quine.base import private
+from quine.base.exits import DEADLINE, NOT_STARTED, TRY_AGAIN, Denied, Failure, Misconfigured, NotBuilt
+from quine.base.log import Log
+from quine.budget import inference
+from quine.cli.options import find_inventory
+from quine.providers.base import Guest
+from quine.providers.relay import RelayGuest
+from quine.remote import reach
+from quine.tape.tape import FileSink, RelaySink, Tape
+from transport.job import inherit
+from transport.wire import quickjson
+
+Ask = Callable[
+    ..., bytes
+]  # a request by name and body, and how to wait for its answer (transport/rpc/requests.py)
+
+
+def start(mission: str, options: Mapping[str, Any], face: Face | None = None) -> int:
+    """Live as this process. Returns the exit status, or dies of the signal that ended the agent.
+
+    `face` is the way to other machines; it is called in a process of its own, forked for it.
+    """
+    inherit.hold_standard_streams()
+    settings = env.adopt(options)
+    former = settings.memo.get("exec")
+    if isinstance(former, dict) and former.get("pid") == os.getpid():
+        return _again(settings, former, face)
+    _require_directory()
+    inventory = find_inventory(options, os.environ)
+    if options.get("cwd") is not None:
+        # After adopt: paths in options and variables are relative to where the caller is.
+        _change_directory(str(options["cwd"]))
+    signals = Signals()
+    signals.install()
+    ask = _relay()
+    try:
+        with signals.calling_out():
+            life = _assigned(settings, ask)
+    except Terminated as terminated:
+        return leaving.leave(End(128 + terminated.number, terminated.number))
+    assigned = life is not None
+    if life is None:
+        if ask is not None and "lineage" not in settings.memo:
+            ask, settings = None, _on_its_own(settings)
+        settings = env.join_ledger(settings, settings.limits)
+        life = _own(settings, mission, options)
+        if ask is None and inventory is not None:
+            os.environ["QUINE_INVENTORY"] = inventory  # wherever its shell goes, and for all below it
+    else:
+        settings = env.join_ledger(settings, life.limits, share=True, age=life.age)
+    _share_places(settings, ask, signals)
+    guest, life, price = _guest(settings, life, ask)
+    _make_data_dir(settings.data_dir)
+    keeps = ask is None and "lineage" not in settings.memo and keeping.wanted(os.environ)
+    try:
+        if not assigned:
+            with signals.calling_out():
+                life = life._replace(hosts=reach.at_start(inventory, ask))
+        held = _admitted(settings, life)
+        if keeps:
+            keeping.begin(life.root, os.environ, keeping.of_the_store(settings.secrets))
+        if options.get("binary") and not life.material_file:
+            life = _save_material(life, settings, signals)
+    except Terminated as terminated:
+        return leaving.leave(End(128 + terminated.number, terminated.number))
+    return leaving.leave(_lives(life, settings, guest, price, ask, signals, held, face))
+
+
+def _admitted(settings: Settings, life: Life) -> list[int]:
+    """The place of this agent among those of the tree; held as long as the descriptors are open."""
+    assert settings.ledger is not None
+    left = settings.ledger.time_left()
+    if left is not None and left <= 0:
+        raise Failure(DEADLINE, "the time of the tree is over", "see --deadline")
+    try:
+        held = settings.ledger.agents(life.limits.agents)
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        raise Failure(NOT_STARTED, f"no place among the agents of the tree: {why}") from None
+    if held is None:
+        raise Denied(f"too many agents: the limit of the tree is {life.limits.agents}", "see --max-agents")
+    return held
+
+
+def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[Life, Settings]:
+    """The life of an agent that is to run elsewhere: `quine --on`, and what this process must hold while it does.
+
+    Its guest is checked here and now, where we are its origin.
+    """
+    settings = env.adopt(options, environ)
+    _require_directory()
+    config = None
+    if not is_relayed(settings.memo):
+        config = env.guest(settings, environ)
+        guests.build(config)
+    if options.get("binary"):
+        raise NotBuilt("-b together with --on")
+    settings = env.join_ledger(settings, settings.limits)
+    life = _own(settings, mission, options)
+    assert settings.ledger is not None
+    if config:
+        inference.price(config, bool(settings.ledger.mark.cost))
+        life = life._replace(model=config.model)
+    elif ask := _relay():
+        from quine.budget.grants import Grant
+
+        settings.ledger.beyond = Grant(settings.ledger, ask)
+    _admitted(settings, life)  # the place is this process's, for it ends when the agent over there has ended
+    return life, settings
+
+
+def is_relayed(memo: Mapping[str, Any]) -> bool:
+    """Are we below an agent whose origin is elsewhere? A plain job of a node has no agent above it."""
+    return "token" in memo and "lineage" in memo
+
+
+def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int:
+    """The same process after exec: signals were held back on the way, slots and children are still ours."""
+    signals = Signals()
+    life = Life.from_json(former["life"])
+    settings = env.join_ledger(settings, settings.limits)
+    held = [int(fd) for fd in former["slots"]]
+    for fd in held:
+        os.set_inheritable(fd, False)
+    signals.install({int(number) for number in former["mask"]})
+    ask = _relay()
+    _share_places(settings, ask, signals)
+    guest, life, price = _guest(settings, life, ask)
+    return leaving.leave(
+        _lives(life, settings, guest, price, ask, signals, held, face, former["jobs"], former["record"])
+    )
+
+
+def _lives(
+    life: Life,
+    settings: Settings,
+    guest: Guest,
+    price: inference.Price | None,
+    ask: Ask | None,
+    signals: Signals,
+    held: list[int],
+    face: Face | None,
+    jobs: list[dict[str, Any]] | None = None,
+    record: str = "",
+) -> End:
+    """This process's lives: one, and after each fork(), in the child, the child's."""
+    ours = os.getpid()
+    with contextlib.suppress(OSError):
+        env.ensure_quine(settings.data_dir)
+    while True:
+        try:
+            loop = _begun(life, settings, guest, price, ask, signals, held, face, record)
+        except Exception as error:
+            if os.getpid() == ours:
+                raise
+            end = leaving.unborn(error)  # a forked child: the code around us is its parent's
+            leaving.note(end, record, signals.tied)
+            leaving.vanish(end)
+        loop.jobs.adopt(jobs or [])
+        try:
+            end = loop.live()
+        except Reborn as child:
+            life, held, record, jobs = child.life, child.slots, child.record, None
+            # What it says on stderr is a result of its parent's, and the report is its parent's.
+            settings = settings._replace(report="", top=False, verbose=False)
+            shown.mission(life.shown)
+            continue
+        except Exception as error:
+            end = leaving.defect(error, loop)
+        first = os.getpid() == ours and settings.top
+        beyond = None if first or end.signal else loop.ledger.beyond
+        if first or beyond:
+            for fd in held:
+                os.close(fd)
+        if beyond:
+            with contextlib.suppress(
+                Terminated
+            ):  # the verdict is given; what stays here goes back with the job
+                beyond.give_back()
+        if first and ask is not None:
+            _tidy(settings.data_dir)
+        leaving.note(end, record, signals.tied)
+        if os.getpid() != ours:
+            leaving.vanish(end)
+        if settings.report:
+            leaving.report(settings, life, end)
+        if os.getpid() == ours and settings.top and ask is None and keeping.wanted(os.environ):
+            keeping.finish(life.root, keeping.HURRY if end.signal else keeping.PATIENCE)
+        return end
+
+
+def _begun(
+    life: Life,
+    settings: Settings,
+    guest: Guest,
+    price: inference.Price | None,
+    ask: Ask | None,
+    signals: Signals,
+    held: list[int],
+    face: Face | None,
+    record: str,
+) -> Loop:
+    """All that a life has of its own. Raises what any of it raises."""
+    assert settings.ledger is not None
+    env.bequeath(settings, life)
+    unmounted = _mount()
+    signals.arm(settings.ledger.time_left(), life.limits.deadline)
+    tape = _tape(life, settings, ask, signals)
+    log = Log("" if ask else os.path.join(settings.data_dir, f"{life.session}.log"), settings.verbose)
+    guest.note = log.note
+    if unmounted:
+        log.note(unmounted)
+    return Loop(life, settings, guest, price, tape, signals, log, record, held, ask is not None, face)
+
+
+def _mount() -> str:
+    """Where the files tier is wanted as a directory and is none yet; why it is none, or "". Raises Failure."""
+    if os.environ.get("QUINE_MOUNT") != "auto":
+        return ""
+    from quine.mount.command import attach
+
+    return attach(os.environ)
+
+
+def _tape(life: Life, settings: Settings, ask: Ask | None, signals: Signals) -> Tape:
+    """A file here, or at the origin."""
+    secrets = settings.masked
+    if ask is None:
+        return Tape(FileSink(os.path.join(settings.data_dir, f"{life.session}.jsonl")), secrets)
+
+    def send(name: str, body: bytes) -> bytes:
+        # Not interruptible: the outcome is written after the signal that it tells of.
+        with signals.quiet():
+            return ask(name, body, signals.ready)
+
+    return Tape(RelaySink(send, life.session), secrets)
+
+
+def _guest(settings: Settings, life: Life, ask: Ask | None) -> tuple[Guest, Life, inference.Price | None]:
+    if ask is not None:
+        return RelayGuest(ask), life, None
+    config = env.guest(settings)
+    assert settings.ledger is not None
+    price = inference.price(config, bool(settings.ledger.mark.cost))
+    return guests.build(config), life._replace(model=config.model), price
+
+
+def _make_data_dir(path: str) -> None:
+    """Everything of ours lies in it: 0700 from the first moment."""
+    try:
+        private.make(path)
+        if not os.access(path, os.W_OK | os.X_OK):
+            code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code))
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: str, error: OSError) -> Misconfigured:
+    why = (error.strerror or str(error)).lower()
+    return Misconfigured(
+        f"QUINE_DATA_DIR {path} cannot be written: {why}", "name another directory with QUINE_DATA_DIR"
+    )
+
+
+def _tidy(path: str) -> None:
+    """Where the tape is the origin's, nothing of ours need stay over here; what somebody put there does."""
+    for folder in ("outputs", "jobs", "."):
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.normpath(os.path.join(path, folder)))
+
+
+def _assigned(settings: Settings, ask: Ask | None) -> Life | None:
+    """The life that the origin has for us, where we are the process that a node started for it."""
+    if ask is None or "lineage" in settings.memo:
+        return None
+    from transport.errors import RequestError
+
+    try:
+        return Life.from_json(quickjson.loads(ask("life", b"")))
+    except RequestError as error:
+        if str(error).startswith("no service named"):
+            return None  # a plain job over there; this quine is its user's own
+        # What argv shows is the mission cut short: to live with that would be another mission.
+        raise Failure(
+            TRY_AGAIN, f"the origin does not tell the mission: {error}", "try again later"
+        ) from None
+    except ValueError as error:
+        raise Failure(NOT_STARTED, f"what the origin told is no mission: {error}") from None
+
+
+def _on_its_own(settings: Settings) -> Settings:
+    """The agent of a plain job: neither it nor those below it have an origin elsewhere."""
+    memo = {
+        key: value for key, value in settings.memo.items() if key not in ("socket", "token", "capability")
+    }
+    return settings._replace(memo=memo)
+
+
+def _own(settings: Settings, mission: str, options: Mapping[str, Any]) -> Life:
+    parent, root, depth = env.lineage(settings)
+    if depth >= max(1, settings.limits.depth):
+        raise Denied(
+            f"too deep: level {depth + 1}, and {settings.limits.depth} are allowed", "see --max-depth"
+        )
+    session = str(options.get("job") or new_session())
+    if not is_session(session):
+        raise Misconfigured(f"--job {session[:80]!r} is not a UUID in lower case", "leave it out")
+    return Life(
+        session=session,
+        root=root or session,
+        mission=mission,
+        parent=parent,
+        depth=depth,
+        model=settings.model,
+        shell=settings.shell,
+        limits=settings.limits,
+        material=prompt.material(),
+        hidden=bool(options.get("file")),
+        wisdom=settings.wisdom,
+    )
+
+
+def _relay() -> Ask | None:
+    """The way to the origin, or None where this is it."""
+    if "token" not in inherit.read():
+        return None
+    from transport.rpc.requests import Relay
+
+    relay = Relay.from_environment()
+    return None if relay is None else relay.request
+
+
+def _share_places(settings: Settings, ask: Ask | None, signals: Signals) -> None:
+    """Where the origin is elsewhere: how this machine gets more places for agents of the tree, and gives them back."""
+    if ask is None:
+        return
+    from quine.budget.grants import Grant
+
+    assert settings.ledger is not None
+
+    def request(name: str, body: bytes) -> bytes:
+        # The process that stands for a child elsewhere has given its signals back.
+        with signals.calling_out() if signals.fd >= 0 else contextlib.nullcontext():
+            return ask(name, body)
+
+    settings.ledger.beyond = Grant(settings.ledger, request)
+
+
+def _save_material(life: Life, settings: Settings, signals: Signals) -> Life:
+    """-b: all of stdin goes into a file before the life begins."""
+    if os.isatty(0):
+        return life
+    path = os.path.join(settings.data_dir, f"stdin-{life.session}.bin")
+    size = 0
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "wb") as file, signals.insistent():
+            while data := os.read(0, 1 << 16):
+                size += file.write(data)
+    except (OSError, Terminated):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    if not size:
+        os.unlink(path)
+        return life._replace(material="none")
+    return life._replace(material_file=path, material="none")
+
+
+def _change_directory(path: str) -> None:
+    try:
+        os.chdir(os.path.expanduser(path))
+    except OSError as error:
+        raise Failure(NOT_STARTED, f"--cwd {path}: {(error.strerror or '').lower()}") from None
+
+
+def _require_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        raise Failure(NOT_STARTED, "the working directory has been removed", "cd to another one") from None

@@ -1,0 +1,133 @@
+"""How the process of an agent leaves: its report, its record where nobody waits, its exit status or its death.
+
+Laws
+1. A defect of ours is exit 70, says where its traceback is, and leaves an outcome on the tape where that is possible.
+2. Who died of a signal dies of it here too, so that whoever waits sees the truth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import NoReturn
+
+from quine.agent.ends import End
+from quine.agent.env import Settings
+from quine.agent.jobs import Status, write_aside
+from quine.agent.life import Life
+from quine.agent.loop import Loop
+from quine.base import procs
+from quine.base.exits import DEFECT, Failure, complain
+from transport.wire import quickjson
+
+
+def report(settings: Settings, life: Life, end: End) -> None:
+    """--report, of an agent that lived here."""
+    import resource
+    import time
+
+    from quine.jobs.report import write
+    from transport.status import Status as Outcome
+    from transport.status import signal_name
+
+    own, below = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    rusage = {
+        "utime": own.ru_utime + below.ru_utime,
+        "stime": own.ru_stime + below.ru_stime,
+        "maxrss": float(max(own.ru_maxrss, below.ru_maxrss)),
+    }
+    outcome = Outcome("exited", end.status, pid=os.getpid(), rusage=rusage)
+    if end.outcome:
+        outcome = end.outcome  # the last life ran there
+    elif end.signal:
+        outcome.state, outcome.signal = "signaled", signal_name(end.signal)
+    assert settings.ledger is not None
+    agents, _, cost = settings.ledger.totals()
+    write(
+        settings.report,
+        outcome,
+        session=life.session,
+        started=settings.began,
+        seconds=time.time() - settings.began,
+        tokens_in=settings.spent.input + end.usage.input,
+        tokens_out=settings.spent.output + end.usage.output,
+        cost=cost or None,
+        agents=agents,
+    )
+
+
+def note(end: End, record: str, report: int) -> None:
+    """What an exit status cannot say: the end of a child that nobody waits for, and one that is not known.
+
+    `report` is the pipe to who waits for us, -1 where nobody does.
+    """
+    from transport.status import signal_name
+
+    told = Status(end.status, "signaled", signal_name(end.signal)) if end.signal else Status(end.status)
+    known = end.outcome is None or end.outcome.state in ("exited", "signaled")
+    if end.outcome and not known:
+        told = Status(end.status, end.outcome.state, "", end.outcome.detail)
+    with contextlib.suppress(OSError):
+        if record:
+            write_aside(os.path.join(record, "status"), told._asdict())
+        elif report >= 0 and not known:
+            procs.tie(report, os.getpid(), on=False)
+            os.write(report, quickjson.dumps(told._asdict()).encode())
+
+
+def vanish(end: End) -> NoReturn:
+    """Leave a forked child: its callers are its parent's, not its own."""
+    try:
+        os._exit(leave(end))
+    finally:
+        os._exit(DEFECT)
+
+
+def leave(end: End) -> int:
+    """The exit status, or the same death."""
+    if end.signal:
+        from transport.status import die_of, signal_name
+
+        die_of(signal_name(end.signal))
+    return end.status
+
+
+def defect(error: Exception, loop: Loop) -> End:
+    """A failure that no rule of the loop's ended; nothing of the tree outlives it."""
+    if isinstance(error, Failure):
+        complain(error.detail, error.hint, error.host)
+        end = End(error.status)
+    else:
+        _tell(error, loop)
+        end = End(DEFECT)
+    with contextlib.suppress(Exception):
+        loop.record_end(end.status, "error", f"{type(error).__name__}: {error}")
+    with contextlib.suppress(Exception):
+        loop.shell.close()
+        loop.jobs.end(list(loop.jobs.running))
+    return end
+
+
+def unborn(error: Exception) -> End:
+    """A forked child that could not begin its life: said on its stderr, which its parent is shown."""
+    if isinstance(error, Failure):
+        complain(error.detail, error.hint, error.host)
+        return End(error.status)
+    if isinstance(error, OSError):
+        complain(f"cannot begin: {(error.strerror or str(error)).lower()}")
+    else:
+        complain(f"a defect in quine: {error!r}")
+    return End(DEFECT)
+
+
+def _tell(error: Exception, loop: Loop) -> None:
+    path = loop.log.path or os.path.join(loop.settings.data_dir, f"{loop.life.session}.log")
+    try:
+        import traceback  # out of descriptors, even that fails
+
+        from quine.base.log import Log
+
+        Log(path).write("".join(traceback.format_exception(error)))
+        complain(f"a defect in quine: {type(error).__name__}", f"the traceback is in {path}")
+    except (OSError, ImportError):
+        complain(f"a defect in quine: {error!r}")

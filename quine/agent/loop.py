@@ -1,0 +1,443 @@
+"""The host loop: carries one life of one guest, from its first inference to its end.
+
+Laws
+1. Nothing of stdin is read and nothing is written to stdout; those belong to the commands of the agent.
+2. What was sent to the guest and what it answered is on the tape before it has an effect.
+3. The calls of a reply are answered in their order, each exactly once; only `exit` and a successful `exec`
+   leave calls unanswered, because then nobody asks.
+4. Nothing of the tree outlives a signal: the outcome is written, then children and commands are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from signal import SIGALRM
+from typing import TYPE_CHECKING, Any
+
+from quine.agent import prompt, tools
+from quine.agent.account import Account
+from quine.agent.ends import End, Ended, Moved, Result
+from quine.agent.env import Settings, here
+from quine.agent.jobs import Job, Jobs
+from quine.agent.life import Life
+from quine.agent.shell import Shell
+from quine.agent.signals import Signals, Terminated
+from quine.agent.tools import exec as exec_tool
+from quine.agent.tools import exit as exit_tool
+from quine.agent.tools import fork as fork_tool
+from quine.agent.tools import sh as sh_tool
+from quine.base import procs
+from quine.base.exits import DEADLINE, DENIED, FAILED, NOT_STARTED, TRY_AGAIN, Failure
+from quine.base.log import Log
+from quine.budget import inference
+from quine.budget.ledger import Ledger, Spent
+from quine.providers.base import (
+    Guest,
+    GuestError,
+    Message,
+    Overflow,
+    Refused,
+    Reply,
+    Request,
+    ToolCall,
+    ToolResult,
+    Unavailable,
+)
+from quine.tape.tape import Tape
+
+if TYPE_CHECKING:
+    from transport.status import Status
+
+REMINDERS = 3  # replies without a call, in a row, that end a life
+REFUSALS = (
+    10  # replies of which every call was refused, in a row, that end a life; REMINDERS when its time is over
+)
+
+
+# Whose results are left out when a conversation does not fit: the last reply's, then all.
+DROPS = ("last", "all")
+
+
+# Runs a life elsewhere, with streams of this process, and returns how it ended: quine.remote.compose.face
+Face = Callable[..., "Status"]
+
+
+def _no_face(where: str, life: Life, ledger: Ledger, **more: Any) -> Status:
+    raise Failure(NOT_STARTED, "this process has no way to another host")
+
+
+class Loop:
+    """One life. Tools reach what they need through it."""
+
+    def __init__(
+        self,
+        life: Life,
+        settings: Settings,
+        guest: Guest,
+        price: inference.Price | None,
+        tape: Tape,
+        signals: Signals,
+        log: Log,
+        record: str,
+        slots: list[int],
+        relayed: bool = False,
+        face: Face | None = None,
+    ) -> None:
+        self.life = life
+        self.settings = settings
+        self.tape = tape
+        self.signals = signals
+        self.log = log
+        self.record = record  # where the end of this process is noted, "" for nowhere
+        self.slots = slots
+        self.relayed = relayed
+        self.face = face or _no_face
+        self.jobs = Jobs()
+        assert settings.ledger is not None
+        self.ledger = settings.ledger
+        self.outputs = os.path.join(settings.data_dir, "outputs", life.session)
+        self.shell = Shell(life.shell, here(), signals, self.outputs, life.limits.truncate)
+        self.messages: list[Message] = list(life.context)
+        self.answered = 0  # calls of the reply under way that have their result
+        self._guest = guest
+        self._price = price
+        self.account = Account(life.limits, settings.ledger, guest, price)
+        self._silent = 0
+        self._refused = 0
+        self._alarmed = False
+        self._drops = 0  # stages of DROPS that are done
+        self._begun = time.monotonic()
+        signals.others = self._others
+
+    # -- the life ----------------------------------------------------------------------------------
+
+    def live(self) -> End:
+        """Until the end; raises Reborn in a forked child, and returns with nothing left behind."""
+        try:
+            try:
+                self._open()
+                while True:
+                    self._step()
+            except (GuestError, Spent) as error:
+                if self.signals.fatal:
+                    raise Terminated(self.signals.fatal) from error
+                raise _ended(error) from error
+            except Failure as failure:
+                if (
+                    self.relayed and self.signals.fatal
+                ):  # the origin did not answer, and there is no more time
+                    raise Terminated(self.signals.fatal) from failure
+                raise
+        except Ended as ended:
+            return self._finish(ended)
+        except Terminated as terminated:
+            self.signals.end()
+            return self._finish_signalled(terminated.number)
+        except Moved as moved:
+            return moved.end
+
+    def _open(self) -> None:
+        life = self.life
+        meta = {
+            "session_id": life.session,
+            "parent_session_id": life.parent,
+            "root_session_id": life.root,
+            "depth": life.depth,
+            "model_id": life.model,
+            "created_at": round(time.time(), 6),
+            "mission": life.mission,
+            "born": life.born,
+            "node": self.settings.node,
+            "pid": os.getpid(),
+            "boot_id": _boot_id(),
+            "started": process.started if (process := procs.look(os.getpid())) else 0,
+            "cwd": self.shell.cwd,
+            "limits": life.limits._asdict(),
+            "wisdom": life.wisdom,
+        }
+        if life.cloned[0]:
+            # What was lived before stands on the parent's tape, up to this line.
+            meta["cloned"] = {"session": life.cloned[0], "lines": life.cloned[1]}
+        self.tape.add("meta", meta)
+        self.log.detail(f"session {life.session}, {life.born}, level {life.depth + 1}, model {life.model}")
+        for message in life.opening or (prompt.system(life), prompt.first(life)):
+            self._say(message)
+
+    def _step(self) -> None:
+        if self.signals.alarm:
+            if not self._alarmed:
+                self._alarmed, self._silent, self._refused = True, 0, 0
+            self._say(Message("user", prompt.TIME_LIMIT))
+        reply = self._reply()
+        last, calls = self.account.last, reply.message.tool_calls
+        if calls:
+            self._silent = 0
+            self._refused = 0 if self._answer(calls) else self._refused + 1
+        else:
+            self._silent += 1
+        if last:
+            raise self._exhausted(last)
+        if self.signals.alarm and max(self._silent, self._refused) >= REMINDERS:
+            raise Ended(DEADLINE, "timeout", detail="the guest did not end when its time was over")
+        if self._silent >= REMINDERS:
+            raise Ended(
+                FAILED, "error", detail=f"the guest made no tool call in {REMINDERS} replies in a row"
+            )
+        if self._refused >= REFUSALS:
+            raise Ended(
+                FAILED, "error", detail=f"every call of {REFUSALS} replies in a row had to be refused"
+            )
+        if not calls:
+            self._say(Message("user", prompt.CUT if reply.stop == "length" else prompt.REMINDER))
+
+    def _exhausted(self, mode: str) -> Ended:
+        limits = self.life.limits
+        if mode == "turn_exhaustion":
+            return Ended(DENIED, mode, detail=f"all {limits.turns} turns are used", hint="see --max-turns")
+        if mode == "budget":
+            return Ended(
+                DENIED,
+                mode,
+                detail="what the tree may spend is used up",
+                hint="see --max-tokens and --max-cost",
+            )
+        return Ended(
+            DENIED,
+            mode,
+            detail=f"the context of {limits.window} tokens is full",
+            hint="see QUINE_CONTEXT_WINDOW",
+        )
+
+    def _reply(self) -> Reply:
+        """An inference; where the conversation does not fit, one more chance with less of it."""
+        while True:
+            try:
+                return self._infer()
+            except Overflow:
+                if not self._drop():
+                    raise
+
+    def _drop(self) -> bool:
+        """Take the long results out of what the guest sees: those of the last reply, then all. False: none is left.
+
+        The tape has them all; the same results again, shortened, say on it what was sent from here on.
+        """
+        replies = [n for n, message in enumerate(self.messages) if message.role == "assistant"]
+        if not replies or self._drops == len(DROPS):
+            return False
+        since = replies[-1] if DROPS[self._drops] == "last" else 0
+        self._drops += 1
+        first, self.account.last = not self.account.last, self.account.last or "context_exhaustion"
+        long = [
+            n
+            for n, message in enumerate(self.messages)
+            if n > since and message.result and len(message.result.text) > len(prompt.DROPPED)
+        ]
+        for n in long:
+            result = self.messages[n].result
+            assert result is not None
+            self.messages[n] = Message("tool", result=result._replace(text=prompt.DROPPED))
+            self.tape.message(self.messages[n], again=n)
+        if first or (long and long[-1] == len(self.messages) - 1):
+            self._say(Message("user", prompt.last_note(self.account.last)))
+        return True
+
+    def _infer(self) -> Reply:
+        self.tape.sync()
+        life = self.life
+        request = Request(
+            self.messages, tools.TOOLS, life.session, life.mission, self.account.inferences, life.wisdom
+        )
+        begun = time.time()
+        if self.ledger.beyond:
+            self.ledger.beyond.give_back()  # of children that were killed, before this takes long
+        with self.signals.calling_out():
+            # One that is relayed is paid at the origin, and counts here against marks that were set here.
+            reply = inference.infer(
+                self._guest,
+                request,
+                self.ledger,
+                life.limits.concurrent,
+                self._price,
+                self.account.used(self.messages),
+            )
+        self.account.count(reply, len(self.messages))
+        calls = ", ".join(call.name for call in reply.message.tool_calls)
+        self.log.detail(
+            f"inference {self.account.inferences}: {time.time() - begun:.2f} s, {reply.usage.input} tokens in, "
+            f"{reply.usage.output} out: {calls or reply.stop}"
+        )
+        self.messages.append(reply.message)
+        self.tape.message(reply.message, usage=reply.usage._asdict(), stop=reply.stop, asked=round(begun, 6))
+        self.tape.sync()
+        return reply
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def _answer(self, calls: tuple[ToolCall, ...]) -> bool:
+        """Whether any of them was carried out, however that ended."""
+        ready: dict[int, Result] = {}
+        carried = False
+        self.answered = 0
+        for index, call in enumerate(calls):
+            if index not in ready:
+                objection = self._objection(call)
+                if objection:
+                    ready[index] = Result(objection, True)
+                else:
+                    # What a call did is on the disk before the next one begins, which may be the end of us.
+                    self.tape.sync()
+                    ready.update(self._carry_out(index, call, calls))
+            result = ready[index]
+            carried = carried or not _refused(call, result)
+            text = result.text if index < len(calls) - 1 else result.text + self._left(result.text)
+            self._say(Message("tool", result=ToolResult(call.id, call.name, text, result.is_error)))
+            self.answered += 1
+        return carried
+
+    def _carry_out(self, index: int, call: ToolCall, calls: tuple[ToolCall, ...]) -> dict[int, Result]:
+        """Its result by its place; of a fork, those of all fork calls of the reply."""
+        match call.name:
+            case "fork":
+                forks = [(i, c) for i, c in enumerate(calls) if i >= index and self._may_fork(c)]
+                return fork_tool.run(self, forks, calls)
+            case "sh":
+                self.account.turns += 1
+                return {index: sh_tool.run(self, call.args)}
+            case "exec":
+                return {index: exec_tool.run(self, call.args)}
+        return {index: exit_tool.run(call.args)}
+
+    def _may_fork(self, call: ToolCall) -> bool:
+        return call.name == "fork" and not self._objection(call)
+
+    def _objection(self, call: ToolCall) -> str:
+        """Why a call is not even tried."""
+        if self.signals.alarm and call.name != "exit":
+            return prompt.TIME_REFUSAL
+        if self.account.last and call.name not in ("exec", "exit"):
+            return prompt.last_refusal(self.account.last)
+        if call.fault:
+            return f"Bad call: {call.fault}; send it again"
+        if fault := tools.fault(call.name, call.args):
+            return f"Bad call: {fault}; send it again"
+        if call.name == "fork":
+            return fork_tool.fault(call.args)
+        if call.name == "sh" and self.account.out_of_turns:
+            return prompt.last_refusal("turn_exhaustion")
+        return ""
+
+    def child_ended(self, job: Job) -> None:
+        """Write down how a child ended. Its own tape cannot tell that it was killed, never started, or that its files
+        did not come back; a child that never started gets a record, for it has no tape at all.
+        """
+        assert job.status is not None
+        self.tape.add("fork", {"session": job.session, "ended": job.status._asdict()})
+        if job.status.state in ("unreachable", "denied") and not self.relayed:
+            job.never_started(self.settings.data_dir, self.life.session)
+
+    def _left(self, result: str) -> str:
+        """What the last result of a batch is followed by."""
+        lines = []
+        for job in self.jobs.finished():
+            assert job.status is not None
+            self.child_ended(job)
+            line = job.status.line()
+            lines.append(
+                f"[FORK ENDED] job {job.session} exit code {job.status.code}{' ' + line if line else ''}"
+            )
+            if job.directory:
+                lines.append(f"  {job.directory}/stdout, stderr")
+        return "\n" + "\n".join(lines + self.account.notes(self.messages, result))
+
+    def _say(self, message: Message) -> None:
+        self.messages.append(message)
+        self.tape.message(message)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def record_end(self, status: int, mode: str, reason: str, **more: Any) -> None:
+        """The outcome, on the disk. After a failed exec a life may go on behind it."""
+        data = {
+            "exit_code": status,
+            "stderr": reason,
+            "duration_ms": round((time.monotonic() - self._begun) * 1000),
+            "tokens_in": self.account.usage.input,
+            "tokens_out": self.account.usage.output,
+            "turn_count": self.account.turns,
+            "termination_mode": mode,
+            **more,
+        }
+        self.tape.add("outcome", data)
+        self.tape.sync()
+
+    def _finish(self, ended: Ended) -> End:
+        from quine.base.exits import complain, say
+
+        for job in self.jobs.finished():
+            self.child_ended(job)
+        self.shell.close()
+        # A signal from here on is too late: the verdict is given.
+        self.record_end(ended.status, ended.mode, ended.reason or ended.detail)
+        if ended.reason:
+            say(ended.reason if ended.reason.endswith("\n") else f"{ended.reason}\n")
+        if ended.detail:
+            complain(ended.detail, ended.hint)
+        return End(ended.status, usage=self.account.usage)
+
+    def _finish_signalled(self, number: int) -> End:
+        if number == SIGALRM:
+            return self._finish(Ended(DEADLINE, "timeout", detail="the time of the tree is over"))
+        # First the record: whoever sent TERM may send KILL next.
+        with contextlib.suppress(Failure):  # a full disk, a lost origin: our own must be ended all the same
+            self.record_end(128 + number, "signal", f"terminated by signal {number}", signal=number)
+        for job in self.jobs.running:
+            job.hurry()
+        self.shell.close()
+        self.jobs.end(list(self.jobs.running))
+        return End(128 + number, number, self.account.usage)
+
+    def disown(self) -> None:
+        """In a forked child: let go of what is the parent's."""
+        self.shell.disown()
+        self.jobs.disown()
+        self.tape.disown()
+
+    def _others(self) -> list[int]:
+        return [*self.shell.pids(), *(job.pid for job in self.jobs.running)]
+
+
+def _refused(call: ToolCall, result: Result) -> bool:
+    """Did a call do nothing at all? exec and exit come back only to say why."""
+    nothing = ("Bad call:", "Refused:", "[FORK ERROR]", "[SHELL ERROR]")
+    return call.name not in ("sh", "fork") or (result.is_error and result.text.startswith(nothing))
+
+
+def _ended(error: GuestError | Spent) -> Ended:
+    match error:
+        case Spent():
+            return Ended(DENIED, "budget", detail=f"the budget is spent: {error}", hint=f"see {error.option}")
+        case Unavailable():
+            return Ended(
+                TRY_AGAIN,
+                "error",
+                detail=f"no reply from the guest: {error}",
+                hint="try again later, or check QUINE_API_BASE",
+            )
+        case Overflow():
+            return Ended(DENIED, "context_exhaustion", detail=f"the context is full: {error}")
+        case Refused():
+            return Ended(error.status, "error", detail=f"the guest refused: {error}", hint=error.hint)
+        case _:
+            return Ended(TRY_AGAIN, "error", detail=f"the guest failed: {error}")
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,140 @@
+"""What the guest is told: the system prompt, the first message of a life, and the notes of the host loop.
+
+Laws
+1. The mission reaches the system prompt, and nothing else that varies does: no turn, depth, session or time.
+2. What was read, printed or passed on is data. Wisdom stands in the first user message, as one JSON object, and so do
+   the hosts that may be used, whose descriptions come from a file.
+3. Placeholders are filled in one pass: a `{SHELL}` in a mission stays what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from quine.agent.life import Life
+from quine.providers.base import Message
+from transport.wire import quickjson
+
+REMINDER = (
+    "[REMINDER] A reply without a tool call does nothing: go on with sh, fork or exec, or end with exit."
+)
+TIME_LIMIT = "[TIME LIMIT] The time of this process is over. Call exit now with your verdict; anything else is refused."
+TIME_REFUSAL = "Refused: the time limit is reached, only exit is accepted now."
+CUT = "[CUT] Your reply was too long and was cut before any tool call. Say less, and call a tool."
+FULL = "[CONTEXT] {} % of your memory is used. Before it is full, exec with wisdom begins a new life."
+LATE = ", and then only exit is accepted: come to an end"
+DROPPED = "[DROPPED] This result did not fit into the context any more, and you cannot see it again."
+WAYS = (
+    '[HOSTS] Use one in two ways: the argument "host" of fork and exec, which is a name, "@TAG" or "any"; and in sh '
+    "`quine run --on NAME -- COMMAND` for a command there, `quine --on NAME MISSION` for an agent. "
+    "`quine hosts` shows the list again."
+)
+MOST_HOSTS = 50  # that the first message names
+_LAST = {
+    "turn_exhaustion": "no turns are left",
+    "context_exhaustion": "the context is full",
+    "budget": "what the tree may spend is used up",
+}
+
+_MATERIAL = {
+    "none": "There is no material: descriptor 3 is empty.",
+    "terminal": "There is no material: descriptor 3 is a terminal.",
+    "pipe": "Material is waiting on descriptor 3, a pipe; read it with <&3.",
+    "socket": "Material is waiting on descriptor 3, a socket; read it with <&3.",
+    "file": "Material is waiting on descriptor 3, a file; read it with <&3.",
+}
+
+
+def material(fd: int = 0) -> str:
+    """What descriptor `fd` is, found without reading a byte of it."""
+    try:
+        mode = os.fstat(fd)
+    except OSError:
+        return "none"
+    if stat.S_ISCHR(mode.st_mode):
+        return "terminal" if os.isatty(fd) else "none" if mode.st_rdev == os.makedev(1, 3) else "file"
+    if stat.S_ISFIFO(mode.st_mode):
+        return "pipe"
+    return "socket" if stat.S_ISSOCK(mode.st_mode) else "file"
+
+
+def system(life: Life) -> Message:
+    with open(os.path.join(os.path.dirname(__file__), "prompt.md"), encoding="utf-8") as file:
+        rest = file.read().rstrip("\n")
+    persona = f"# Your persona\n\n{life.persona.strip()}\n\n" if life.persona else ""
+    text = ""
+    for name, value in (("{SHELL}", life.shell), ("{PERSONA}", persona), ("{MISSION}", life.mission)):
+        before, _, rest = rest.partition(name)
+        text += before + value
+    return Message("system", text + rest)
+
+
+def first(life: Life) -> Message:
+    """The first user message of a fresh life."""
+    if life.material_file:
+        parts = [f"Material was saved to the file {life.material_file}."]
+    else:
+        parts = [_MATERIAL[life.material or "none"]]
+    if os.environ.get("QUINE_MOUNT"):
+        parts.append("The files that all agents of the tree share are in the directory $QUINE_MOUNT.")
+    parts.append(limits(life))
+    if others := hosts(life.hosts):
+        parts.append(others)
+    if life.wisdom:
+        wisdom = json_text(dict(sorted(life.wisdom.items())))
+        parts.append(f"Wisdom of your former life, as data, one JSON object:\n{wisdom}")
+    parts.append("Begin.")
+    return Message("user", "\n".join(parts))
+
+
+def hosts(listed: str) -> str:
+    """The other machines that a process may use, quoted as data, and how; "" where there is none but its own."""
+    entries = quickjson.loads(listed) if listed else []
+    if all(entry.get("here") for entry in entries):
+        return ""
+    shown = json_text(entries[:MOST_HOSTS])
+    more = f"[HOSTS] {len(entries) - MOST_HOSTS} more are not shown.\n" if len(entries) > MOST_HOSTS else ""
+    return f"[HOSTS] Machines that you may use, as data, one JSON array: {shown}\n{more}{WAYS}"
+
+
+def moved(listed: str) -> str:
+    """What a clone on another machine is told: the list that its parent read holds for the parent."""
+    return hosts(listed) or "[HOSTS] On this machine you may use no other machine."
+
+
+def json_text(value: object) -> str:
+    """A value as one line of JSON that people can read, for what stands as data in a message."""
+    import json
+
+    return json.dumps(value, sort_keys=False, ensure_ascii=False)
+
+
+def last_note(mode: str) -> str:
+    """What follows the last result before the last reply; `mode` is how the life ends if nothing is done."""
+    return (
+        f"[LAST REPLY] {_LAST[mode].capitalize()}. One more reply is possible, and only exec (a new life with the "
+        "wisdom that you give it) and exit are accepted in it."
+    )
+
+
+def last_refusal(mode: str) -> str:
+    return f"Refused: {_LAST[mode]}, only exec and exit are accepted now."
+
+
+def limits(life: Life) -> str:
+    turns = str(life.limits.turns) if life.limits.turns else "unlimited"
+    below = max(0, life.limits.depth - life.depth - 1)
+    return f"Turns: {turns}. Levels of children below you: {below}."
+
+
+def child(life: Life) -> str:
+    """How a forked child with a cloned context learns who it is: as the result of fork."""
+    return (
+        "[FORK] You are the child now, a process of your own with a shell of your own. The mission above is your "
+        "parent's; yours is this, and when it is done you exit:\n\n"
+        f"{life.mission}\n\n{_MATERIAL[life.material or 'none']} {limits(life)}"
+    )
+
+
+NOT_YOURS = "[FORK] This call was your parent's; it is not run in this process."

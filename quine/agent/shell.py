@@ -1,0 +1,367 @@
+"""The persistent shell of an agent: one POSIX shell, fed command by command, watched without ever blocking.
+
+The shell reads statements from its descriptor 0. Each is an `eval` of the command with 0 from /dev/null, then a
+line with `$?` for the status pipe. Nothing in what a command prints can be taken for its end.
+
+Laws
+1. In a command: 0 = /dev/null, 1 and 2 captured, 3 4 5 = the agent's own 0 1 2. The shell's own channels are
+   closed while a command runs.
+2. The end of a command is its status line, or the end of the shell; never the end of its output, which a
+   background process can hold open for ever.
+3. A timeout ends the processes of this command, TERM then KILL; what earlier commands left in the background goes on.
+4. The shell is a process group of its own in the agent's session, and is ended with all that descends from it there.
+5. A command is sent once: to a shell that lives, and to no second one when that dies of it.
+6. Where the agent is killed so that nothing of it can run, the kernel ends the group: between commands and while one
+   runs, the control pipe is tied to it (`procs.tie`). Who has left the group (timeout(1), `set -m`, setsid) goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from quine.agent.capture import CHUNK, Capture, drain, quoted
+from quine.agent.env import here, quote
+from quine.agent.signals import PYTHON_IGNORES, Signals
+from quine.base import procs
+
+GRACE = 2.0  # seconds between TERM and KILL
+INSIST = 1.0  # seconds after which an interrupt that only the shell itself could heed is given to the shell
+HIGH = 20  # our ends live above what shells and users redirect
+PIPE = 1 << 18  # room for background output while the agent thinks
+
+# 6 status, 7 and 8 where output is captured: single digits, for dash knows no others. `command` keeps an
+# error in eval (syntax, a failed redirection) from ending the shell.
+# The mark is new each time, and a line of its own: bash keeps its saved descriptors open in a command, so that one
+# which writes to all of them reaches the status pipe too.
+STATEMENT = (
+    "{ command eval %s\n} </dev/null >&7 2>&8 6>&- 7>&- 8>&-\ncommand printf '\\n%s %%s\\n' \"$?\" >&6\n"
+)
+
+
+class Outcome(NamedTuple):
+    """code is what $? was; `notes` say what else happened; `earlier` is what the background printed before."""
+
+    code: int
+    stdout: str
+    stderr: str
+    notes: tuple[str, ...] = ()
+    earlier: str = ""
+
+
+class Shell:
+    def __init__(self, program: str, cwd: str, signals: Signals, outputs: str, limit: int) -> None:
+        self.cwd = cwd
+        self._program = program
+        self._signals = signals
+        self._outputs = outputs
+        self._limit = limit
+        self._count = 0
+        self._left: dict[int, procs.Process] = {}  # in the background, of shells that ended by themselves
+        self._pid = 0
+        self._pidfd = self._control = self._status = -1
+        self._tied = -1  # the shell's end of the control pipe
+        self._pipes: list[tuple[int, int]] = []  # stdout, stderr: kept while shells come and go
+
+    @property
+    def group(self) -> int:
+        """The process group of commands, 0 where no shell runs."""
+        return self._pid
+
+    def pids(self) -> list[int]:
+        """The shell and its commands, in whatever groups they are."""
+        return list(procs.of_session(self._pid)) if self._pid else []
+
+    def run(self, command: str, timeout: float, environ: Mapping[str, str]) -> Outcome:
+        """Run one command to its end; OSError where no shell can be started."""
+        died: list[str] = []
+        if self._pid and procs.wait([self._pidfd], 0):
+            self._ended(died)  # between two commands: this one has not been begun, so it runs in a new shell
+        if not self._pid:
+            self._start(environ)
+        self._count += 1
+        name = os.path.join(self._outputs, str(self._count))
+        background = Capture(self._limit // 2, f"{name}.background")
+        for out, _ in self._pipes:
+            drain(out, background)
+        streams = [Capture(self._limit, f"{name}.stdout"), Capture(self._limit, f"{name}.stderr")]
+        watch = _Watch(self, command, streams, timeout)
+        self.tie(False)
+        with self._signals.running():
+            code = watch.until_done()
+        for (out, _), stream in zip(self._pipes, streams, strict=True):
+            drain(out, stream)
+        if code is None:
+            code = self._ended(watch.notes)
+        else:
+            with contextlib.suppress(OSError):
+                self.cwd = os.readlink(f"/proc/{self._pid}/cwd").removesuffix(" (deleted)")
+        if watch.timed_out:
+            code = 124
+        return Outcome(code, streams[0].text(), streams[1].text(), (*died, *watch.notes), background.text())
+
+    def close(self) -> None:
+        """End the shell and its commands: end of file, then TERM, a pause, KILL. Reaps the shell."""
+        if self._pid:
+            self._end()
+        if self._left:
+            procs.end_all(self._left, None, GRACE)
+        self.disown()
+
+    def _end(self) -> None:
+        group = self._pid
+        below = procs.of_session(group)
+        self.tie(False)
+        _close(self._control)
+        self._control = -1
+        if procs.wait([self._pidfd], 0.5):
+            self._forget()
+        procs.end_all(below, group, GRACE)
+        if self._pid:
+            self._forget()
+
+    def disown(self) -> None:
+        """Let go of the shell without touching it: in a forked child it is the parent's."""
+        for pair in self._pipes:
+            for fd in pair:
+                _close(fd)
+        self._pipes = []
+        self._left = {}
+        self._close_channels()
+
+    def tie(self, on: bool) -> None:
+        """Is the group to end with us? Not while the control pipe is written to or closed."""
+        procs.tie(self._tied, -self._pid, on)
+
+    def _start(self, environ: Mapping[str, str]) -> None:
+        while len(self._pipes) < 2:
+            self._pipes.append(_pipe(PIPE))
+        report = -1
+        try:
+            self._tied, self._control = _pipe()
+            self._status, report = _pipe()
+            os.set_blocking(self._control, False)
+            (_, out), (_, err) = self._pipes
+            pairs = [
+                (0, 3),
+                (1, 4),
+                (2, 5),
+                (self._tied, 0),
+                (report, 6),
+                (out, 7),
+                (err, 8),
+                (out, 1),
+                (err, 2),
+            ]
+            self._pid = os.posix_spawnp(
+                self._program,
+                [self._program, "-s"],
+                environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, source, target) for source, target in pairs],
+                setpgroup=0,
+                setsigdef=PYTHON_IGNORES,
+                setsigmask=self._signals.mask,
+            )
+            procs.own(self._pid)
+            self._pidfd = os.pidfd_open(self._pid)
+        except OSError:
+            if self._pid:
+                os.kill(self._pid, signal.SIGKILL)  # it has read nothing, and nobody could wait for it
+                procs.reap(self._pid)
+            self._close_channels()
+            raise
+        finally:
+            _close(report)
+        if self.cwd != here():
+            os.write(
+                self._control, f"cd {quote(self.cwd)} 2>/dev/null || :\n".encode("utf-8", "surrogateescape")
+            )
+
+    def _ended(self, notes: list[str]) -> int:
+        """The shell is gone: say so, and be ready for a new one."""
+        self._left |= procs.of_session(self._pid)
+        status = self._forget()
+        how = f"died of signal {-status}" if status < 0 else f"exited with status {status}"
+        notes.append(
+            f"[SHELL] the shell {how}; variables and functions are lost, the next command starts in "
+            f"{quoted(self.cwd)}"
+        )
+        return status if status >= 0 else 128 - status
+
+    def _forget(self) -> int:
+        """Reap the shell; its status, negative for a signal."""
+        status = procs.reap(self._pid)
+        self.tie(False)
+        self._close_channels()
+        return os.waitstatus_to_exitcode(status)
+
+    def _close_channels(self) -> None:
+        for fd in (self._control, self._tied, self._status, self._pidfd):
+            _close(fd)
+        self._pid = 0
+        self._control = self._tied = self._status = self._pidfd = -1
+
+
+class _Watch:
+    """One command under way: writes the statement, reads output and status, minds time and signals."""
+
+    def __init__(self, shell: Shell, command: str, streams: list[Capture], timeout: float) -> None:
+        self._shell = shell
+        self._signals = shell._signals
+        self._mark = os.urandom(8).hex()
+        self._statement = (STATEMENT % (quote(command), self._mark)).encode("utf-8", "surrogateescape")
+        self._streams = {pair[0]: stream for pair, stream in zip(shell._pipes, streams, strict=True)}
+        self._begun = procs.now()
+        self._older = procs.children(shell._pid)
+        self._deadline = time.monotonic() + timeout if timeout > 0 else float("inf")
+        self._timeout = timeout
+        self._stage = 0  # 0 running, 1 TERM sent, 2 KILL sent, 3 the shell killed too
+        self._insist = float("inf")
+        self._tries = 3
+        self._told: set[int] = set()
+        self._heeded = 0
+        self._line = b""
+        self.timed_out = False
+        self.notes: list[str] = []
+
+    def until_done(self) -> int | None:
+        """The status, or None where the shell has ended instead."""
+        poll = select.poll()
+        poll.register(self._signals.fd, select.POLLIN)
+        poll.register(self._shell._status, select.POLLIN)
+        poll.register(self._shell._control, select.POLLOUT)
+        for fd in self._streams:
+            poll.register(fd, select.POLLIN)
+        # Not only when the status pipe ends: a subshell in the background holds that open.
+        poll.register(self._shell._pidfd, select.POLLIN)
+        while True:
+            with self._signals.interruptible():
+                ready = poll.poll(self._pause())
+            for fd, event in ready:
+                if fd == self._signals.fd:
+                    self._signals.drain()
+                elif fd == self._shell._control:
+                    if not self._feed(event):
+                        poll.unregister(fd)
+                elif fd in self._streams:
+                    self._streams[fd].feed(os.read(fd, CHUNK))
+                elif fd == self._shell._pidfd:
+                    return None
+                elif event & select.POLLIN:
+                    if (status := self._read_status()) is not None:
+                        return status
+                elif event & select.POLLHUP:
+                    # The shell has become another program (exec): that is the command now.
+                    poll.unregister(fd)
+            self._mind()
+
+    def _feed(self, event: int) -> bool:
+        """Write what the pipe takes of the statement; False when there is nothing more to write."""
+        if event & select.POLLERR:
+            return False
+        try:
+            with self._signals.quiet():
+                self._statement = self._statement[os.write(self._shell._control, self._statement) :]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        if not self._statement:
+            self._shell.tie(True)
+        return bool(self._statement)
+
+    def _read_status(self) -> int | None:
+        *lines, self._line = (self._line + os.read(self._shell._status, 4096)).split(b"\n")
+        for line in lines:
+            mark, _, status = line.partition(b" ")
+            if mark == self._mark.encode() and status.isdigit():
+                return int(status)
+        return None
+
+    def _pause(self) -> int | None:
+        left = min(self._deadline, self._insist) - time.monotonic()
+        return None if left == float("inf") else max(0, min(int(left * 1000) + 1, 1 << 30))
+
+    def _mind(self) -> None:
+        """Interrupts, the alarm, too much output, the deadline."""
+        if self._signals.interrupts > self._heeded:
+            self._heeded = self._signals.interrupts
+            self._told = self._tell(signal.SIGINT)
+            self._insist = time.monotonic() + INSIST
+        if time.monotonic() >= self._insist:
+            # A loop of the shell's own goes on although its commands were interrupted; or the signal came between two
+            # commands. One that was told and is still there is heeding it, or it stands before `&` and ignores it.
+            self._insist = float("inf")
+            left = self._told & self._members()
+            if all(procs.ignores(pid, signal.SIGINT) for pid in left):
+                # All at once, as a terminal does: bash heeds it only if the command it waits for has died of it, so
+                # that it can miss it, when that was just ending by itself.
+                os.killpg(self._shell._pid, signal.SIGINT)
+                self._tries -= 1
+                self._insist = time.monotonic() + INSIST if self._tries else float("inf")
+        if self._stage == 0:
+            if self._signals.alarm:
+                self._end("[INTERRUPTED] the time limit of this process was reached; the command was ended")
+            elif any(stream.too_much for stream in self._streams.values()):
+                self._end("[OUTPUT LIMIT] the command printed without end and was ended")
+        if time.monotonic() < self._deadline:
+            return
+        if self._stage == 0:
+            self.timed_out = True
+            self._end(f"[TIMEOUT] the command was ended after {self._timeout:g} s")
+        elif self._stage == 1:
+            self._stage, self._deadline = 2, time.monotonic() + 0.3
+            rounds = 10  # a loop starts another one while we look
+            while self._tell(signal.SIGKILL) and rounds:
+                rounds -= 1
+        else:
+            self._stage, self._deadline = 3, float("inf")
+            os.kill(self._shell._pid, signal.SIGKILL)
+
+    def _end(self, note: str) -> None:
+        self.notes.append(note)
+        self._stage, self._deadline = 1, time.monotonic() + GRACE
+        self._tell(signal.SIGTERM)
+
+    def _members(self) -> set[int]:
+        return set(procs.of_command(self._shell._pid, self._begun, self._older))
+
+    def _tell(self, number: int) -> set[int]:
+        """Signal the processes of the command; who were they?"""
+        pids = self._members()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        return pids
+
+
+def _pipe(size: int = 0) -> tuple[int, int]:
+    """A pipe with both ends out of the way of what a shell redirects."""
+    low = os.pipe2(os.O_CLOEXEC)
+    high: list[int] = []
+    try:
+        for fd in low:
+            high.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH))
+    except OSError:
+        for fd in high:
+            os.close(fd)
+        raise
+    finally:
+        for fd in low:
+            os.close(fd)
+    read, write = high
+    if size:
+        with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: smaller, then
+            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, size)
+    return read, write
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)

@@ -1,0 +1,60 @@
+"""What /proc shows of this process to others: its argv and the environment that it was started with.
+
+Both lie in our own memory, where the kernel put them; changing os.environ changes neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+
+
+def mission(text: str) -> None:
+    """Another mission in `ps`, as far as the room of our argv goes."""
+    with contextlib.suppress(OSError, ValueError):
+        start, end = _stat(48, 49)
+        shown = b"quine\0" + text.encode("utf-8", "replace").replace(b"\0", b" ")
+        _write(start, shown[: end - start - 1].ljust(end - start, b"\0"))
+
+
+def given(name: str) -> bool:
+    """Was this process started with the variable? What Python has added since does not count."""
+    with contextlib.suppress(OSError), open("/proc/self/environ", "rb") as file:
+        return any(entry.startswith(name.encode() + b"=") for entry in file.read().split(b"\0"))
+    return True
+
+
+def forget(names: Collection[str]) -> None:
+    """Overwrite these variables in the initial environment.
+
+    Those that os.environ has still are kept in memory that /proc does not show, for what we start with them.
+    """
+    if not names:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        start, end = _stat(50, 51)
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            memory.seek(start)
+            data = memory.read(end - start)
+        at = start
+        for entry in data.split(b"\0"):
+            name, equals, _ = entry.partition(b"=")
+            if equals and (text := os.fsdecode(name)) in names:
+                if text in os.environ:
+                    os.environ[text] = os.environ[text]  # putenv copies it, and C looks there from now on
+                _write(at, bytes(len(entry)))
+            at += len(entry) + 1
+
+
+def _stat(*fields: int) -> list[int]:
+    """Fields of /proc/self/stat by their numbers in proc(5)."""
+    with open("/proc/self/stat", "rb") as file:
+        values = file.read().rpartition(b")")[2].split()  # from the third field on
+    return [int(values[field - 3]) for field in fields]
+
+
+def _write(at: int, data: bytes) -> None:
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(at)
+        memory.write(data)

@@ -1,0 +1,254 @@
+"""exec: this process begins anew with an empty memory, here or elsewhere, or another program takes its place.
+
+Laws
+1. Same pid, same streams at the same positions, same mission, same depth. Only turns and memory are given back.
+2. What can be known to fail is refused before the old life is ended. If execve() itself fails, the old life goes on.
+3. Nothing of ours reaches the new image but the streams, the environment, the memo and the slot.
+4. A persona is an instruction, so a person must have written it (quine/agent/personas.py). What an agent has written,
+   moved or linked is data, and does not reach the system prompt by this door.
+5. A life elsewhere has this process for its face. The old life ends, on its tape, when the new one has been started
+   over there and before it is told what it is; up to then nothing is given up and no byte of stdin is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from quine.agent import env, personas
+from quine.agent.ends import End, Moved, Result
+from quine.agent.life import Life, new_session
+from quine.agent.signals import Terminated
+from quine.agent.tools import schema
+from quine.base import procs
+from quine.base.exits import Failure, complain
+from quine.providers.base import Tool, Usage
+from transport.address import own_command
+from transport.errors import Refused
+from transport.status import signal_number
+from transport.wire import quickjson
+
+if TYPE_CHECKING:
+    from quine.agent.loop import Loop
+
+LOST = (
+    "; this life goes on, its shell was ended for it: variables, functions and background commands are lost"
+)
+LONGEST = 131072  # bytes of one string that Linux accepts in execve: NAME=value and its NUL
+WHOLE = 1 << 19  # bytes of all wisdom as JSON: it has to fit into the memo and into an environment
+
+EXEC = Tool(
+    "exec",
+    "Begin anew: same process, same mission, same streams, empty memory, full turns. Wisdom is given to your next "
+    "life as data and stays until you change it (an empty value deletes a key). With argv, that program takes your "
+    "place for good.",
+    {
+        "type": "object",
+        "properties": {
+            "wisdom": {
+                "type": "object",
+                "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "maxLength": 100},
+                "additionalProperties": {"type": "string"},
+                "description": "what your next life must know, by key",
+            },
+            "reason": {"type": "string", "description": "why, for the record"},
+            "persona": {
+                "type": "string",
+                "pattern": "^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$",
+                "maxLength": 100,
+                "description": "who your next lives are: personas/NAME.md, until another; empty: nobody",
+            },
+            "argv": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            "host": {
+                "type": "string",
+                "minLength": 1,
+                "description": "where the next life runs: a host, @tag, any",
+            },
+        },
+        "additionalProperties": False,
+    },
+)
+
+
+def run(loop: Loop, args: dict[str, Any]) -> Result:
+    """Does not return where it succeeds."""
+    host = args.get("host", "local")
+    wisdom = {**loop.life.wisdom, **args.get("wisdom", {})}
+    wisdom = {key: value for key, value in wisdom.items() if value}
+    for key, value in wisdom.items():
+        if fault := env.unfit(value):
+            return _error(f"wisdom.{key} holds {fault}")
+        size = len(f"{env.WISDOM}{key}={value}\0".encode())
+        if size > LONGEST:
+            return _error(
+                f"wisdom.{key} is too long: {size} bytes, and {LONGEST} are possible; put it into a file"
+            )
+    if (size := len(quickjson.dumps(wisdom))) > WHOLE:
+        return _error(
+            f"wisdom is too long in all: {size} bytes, and {WHOLE} are possible; put it into a file"
+        )
+    if argv := args.get("argv"):
+        for name in ("persona", "host"):
+            if name in args:
+                return _error(f"a {name} is for your own next life, not for another program")
+        return _become(loop, argv, wisdom)
+    persona = loop.life.persona
+    if "persona" in args:
+        try:
+            persona = (
+                personas.text(args["persona"], loop.settings.start, loop.ledger) if args["persona"] else ""
+            )
+        except (OSError, ValueError) as error:
+            return _error(f"persona {args['persona']}: {_why(error)}")
+    life = _next(loop.life, wisdom, persona)
+    return _renew(loop, life) if host == "local" else _move(loop, life, host)
+
+
+def _next(old: Life, wisdom: dict[str, str], persona: str) -> Life:
+    return old._replace(
+        session=new_session(),
+        parent=old.session,
+        wisdom=wisdom,
+        persona=persona,
+        context=(),
+        opening=(),
+        cloned=("", 0),
+        born="exec",
+    )
+
+
+def _move(loop: Loop, life: Life, where: str) -> Result:
+    """The next life elsewhere, and this process its face until it ends."""
+    if fault := env.unfit(where):
+        return _error(f"host holds {fault}")
+    if life.material_file:
+        return _error(f"the material was saved to {life.material_file}, which is not over there")
+    if left := [job for job in loop.jobs.running if not procs.wait([job.pidfd], 0)]:
+        names = ", ".join(f"{job.session} (pid {job.pid})" for job in left)
+        return _error(f"children of yours still run: {names}; quine wait ID or quine kill ID comes first")
+    facts: dict[str, Any] = {"tokens_in": 0, "tokens_out": 0}
+    started: list[int] = []
+
+    def begin(pid: int, host: str) -> None:
+        if loop.signals.fatal:
+            raise Terminated(loop.signals.fatal)  # it came to the old life before the face listened
+        started.append(pid)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the new life has a timer of its own
+        loop.record_end(0, "exec", f"exec: the next life runs on {where}", to=life.session)
+        loop.tape.close()
+        loop.jobs.finished()
+        loop.shell.close()
+
+    # A reader that has gone is told to who writes over there.
+    before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        more = {"masked": loop.settings.masked, "stdin": 0, "stdout": 1, "stderr": 2}
+        with loop.signals.interruptible():  # up to the moment in which the face listens itself
+            status = loop.face(where, life, loop.ledger, **more, facts=facts, on_start=begin)
+        number = signal_number(status.signal) if status.signal else 0
+    except Terminated as late:
+        if not started:
+            raise
+        # After the face had let go.
+        raise Moved(End(128 + late.number, late.number, loop.account.usage)) from None
+    except (Refused, Failure) as error:
+        if started:
+            raise
+        return _error(f"{where}: {error.detail}; nothing was started, this life goes on")
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    if not started:
+        if fatal := number or loop.signals.fatal:
+            raise Terminated(fatal)
+        time_left = loop.ledger.time_left()
+        loop.signals.alarm = loop.signals.alarm or (time_left is not None and time_left <= 0)
+        hint = f" ({status.hint})" if status.hint else ""
+        return _error(
+            f"{where}: {status.state}: {status.detail}{hint}; nothing was started, this life goes on"
+        )
+    if status.detail:
+        complain(status.detail, status.hint, status.host)
+    used = loop.account.usage + Usage(facts["tokens_in"], facts["tokens_out"])
+    raise Moved(End(status.code, number, used, status))
+
+
+def _renew(loop: Loop, life: Life) -> Result:
+    old = loop.life
+    argv = [*own_command(), "--", life.shown]
+    loop.record_end(0, "exec", "exec: a new life with an empty memory", to=life.session)
+    loop.shell.close()
+    state = {
+        "pid": os.getpid(),
+        "life": life.to_json(),
+        "mask": [int(number) for number in loop.signals.mask],
+        "slots": loop.slots,
+        "jobs": loop.jobs.to_json(),
+        "record": loop.record,
+        "usage": list(loop.settings.spent + loop.account.usage),
+        "report": loop.settings.report,
+        "verbose": loop.settings.verbose,
+        "began": loop.settings.began,
+        "masked": list(loop.settings.masked),
+        "top": loop.settings.top,
+    }
+    with loop.signals.held():
+        # Blocked signals stay pending through execve: the new life's handlers get them, not the default.
+        if loop.signals.fatal:
+            raise Terminated(loop.signals.fatal)  # it came to the old life, and would be lost with it
+        if loop.signals.alarm:
+            os.kill(os.getpid(), signal.SIGALRM)  # this too; held back, it is the next life's
+        for fd in loop.slots:
+            os.set_inheritable(fd, True)
+        try:
+            env.bequeath(loop.settings, life, state)
+            os.execve(argv[0], argv, os.environ)
+        except (OSError, ValueError) as error:
+            for fd in loop.slots:
+                os.set_inheritable(fd, False)
+            env.bequeath(loop.settings, old)
+            return _error(f"{_why(error)}{LOST}")
+
+
+def _become(loop: Loop, argv: list[str], wisdom: dict[str, str]) -> Result:
+    if fault := env.unfit(" ".join(argv)):
+        return _error(f"argv holds {fault}")
+    path = _find(argv[0], loop.shell.cwd)
+    if not path:
+        return _error(f"{schema.short(argv[0])}: not found, or not executable")
+    before = env.here()
+    loop.record_end(0, "exec", f"exec: {schema.short(argv[0])} takes over")
+    loop.shell.close()
+    with loop.signals.held():
+        if loop.signals.fatal:
+            raise Terminated(loop.signals.fatal)  # it came to us, and the program would never hear of it
+        loop.signals.remove()
+    try:
+        os.chdir(loop.shell.cwd)
+        env.bequeath(loop.settings, loop.life._replace(wisdom=wisdom))
+        os.execve(path, argv, os.environ)
+    except (OSError, ValueError) as error:
+        loop.signals.install(loop.signals.mask)
+        with contextlib.suppress(OSError):
+            os.chdir(before)
+        env.bequeath(loop.settings, loop.life)
+        return _error(f"{schema.short(argv[0])}: {_why(error)}{LOST}")
+
+
+def _find(program: str, cwd: str) -> str:
+    """The file that the shell would run, "" where there is none."""
+    if "/" in program:
+        candidates = [os.path.join(cwd, program)]
+    else:
+        places = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        candidates = [os.path.join(cwd, place, program) for place in places]
+    return next((path for path in candidates if os.path.isfile(path) and os.access(path, os.X_OK)), "")
+
+
+def _why(error: OSError | ValueError) -> str:
+    return error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def _error(text: str) -> Result:
+    return Result(f"[EXEC ERROR] {text}", True)

@@ -1,0 +1,306 @@
+"""fork: children that run at the same time, here or on another machine.
+
+Laws
+1. Everything that can be refused is refused before anything starts; a refused call starts no child at all.
+2. All fork calls of one reply start before any of them is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quine.agent import birth, env, prompt
+from quine.agent.ends import Result, sections
+from quine.agent.jobs import Job, Status
+from quine.agent.life import Life, new_session
+from quine.agent.tools import schema
+from quine.base.exits import NOT_STARTED, Misconfigured
+from quine.providers.base import Message, Tool, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from quine.agent.loop import Loop
+
+_CHILD = {
+    "intent": {"type": "string", "minLength": 1, "description": "the child's mission"},
+    "host": {"type": "string", "minLength": 1, "description": "where it runs: a host, @tag, any, or local"},
+    "stdin": {
+        "type": "string",
+        "minLength": 1,
+        "description": "null, inherit (your material), or the path of a file",
+    },
+    "files": {
+        "type": "array",
+        "items": {"type": "string", "minLength": 1},
+        "description": "with host: files and directories of yours that it has, under the same names, before it starts",
+    },
+    "returns": {
+        "type": "array",
+        "items": {"type": "string", "minLength": 1},
+        "description": "with host: names or patterns, relative to its directory, brought back to yours after its end",
+    },
+}
+
+FORK = Tool(
+    "fork",
+    "Start a child (intent) or several at once (children). wait true: returns exit code, stdout and stderr of "
+    "each. wait false: returns at once; the end of a child is told with a later result. mode race: the first child "
+    "that succeeds wins, the others are ended. context clone: the child knows what you know; none: it knows its "
+    "intent only.",
+    {
+        "type": "object",
+        "properties": {
+            **_CHILD,
+            "children": {
+                "type": "array",
+                "minItems": 1,
+                "items": {
+                    "type": "object",
+                    "properties": _CHILD,
+                    "required": ["intent"],
+                    "additionalProperties": False,
+                },
+            },
+            "wait": {"type": "boolean", "default": False},
+            "mode": {"type": "string", "enum": ["all", "race"], "default": "all"},
+            "context": {"type": "string", "enum": ["clone", "none"], "default": "clone"},
+        },
+        "additionalProperties": False,
+    },
+)
+TOLD = (
+    "Their end is told with a later result; in sh there are quine wait ID, quine logs ID and quine kill ID."
+)
+
+
+class Spec(NamedTuple):
+    """One child that a call asks for; stdin is an open descriptor of ours."""
+
+    intent: str
+    host: str
+    stdin: int
+    material: str
+    files: list[str]
+    returns: list[str]
+
+
+class Call(NamedTuple):
+    """One fork call of the reply under way; `place` is its index among the calls."""
+
+    place: int
+    call: ToolCall
+    specs: list[Spec]
+    slots: list[list[int]]
+    wait: bool
+    race: bool
+    clone: bool
+
+
+def fault(args: dict[str, Any]) -> str:
+    """What the schema cannot say."""
+    if ("intent" in args) == ("children" in args):
+        return "[FORK ERROR] give either intent or children"
+    for child in args.get("children", [args]):
+        if not child["intent"].strip():
+            return "[FORK ERROR] intent is blank"
+        for name in ("intent", "stdin", "host"):
+            if fault := env.unfit(child.get(name, "")):
+                return f"[FORK ERROR] {name} holds {fault}"
+        for name in ("files", "returns"):
+            if fault := env.unfit("".join(child.get(name, args.get(name, [])))):
+                return f"[FORK ERROR] {name} holds {fault}"
+    if fault := env.unfit(args.get("stdin", "") + args.get("host", "")):
+        return f"[FORK ERROR] stdin or host holds {fault}"
+    return ""
+
+
+def run(loop: Loop, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ...]) -> dict[int, Result]:
+    """Results by index. In a child this raises Reborn."""
+    results: dict[int, Result] = {}
+    prepared: list[Call] = []
+    for index, call in calls:
+        got = _prepare(loop, index, call)
+        if isinstance(got, Result):
+            results[index] = got
+        else:
+            prepared.append(got)
+    loop.tape.sync()
+    parent = os.getpid()
+    started: list[tuple[Call, list[Job]]] = []
+    try:
+        for one in prepared:
+            jobs: list[Job] = []
+            started.append((one, jobs))
+            for spec, slot in zip(one.specs, one.slots, strict=True):
+                jobs.append(_start(loop, one, spec, slot, prepared, reply))
+    except OSError as error:
+        begun = [job for _, jobs in started for job in jobs]
+        loop.jobs.end(begun)
+        for job in begun:
+            loop.child_ended(job)
+        text = (
+            f"a child could not be started: {error.strerror}; those of this reply that had started were ended"
+        )
+        return {**results, **{one.place: _error(text) for one in prepared}}
+    finally:
+        if os.getpid() == parent:  # the child has closed its copies itself
+            for fd in (fd for one in prepared for fd in _held(one)):
+                os.close(fd)
+    loop.tape.sync()
+    for one, jobs in started:
+        results[one.place] = _collect(loop, one, jobs)
+    return results
+
+
+def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
+    """Open and take what the children need, or say why not."""
+    args = call.args
+    limits = loop.life.limits
+    if loop.life.depth + 1 >= limits.depth:
+        return _error(
+            f"too deep: this process is at level {loop.life.depth + 1} of {limits.depth}, nothing was started"
+        )
+    children = args.get("children", [args])
+    hosts = [child.get("host", args.get("host", "local")) for child in children]
+    clone = args.get("context", "clone") == "clone"
+    staged = [[child.get(name, args.get(name, [])) for name in ("files", "returns")] for child in children]
+    if fault := _unstaged(loop, staged):
+        return _error(f"{fault}, nothing was started")
+    if not loop.account.affords(len(children), loop.account.used(loop.messages) if clone else 0):
+        return _error("the tree cannot pay for that any more, nothing was started")
+    specs: list[Spec] = []
+    try:
+        taken = loop.ledger.agents(limits.agents, len(children))
+    except OSError as error:
+        return _error(f"no slot for a child: {(error.strerror or '').lower()}, nothing was started")
+    if taken is None:
+        return _error(
+            f"too many agents: {len(children)} more were asked for, and the limit of the tree is {limits.agents} "
+            "(--max-agents); nothing was started"
+        )
+    try:
+        for child, host, (files, returns) in zip(children, hosts, staged, strict=True):
+            wanted = child.get("stdin", args.get("stdin", "null"))
+            fd = _open_stdin(loop, wanted)
+            material = "none" if wanted == "null" else prompt.material(fd)
+            specs.append(Spec(child["intent"], host, fd, material, files, returns))
+    except OSError as error:
+        for held in (*taken, *(spec.stdin for spec in specs)):
+            os.close(held)
+        return _error(f"stdin {schema.short(wanted)}: {(error.strerror or '').lower()}, nothing was started")
+    race = args.get("mode") == "race"
+    each = [[fd] for fd in taken] if taken else [[] for _ in children]
+    return Call(index, call, specs, each, race or bool(args.get("wait")), race, clone)
+
+
+def _unstaged(loop: Loop, staged: list[list[list[str]]]) -> str:
+    """What is wrong with the files that are to go and to come back; "" where nothing is."""
+    if not any(files or returns for files, returns in staged):
+        return ""
+    from quine.staging import words
+
+    try:
+        for files, returns in staged:
+            words.sources(files, loop.shell.cwd)
+            words.returns(returns)
+    except Misconfigured as error:
+        return error.detail.removeprefix("--")
+    return ""
+
+
+def _open_stdin(loop: Loop, wanted: str) -> int:
+    if wanted == "inherit":
+        return os.dup(0)
+    path = os.devnull if wanted == "null" else os.path.join(loop.shell.cwd, os.path.expanduser(wanted))
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(0, "a directory")
+    if stat.S_ISFIFO(mode):
+        raise OSError(0, "a named pipe, which would be waited for; let the child open it")
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _held(one: Call) -> list[int]:
+    """Descriptors that a call has open for its children."""
+    return [*(spec.stdin for spec in one.specs), *(fd for held in one.slots for fd in held)]
+
+
+def _start(
+    loop: Loop, one: Call, spec: Spec, slot: list[int], prepared: list[Call], reply: tuple[ToolCall, ...]
+) -> Job:
+    session = new_session()
+    life = _child_life(loop, one, spec, session, reply)
+    directory = "" if one.wait else os.path.join(loop.settings.data_dir, "jobs", session)
+    job = Job(session, spec.intent, spec.host, directory)
+    if spec.host != "local":  # here all of it is there already
+        job.files, job.returns = spec.files, spec.returns
+    facts = {"session": session, "intent": spec.intent, "host": spec.host, "tool_id": one.call.id}
+    loop.tape.add("fork", facts)
+    loop.tape.sync()  # the child may run, and end, before we do anything else
+    held = {fd for each in prepared for fd in _held(each)}
+    try:
+        birth.give(loop, life, job, spec.stdin, slot, held - {spec.stdin, *slot})
+    except OSError as error:
+        # The tape says already that it was forked. Where it would have had its record, none was made.
+        job.directory = ""
+        job.status = Status(NOT_STARTED, "unreachable", "", (error.strerror or "").lower())
+        loop.child_ended(job)
+        raise
+    return job
+
+
+def _child_life(loop: Loop, one: Call, spec: Spec, session: str, reply: tuple[ToolCall, ...]) -> Life:
+    parent = loop.life
+    life = parent._replace(
+        session=session,
+        mission=spec.intent,
+        parent=parent.session,
+        depth=parent.depth + 1,
+        material=spec.material,
+        material_file="",
+        context=(),
+        opening=(),
+        cloned=("", 0),
+        born="fork",
+    )
+    if not one.clone:
+        return life._replace(wisdom={}, persona="")
+    # fork returns twice: here it returns in the child. Every call of the reply needs its answer.
+    opening = []
+    for call in reply[loop.answered :]:
+        text = prompt.child(life) if call is one.call else prompt.NOT_YOURS
+        opening.append(Message("tool", result=ToolResult(call.id, call.name, text)))
+    return life._replace(
+        context=tuple(loop.messages), opening=tuple(opening), cloned=(parent.session, loop.tape.length)
+    )
+
+
+def _collect(loop: Loop, one: Call, jobs: list[Job]) -> Result:
+    if not one.wait:
+        lines = [f"[FORK] job {job.session} {_process(job)}: {job.directory}/stdout, stderr" for job in jobs]
+        return Result("\n".join([*lines, TOLD]))
+    winner = loop.jobs.wait(jobs, one.race, loop.signals)
+    if winner is not None:
+        loop.jobs.end([job for job in jobs if job is not winner])
+    parts = []
+    for number, job in enumerate(jobs, 1):
+        assert job.status is not None
+        loop.child_ended(job)
+        text = sections(job.status.code, *job.texts())
+        if line := job.status.line():
+            text += f"\n{line}"
+        if len(jobs) > 1:
+            won = " [WINNER]" if job is winner else " [ENDED, not the winner]" if winner else ""
+            text = f"--- CHILD {number} of {len(jobs)}: {_process(job)}{won}\n{text}"
+        parts.append(text)
+    return Result("\n".join(parts), all(job.status and job.status.code for job in jobs))
+
+
+def _process(job: Job) -> str:
+    """Where the child runs. Elsewhere it has another pid than the local process that stands for it."""
+    return f"pid {job.pid}" if job.host == "local" else f"on {job.host}, by way of pid {job.pid} here"
+
+
+def _error(text: str) -> Result:
+    return Result(f"[FORK ERROR] {text}", True)

@@ -1,0 +1,121 @@
+"""Copies of tapes and results in the files tier, as they stand in a data directory.
+
+Laws
+1. Whole lines of a tape only; what is there already is not sent again.
+2. The record of a job is copied before its tape, its status after the tape and the output. So who finds a record there
+   knows that a status is to come, and who finds a status finds the rest.
+3. Output is copied once it is over: a stream that grows is not sent again and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from quine.agent.life import is_session
+from quine.archive.keeping import PLACE
+from quine.files.tier import BLOCK, Tier
+from quine.jobs import roster
+from quine.tape.index import ends
+
+RECORD = "job"
+RESULTS = (RECORD, "stdout", "stderr", "status")  # in this order
+
+
+class Copies:
+    """Of one tree, or with `root` "" of all in a data directory; `detached` is where detached jobs are."""
+
+    def __init__(self, tier: Tier, folder: str, detached: str, root: str = "") -> None:
+        self._tier = tier
+        self._folder = folder
+        self._detached = detached
+        self._root = root
+        self._roots: dict[str, str] = {}  # of the sessions of this directory
+        self._parents: dict[str, str] = {}  # of the jobs
+        self._there: dict[str, int] = {}  # bytes of what is in the tier
+
+    def round(self) -> int:
+        """Copy what is new, and say how many files that was. OSError."""
+        # Looked for first: what ended after this look has its tape copied now and its record the next time.
+        ended = [job for job in self._jobs() if os.path.exists(f"{job}/status")]
+        sessions = self._sessions()
+        begun = sum(self._copy(f"{job}/{RECORD}", f"{_place(job)}/{RECORD}") for job in self._jobs())
+        return begun + sum(map(self._tape, sessions)) + sum(map(self._result, ended))
+
+    def _sessions(self) -> list[str]:
+        found = []
+        for name in sorted(_names(self._folder)):
+            session = name.removesuffix(".jsonl")
+            if session == name or not is_session(session):
+                continue
+            if session not in self._roots and (root := _root_of(f"{self._folder}/{name}")):
+                self._roots[session] = root
+            if self._roots.get(session, "") and self._root in ("", self._roots[session]):
+                found.append(session)
+        return found
+
+    def _jobs(self) -> Iterator[str]:
+        """Their directories."""
+        mine = set(self._sessions())
+        # One that was never started has no tape.
+        jobs = {
+            one for one in _names(f"{self._folder}/jobs") if is_session(one) and self._parent(one) in mine
+        }
+        for session in sorted(mine | jobs):
+            for place in (self._folder, self._detached):
+                directory = f"{place}/jobs/{session}"
+                if os.path.isdir(directory):
+                    yield directory
+
+    def _parent(self, job: str) -> str:
+        if job not in self._parents and (facts := roster.record(f"{self._folder}/jobs/{job}")):
+            self._parents[job] = str(facts.get("parent") or "")
+        return self._parents.get(job, "")
+
+    def _tape(self, session: str) -> int:
+        name = f"{session}.jsonl"
+        return self._copy(f"{self._folder}/{name}", f"{PLACE}/{name}", lines=True)
+
+    def _result(self, directory: str) -> int:
+        target = _place(directory)
+        if f"{target}/status" in self._there:
+            return 0
+        return sum(self._copy(f"{directory}/{name}", f"{target}/{name}") for name in RESULTS)
+
+    def _copy(self, source: str, target: str, lines: bool = False) -> int:
+        with contextlib.suppress(FileNotFoundError), open(source, "rb") as file:
+            found = os.fstat(file.fileno())
+            before = self._there.get(target, -1)
+            if before == found.st_size:
+                return 0
+            size, rest = 0, b""
+            with self._tier.create(target, mode=0o600, mtime=found.st_mtime) as writer:
+                while block := file.read(min(BLOCK, found.st_size - size - len(rest))):
+                    block = rest + block
+                    end = block.rfind(b"\n") + 1 if lines else len(block)
+                    writer.write(block[:end])
+                    size, rest = size + end, block[end:]
+                if lines and size <= before:
+                    return 0  # half a line has come
+                writer.commit()
+            self._there[target] = size
+            return 1
+        return 0
+
+
+def _place(directory: str) -> str:
+    """Where that of a job is in the tier."""
+    return f"{PLACE}/jobs/{os.path.basename(directory)}"
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _root_of(path: str) -> str:
+    """The root that a tape names; "" where there is no whole first line yet, or it is no tape of ours."""
+    return str(ends(path).meta.get("root_session_id") or "")

@@ -1,0 +1,151 @@
+"""Files that are written beside their name and renamed over it, so that a reader sees the old or the new, whole.
+
+Laws
+1. A name means what it means behind the `>` of a shell: links are followed, one that dangles too, as far as the kernel
+   lets this process follow them.
+2. Only a regular file is replaced. A device or a pipe is opened and written, and so is a file that stands in a
+   directory that is not ours to write in, or is mounted by itself.
+3. A descriptor of this process (/dev/stderr, /dev/fd/3) is written where it stands; its file is not truncated.
+4. Without `commit` nothing has changed and nothing is left behind, except in what rule 2 and 3 write in place.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from quine.base.exits import write_all
+
+MOST_LINKS = 40  # as the kernel
+IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # why nothing can be made beside a file
+COPIED = 1 << 20
+
+
+def write(path: str, data: bytes, mode: int = 0o666, own: bool = False) -> None:
+    """Make `data` the whole content of `path`; the rest as in Aside."""
+    with Aside(path, mode, own) as file:
+        file.write(data)
+        file.commit()
+
+
+class Aside:
+    """A context manager. `fd` may be written directly; `commit` gives the file its name. Raises OSError with `path`.
+
+    mode   of a new file, less the umask; one that is replaced keeps its own
+    own    a file that quine alone writes, in a directory of its own: a link is replaced, and `mode` is set as it is
+    """
+
+    def __init__(self, path: str, mode: int = 0o666, own: bool = False) -> None:
+        self.path = path
+        self._own = own
+        self.fd = -1
+        self._aside = ""
+        self._target = ""
+        try:
+            end = path if own else follow(path)
+            if isinstance(end, int):
+                self.fd = os.dup(end)
+            else:
+                self._target = end
+                self._open(mode)
+        except OSError as error:
+            raise self._about(error) from None
+
+    def _open(self, mode: int) -> None:
+        try:
+            there = os.stat(self._target, follow_symlinks=not self._own)
+        except FileNotFoundError:
+            there = None
+        if there and not stat.S_ISREG(there.st_mode) and not self._own:
+            self.fd = os.open(self._target, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
+            return
+        name = os.path.join(os.path.dirname(self._target), f".quine-{os.urandom(8).hex()}.part")
+        try:
+            self.fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        except OSError as error:
+            if self._own or not there or error.errno not in IN_PLACE:
+                raise
+            self.fd = os.open(self._target, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+            return
+        self._aside = name
+        if self._own or there:
+            os.fchmod(self.fd, mode if self._own or not there else there.st_mode & 0o777)
+
+    def write(self, data: bytes) -> None:
+        try:
+            write_all(self.fd, data)
+        except OSError as error:
+            raise self._about(error) from None
+
+    def commit(self) -> None:
+        if not self._aside:
+            return
+        try:
+            try:
+                os.rename(self._aside, self._target)
+                self._aside = ""
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                self._copy()
+        except OSError as error:
+            raise self._about(error) from None
+
+    def _copy(self) -> None:
+        """Into a file that is mounted: it cannot get another one's name."""
+        target = os.open(self._target, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.lseek(self.fd, 0, os.SEEK_SET)
+            while data := os.read(self.fd, COPIED):
+                write_all(target, data)
+        finally:
+            os.close(target)
+
+    def _about(self, error: OSError) -> OSError:
+        return OSError(error.errno, error.strerror, self.path)
+
+    def __enter__(self) -> Aside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+        if self._aside:
+            try:
+                os.unlink(self._aside)
+            except FileNotFoundError:
+                pass
+
+
+def follow(path: str) -> str | int:
+    """The path at the end of the links that `path` names, or the number of a descriptor of this process.
+
+    Raises OSError: ELOOP, or EACCES where this process may not write through a link.
+    """
+    asked, foreign = path, False
+    for _ in range(MOST_LINKS):
+        folder, name = os.path.split(path)
+        above = os.path.realpath(folder)
+        if name.isdecimal() and above == os.path.realpath("/proc/self/fd"):
+            return int(name)
+        try:
+            link = os.readlink(path)
+            foreign = foreign or os.lstat(path).st_uid != os.geteuid()
+        except OSError:
+            break  # no link, or nothing at all
+        if above.startswith("/proc/"):
+            break  # the text of such a link is no path
+        path = os.path.join(folder, link)
+    else:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), asked)
+    if foreign:
+        _probe(asked)  # another user's link, perhaps in a shared directory: the kernel decides on it
+    return path
+
+
+def _probe(path: str) -> None:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENXIO):
+            raise

@@ -1,0 +1,238 @@
+"""Processes of this machine, seen through /proc and ended through pidfds: who belongs to a command, and who is left.
+
+Laws
+1. A pid alone names nobody: it is used together with a start time or a pidfd.
+2. As PID 1 we are given every orphan of the container, and reap those, and only those, that nobody here has `own`ed.
+3. Ending is TERM, a pause, KILL, to descendants in whatever process group they have put themselves (timeout(1),
+   `set -m`); who has made a session of its own has asked to be left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+LONGEST = 1e6  # seconds of one poll(2), which takes milliseconds in 32 bits
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Process(NamedTuple):
+    pid: int
+    state: str
+    ppid: int
+    group: int
+    session: int
+    started: int  # ticks since boot
+
+
+def look(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
+    except OSError:
+        return None
+    return Process(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def exit_word(pid: int) -> int | None:
+    """How a process of ours that nobody has reaped yet ended, as waitpid(2) would tell; None where it is no zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return int(fields[49]) if fields[0] == b"Z" else None
+
+
+def ignores(pid: int, number: int) -> bool:
+    """Does a process ignore a signal? One that is gone does not."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            mask = file.read().partition(b"\nSigIgn:")[2].split(maxsplit=1)[0]
+    except (OSError, IndexError):
+        return False
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+_owned: set[int] = set()  # children of this process that somebody in it waits for
+
+
+def own(pid: int) -> None:
+    """A child that we have started and will wait for ourselves."""
+    _owned.add(pid)
+
+
+def reap(pid: int) -> int:
+    """Wait for a child of ours; its wait status."""
+    _, word = os.waitpid(pid, 0)
+    _owned.discard(pid)
+    return word
+
+
+def reap_orphans() -> None:
+    """Those that ended and were left to us; only PID 1 has such. Not to be called where a child is just being made."""
+    if os.getpid() == 1:
+        for pid in children(1) - _owned:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def tie(fd: int, whom: int, on: bool = True) -> None:
+    """The kernel sends TERM to `whom` (a process, or minus a group) when the last end opposite to `fd`'s is closed.
+
+    That is when its holder ends, be it by SIGKILL, where no handler of ours runs. `fd` is an end of a pipe that
+    `whom` holds open too, or somebody in that group. It tells of writes as well (reads, of a writing end): only while
+    there are none may it be on.
+    """
+    with contextlib.suppress(OSError):
+        if on:
+            fcntl.fcntl(fd, fcntl.F_SETOWN, whom)
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGTERM)
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | fcntl.FASYNC if on else flags & ~fcntl.FASYNC)
+
+
+def pids() -> frozenset[int]:
+    """The pids of all processes, zombies too."""
+    return frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def everyone() -> list[Process]:
+    return [process for pid in pids() if (process := look(pid)) is not None and process.state != "Z"]
+
+
+def ancestors() -> set[int]:
+    """The pids of all processes above this one."""
+    pids: set[int] = set()
+    process = look(os.getpid())
+    while process and process.ppid not in pids:
+        pids.add(process.ppid)
+        process = look(process.ppid)
+    return pids
+
+
+def now() -> int:
+    """This moment in the unit of `started`."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+
+
+def group(number: int) -> list[int]:
+    """Who is in a process group. Most groups are empty when this is asked, so ask the kernel first."""
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return []
+    except PermissionError:
+        pass
+    return [process.pid for process in everyone() if process.group == number]
+
+
+def children(pid: int) -> frozenset[int]:
+    """The children of a process of one thread; empty where the kernel does not tell."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            return frozenset(map(int, file.read().split()))
+    except OSError:
+        return frozenset()
+
+
+def of_command(shell: int, begun: int, older: frozenset[int]) -> list[int]:
+    """The processes of the command that `shell` runs since `begun`: its descendants, and orphans of its group.
+
+    What an earlier command left in the background descends from one of the `older` children of the shell. Start
+    times alone would not do: they are told in hundredths of a second.
+    """
+    table = {process.pid: process for process in everyone()}
+    mine = []
+    for process in table.values():
+        if process.pid == shell:
+            continue
+        top = process
+        while top.ppid != shell and top.ppid in table and top.ppid > 1:
+            top = table[top.ppid]
+        if top.ppid == shell:
+            if top.pid not in older and top.started >= begun:
+                mine.append(process.pid)
+        elif process.group == shell and process.started >= begun:
+            mine.append(process.pid)
+    return mine
+
+
+def tree(root: int) -> list[int]:
+    """A process and all that descends from it."""
+    below: dict[int, list[int]] = {}
+    for process in everyone():
+        below.setdefault(process.ppid, []).append(process.pid)
+    found = [root]
+    for pid in found:
+        found += below.get(pid, ())
+    return found
+
+
+def wait(pidfds: Sequence[int], seconds: float) -> bool:
+    """Until all of these have ended; False where the time is over first."""
+    deadline = time.monotonic() + seconds
+    left = set(pidfds)
+    poll = select.poll()
+    for fd in left:
+        poll.register(fd, select.POLLIN)
+    while left:
+        pause = max(0.0, deadline - time.monotonic())
+        ended = poll.poll(int(min(pause, LONGEST) * 1000) + (pause > 0))
+        if not ended and not pause:
+            return False
+        for fd, _ in ended:
+            poll.unregister(fd)
+            left.discard(fd)
+    return True
+
+
+def of_session(root: int) -> dict[int, Process]:
+    """`root`, what descends from it or is in its group, as far as it is in our session; by pid."""
+    session = os.getsid(0)
+    table = {process.pid: process for process in everyone() if process.session == session}
+    mine = {pid for pid, process in table.items() if root in (pid, process.group)}
+    return {pid: table[pid] for pid in _grown(mine, table)}
+
+
+def _grown(pids: set[int], table: dict[int, Process]) -> set[int]:
+    """These and all that descends from them."""
+    while more := {pid for pid, process in table.items() if process.ppid in pids} - pids:
+        pids |= more
+    return pids
+
+
+def end_all(found: dict[int, Process], root: int | None, grace: float) -> None:
+    """TERM, a pause, KILL to these, to the group of `root`, and to what they have started since.
+
+    None for no group. 0 is one: that of whoever was put into this PID namespace from outside, maybe our own.
+    """
+    session, ours = os.getsid(0), os.getpid()
+
+    def left() -> dict[int, Process]:
+        table = {p.pid: p for p in everyone() if p.session == session and p.pid != ours}
+        mine = {pid for pid, p in found.items() if pid in table and table[pid].started == p.started}
+        mine |= {pid for pid, p in table.items() if p.group == root}
+        return {pid: table[pid] for pid in _grown(mine, table)}
+
+    for number, pause in ((signal.SIGTERM, grace), (signal.SIGKILL, 1.0)):
+        found = left()
+        fds = []
+        for pid in found:
+            with contextlib.suppress(OSError):
+                fds.append(os.pidfd_open(pid))
+        for each in (number, signal.SIGCONT):  # CONT, because a stopped process does not take its TERM
+            for fd in fds:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(fd, each)
+        done = not fds or wait(fds, pause)
+        for fd in fds:
+            os.close(fd)
+        if done and not left():
+            return

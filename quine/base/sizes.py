@@ -1,0 +1,24 @@
+"""Sizes as people write them: `500M`, `2G`, in powers of 1024."""
+
+from __future__ import annotations
+
+from quine.base.exits import Misconfigured
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def parse(text: str, name: str) -> int:
+    """In bytes. Misconfigured, in which it has a name."""
+    from transport import rlimits
+
+    try:
+        return rlimits.size(text)
+    except ValueError:
+        raise Misconfigured(f"{name} must be a size as 500M or 2G, not {text[:80]}") from None
+
+
+def of(environ: Mapping[str, str], name: str) -> int:
+    """Of a variable; 0 where there is none."""
+    return parse(environ[name], name) if environ.get(name) else 0

@@ -1,0 +1,1 @@
+"""budget: what a tree of agents may spend, counted on every machine and settled at the origin."""

@@ -1,0 +1,341 @@
+"""What a tree may still spend: agents, concurrent inferences, tokens, money, time. On each machine it is one book.
+
+At the origin of the tree the book (book.py) holds all of it. Where agents live on another machine, a book there
+counts their places, of which the origin grants some (grants.py); their inferences are paid at the origin.
+
+Laws
+1. All slots that a step needs are taken before the step begins, or none.
+2. Limits are written once, by the root of the tree. A descendant can set itself a narrower mark, never a wider one,
+   and which ledger is its own is decided by what the processes above it hold, not by what it is told.
+3. Nobody is refused for what is only reserved and may come back. A place for an agent is free or it is not, and nobody
+   waits for one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from quine.agent.life import Limits
+from quine.budget.book import AGENT, INFER, LONGEST, NAME, SHORTEST, Book, Numbers, inherited, release
+from transport.job.inherit import held_above
+
+LEAST_REPLY = 256  # tokens: with less than that no reply is worth its prompt
+MOST_REPLY = 16384  # tokens of a reply that are reserved where the tree has that many
+
+Number = TypeVar("Number", int, float)
+
+
+class Spent(Exception):
+    """The tree has used up what it may use. str() says what, `option` where it is set."""
+
+    def __init__(self, detail: str, option: str) -> None:
+        super().__init__(detail)
+        self.option = option
+
+
+class Mark(NamedTuple):
+    """How far the totals of the tree may go, for this process and those below it; 0 = no limit."""
+
+    tokens: int = 0
+    cost: float = 0.0
+    deadline: float = 0.0  # seconds since boot
+
+
+class Left(NamedTuple):
+    """Tokens and dollars; None where there is no limit."""
+
+    tokens: int | None = None
+    cost: float | None = None
+
+    def least(self, other: Left) -> Left:
+        return Left(_smaller(self.tokens, other.tokens), _smaller(self.cost, other.cost))
+
+
+class Hold:
+    """One inference under way: its slot, and what it has reserved."""
+
+    def __init__(self, fd: int, index: int, output: int, cost: float = 0.0) -> None:
+        self.fd = fd
+        self.index = index
+        self.output = output  # the most tokens that the reply may have; 0 = as the guest likes
+        self.cost = cost  # the most dollars that it may cost; 0 = no limit
+
+
+class Beyond(Protocol):
+    """The way to the places that the origin of the tree may still grant."""
+
+    def more(self, limit: int, count: int) -> list[int] | None: ...
+    def give_back(self) -> None: ...
+
+
+class Ledger:
+    def __init__(self, book: Book, mark: Mark | None = None) -> None:
+        self.book = book
+        self.beyond: Beyond | None = None  # where the origin is elsewhere
+        facts, mark = book.numbers(), mark or Mark()
+        self.mark = Mark(
+            int(_least(facts.limit_tokens, mark.tokens)),
+            _least(facts.limit_cost, mark.cost),
+            _least(facts.deadline, mark.deadline),
+        )
+
+    @property
+    def fd(self) -> int:
+        return self.book.fd
+
+    @classmethod
+    def create(cls, limits: Limits, share: bool = False, begun: int = 0, personas: bytes = b"") -> Ledger:
+        """The ledger of a new tree; or of the `share` of one that has its origin elsewhere.
+
+        A share has one place, which the face of its first agent holds at the origin, and no budget of its own.
+        `begun` and `personas` are what quine/agent/personas.py needs; without them there is no persona.
+        """
+        deadline = _now() + limits.deadline if limits.deadline else 0.0
+        tokens, cost = (0, 0.0) if share else (limits.tokens, limits.cost)
+        numbers = Numbers(limits.depth, limits.agents, limits.concurrent, tokens, cost, deadline)
+        numbers = numbers._replace(limit_stored=0 if share else limits.stored, begun=begun, personas=personas)
+        if share:
+            numbers = numbers._replace(granted=int(limits.agents > 0), ident=os.urandom(16))
+        return cls(Book.create(numbers))
+
+    @classmethod
+    def join(
+        cls, told: object, limits: Limits, above: Sequence[tuple[int, int, str]] | None = None
+    ) -> Ledger | None:
+        """The ledger of the tree that we descend from, narrowed by our own `limits`; None at the top of a tree.
+
+        It is the one that the topmost process above us holds; what a memo has `told` can make it narrower only.
+        `above` is what inherit.held_above has found, where somebody has looked already.
+        """
+        if above is None:
+            above = held_above(NAME)[NAME]
+        if not above:
+            return None
+        _, inode, path = above[-1]
+        ours = [
+            int(path.rpartition("/")[2]) for pid, each, path in above if (pid, each) == (os.getpid(), inode)
+        ]
+        # The places of agents are descriptors of the same file, but for writing.
+        reading = [fd for fd in ours if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY]
+        book = Book(reading[0] if reading else inherited(path))
+        if not isinstance(told, dict):
+            return cls(book)._narrowed(limits)
+        mark = told.get("mark")
+        ledger = cls(
+            book, Mark(int(mark[0]), float(mark[1]), float(mark[2])) if isinstance(mark, list) else None
+        )
+        return ledger if told.get("given") == _given(limits) else ledger._narrowed(limits)
+
+    def _narrowed(self, limits: Limits) -> Ledger:
+        """A budget of our own inside the tree's: so much from now on, and never more than is left above."""
+        facts, mark = self.book.numbers(), self.mark
+        self.mark = Mark(
+            int(_least(mark.tokens, limits.tokens and facts.tokens + limits.tokens)),
+            _least(mark.cost, limits.cost and facts.cost + limits.cost),
+            _least(mark.deadline, limits.deadline and _now() + limits.deadline),
+        )
+        return self
+
+    @property
+    def begun(self) -> int:
+        """When the tree began; nanoseconds, by the clock of this machine's files."""
+        return self.book.numbers().begun
+
+    @property
+    def personas(self) -> bytes:
+        return self.book.numbers().personas
+
+    def bound(self, limits: Limits) -> Limits:
+        """These, as far as the root of the tree allows them."""
+        facts = self.book.numbers()
+        return limits._replace(
+            depth=min(limits.depth, facts.depth),
+            agents=int(_least(limits.agents, facts.agents)),
+            concurrent=int(_least(limits.concurrent, facts.concurrent)),
+        )
+
+    def to_json(self, limits: Limits) -> dict[str, object]:
+        """For the memo: how far this process and those below it may go, and what they were told of that."""
+        return {"mark": list(self.mark), "given": _given(limits)}
+
+    # -- agents ------------------------------------------------------------------------------------
+
+    def agents(self, limit: int, count: int = 1) -> list[int] | None:
+        """`count` places for agents as descriptors, or None where fewer are free. limit 0: none is needed, so [].
+
+        OSError where there can be none: no descriptors, or an origin that cannot be reached.
+        """
+        held = self.take(limit, count)
+        return self.beyond.more(limit, count) if held is None and self.beyond else held
+
+    def take(self, limit: int, count: int, born: int | None = None) -> list[int] | None:
+        """As `agents`, of what is free on this machine. `born`: how many agents begin with that; all if left out."""
+        held: list[int] = []
+        try:
+            # One at a time: two that want two would each take one, and be refused.
+            with self.book.changing() as facts:
+                if facts.granted and limit and facts.granted - self.book.count(AGENT) < count:
+                    return None
+                for _ in range(count if limit else 0):
+                    fd, _index = self.book.slot(AGENT, limit)
+                    if fd < 0:
+                        release(held)
+                        return None
+                    held.append(fd)
+                self.book.put(facts._replace(born=facts.born + (count if born is None else born)))
+        except BaseException:
+            release(held)
+            raise
+        return held
+
+    def born(self) -> None:
+        """An agent elsewhere has begun: its place was lent before."""
+        with self.book.changing() as facts:
+            self.book.put(facts._replace(born=facts.born + 1))
+
+    # -- inferences --------------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        concurrent: int,
+        prompt: int,
+        price: Callable[[int, int], float] | None = None,
+        within: Left | None = None,
+    ) -> Hold:
+        """A slot for one inference of about `prompt` tokens; blocks while others hold what is needed.
+
+        `price` gives dollars for (prompt, reply) tokens; `within` is what this one may take at the most. Raises Spent
+        where waiting would not help. A handler that raises ends the waiting.
+        """
+        pause = SHORTEST
+        while True:
+            fd, index = self.book.slot(INFER, concurrent or INFER.most)
+            if fd >= 0:
+                try:
+                    hold = self._reserve(fd, index, prompt, price, within or Left())
+                except BaseException:
+                    os.close(fd)
+                    raise
+                if hold is not None:
+                    return hold
+                os.close(fd)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)
+
+    def _reserve(
+        self, fd: int, index: int, prompt: int, price: Callable[[int, int], float] | None, within: Left
+    ) -> Hold | None:
+        """None: not now, but it may fit when others have settled."""
+        mark = self.mark
+        first = price(prompt, 0) if price else 0.0
+        if not mark.tokens and not mark.cost and within == Left():
+            # Whoever held this slot may have died with something reserved.
+            self.book.note(INFER, fd, index, prompt, first, prompt, first)
+            return Hold(fd, index, 0)
+        with self.book.changing() as facts:
+            others = [0, 0.0]
+            for reserved, reserved_cost, _, _ in self.book.records(INFER, index):
+                others = [others[0] + reserved, others[1] + reserved_cost]
+            tokens = mark.tokens - facts.tokens if mark.tokens else None
+            cost = mark.cost - facts.cost if mark.cost else None
+            room = within.least(
+                Left(
+                    None if tokens is None else tokens - int(others[0]),
+                    None if cost is None else cost - others[1],
+                )
+            )
+            output = _reply(room, prompt, price)
+            if output >= LEAST_REPLY:
+                dear = price(prompt, output) if price else room.cost or 0.0
+                self.book.note(INFER, fd, index, prompt + output, dear, prompt + LEAST_REPLY, first)
+                return Hold(fd, index, output, room.cost or 0.0)
+            alone = within.least(Left(tokens, cost))
+            if _reply(alone, prompt, price) >= LEAST_REPLY:
+                return None
+            raise self._spent(facts, alone, prompt)
+
+    def _spent(self, facts: Numbers, alone: Left, prompt: int) -> Spent:
+        mark = self.mark
+        if alone.tokens is not None and alone.tokens - prompt < LEAST_REPLY:
+            if mark.tokens and alone.tokens == mark.tokens - facts.tokens:
+                used = f"{facts.tokens} of {mark.tokens} tokens are used"
+            else:
+                used = f"{max(0, alone.tokens)} tokens are left"
+            return Spent(f"{used}, and the next reply needs about {prompt + LEAST_REPLY}", "--max-tokens")
+        if mark.cost:
+            return Spent(f"{facts.cost:.4f} of {mark.cost:.4f} US dollars are used", "--max-cost")
+        return Spent(f"{max(0.0, alone.cost or 0):.4f} US dollars are left", "--max-cost")
+
+    def settle(self, hold: Hold, tokens: int, cost: float = 0.0) -> None:
+        """What the inference really took; its slot is free after that."""
+        try:
+            with self.book.changing() as facts:
+                self.book.put(facts._replace(tokens=facts.tokens + tokens, cost=facts.cost + cost))
+                self.book.note(INFER, hold.fd, hold.index, 0, 0.0, 0, 0.0)
+        finally:
+            os.close(hold.fd)
+
+    # -- what is left ------------------------------------------------------------------------------
+
+    def left(self, surely: bool = False) -> Left:
+        """What nobody has used or reserved; `surely`: what is reserved for replies and may come back is left, too."""
+        mark = self.mark
+        if not mark.tokens and not mark.cost:
+            return Left()
+        with self.book.changing() as facts:
+            tokens, cost = facts.tokens, facts.cost
+            for reserved, reserved_cost, sure, sure_cost in self.book.records(INFER):
+                tokens += int(sure if surely else reserved)
+                cost += sure_cost if surely else reserved_cost
+        return Left(
+            max(0, mark.tokens - tokens) if mark.tokens else None,
+            max(0.0, mark.cost - cost) if mark.cost else None,
+        )
+
+    def time_left(self) -> float | None:
+        """Seconds until the deadline, negative after it; None where there is none."""
+        return self.mark.deadline - _now() if self.mark.deadline else None
+
+    def totals(self) -> tuple[int, int, float]:
+        """(agents, tokens, dollars) of the whole tree so far."""
+        facts = self.book.numbers()
+        return facts.born, facts.tokens, facts.cost
+
+
+def _reply(room: Left, prompt: int, price: Callable[[int, int], float] | None) -> int:
+    """How many tokens a reply may have, negative where not even the prompt can be paid."""
+    output = MOST_REPLY
+    if room.tokens is not None:
+        output = min(output, room.tokens - prompt)
+    if room.cost is not None:
+        first = price(prompt, 0) if price else 0.0
+        each = (price(prompt, MOST_REPLY) - first) / MOST_REPLY if price else 0.0
+        rest = room.cost - first
+        affordable = rest >= 0 if price else rest > 0
+        # Without a price, which only the origin knows, all that is left is reserved.
+        output = min(output, int(rest / each) if each else output if affordable else -1)
+    return output
+
+
+def _smaller(one: Number | None, other: Number | None) -> Number | None:
+    """Of what is left, where None is no limit."""
+    return min((value for value in (one, other) if value is not None), default=None)
+
+
+def _given(limits: Limits) -> list[float]:
+    """What a process was told its budget is; a nested one that was told the same has no other."""
+    return [limits.tokens, limits.cost, limits.deadline]
+
+
+def _now() -> float:
+    """Seconds since boot, also those that the machine was asleep."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _least(*values: float) -> float:
+    """Of limits, where 0 is none."""
+    return min((value for value in values if value), default=0)

@@ -1,0 +1,127 @@
+"""What an inference costs in US dollars, from the vendors' public prices and the user's own.
+
+Laws
+1. An unknown price is None, never 0: who has a budget in dollars is refused, not surprised.
+2. What the provider itself tells (`Usage.cost`) wins over every table.
+3. Prices are read when the first one is asked for; who asks for none pays nothing for them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from quine.base.exits import Misconfigured
+from quine.providers.base import Usage
+
+VARIABLE = "QUINE_PRICES"
+# Where a file says nothing: reads and writes of the cache, in terms of input.
+CACHED = (("claude-", 0.1, 1.25),)
+MOST = 1e6  # dollars for a million tokens: a dollar each is a slip of the pen
+
+_read: dict[str, dict[str, Price]] = {}  # by the path of the user's file, "" where there is none
+
+
+class Price(NamedTuple):
+    """US dollars per million tokens; the long ones are for a request whose prompt is longer than `long`."""
+
+    input: float
+    output: float
+    cache_read: float
+    cache_write: float
+    long: float = 0.0
+    long_input: float = 0.0
+    long_output: float = 0.0
+
+
+NEEDED = ("input", "output")
+
+
+def cost(model: str, usage: Usage, environ: Mapping[str, str] = os.environ) -> float | None:
+    """Of one inference, in dollars; None where the price is unknown. Raises Misconfigured for a bad file."""
+    if usage.cost:
+        return usage.cost
+    price = _find(model, _prices(environ))
+    if price is None:
+        return None
+    fresh = max(0, usage.input - usage.cache_read - usage.cache_write)
+    dollars = (
+        fresh * price.input + usage.cache_read * price.cache_read + usage.cache_write * price.cache_write
+    )
+    output = price.output
+    if 0 < price.long < usage.input:
+        dollars *= price.long_input / price.input if price.input else 1.0
+        output = price.long_output
+    return (dollars + usage.output * output) / 1e6
+
+
+def known(model: str, environ: Mapping[str, str] = os.environ) -> bool:
+    return _find(model, _prices(environ)) is not None
+
+
+def _find(model: str, prices: Mapping[str, Price]) -> Price | None:
+    """By its name, by its name without a date, by the longest beginning."""
+    for name in (model, _undated(model)):
+        if name in prices:
+            return prices[name]
+    fit = [name for name in prices if name.endswith("*") and model.startswith(name[:-1])]
+    return prices[max(fit, key=len)] if fit else None
+
+
+def _undated(model: str) -> str:
+    """claude-haiku-4-5-20251001, claude-haiku-4-5@20251001 and gpt-5.4-2026-03-05 without their dates."""
+    for size in (8, 10):
+        name, mark, date = model[: -size - 1], model[-size - 1 : -size], model[-size:]
+        whole = date.replace("-", "") if size == 10 and date[4::3] == "--" else date
+        if name and mark in "-@" and len(whole) == 8 and whole.isdigit():
+            return name
+    return model
+
+
+def _prices(environ: Mapping[str, str]) -> dict[str, Price]:
+    """Ours, and over them the user's."""
+    path = environ.get(VARIABLE, "")
+    if not path:
+        home = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+        path = os.path.join(home, "quine", "prices.toml")
+        path = path if os.path.exists(path) else ""
+    if path not in _read:
+        ours = _load(os.path.join(os.path.dirname(__file__), "prices.toml"))
+        _read[path] = {**ours, **_load(os.path.expanduser(path))} if path else ours
+    return _read[path]
+
+
+def _load(path: str) -> dict[str, Price]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        raise Misconfigured(f"{path}: {(error.strerror or '').lower()}", f"see {VARIABLE}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"{path}: not TOML: {str(error).lower()}") from None
+    if unknown := data.keys() - {"models"}:
+        raise Misconfigured(f"{path}: {min(unknown)}: unknown table", "prices stand in [models]")
+    models = data.get("models", {})
+    if not isinstance(models, dict):
+        raise Misconfigured(f"{path}: models: must be a table")
+    return {name: _price(name, told, f'{path}: models."{name}"') for name, told in models.items()}
+
+
+def _price(name: str, told: Any, where: str) -> Price:
+    if not isinstance(told, dict):
+        raise Misconfigured(f"{where}: must be a table", f'"{name}" = {{ input = 1.5, output = 7.5 }}')
+    for key, value in told.items():
+        if key not in Price._fields:
+            raise Misconfigured(f"{where}: {key}: unknown key", f"known are {', '.join(Price._fields)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Misconfigured(f"{where}: {key}: must be a number, not {value!r}")
+        if not (0 <= value <= MOST or (key == "long" and value >= 0)):  # nan is neither
+            raise Misconfigured(f"{where}: {key}: {value} is no price in US dollars per million tokens")
+    for key in (*NEEDED, *(("long_input", "long_output") if "long" in told else ())):
+        if key not in told:
+            raise Misconfigured(f"{where}: {key}: is missing")
+    read, write = next((c[1:] for c in CACHED if name.startswith(c[0])), (1.0, 1.0))
+    return Price(**{"cache_read": told["input"] * read, "cache_write": told["input"] * write, **told})

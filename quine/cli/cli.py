@@ -1,0 +1,217 @@
+"""The verbs that people type by hand: hosts, deploy, doctor, node. Only this file knows typer.
+
+Laws
+1. What is called in loops is not here: an agent and `run` never pay for this import.
+2. A command prints its result on stdout and its complaints by `complain`; one host's trouble never
+   hides another's result.
+3. Everything below a command is imported inside it: `quine node --status` does not load ssh.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quine.base.exits import FAILED, OK, USAGE, Misconfigured, complain
+
+if TYPE_CHECKING:
+    from deploy.inventory import Host, Inventory
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+InventoryOption = Annotated[
+    Path | None,
+    typer.Option("--inventory", metavar="FILE", help="the hosts (QUINE_INVENTORY, ./inventory.toml)"),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="each phase with its time, on stderr")]
+
+# what typer raises for a wrong command line: its base, whichever library it stands on
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def main(words: list[str]) -> int:
+    """Run one verb; the exit status."""
+    try:
+        status = app(words, prog_name="quine", standalone_mode=False)
+    except _UsageError as error:
+        message = str(getattr(error, "message", "") or error).rstrip(".")
+        complain(message[:1].lower() + message[1:], f"quine {words[0]} --help")
+        return USAGE
+    except typer.Exit as leaving:
+        if leaving.exit_code == 130:
+            raise KeyboardInterrupt from None  # typer makes a status of it; a shell's loop wants the death
+        return leaving.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    return status if isinstance(status, int) else OK
+
+
+@app.callback()
+def _root() -> None:
+    """Verbs of quine."""
+
+
+# -- hosts and deploy --------------------------------------------------------------------------------
+
+
+@app.command()
+def hosts(
+    action: Annotated[str, typer.Argument(metavar="check", help="check: log in and look")] = "",
+    where: Annotated[str, typer.Argument(metavar="WHERE", help="which hosts")] = "",
+    inventory: InventoryOption = None,
+    verbose: Verbose = False,
+) -> int:
+    """What the inventory says, of all hosts or of WHERE; `hosts check`: reachable? which python? this very build there?
+
+    In a job whose origin is elsewhere: the hosts that it may use.
+    """
+    if action not in ("", "check"):
+        if where:
+            raise Misconfigured(f"no such action: {action}", "quine hosts, or quine hosts check [WHERE]")
+        action, where = "", action
+    if _asks_origin(inventory):
+        from quine.cli.visits import reachable
+        from quine.remote import reach
+
+        if action or where:
+            raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
+        print(reachable(reach.from_origin()), end="")
+        return OK
+    known = _inventory(inventory)
+    if known.path is None:
+        raise Misconfigured("there is no inventory", "write ./inventory.toml; see inventory.example.toml")
+    chosen = _chosen(known, where) if where else list(known.hosts.values())
+    if action == "check":
+        from quine.cli.visits import check
+
+        return check(chosen, known, verbose)
+    from quine.cli.visits import listed
+
+    print(listed(chosen), end="")
+    return OK
+
+
+def _chosen(known: Inventory, where: str) -> list[Host]:
+    """What WHERE means; a word that is none and nearly `check` is taken for a slip."""
+    from quine.cli.hints import is_one_edit
+    from transport.errors import NoSuchHost
+
+    try:
+        return known.matching(where)
+    except NoSuchHost:
+        if is_one_edit(where, "check"):
+            raise Misconfigured(f"no such action: {where}", "did you mean quine hosts check?") from None
+        raise
+
+
+@app.command()
+def deploy(
+    where: Annotated[
+        str, typer.Argument(metavar="WHERE|build", help="which hosts, or: build a file")
+    ] = "any",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="of `build`: where the file goes")
+    ] = None,
+    inventory: InventoryOption = None,
+    verbose: Verbose = False,
+) -> int:
+    """Put this binary on hosts; `deploy build -o FILE` makes the file."""
+    if where == "build":
+        return _build(output)
+    if output is not None:
+        raise Misconfigured("--output belongs to quine deploy build")
+    from deploy import dial
+    from quine.cli.visits import complaints, visit
+
+    known = _inventory(inventory)
+    results = visit(known.matching(where), known, dial.deploy, verbose)
+    for host, result in results:
+        if not isinstance(result, Exception):
+            print(
+                f"{host.name}: {'deployed' if result.deployed else 'already there'}, {result.seconds:.2f} s"
+            )
+    return complaints(results)
+
+
+def _build(output: Path | None) -> int:
+    from deploy.build import build
+
+    binary = build(output)
+    version = ".".join(map(str, binary.python))
+    print(f"{binary.path}: {binary.size} bytes, for {binary.system} {binary.machine}, Python {version}")
+    print(f"sha256 {binary.sha256}")
+    return OK
+
+
+def _asks_origin(inventory: Path | None) -> bool:
+    from deploy.paths import find
+    from quine.remote.reach import asks_origin
+    from transport.job import inherit
+
+    return asks_origin(inventory is not None, find(os.environ), inherit.read())
+
+
+def _inventory(path: Path | None) -> Inventory:
+    from deploy.inventory import load
+
+    return load(path, os.environ)
+
+
+# -- doctor and node ----------------------------------------------------------------------------------
+
+
+@app.command()
+def doctor(
+    inventory: InventoryOption = None,
+    guest: Annotated[
+        bool, typer.Option("--guest", help="ask the guest for one short reply, which may cost something")
+    ] = False,
+) -> int:
+    """What works here, what does not, how to mend it."""
+    from quine.cli.doctor import examine
+
+    findings = examine(str(inventory) if inventory else None, guest)
+    for finding in findings:
+        print(f"{finding.state:4}  {finding.subject:10}  {finding.detail}")
+        if finding.cure:
+            print(f"{'':18}{finding.cure}")
+    return FAILED if any(finding.state == "fail" for finding in findings) else OK
+
+
+@app.command()
+def node(
+    dial: Annotated[bool, typer.Option("--dial", help="hand stdin and stdout to the node here")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="end the node of this machine, and its jobs")] = False,
+    status: Annotated[bool, typer.Option("--status", help="what it is doing, as JSON")] = False,
+) -> int:
+    """The daemon that serves this user here, in the foreground; commands start it when they need it."""
+    from quine.remote import compose
+    from transport.node import starter
+
+    if dial + stop + status > 1:
+        raise Misconfigured("one of --dial, --stop, --status")
+    if dial:
+        return compose.node(["--dial"])
+    if status:
+        import json
+
+        facts = starter.status()
+        if facts is None:
+            complain("no node of this build runs here", "it is started by the first command that needs it")
+            return FAILED
+        print(json.dumps(facts, indent=2))
+        return OK
+    if stop:
+        if not starter.stop():
+            complain("no node of this build runs here")
+            return FAILED
+        return OK
+    return compose.node([])

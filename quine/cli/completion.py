@@ -1,0 +1,183 @@
+"""Completion for bash, zsh and fish, written from the tables of the command line: nothing in it stands in two places.
+
+    quine --completion bash >> ~/.bashrc
+    quine --completion zsh > "${fpath[1]}/_quine"
+    quine --completion fish > ~/.config/fish/completions/quine.fish
+
+Laws
+1. The script that is printed asks quine for what only quine knows, hosts with their tags and ids of jobs; the ids
+   of sessions are the names of their tapes.
+2. A mission is not completed; words of it may be file names, so those are offered.
+3. The first word after `quine run … --` is a command, and what follows are its arguments: paths.
+"""
+
+from __future__ import annotations
+
+from quine.base.exits import Misconfigured
+from quine.cli.options import TABLE, UNBUILT, VERBS, rows
+from quine.cli.tape_command import HELP
+from quine.files.cli import grammar
+
+# words that follow the verbs whose command line is not in the table
+ACTIONS = {
+    "hosts": "check",
+    "deploy": "build --output --inventory --verbose --help",
+    "tape": " ".join([*HELP, "--help"]),
+    "doctor": "--inventory --help",
+    "node": "--dial --stop --status --help",
+    "fs": " ".join([*grammar.COMMANDS, *grammar.OTHERS]) + " --help",
+}
+SHELLS = ("bash", "zsh", "fish")
+HOSTS = (
+    "quine hosts 2>/dev/null | awk "
+    '\'NR > 1 { print $1; n = split($6, tags, ","); for (i = 1; i <= n; i++) if (tags[i] != "-") print "@" tags[i] }\''
+)
+JOBS = "quine ps{} 2>/dev/null | awk 'NR > 1 {{ print $1 }}'"
+IDS = {  # verbs on jobs, and what lists those that they may mean
+    **dict.fromkeys(("wait", "logs"), JOBS.format(" --all")),
+    **dict.fromkeys(("kill", "attach"), JOBS.format("")),
+}
+SESSIONS = "sh -c 'ls -- \"${QUINE_DATA_DIR:-.quine}\"' 2>/dev/null | sed -n 's/[.]jsonl$//p'"
+PATHS = ("FILE", "DIR", "FILE|FD", "PATH")  # values that are paths
+
+BASH = """\
+_quine() {{
+    local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD - 1]}} words= at
+    if [ "${{COMP_WORDS[1]}}" = run ]; then
+        for ((at = 2; at < COMP_CWORD; at++)); do
+            [ "${{COMP_WORDS[at]}}" = -- ] || continue
+            [ $((at + 1)) -eq "$COMP_CWORD" ] && COMPREPLY=($(compgen -c -- "$current"))
+            return
+        done
+    fi
+    case $previous in
+        --on) words="any local $({hosts})" ;;
+        @) current=@$current words="$({hosts})" ;;  # bash gives @TAG as two words, and replaces both
+        {paths}) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        --completion) words="{shells}" ;;
+        *)
+            case ${{COMP_WORDS[1]}} in
+{cases}
+                *) words="{agent}"; [ "$COMP_CWORD" -eq 1 ] && words="{verbs} $words" ;;
+            esac ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _quine quine
+"""
+
+
+def script(shell: str) -> str:
+    """The completion of one shell; Misconfigured for another."""
+    if shell not in SHELLS:
+        raise Misconfigured(f"no completion for {shell}", f"there is one for {', '.join(SHELLS)}")
+    if shell == "fish":
+        return _fish()
+    return (
+        "#compdef quine\nautoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    ) + _bash()
+
+
+def _verbs() -> list[str]:
+    return [verb for verb in VERBS if verb not in UNBUILT]
+
+
+def _options(verb: str) -> list[str]:
+    return [f"--{row[0]}" for row in rows(verb) if row[4]]
+
+
+def _bash() -> str:
+    cases = "\n".join(f"                {verb}) {_bash_verb(verb)} ;;" for verb in _verbs())
+    paths = sorted({f"--{row[0]}" for row in TABLE if row[2] in PATHS})
+    return BASH.format(
+        hosts=HOSTS,
+        paths="|".join(paths),
+        shells=" ".join(SHELLS),
+        cases=cases,
+        agent=" ".join(_options("agent")),
+        verbs=" ".join(_verbs()),
+    )
+
+
+def _set(words: str) -> str:
+    return f'words="{words}"'
+
+
+def _bash_verb(verb: str) -> str:
+    """Code that sets the words which may follow a verb."""
+    words = ACTIONS.get(verb) or " ".join(_options(verb))
+    if verb == "fs":
+        return _bash_fs(words)
+    if verb in IDS:
+        return f'words="{words}"; case $current in -*) ;; *) words="$({IDS[verb]})" ;; esac'
+    if verb == "tape":
+        inner = " ".join(f"{name}) {_set(' '.join(_options(f'tape:{name}')))} ;;" for name in HELP)
+        ids = f'case $current in -*) ;; *) words="$({SESSIONS})" ;; esac'
+        return f"case $COMP_CWORD in 2) {_set(words)} ;; *) case ${{COMP_WORDS[2]}} in {inner} esac; {ids} ;; esac"
+    if verb == "deploy":
+        return f'words="{words}"; case $current in -*) ;; *) words="$words any $({HOSTS})" ;; esac'
+    if verb == "hosts":
+        return f'case $previous in check) words="any $({HOSTS})" ;; *) {_set(words)} ;; esac'
+    return _set(words)
+
+
+def _bash_fs(words: str) -> str:
+    """After a command of `quine fs`, its options; paths are those of the shell."""
+    inner = " ".join(f"{name}) {_set(' '.join(_fs_options(name)))} ;;" for name in grammar.COMMANDS)
+    after = f"case ${{COMP_WORDS[2]}} in {inner} esac"
+    return f"case $COMP_CWORD in 2) {_set(words)} ;; *) {after} ;; esac"
+
+
+def _fs_options(command: str) -> list[str]:
+    return [f"--{row[0]}" for row in grammar.OPTIONS if command in row[3].split()]
+
+
+def _fish() -> str:
+    first = "__fish_use_subcommand"
+    lines = [f"complete -c quine -n {first} -a {verb} -d {_quoted(VERBS[verb])}" for verb in _verbs()]
+    for name, short, value, verbs, built, text in TABLE:
+        if not built:
+            continue
+        others = [verb for verb in verbs.split() if verb != "agent" and ":" not in verb]
+        conditions = [f"'__fish_seen_subcommand_from {' '.join(others)}'"] if others else []
+        inner = [verb.partition(":") for verb in verbs.split() if ":" in verb]
+        conditions += [
+            f"'__fish_seen_subcommand_from {verb}; and __fish_seen_subcommand_from {command}'"
+            for verb, _, command in inner
+        ]
+        conditions += [first] if "agent" in verbs.split() else []
+        more = f" -s {short}" if short else ""
+        if name == "on":
+            more += f" -x -a {_quoted(f'any local ({HOSTS})')}"
+        elif value:
+            more += " -r"
+        lines += [
+            f"complete -c quine -n {condition} -l {name}{more} -d {_quoted(text)}" for condition in conditions
+        ]
+    for verb, words in ACTIONS.items():
+        seen = f"'__fish_seen_subcommand_from {verb}'"
+        plain = [word for word in words.split() if not word.startswith("-")]
+        lines += [f"complete -c quine -n {seen} -a {word}" for word in plain]
+        lines += [f"complete -c quine -n {seen} -l {word[2:]}" for word in words.split() if word not in plain]
+    wanted = {f"__fish_seen_subcommand_from {verb}": f"({listing})" for verb, listing in IDS.items()}
+    wanted["__fish_seen_subcommand_from tape; and __fish_seen_subcommand_from " + " ".join(HELP)] = (
+        f"({SESSIONS})"
+    )
+    wanted["__fish_seen_subcommand_from deploy check"] = f"any ({HOSTS})"
+    wanted["__fish_seen_subcommand_from run; and contains -- -- (commandline -opc)"] = (
+        "(__fish_complete_command)"
+    )
+    lines += [
+        f"complete -c quine -n {_quoted(condition)} -a {_quoted(words)}"
+        for condition, words in wanted.items()
+    ]
+    for name, short, value, commands, text in grammar.OPTIONS:
+        seen = f"'__fish_seen_subcommand_from fs; and __fish_seen_subcommand_from {commands}'"
+        more = (f" -s {short}" if short else "") + (" -r" if value else "")
+        lines.append(f"complete -c quine -n {seen} -l {name}{more} -d {_quoted(text)}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """One word for fish."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,283 @@
+"""What `quine doctor` looks at: each thing that quine needs of a machine, whether it is there, how to mend it.
+
+Laws
+1. Looking changes nothing and asks nobody else's machine; `quine hosts check` does that, and `--guest`.
+2. "fail" is what no command can do without, "warn" what some can; every one of them comes with a cure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from quine.providers import Config
+
+IGNORED = (
+    "controlmaster",
+    "controlpath",
+    "localforward",
+    "remoteforward",
+    "updatehostkeys",
+)
+AGENT_SECONDS = 3.0
+REPLY_TOKENS = 512  # of the test: a model that thinks first needs more than the one word
+
+
+class Finding(NamedTuple):
+    state: str  # ok, warn, fail
+    subject: str
+    detail: str
+    cure: str = ""
+
+
+def examine(inventory: str | None = None, ask: bool = False) -> list[Finding]:
+    """All findings, in the order of what depends on what. `ask`: the guest is asked for one short reply."""
+    looks: list[Callable[[], Finding]] = [
+        _python, _kernel, _runtime, _data, partial(_guest, ask), lambda: _inventory(inventory), _binary,
+        lambda: _agent(inventory), _configuration, _mount,
+    ]  # fmt: skip
+    return [_look(look) for look in looks]
+
+
+def _look(look: Callable[[], Finding]) -> Finding:
+    from quine.base.exits import Failure
+    from transport.errors import Refused
+
+    try:
+        return look()
+    except (Refused, Failure) as error:
+        subject = getattr(look, "func", look).__name__.strip("_<>").replace("lambda", "inventory")
+        return Finding("fail", subject, error.detail, error.hint)
+
+
+def _python() -> Finding:
+    version = sys.version.split()[0]
+    if sys.version_info < (3, 11):  # noqa: UP036 - said instead of a traceback
+        return Finding("fail", "python", f"{version} at {sys.executable}", "3.11 or newer is needed")
+    return Finding("ok", "python", f"{version} at {sys.executable}")
+
+
+def _kernel() -> Finding:
+    lacking = []
+    try:
+        os.close(os.memfd_create("quine-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except (AttributeError, OSError):
+        lacking.append("memfd_create")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        lacking.append("pidfd_open")
+    if lacking:
+        return Finding(
+            "fail",
+            "kernel",
+            f"no {' and no '.join(lacking)}",
+            "Linux 5.3 or newer, and a seccomp filter that allows them",
+        )
+    return Finding("ok", "kernel", f"{os.uname().sysname} {os.uname().release}: memfd and pidfd")
+
+
+def _runtime() -> Finding:
+    from transport import address
+
+    return Finding("ok", "runtime", f"the node's socket is {address.socket_path()}")
+
+
+def _data() -> Finding:
+    folder = Path(os.environ.get("QUINE_DATA_DIR") or ".quine").expanduser().absolute()
+    if why := _unwritable(folder):
+        cure = "set QUINE_DATA_DIR to a directory that you can write"
+        return Finding("fail", "data", f"tapes cannot be written to {folder}: {why}", cure)
+    return Finding("ok", "data", f"tapes go to {folder}")
+
+
+def _unwritable(folder: Path) -> str:
+    """Why nothing can be made in it, or in what of the way to it is there; "" where it can."""
+    while not os.path.lexists(folder) and folder != folder.parent:
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder}: {(error.strerror or '').lower()}"
+
+
+def _guest(ask: bool = False) -> Finding:
+    from quine.agent import env
+    from quine.base.exits import Failure
+
+    try:
+        # on a copy: adopting takes the secrets out
+        own = dict(os.environ)
+        settings = env.adopt({}, own)
+        config = env.guest(settings, own)
+        if ask:
+            return _asked(config)
+    except Failure as failure:
+        return Finding("fail" if ask else "warn", "guest", failure.detail, failure.hint)
+    return Finding(
+        "ok", "guest", f"{config.kind} at {config.base}: settings are complete, nothing was sent (--guest)"
+    )
+
+
+def _asked(config: Config) -> Finding:
+    """One real call, as an agent makes it: with the tools, and room for a short reply. Raises Failure."""
+    from quine import providers as guests
+    from quine.agent import tools
+    from quine.agent.life import new_session
+    from quine.providers.base import GuestError, Message, Request
+
+    text = "This is a test of the connection. Reply with the word ok and call no tool."
+    messages = [Message("system", "You are tested by the user."), Message("user", text)]
+    request = Request(messages, tools.TOOLS, new_session(), text, output=REPLY_TOKENS)
+    began = time.monotonic()
+    try:
+        reply = guests.build(config).infer(request)
+    except GuestError as error:
+        cure = getattr(error, "hint", "") or "look at QUINE_API_BASE, the key and QUINE_MODEL_ID"
+        return Finding("fail", "guest", f"{config.kind} at {config.base}: {error}", cure)
+    used = reply.usage
+    took = f"replied in {time.monotonic() - began:.1f} s, {used.input} tokens in, {used.output} out"
+    return Finding("ok", "guest", f"{config.kind} at {config.base}: {config.model or 'its model'} {took}")
+
+
+def _inventory(named: str | None) -> Finding:
+    from deploy.inventory import load
+
+    known = load(Path(named) if named else None, os.environ)
+    if known.path is None:
+        cure = "write ./inventory.toml (see inventory.example.toml); without it everything runs here"
+        return Finding("warn", "inventory", "there is none", cure)
+    count = len(known.hosts)
+    return Finding(
+        "ok", "inventory", f"{known.path}: {count} host{'s' * (count != 1)}; quine hosts check looks at them"
+    )
+
+
+def _binary() -> Finding:
+    """Not built here, which takes seconds: only whether it could be."""
+    import importlib.util
+
+    from deploy.build import OWN, cache_directory, running_binary
+
+    if running := running_binary():
+        return Finding("ok", "binary", f"this is {running.path}; hosts are sent it")
+    if importlib.util.find_spec("pex") is None:
+        return Finding(
+            "warn", "binary", "pex is not installed: hosts cannot be sent anything", "pip install pex"
+        )
+    if sys.prefix == sys.base_prefix:
+        cure = "in its checkout: python3 -m venv .venv; .venv/bin/pip install ."
+        return Finding(
+            "warn", "binary", "quine is not in a virtual environment: hosts cannot be sent anything", cure
+        )
+    if why := _unwritable(cache_directory() / "build"):
+        return Finding("warn", "binary", f"it cannot be kept, so hosts cannot be sent it: {why}", OWN)
+    return Finding("ok", "binary", f"made from {sys.prefix} when a host needs it")
+
+
+def _keys(inventory: str | None) -> list[Path]:
+    """Key files that may be tried: the usual ones, and what ~/.ssh/config and the inventory name."""
+    from deploy.inventory import load
+    from quine.base.exits import Failure
+    from transport.errors import Refused
+
+    named = [f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
+    with contextlib.suppress(OSError):  # said where the file itself is looked at
+        for line in (Path.home() / ".ssh" / "config").read_text(errors="replace").splitlines():
+            word, _, rest = line.strip().replace("=", " ").partition(" ")
+            if word.lower() == "identityfile":
+                named.append(rest.strip().strip('"'))
+    with contextlib.suppress(Refused, Failure):
+        hosts = load(Path(inventory) if inventory else None, os.environ).hosts
+        named += [host.identity for host in hosts.values() if host.identity]
+    return [Path(name).expanduser() for name in dict.fromkeys(named)]
+
+
+def _agent(inventory: str | None) -> Finding:
+    path = os.environ.get("SSH_AUTH_SOCK")
+    there = [key for key in _keys(inventory) if os.path.exists(key)]
+    files = [key for key in there if os.access(key, os.R_OK)]
+    rest = f"; key files: {', '.join(map(str, files))}" if files else ""
+    if not path:
+        if files:
+            return Finding("ok", "ssh keys", f"no agent{rest}")
+        if there:
+            names = ", ".join(map(str, there))
+            return Finding("warn", "ssh keys", f"{names} cannot be read", "look at the owner and the mode")
+        return Finding(
+            "warn",
+            "ssh keys",
+            "neither an ssh agent nor a key file",
+            "ssh-keygen -t ed25519, or start an ssh agent",
+        )
+    try:
+        count = _identities(path)
+    except OSError as error:
+        cure = 'start one: eval "$(ssh-agent)"; ssh-add'
+        return Finding(
+            "ok" if files else "warn", "ssh keys", f"the agent at {path} does not answer: {error}{rest}", cure
+        )
+    if not count and not files:
+        return Finding("warn", "ssh keys", "the ssh agent holds no key", "ssh-add")
+    return Finding("ok", "ssh keys", f"the agent holds {count}{rest}")
+
+
+def _identities(path: str) -> int:
+    """How many keys an agent holds (SSH_AGENTC_REQUEST_IDENTITIES, of draft-miller-ssh-agent)."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(AGENT_SECONDS)
+        connection.connect(path)
+        connection.sendall(struct.pack(">IB", 1, 11))
+        answer = b""
+        while len(answer) < 9:
+            data = connection.recv(9 - len(answer))
+            if not data:
+                raise OSError("it hung up")
+            answer += data
+    _, kind, count = struct.unpack(">IBI", answer)
+    if kind != 12:
+        raise OSError("it refused")
+    return int(count)
+
+
+def _mount() -> Finding:
+    """The files tier as a directory. Without it `quine fs` still reaches every file."""
+    from quine.mount.mounts import lacking
+
+    why, cure = lacking()
+    if why:
+        return Finding("warn", "mount", f"no QUINE_MOUNT: {why}", cure)
+    return Finding("ok", "mount", "the files tier can be a directory: --mount, quine fs mount DIR")
+
+
+def _configuration() -> Finding:
+    """Options of ~/.ssh/config that mean something to ssh and nothing to us."""
+    path = Path.home() / ".ssh" / "config"
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return Finding("ok", "ssh config", f"no {path}")
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        return Finding("warn", "ssh config", f"{path} cannot be read: {why}", "look at its owner and mode")
+    used = {
+        line.replace("=", " ").split()[0]
+        for line in lines
+        if line.split() and not line.lstrip().startswith("#")
+    }
+    ignored = sorted(word for word in used if word.lower() in IGNORED)
+    if ignored:
+        cure = "connections are shared by the node, and nothing is forwarded"
+        return Finding("warn", "ssh config", f"{path}: not obeyed: {', '.join(ignored)}", cure)
+    return Finding("ok", "ssh config", f"{path} is obeyed")

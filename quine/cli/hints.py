@@ -1,0 +1,74 @@
+"""What to add to messages: the command that they are about, and what was probably meant.
+
+Loaded only where something went wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from shlex import join, quote
+
+from quine.base.exits import Misconfigured
+from quine.base.text import plain
+from quine.cli.options import VERBS, find_inventory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from transport.status import Status
+
+SHOWN = 200  # characters of a command in a message
+FOR_A_SHELL = frozenset(" |&;<>()$`*?\n")
+
+
+def complete(status: Status, command: list[str], values: dict[str, object]) -> None:
+    """Name the command of a job that was not run or is lost, for it may be one of many; and say what cures a 127."""
+    if status.code == 127 and not status.hint:
+        status.hint = not_found(command, values)
+    if status.detail and status.host and status.state in ("unreachable", "lost"):
+        shown = plain(join(command), newlines=False)  # one line, whatever the command holds
+        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
+        status.detail += f"; {'not run' if status.state == 'unreachable' else 'lost'}: {shown}"
+
+
+def not_found(command: list[str], values: dict[str, object]) -> str:
+    """The cure for a command that there is none of; "" where nothing suggests itself."""
+    if FOR_A_SHELL & set(command[0]):
+        return f"no shell reads the command; to use one: sh -c {quote(' '.join(command))}"
+    if "on" not in values and command[0] in _hosts(values):
+        return f"to run it on that host: quine run --on {command[0]} -- {join(command[1:]) or 'CMD'}"
+    return ""
+
+
+def near_verb(mission: list[str]) -> str:
+    """Where a mission is one word that is one edit away from a verb: that verb, before another hint; else ""."""
+    near = [verb for verb in VERBS if is_one_edit(mission[0], verb)] if len(mission) == 1 else []
+    return f"did you mean quine {near[0]}? for a mission: " if near else ""
+
+
+def slip(words: list[str], mission: list[str]) -> Misconfigured | None:
+    """What is wrong with words that read like a command of a verb, `rnu --on h1 -- true`; `mission` ends them."""
+    before = words[: len(words) - len(mission)]
+    hint = near_verb(mission[:1])
+    if not hint or before[-1:] == ["--"]:
+        return None
+    return Misconfigured(f"no such verb: {mission[0]}", hint + join(["quine", *before, "--", *mission]))
+
+
+def is_one_edit(one: str, other: str) -> bool:
+    """Is it one character more, less or another one, or are two neighbours swapped?"""
+    while one and other and one[0] == other[0]:
+        one, other = one[1:], other[1:]
+    while one and other and one[-1] == other[-1]:
+        one, other = one[:-1], other[:-1]
+    return max(len(one), len(other)) == 1 or (len(one) == 2 and one == other[::-1])
+
+
+def _hosts(values: dict[str, object]) -> set[str]:
+    from deploy.inventory import ConfigError, load
+
+    path = find_inventory(values, os.environ)
+    try:
+        return set(load(Path(path), {}).hosts) if path else set()
+    except ConfigError:
+        return set()

@@ -1,0 +1,177 @@
+"""`quine ps`: the agents and jobs that run on this machine, and with --all those that ended; here and on hosts.
+
+Laws
+1. Standard library only. What is shown of an agent is its verdict (quine/jobs/roster.py) and what lives
+   (quine/jobs/census.py).
+2. What a tape or a host tells is foreign: control characters are shown, never obeyed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+
+from quine.base.exits import NOT_STARTED, OK
+from quine.jobs import roster
+from quine.jobs.roster import ALIVE, Agent
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from quine.jobs.census import Living
+    from quine.jobs.elsewhere import Silent
+    from transport.errors import Refused
+    from transport.status import Status
+
+SHORT = 18  # characters of an id in a table: the time in it, and enough of what is random
+MISSION = 60
+FOLLOW = 1.0  # seconds between two looks of --follow
+HEAD = ("ID", "HOST", "PID", "STATE", "EXIT", "SECONDS", "TREE", "TURN", "COST", "DOING", "COMMAND")
+
+
+def ps(folders: tuple[str, ...], values: dict[str, object]) -> int:
+    """Print the list, once or until a signal. The status is 69 where a host, or a node of this machine, gave none."""
+    if not values.get("follow"):
+        facts, silent = _listed(folders, values)
+        _tell(silent)
+        _print(facts, values)
+        return NOT_STARTED if silent else OK
+    before: list[dict[str, Any]] = []
+    told: list[str] = []
+    clear = "\x1b[H\x1b[J" if os.isatty(1) and not values.get("json") else ""
+    wiped = clear and os.isatty(2)
+    while True:
+        facts, silent = _listed(folders, values)
+        if clear or _steady(facts) != _steady(before):
+            print(clear, end="")
+            _print(facts, values)
+            print("", end="" if clear or values.get("json") else "\n", flush=True)
+        names = [one.host for one in silent]
+        if wiped or names != told:
+            _tell(silent)
+        before, told = facts, names
+        time.sleep(FOLLOW)
+
+
+def _tell(silent: list[Silent]) -> None:
+    if silent:
+        from quine.jobs import elsewhere
+
+        elsewhere.tell(silent)
+
+
+def _steady(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What of a list changes only when something has happened."""
+    return [{name: value for name, value in fact.items() if name != "seconds"} for fact in facts]
+
+
+def _listed(folders: tuple[str, ...], values: dict[str, object]) -> tuple[list[dict[str, Any]], list[Silent]]:
+    """What is shown, and the hosts that gave no list, "" for a node of this machine."""
+    from quine.jobs import census
+
+    silent: list[Silent] = []
+
+    def mute(refused: Refused) -> None:
+        from quine.jobs.elsewhere import Silent
+
+        silent.append(Silent("", refused.detail, refused.hint))
+
+    living = census.look(folders, mute)
+    # What a host tells is held against all that is known here.
+    over = bool(values.get("all")) or values.get("on", "local") != "local"
+    agents = census.merge(roster.everyone(*folders, over=over), living)
+    seen = [(agent, agent.verdict()) for agent in sorted(agents, key=lambda agent: agent.begun)]
+    running = {agent.id for agent, end in seen if end.state in ALIVE}
+    carried = {one.agent.id: one for one in living}
+    facts = [_facts(agent, end, running, carried.get(agent.id)) for agent, end in seen]
+    if values.get("on", "local") != "local":
+        from quine.jobs import elsewhere
+
+        # What lives here is known better here; of what is lost here, the host may know more.
+        mine = {fact["id"] for fact in facts if fact["state"] not in ("unknown", "lost")}
+        there, others = elsewhere.listed(elsewhere.hosts(str(values["on"]), values), values)
+        silent += others
+        stopped = {fact["id"] for fact in there if fact["state"] == "stopped"}
+        for fact in facts:
+            if fact["id"] in stopped and fact["state"] == "running":
+                fact["state"] = "stopped"  # of a process over there only its host knows that
+        facts = elsewhere.once(facts + [fact for fact in there if fact["id"] not in mine])
+    return facts if values.get("all") else [fact for fact in facts if fact["state"] in ALIVE], silent
+
+
+def _print(facts: list[dict[str, Any]], values: dict[str, object]) -> None:
+    if values.get("json"):
+        print("".join(quickjson.dumps(fact) + "\n" for fact in facts), end="")
+        return
+    from quine.base.text import plain, table
+
+    short = {fact["id"][:SHORT] for fact in facts}
+    width = SHORT if len(short) == len(facts) else None
+    rows = [HEAD]
+    for fact in facts:
+        mission = plain(fact["mission"], newlines=False)
+        mission = mission if len(mission) <= MISSION else mission[: MISSION - 1] + "…"
+        state, root, doing, host = (
+            plain(str(fact[name] or "")[:MISSION], newlines=False)
+            for name in ("state", "root", "doing", "host")
+        )
+        code, pid, turns = (str(fact[name] or "-") for name in ("code", "pid", "turns"))
+        code = "0" if fact["code"] == 0 else code
+        turns = "0" if fact["turns"] == 0 else turns
+        cost = "-" if fact["cost"] is None else f"{fact['cost']:.4f}"
+        doing = f"link down {fact['down']:.0f} s" if fact["down"] else doing or "-"
+        cells = (fact["id"][:width], host, pid, state, code, f"{fact['seconds']:.1f}")
+        rows.append((*cells, root[:width] or "-", turns, cost, doing, mission))
+    print(table(rows, right=(2, 4, 5, 7, 8)), end="")
+
+
+def _facts(agent: Agent, end: Status, running: set[str], one: Living | None) -> dict[str, Any]:
+    if end.state == "unknown" and agent.parent in running:
+        end.state = "running"  # on another node, and its parent holds its face
+    if end.state == "running" and one:
+        end.state = one.state
+    alive = end.state in ALIVE
+    known = not alive and end.state != "unknown"
+    last = agent.last if alive or not agent.supervisor else _written(agent)
+    turns, cost, doing = _progress(agent) if alive else (None, None, "")
+    return {
+        "id": agent.id,
+        "session": agent.session,
+        "kind": one.kind if one else "detached" if agent.supervisor else "agent",
+        "pid": agent.pid,
+        "host": one.agent.host if one else agent.host,
+        "state": end.state,
+        "code": end.code if known else None,
+        "signal": (end.signal or None) if known else None,
+        "detail": end.detail if known else "",
+        "started": agent.begun,
+        "seconds": round(max(0.0, (time.time() if alive else last) - agent.begun), 3),
+        "turns": turns,
+        "cost": cost,
+        "doing": doing,
+        "down": one.down if one else 0,
+        "mission": agent.mission,
+        "parent": agent.parent,
+        "root": agent.root,
+        "stdout": os.path.join(agent.directory, "stdout") if agent.directory else None,
+        "stderr": os.path.join(agent.directory, "stderr") if agent.directory else None,
+    }
+
+
+def _progress(agent: Agent) -> tuple[int | None, float | None, str]:
+    if agent.tapes is None or agent.session not in agent.tapes.tapes:
+        return None, None, ""
+    from quine.tape.progress import progress
+
+    return progress(agent.tapes.path(agent.session))
+
+
+def _written(agent: Agent) -> float:
+    """When a detached job's supervisor wrote down its end, or else its last output."""
+    for name in ("status", "stdout"):
+        with contextlib.suppress(OSError):
+            return os.stat(os.path.join(agent.directory, name)).st_mtime
+    return agent.last

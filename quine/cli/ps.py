@@ -1,0 +1,382 @@
+"""The verbs ps, wait, logs, kill and attach: agents that left a tape, jobs that left a directory, here and elsewhere.
+
+Laws
+1. Standard library only: these are called in loops. Options may stand before and after the ids.
+2. Nothing is done to a pid: who is waited for or signalled is held by a pidfd (quine/jobs/roster.py), or by its
+   supervisor.
+3. All ids are known before anything is done, or nothing is done: an unknown or an ambiguous one is exit 2, one that a
+   host may have which cannot be asked is 69.
+4. What is not here is looked for on the hosts of the inventory; the verb is then run over there
+   (quine/jobs/elsewhere.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from quine.base import procs
+from quine.base.exits import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
+from quine.cli.options import parse_around, rows, usage
+from quine.jobs import roster
+from quine.jobs.roster import Agent
+from transport.status import Status, signal_name, signal_number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quine.jobs.elsewhere import Remote
+
+WRITTEN = 0.5  # seconds for its parent to write down how a child ended, after it has reaped it
+WAKING = (signal.SIGTERM, signal.SIGHUP)  # a stopped process takes them when it goes on, so it is let go on
+
+
+def main(verb: str, words: list[str]) -> int:
+    """One of the verbs; the exit status."""
+    if verb == "kill":
+        words = _signal_as_option(words)
+    values, ids = parse_around(verb, words)
+    if values.get("help"):
+        print(usage(verb))
+        return OK
+    folders = _folders(values)
+    if verb == "ps":
+        if ids:
+            raise Misconfigured("ps takes no id", "quine ps --all")
+        from quine.cli.listing import ps
+
+        return ps(folders, values)
+    if verb == "kill" and values.get("list"):
+        return _list_signals(ids)
+    if verb == "kill":
+        _signal(values)  # refused before anybody is asked for the job
+    if not ids:
+        raise Misconfigured("no id", f"quine ps --all; quine {verb} ID")
+    if verb in ("logs", "attach"):
+        if len(ids) > 1:
+            raise Misconfigured(f"{verb} takes one id")
+        return _face(verb, _one(verb, folders, ids[0], values), values)
+    jobs = [_one(verb, folders, text, values) for text in ids]
+    return _wait(jobs, folders, values) if verb == "wait" else _kill(jobs, values)
+
+
+def _folders(values: dict[str, object]) -> tuple[str, ...]:
+    """Where tapes are, and where detached jobs are."""
+    named = str(values.get("data_dir") or os.environ.get("QUINE_DATA_DIR") or ".quine")
+    folder, state = os.path.expanduser(named), roster.state_directory()
+    try:
+        same = os.path.realpath(folder) == os.path.realpath(state)
+    except OSError:
+        same = False  # the current directory has been removed, and with it what was there
+    return (folder,) if same else (folder, state)
+
+
+def _face(verb: str, job: Agent | Remote, values: dict[str, object]) -> int:
+    """logs or attach, here or over there."""
+    if not isinstance(job, Agent):
+        from quine.jobs import elsewhere
+
+        words = [verb]
+        for name in ("from", "offset", "follow", "stderr", "both", "stdin"):
+            if name in values:
+                words.append(f"--{name}" if values[name] is True else f"--{name}={values[name]}")
+        return elsewhere.show(words, job, values)
+    from quine.cli import run
+    from quine.jobs import attach
+
+    if verb == "logs":
+        return attach.logs(job, values)
+    return run.leave(attach.attach(job, values))
+
+
+def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, object]) -> Agent | Remote:
+    """The job that an id or its beginning means to a verb."""
+    where = str(values.get("on", ""))
+    found: list[Agent | Remote] = []
+    away: Failure | None = None
+    if where in ("", "local") and text:
+        found += _here(folders, text)
+    if not found and where == "" and _may_be_an_id(text):
+        from quine.archive import keeping
+
+        if keeping.wanted(os.environ):
+            from quine.archive import kept
+
+            try:
+                found += kept.find(text)
+            except Failure as failure:
+                away = failure  # it may be on a host all the same
+    # One that is supervised on another machine with the same home lies here, too; that machine knows it better.
+    strange = (
+        len(found) == 1 and isinstance(found[0], Agent) and found[0].supervisor and not found[0].known_here
+    )
+    if (not found or strange) and _may_be_an_id(text) and where != "local":
+        from quine.jobs import elsewhere
+
+        try:
+            found = [*elsewhere.find(text, where, values, verb in ("wait", "logs"))] or found
+        except elsewhere.NotAsked as silent:
+            silent.hint = f"try again when it can be reached, or name the host: quine {verb} --on HOST {text}"
+            away = away or silent
+    if len(found) == 1:
+        return found[0]
+    if found:
+        some = ", ".join(job.id for job in found[:3])
+        raise Misconfigured(
+            f"{len(found)} jobs begin with {text}", f"{some}{', …' if len(found) > 3 else ''}"
+        )
+    if away:
+        raise away
+    near = sorted(
+        roster.everyone(*folders), key=lambda agent: (_common(agent.id, text), agent.begun), reverse=True
+    )
+    hint = f"known are {', '.join(agent.id for agent in near[:3])}{', …' if len(near) > 3 else ''}"
+    detail, cure = _asked(text, where, values)
+    raise Misconfigured(f"no such job: {text}{detail}", (hint if near else _nowhere(folders[0])) + cure)
+
+
+def _asked(text: str, where: str, values: dict[str, object]) -> tuple[str, str]:
+    """Which hosts were asked for an id that is nowhere, for the message; why none was, for the hint."""
+    if where == "local":
+        return "", ""
+    if not _may_be_an_id(text):
+        return "", "; an id has only the digits 0-9 and a-f, so no host was asked"
+    from quine.jobs import elsewhere
+
+    names = elsewhere.hosts(where, values)
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"; all hosts that were asked have answered: {shown}" if names else "", ""
+
+
+def _adrift(agent: Agent) -> str:
+    """Where an agent was detached that is lost here, "" for any other: it may still run there."""
+    on = roster.record(agent.directory).get("on") if agent.directory else None
+    return on if isinstance(on, str) and agent.verdict().state == "lost" else ""
+
+
+def _here(folders: tuple[str, ...], text: str) -> list[Agent]:
+    """Those of this machine: found by their tapes, or alive with tapes in another directory, or none here."""
+    found = roster.find(text, *folders)
+    if _may_be_an_id(text) and (not found or any(agent.verdict().state == "unknown" for agent in found)):
+        from quine.jobs import census
+
+        living = [one for one in census.look(folders) if one.agent.id.startswith(text)]
+        return census.merge(found, living)
+    return found
+
+
+def _nowhere(folder: str) -> str:
+    """Where was looked, for who has no job of his own here."""
+    from quine.archive import keeping
+
+    if keeping.wanted(os.environ):
+        return (
+            f"{folder} has none, and the files tier not this one; one that has just begun is there in seconds"
+        )
+    return f"{folder} has none; see --data-dir, and QUINE_FS for what another machine has begun"
+
+
+def _may_be_an_id(text: str) -> bool:
+    """Nobody else is asked for what no id begins with."""
+    return 0 < len(text) <= 36 and all(c in "0123456789abcdef-" for c in text)
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two ids share at their beginning."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
+
+
+# -- wait ------------------------------------------------------------------------------------------
+
+
+def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str, object]) -> int:
+    """The exit status of the last, as the shell's wait."""
+    deadline = time.monotonic() + _seconds(values)
+    above = procs.ancestors()
+    agents = [job for job in jobs if isinstance(job, Agent)]
+    for agent in agents:
+        if agent.alive and agent.pid in above:
+            raise Misconfigured(f"{agent.id} waits for this command, so it cannot be waited for by it")
+    bring = _bringer(agents, values)
+    pidfds = [fd for agent in agents for fd in agent.holds()]
+    try:
+        if not procs.wait(pidfds, max(0.0, deadline - time.monotonic())):
+            return DEADLINE
+    finally:
+        for fd in pidfds:
+            os.close(fd)
+    status = OK
+    for job in jobs:
+        if not isinstance(job, Agent):
+            from quine.jobs import elsewhere
+
+            left = max(0.0, deadline - time.monotonic())
+            status = elsewhere.call(
+                ["wait", f"--timeout={left}"] if left < procs.LONGEST else ["wait"], job, values
+            )
+            if status == DEADLINE and time.monotonic() >= deadline:
+                return DEADLINE
+            status = bring(job, status)
+            continue
+        if job.kept:
+            from quine.archive import kept
+
+            try:
+                over = kept.ended(job, deadline)
+            except Failure as silent:
+                complain(silent.detail, silent.hint)
+                status = silent.status
+                continue
+            if over is None:
+                return DEADLINE
+            job = over
+        else:
+            job = roster.fresh(job, *folders)  # when the wait began its tape did not tell the end
+        end = _end(job)
+        status = end.code
+        if end.state not in ("exited", "signaled"):
+            on = _adrift(job)
+            hint = f"it may still run there: quine ps --on {on}; quine kill {job.id}" if on else ""
+            complain(f"{job.id}: {end.state}{': ' + end.detail if end.detail else ''}", hint)
+        status = bring(job, status)
+    return status
+
+
+def _bringer(agents: list[Agent], values: dict[str, object]) -> Callable[[Agent | Remote, int], int]:
+    """What brings --returns of a job that has ended with a status, and makes it 1 where it was 0 and that failed."""
+    returns = values.get("returns")
+    if not isinstance(returns, list):
+        return lambda _, code: code
+    for agent in agents:
+        if not agent.supervisor:
+            raise Misconfigured(f"--returns: {agent.id} is not detached", "an agent has --returns of its own")
+    from quine.cli.run import mover
+    from quine.jobs.detach import verb_there
+
+    stage = mover([], returns)
+
+    def bring(job: Agent | Remote, code: int) -> int:
+        status = Status("exited", code)
+        if isinstance(job, Agent):
+            host, out = "local", verb_there(stage.out, "local", values)
+            out.cwd = str(roster.record(job.directory).get("cwd"))
+            if os.path.realpath(out.cwd) == os.path.realpath(os.getcwd()):
+                return code  # all of it is here
+        else:
+            host, out = job.host, verb_there([*stage.out, job.id], job.host, values)
+        ended = stage.bring(out, status)
+        if status.detail:
+            complain(status.detail, status.hint, host)
+        if ended in ("INT", "TERM", "HUP"):
+            from transport.status import die_of
+
+            die_of(ended)  # of ours, which was passed on: who ends us wants none of the other jobs
+        return status.code
+
+    return bring
+
+
+def _end(agent: Agent) -> Status:
+    """How it ended; its parent may be about to write that down."""
+    deadline = time.monotonic() + WRITTEN
+    while (end := agent.end()).code == LOST and agent.known_here and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return end
+
+
+def _seconds(values: dict[str, object]) -> float:
+    text = str(values.get("timeout", "inf"))
+    try:
+        seconds = float(text)
+        if seconds >= 0:
+            return seconds
+    except ValueError:
+        pass
+    raise Misconfigured(f"--timeout must be a number of seconds, not {text}")
+
+
+# -- kill ------------------------------------------------------------------------------------------
+
+
+def _signal_as_option(words: list[str]) -> list[str]:
+    """`-TERM` and `-9` as kill(1) has them, at any place before `--`; a name that no signal has is one, too."""
+    end = words.index("--") if "--" in words else len(words)
+    return [f"--signal={word[1:]}" if _means_signal(word) else word for word in words[:end]] + words[end:]
+
+
+def _means_signal(word: str) -> bool:
+    if len(word) < 2 or word[0] != "-" or word[1] == "-":
+        return False
+    try:
+        return bool(signal_number(word[1:]))
+    except ValueError:
+        return all(word[1] != row[1] for row in rows("kill"))  # -0, too
+
+
+def _signal(values: dict[str, object]) -> tuple[str, int]:
+    """The name and the number of the signal that is meant."""
+    name = str(values.get("signal", "TERM"))
+    try:
+        return name, 0 if name == "0" else signal_number(name)
+    except ValueError as error:
+        raise Misconfigured(str(error), "quine kill -l") from None
+
+
+def _kill(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
+    name, number = _signal(values)
+    status = OK
+    for agent in jobs:
+        if not isinstance(agent, Agent):
+            from quine.jobs import elsewhere
+
+            status = elsewhere.call(["kill", "-s", name], agent, values) or status
+            continue
+        fd = agent.hold()
+        if fd >= 0 and agent.supervised and number:
+            from quine.jobs import attach
+
+            os.close(fd)
+            if attach.send_signal(agent, number):
+                continue
+            fd = agent.hold()
+        if fd < 0 and (on := _adrift(agent)):
+            from quine.jobs import elsewhere
+
+            if there := elsewhere.running(agent.id, on, values):
+                status = elsewhere.call(["kill", "-s", name], there, values) or status
+                continue
+        if fd < 0:
+            complain(f"{agent.id}: {'it has ended' if agent.known_here else 'its process is not known here'}")
+            status = FAILED
+            continue
+        try:
+            stopped = agent.state() == "stopped"
+            signal.pidfd_send_signal(fd, number)
+            if number in WAKING and stopped:
+                signal.pidfd_send_signal(fd, signal.SIGCONT)
+        except OSError as error:
+            complain(f"{agent.id}: {(error.strerror or '').lower()}")
+            status = FAILED
+        finally:
+            os.close(fd)
+    return status
+
+
+def _list_signals(names: list[str]) -> int:
+    """All names, or for each number (an exit status over 128, too) its name and for each name its number."""
+    if not names:
+        print(" ".join(signal_name(number) for number in sorted(signal.valid_signals()) if number < 32))
+        return OK
+    for name in names:
+        try:
+            if name.isdigit():
+                print(signal_name(signal_number(str(int(name) - 128 if int(name) > 128 else int(name)))))
+            else:
+                print(signal_number(name))
+        except ValueError as error:
+            raise Misconfigured(str(error), "quine kill -l") from None
+    return OK

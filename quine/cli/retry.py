@@ -1,0 +1,93 @@
+"""Trying a job again: `--retry N`, and `--idempotent`.
+
+Laws
+1. A job is tried again when it is known never to have started; one that is lost only where its caller has said that
+   doing it twice is harmless. What has exited, or was denied, has its answer.
+2. Another host of WHERE comes first; when each of them has failed, the one that failed least, and then after a pause.
+3. Nothing of stdin is read for a job that does not run, so the next try has the whole of it. Where a lost one has read,
+   a file is read again from where it was; of a pipe nothing is guessed, nor of output that has gone on its way.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+import time
+
+from quine.base.exits import Misconfigured, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from transport.client.output import Used
+    from transport.spawn import Spawn
+    from transport.status import Status
+
+# Seconds before a host is tried again; sshd counts those that come too fast.
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+
+
+class Tries:
+    """Those of one job; `left` is how many more there may be."""
+
+    def __init__(self, values: dict[str, object]) -> None:
+        text = str(values.get("retry", "0"))
+        if text.startswith("-") and text[1:].isdigit():
+            raise Misconfigured(f"--retry {text[:40]}: must not be negative")
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise Misconfigured(f"--retry {text[:40]}: should be a number")
+        if "idempotent" in values and "retry" not in values:
+            raise Misconfigured("--idempotent says what --retry may do; it needs --retry N")
+        if "retry" in values and "on" not in values:
+            raise Misconfigured("--retry tries other hosts; it needs --on WHERE")
+        self.left = int(text)
+        self._idempotent = "idempotent" in values
+        self._verbose = "verbose" in values
+        self._failed: list[str] = []
+        self._number = 1
+        self._start = _position() if self.left else None
+
+    def again(self, spawn: Spawn, status: Status, used: Used) -> bool:
+        """Whether to try once more; `spawn` is another job then, and what had to be waited for is over."""
+        if not self.left or not self._may(status):
+            return False
+        if why := self._spoilt(used):
+            status.detail += f"; not tried again: {why}"
+            return False
+        self.left -= 1
+        again = status.host in self._failed
+        self._failed.append(status.host)
+        if self._verbose:
+            say(
+                f"quine: {status.host or 'local'}: try {self._number}: {status.state}: {status.detail}; trying again\n"
+            )
+        self._number += 1
+        spawn.id = os.urandom(16).hex()
+        spawn.context["avoid"] = self._failed
+        if again:
+            doubled = FIRST_PAUSE * 2 ** min(self._failed.count(status.host) - 2, 10)
+            time.sleep(min(doubled, LONGEST_PAUSE) * random.uniform(0.5, 1))
+        return True
+
+    def _may(self, status: Status) -> bool:
+        if status.state == "unreachable":
+            return bool(status.host)  # what is about no host is the same at the next try
+        return status.state == "lost" and self._idempotent
+
+    def _spoilt(self, used: Used) -> str:
+        """What a second try would not have, or would do twice; "" where it is as the first."""
+        if used.stdout:
+            return "some of its output has been passed on or dropped"
+        if used.stdin and (self._start is None or _position() is None):
+            return "some of its stdin has been read"
+        if used.stdin and self._start is not None:
+            os.lseek(0, self._start, os.SEEK_SET)
+        return ""
+
+
+def _position() -> int | None:
+    """Where stdin is, if it is a file."""
+    try:
+        return os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(os.fstat(0).st_mode) else None
+    except OSError:
+        return None

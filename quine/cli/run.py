@@ -1,0 +1,395 @@
+"""The verb `run`: one plain command, here or on a node, with the face of a local one.
+
+Laws
+1. stdout belongs to the command alone; quine speaks on stderr, and only when something is wrong, or when the directory
+   that was made for a job is kept because something was left in it.
+2. The command's own status is returned unchanged, and a death by signal as that death.
+3. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from quine.base.exits import Misconfigured, complain, say
+from quine.cli.options import environment, find_inventory, limits, parse, usage
+
+RSYNC = ["rsync", "--server"]  # what rsync -e 'quine run --on' asks for: relative paths are those of a login
+LONG = 10.0  # seconds without a connection that everybody is told of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quine.cli.retry import Tries
+    from quine.files.here import Services
+    from quine.staging.face import Staging
+    from transport.spawn import Spawn
+    from transport.status import Status
+
+
+def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, Staging | None], int]) -> int:
+    """Exit status, unless the process dies of the command's signal or becomes the command. `detach` is for --detach."""
+    values, command = parse("run", words)
+    if values.get("help"):
+        print(usage("run"))
+        return 0
+    if values.get("version"):
+        return version()
+    if values.get("on") == "-l" and len(command) > 1:  # rsync -e 'quine run --on', for USER@HOST
+        values["on"], command = f"{command[0]}@{command[1]}", command[2:]
+    if "report" in values and not values.get("detach"):
+        from quine.jobs import report
+
+        values["report"] = report.begin(str(values["report"]))
+    if not command or not command[0]:
+        raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
+    if store := str(values.get("fs") or os.environ.get("QUINE_FS") or ""):
+        from quine.files.place import absolute
+
+        os.environ["QUINE_FS"] = absolute(store)
+    stage = staging(values)
+    if values.get("detach"):
+        return detach(values, command, _tree(), stage)
+    for name in ("job", "stdin", "spool"):
+        if name in values:
+            raise Misconfigured(f"--{name} goes with --detach")
+    env, limited = environment(values, os.environ), limits(values)
+    terminal = _terminal() if "terminal" in values else None
+    _tries(values)  # refused here, whatever becomes of the rest
+    if "on" not in values and "report" not in values and stage is None:
+        if "mount" in values:
+            _mount(values)
+        return _here(values, command, env, limited)
+    from transport.spawn import Spawn
+
+    # A terminal starts where a login does, and so does what rsync asks for.
+    at_home = stage is None and ("terminal" in values or command[:2] == RSYNC)
+    spawn = Spawn(
+        ["run", "--mount", "--", *command] if "mount" in values else command,
+        own="mount" in values,
+        where=str(values.get("on", "local")),
+        env={**callers_environment(values), **env},
+        cwd=starting_directory(values),
+        limits=limited,
+        tree=_tree(),
+        context=caller(values) | ({"home": True} if at_home else {}),
+        terminal=terminal,
+    )
+    return show(spawn, values, services(spawn.context), stage=stage)
+
+
+def _mount(values: dict[str, object]) -> None:
+    """Where none can be made, the variable is absent, and the command decides what that means."""
+    from quine.mount.command import attach
+
+    why = attach(os.environ)
+    if why and values.get("verbose"):
+        say(f"quine: {why}\n")
+
+
+def services(context: dict[str, object]) -> Services:
+    """What a command may ask of us that is placed with `context`: the files tier, and which hosts it may use."""
+    from quine.files.here import Services
+
+    return Services(dict(os.environ), reach=reach(context))
+
+
+def reach(context: dict[str, object]) -> Callable[[bytes, str], bytes]:
+    """The answer to the request `hosts` of a job that is placed with `context`."""
+
+    def made(body: bytes, host: str) -> bytes:
+        from quine.remote.reach import asker
+        from quine.remote.reach_service import answer
+
+        inventory = context.get("inventory")
+        path = inventory if isinstance(inventory, str) else None
+        return answer(body, host, path, asker() if "token" in context else None)
+
+    return made
+
+
+def _tries(values: dict[str, object]) -> Tries | None:
+    """None where nothing is to be tried again: most of the time, and a client's imports are most of its time."""
+    if "retry" not in values and "idempotent" not in values:
+        return None
+    from quine.cli.retry import Tries
+
+    return Tries(values)
+
+
+def staging(values: dict[str, object], here: str = "") -> Staging | None:
+    """--files and --returns; None where there are none, or nothing to be moved: in the same directory all is there.
+
+    `here` is what cannot be done without --on. Raises Misconfigured.
+    """
+    files, returns = values.get("files", []), values.get("returns", [])
+    assert isinstance(files, list) and isinstance(returns, list)
+    if not files and not returns:
+        return None
+    found = mover(files, returns)
+    if values.get("on", "local") != "local":
+        return found
+    start = starting_directory({**values, "on": "local"})
+    if start is not None and os.path.realpath(start) == os.path.realpath(os.getcwd()):
+        return None
+    if here:
+        raise Misconfigured(f"not built yet: {here} in another directory")
+    return found
+
+
+def mover(files: list[str], returns: list[str]) -> Staging:
+    """What brings files from the current directory to a job's, and back. Raises Misconfigured."""
+    from quine.staging.face import Staging
+
+    folder = _current()
+    if folder is None:
+        raise Misconfigured("the current directory has been removed")
+    return Staging(files, returns, folder, os.environ.get("QUINE_DATA_DIR") or ".quine")
+
+
+def _terminal() -> dict[str, object]:
+    """Ours, as a spawn describes it."""
+    if not os.isatty(0):
+        hint = "leave -t out: a command that reads a pipe or a file needs none; script(1) makes one"
+        raise Misconfigured("-t needs a terminal on stdin", hint)
+    from transport.terminal import description
+
+    return description(0, os.environ)
+
+
+def callers_environment(values: dict[str, object]) -> dict[str, str]:
+    """What a job has of our environment: here all, with PWD as --cwd says; elsewhere nothing.
+
+    Where --on asks for a job here: less secrets and less the files tier, which it asks us for as any job does.
+    """
+    from transport.job.inherit import scrubbed
+
+    if values.get("on", "local") != "local":
+        return {}
+    moved = {"PWD": starting_directory(values) or "/"} if "cwd" in values else {}
+    if "on" not in values:
+        return {**os.environ, **moved}
+    from quine.files.place import VARIABLES
+
+    kept = {name: value for name, value in scrubbed(os.environ).items() if name not in VARIABLES}
+    return {**kept, **moved}
+
+
+def starting_directory(values: dict[str, object]) -> str | None:
+    """--cwd; without it our own on this machine, and elsewhere what the inventory says (None)."""
+    here = values.get("on", "local") == "local"
+    if "cwd" in values:
+        cwd = os.path.expanduser(str(values["cwd"])) if here else str(values["cwd"])
+        return os.path.join(_current() or "/", cwd) if here else cwd
+    return _current() if here else None
+
+
+def _tree() -> str:
+    """The tree of the agent that we are a command of, if we are one's."""
+    from transport.spawn import is_id
+
+    tree = os.environ.get("QUINE_ROOT_SESSION", "")
+    if tree and not is_id(tree):
+        raise Misconfigured(f"QUINE_ROOT_SESSION is not a session: {tree[:80]!r}", "unset it")
+    return tree
+
+
+def _current() -> str | None:
+    """The current directory; None where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def version() -> int:
+    from quine import __version__
+    from transport.address import build_hash
+
+    print(f"quine {__version__} (build {build_hash()[:12]})")
+    return 0
+
+
+def caller(values: dict[str, object]) -> dict[str, object]:
+    """What placing a job needs to know of this process.
+
+    `token` says that it is, or is part of, a job of this node: one from elsewhere has its origin place what it asks
+    for. Somebody's own inventory on this machine is for plain jobs, and for who names it.
+    """
+    from quine.remote.reach import asks_origin
+    from transport.job import inherit
+
+    inventory, memo = find_inventory(values, os.environ), inherit.read()
+    context = {"inventory": inventory, "cwd": _current(), "ssh_agent": os.environ.get("SSH_AUTH_SOCK")}
+    if asks_origin("inventory" in values, inventory, memo):
+        context["token"] = str(memo["token"])
+    if store := str(values.get("fs") or os.environ.get("QUINE_FS") or ""):
+        from quine.files.place import shareable
+
+        context["fs"] = shareable(store, os.environ)
+    return dict(context)
+
+
+def show(
+    spawn: Spawn,
+    values: dict[str, object],
+    services: Services | None = None,
+    facts: dict[str, object] | None = None,
+    renew: Callable[[Spawn], Services] | None = None,
+    on_refused: Callable[[str], None] | None = None,
+    stage: Staging | None = None,
+) -> int:
+    """Run a job as its face; print what there is to say once; leave as the job left.
+
+    `facts` are for the report, and read after the end: a service may still count in them. `renew` makes another
+    job of the spawn, and its services, when it is tried again. `on_refused` as in client.run.
+    `stage` are the files that it needs, and those that it returns.
+    """
+    from transport.client import client
+    from transport.client.output import Used
+    from transport.errors import Refused
+    from transport.job import inherit
+    from transport.status import Status
+
+    inherit.hold_standard_streams()
+    started, begun = time.time(), time.monotonic()
+    tries = _tries(values)
+    while True:
+        used = Used() if tries else None
+        try:
+            status = (stage.run if stage else client.run)(
+                spawn,
+                services=services,
+                on_start=_starter(services, bool(values.get("verbose"))),
+                on_note=Notes(
+                    values,
+                    spawn.terminal is not None,
+                    links=not spawn.own or spawn.argv[:2] == ["run", "--mount"],
+                ).hear,
+                on_refused=on_refused,
+                used=used,
+            )
+        except Refused as refused:
+            status = Status(
+                refused.state, refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
+            )
+        if services:
+            services.close()
+        if not tries or not used or not tries.again(spawn, status, used):
+            break
+        if renew:
+            services = renew(spawn)
+    spawn.where = status.host or spawn.where  # the one that was chosen, for what is said of it
+    seconds = time.monotonic() - begun
+    if values.get("verbose"):
+        say(
+            f"quine: {status.host or 'local'}: {status.state} {status.signal or status.code} after {seconds:.3f} s\n"
+        )
+    if target := values.get("report"):
+        from quine.jobs import report
+
+        report.write(str(target), status, spawn.where, started=started, seconds=seconds, **(facts or {}))
+    if status.left and stage is None and not values.get("quiet"):
+        say(f"quine: {status.host}: files are left in {status.left}\n")
+    if status.detail and not spawn.own:
+        from quine.cli.hints import complete
+
+        complete(status, spawn.argv, values)
+    return leave(status)
+
+
+class Notes:
+    """What a job's node says of its host and of the slot that it waits for; with `links` of the link, too. At once with
+    -v, else when it takes long.
+    """
+
+    def __init__(self, values: dict[str, object], raw: bool, links: bool = True) -> None:
+        self._links = links
+        self._after = 0.0 if values.get("verbose") else float("inf") if values.get("quiet") else LONG
+        self._raw = raw
+        self._down = self._waits = False  # and said so
+
+    def hear(self, note: dict[str, object]) -> None:
+        seconds, host, why = note.get("seconds"), note.get("host"), note.get("why")
+        if "silent" in note and self._after != float("inf"):
+            self._say(f"the node of this machine does not answer, waiting; look at {note['silent']}")
+        if isinstance(text := note.get("text"), str):
+            self._say(f"{host}: {text}")
+        if not isinstance(seconds, (int, float)):
+            return
+        if note.get("waiting"):
+            if not self._waits and seconds >= self._after:
+                self._waits = True
+                self._say(
+                    f"{host}: no free slot for {seconds:.0f} s, waiting; jobs ahead: {note.get('ahead')}"
+                )
+        elif not self._links:
+            return
+        elif note.get("up"):
+            if self._down:
+                self._say(f"{host}: reconnected after {seconds:.0f} s")
+            self._down = False
+        elif not self._down and seconds >= self._after:
+            self._down = True
+            told = "" if str(why).lower() in ("", "none", "connection lost") else f": {why}"
+            self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{told}")
+
+    def _say(self, text: str) -> None:
+        text = "".join(c if c.isprintable() else "?" for c in text[:500])  # it may be another node's word
+        say(f"quine: {text}\r\n" if self._raw else f"quine: {text}\n")
+
+
+def _starter(services: Services | None, verbose: bool) -> Callable[[int, str], None]:
+    def started(pid: int, host: str) -> None:
+        if services:
+            services.placed(host)
+        if verbose:
+            say(f"quine: started with pid {pid}\n")
+
+    return started
+
+
+def leave(status: Status) -> int:
+    """Say what is wrong, if anything is; then the exit status, or the same death."""
+    if status.detail:
+        complain(status.detail, status.hint, status.host)
+    if status.state == "signaled" and status.signal:
+        from transport.status import die_of
+
+        die_of(status.signal)
+    return status.code
+
+
+def _here(values: dict[str, object], command: list[str], env: dict[str, str], limited: dict[str, str]) -> int:
+    """No node needed: this process becomes the command."""
+    from transport.status import restore_signals
+
+    cwd = str(values["cwd"]) if "cwd" in values else None
+    try:
+        if cwd is not None:
+            env = {"PWD": starting_directory(values) or "/", **env}
+            os.chdir(os.path.expanduser(cwd))
+    except OSError as error:
+        complain(f"cannot start in {cwd}: {error.strerror}")
+        return 69
+    if limited:
+        from transport.errors import ProtocolError
+        from transport.job.process import limit_self
+
+        try:
+            limit_self(limited)
+        except ProtocolError as error:
+            raise Misconfigured(str(error)) from None
+    restore_signals()
+    try:
+        os.execvpe(command[0], command, {**os.environ, **env})
+    except (FileNotFoundError, NotADirectoryError):
+        from quine.cli.hints import not_found
+
+        complain(f"command not found: {command[0]}", not_found(command, values))
+        return 127
+    except OSError as error:
+        complain(f"cannot execute {command[0]}: {error.strerror}")
+        return 126

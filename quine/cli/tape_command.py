@@ -1,0 +1,220 @@
+"""`quine tape`: what sessions did, from the tapes that they left; and with --follow what one does now.
+
+Laws
+1. Standard library only: `show` is called in loops. Its options stand in the table of options.py, as `tape:NAME`.
+2. Where sessions are kept in the files tier (QUINE_FS), one that is not here is looked for there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from quine.base.exits import FAILED, OK, Failure, Misconfigured, complain
+from quine.cli.options import parse_around, usage
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Command = Callable[[dict[str, object], list[str]], int]
+
+USAGE = """\
+usage: quine tape COMMAND [OPTIONS] [SESSION]
+
+What sessions did, from the tapes that they left. SESSION is an id, or how it begins.
+
+commands:"""
+
+# what --help of each says before its options; the line after the first is its line in `quine tape --help`
+HELP = {
+    "ls": """\
+usage: quine tape ls [OPTIONS]
+
+One line a session, the latest last.
+Begun, seconds, model, turns, tokens, exit code, how it ended, mission. Where sessions are kept in the files tier
+(QUINE_FS), those of other machines too, with where each is.""",
+    "show": """\
+usage: quine tape show [OPTIONS] [SESSION]
+
+One session as text: what it was told, what it did, what came of it.
+Without SESSION the root of the latest tree.""",
+    "tree": """\
+usage: quine tape tree [OPTIONS] [SESSION]
+
+Who started whom, where, and how each ended.
+Without SESSION the latest tree.""",
+    "cost": """\
+usage: quine tape cost [OPTIONS] [SESSION]
+
+Tokens and US dollars by model.
+Without SESSION of all sessions. Prices are those of the vendors (quine/budget/prices.toml says of when), and over them
+your own: $XDG_CONFIG_HOME/quine/prices.toml or the file that QUINE_PRICES names. A price that is not known is said to
+be unknown, it is never 0.""",
+    "replay": """\
+usage: quine tape replay [OPTIONS] [SESSION]
+
+Run a session again without its guest, and say where it departs; exit 1 if it does.
+THE COMMANDS ARE REALLY RUN AGAIN, here and now, with your rights and in the current directory: do it in a copy of
+where they ran. The guest's replies come from the tape; children and further lives take theirs from the tapes
+beside it. Sessions, pids, times and the places of quine's own files may differ. The new tapes are written below
+the data directory, and stay there if anything departed. stdin is the material.
+
+With --dry nothing is run: each request is printed as a JSON line, rebuilt from the tape.""",
+    "verify": """\
+usage: quine tape verify [OPTIONS] [SESSION|FILE]…
+
+Is a tape what was written? Names every changed, lost, moved or inserted line; exit 1 if there is one.
+Without SESSION all tapes. No fault, but never called ok: a session that still runs, one that has no outcome or half a
+last line because its writer died (nothing tells how much of its end is missing), and a tape of the reference
+implementation.""",
+    "save": """\
+usage: quine tape save [OPTIONS] [SESSION]
+
+Copy the tapes and results of a tree into the files tier, as its keeper does.
+Without SESSION those of all trees here.""",
+}
+
+
+def main(words: list[str]) -> int:
+    """One command; the exit status."""
+    if not words:
+        raise Misconfigured("missing command", "quine tape --help")
+    name = words[0]
+    if name in ("-h", "--help"):
+        print(_overview())
+        return OK
+    if name not in HELP:
+        what = "option" if name.startswith("-") else "command"
+        raise Misconfigured(f"no such {what} {name!r}", "quine tape --help")
+    values, sessions = parse_around(f"tape:{name}", words[1:])
+    if values.get("help"):
+        print(usage(f"tape:{name}", HELP[name]))
+        return OK
+    most = {"ls": 0, "verify": len(sessions)}.get(name, 1)
+    if len(sessions) > most:
+        raise Misconfigured(f"got unexpected extra argument {sessions[most]!r}", f"quine tape {name} --help")
+    return _COMMANDS[name](values, sessions)
+
+
+def _overview() -> str:
+    lines = [f"  {name:8} {text.splitlines()[2]}" for name, text in HELP.items()]
+    return "\n".join([USAGE, *lines, "", "options: quine tape COMMAND --help"])
+
+
+def _folder(values: dict[str, object]) -> Path:
+    return Path(str(values.get("data_dir") or os.environ.get("QUINE_DATA_DIR") or ".quine"))
+
+
+def _holding(values: dict[str, object], session: str) -> Path:
+    """Where a session is: here, or kept in the files tier."""
+    from quine.archive import keeping
+
+    folder = _folder(values)
+    if not keeping.wanted(os.environ):
+        return folder
+    from quine.archive import kept
+
+    return kept.holding(folder, session)
+
+
+def _named(sessions: list[str]) -> str:
+    return sessions[0] if sessions else ""
+
+
+def _ls(values: dict[str, object], sessions: list[str]) -> int:
+    from quine.archive import keeping
+    from quine.tape import tree
+
+    there, status = None, OK
+    if keeping.wanted(os.environ):
+        from quine.archive import kept
+
+        try:
+            there = kept.mirror()
+        except Failure as failure:
+            complain(failure.detail, failure.hint)
+            status = failure.status
+    print(tree.ls(_folder(values), "json" in values, there), end="")
+    return status
+
+
+def _save(values: dict[str, object], sessions: list[str]) -> int:
+    from quine.archive import kept
+
+    count, place = kept.save(_folder(values), _named(sessions))
+    print(f"{count} files copied to {place}")
+    return OK
+
+
+def _show(values: dict[str, object], sessions: list[str]) -> int:
+    from quine.tape import tree
+
+    session = _named(sessions)
+    if "follow" in values:
+        from quine.tape.following import follow
+
+        for text in follow(_holding(values, session), session):
+            print(text, end="", flush=True)
+        return OK
+    print(tree.show(_holding(values, session), session), end="")
+    return OK
+
+
+def _tree(values: dict[str, object], sessions: list[str]) -> int:
+    from quine.tape import tree
+
+    session = _named(sessions)
+    print(tree.tree(_holding(values, session), session), end="")
+    return OK
+
+
+def _cost(values: dict[str, object], sessions: list[str]) -> int:
+    from quine.tape import bill
+
+    session = _named(sessions)
+    print(bill.cost(_holding(values, session), session, "tree" in values, "json" in values), end="")
+    return OK
+
+
+def _replay(values: dict[str, object], sessions: list[str]) -> int:
+    from quine.tape import replay
+
+    session = _named(sessions)
+    if "dry" in values:
+        for line in replay.dry(_holding(values, session), session):
+            print(line, end="")
+        return OK
+    status, text = replay.replay(_folder(values), session)
+    print(text, end="")
+    return status
+
+
+def _verify(values: dict[str, object], sessions: list[str]) -> int:
+    from quine.tape import verify
+    from quine.tape.index import Index
+
+    status = OK
+    paths: list[Path] = []
+    for word in sessions or [""]:
+        file = os.sep in word or word.endswith(".jsonl")
+        folder = _folder(values) if file else _holding(values, word)
+        paths += verify.paths(folder, [word] if word else [])
+    indexes = {folder: Index(str(folder)) for folder in {path.parent for path in paths}}
+    for path in paths:
+        verdict = verify.verify(path, indexes[path.parent])
+        print(verdict.json() if "json" in values else verdict.text(), end="")
+        if verdict.state == verify.BROKEN:
+            status = FAILED
+    return status
+
+
+_COMMANDS: dict[str, Command] = {
+    "ls": _ls,
+    "show": _show,
+    "tree": _tree,
+    "cost": _cost,
+    "replay": _replay,
+    "verify": _verify,
+    "save": _save,
+}

@@ -1,0 +1,142 @@
+"""Visiting hosts of the inventory, all at the same time: `quine hosts check` and `quine deploy`.
+
+Laws
+1. One host's trouble never hides another's result.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from quine.base.exits import DEFECT, NOT_STARTED, OK, complain
+from quine.base.text import plain, table
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from typing import Any
+
+    from deploy.dial import Visit
+    from deploy.inventory import Host, Inventory
+    from transport.errors import Refused
+
+    Call = Callable[..., Awaitable[Visit]]
+
+
+def listed(hosts: Sequence[Host]) -> str:
+    """The hosts of an inventory as a table."""
+    rows = [["HOST", "ADDRESS", "USER", "SLOTS", "THROUGH", "TAGS", "ABOUT"]]
+    for host in hosts:
+        address = host.destination + (f":{host.port}" if host.port else "")
+        slots, tags = str(host.slots or "-"), ",".join(host.tags) or "-"
+        rows.append([host.name, address, host.user or "-", slots, host.jump or "-", tags, host.about or "-"])
+    return table(rows)
+
+
+def reachable(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The hosts that a job may use, as its origin tells them, as a table."""
+    rows = [["HOST", "SLOTS", "SYSTEM", "TAGS", "ABOUT"]]
+    for entry in entries:
+        tags = entry.get("tags")
+        cells = [
+            str(entry.get("name", "-")) + (" (here)" if entry.get("here") else ""),
+            str(entry.get("slots", "-")),
+            str(entry.get("system", "-")),
+            ",".join(map(str, tags)) if isinstance(tags, list) and tags else "-",
+            str(entry.get("about", "-")),
+        ]
+        rows.append([plain(cell, newlines=False) for cell in cells])
+    return table(rows)
+
+
+def check(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
+    from deploy import dial
+
+    results = visit(chosen, known, dial.check, verbose)
+    rows = [["HOST", "STATE", "SYSTEM", "PYTHON", "BUILD", "FREE", "SLOTS", "SECONDS"]]
+    for host, result in results:
+        slots = str(host.slots or "-")
+        if isinstance(result, Exception):
+            rows.append([host.name, "unusable", "-", "-", "-", "-", slots, "-"])
+            continue
+        facts = result.facts
+        assert facts is not None  # a check always tells them
+        build = "same" if facts.have else "none"
+        free = f"{facts.free >> 20} MB"
+        system = f"{facts.system} {facts.machine}"
+        rows.append([host.name, "ok", system, facts.version, build, free, slots, f"{result.seconds:.2f}"])
+    print(table(rows), end="")
+    return complaints(results)
+
+
+def visit(
+    chosen: Sequence[Host], known: Inventory, call: Call, verbose: bool
+) -> list[tuple[Host, Visit | Refused]]:
+    """`call` for all hosts at the same time; each one's result or refusal, in order."""
+    import asyncio
+
+    from transport.errors import Refused
+
+    agent = os.environ.get("SSH_AUTH_SOCK")
+
+    async def one(host: Host) -> tuple[Host, Visit | Refused]:
+        def note(text: str) -> None:
+            if verbose:
+                os.write(2, f"quine: {host.name}: {text}\n".encode())
+
+        def news(text: str) -> None:
+            os.write(2, f"quine: {host.name}: {text}\n".encode())
+
+        try:
+            return host, await call(host, known, ssh_agent=agent, note=note, news=news)
+        except Refused as refused:
+            return host, refused
+        except Exception as error:
+            what = f"a defect in quine: {type(error).__name__}: {error}"
+            unknown = Refused(what, "please report it")
+            unknown.status = DEFECT
+            return host, unknown
+
+    async def all_of_them() -> list[tuple[Host, Visit | Refused]]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(host)) for host in chosen]
+        return [task.result() for task in tasks]
+
+    results = asyncio.run(all_of_them())
+    accepted = [host for host, result in results if _accepts(host, result)]
+    if not accepted:
+        return results
+    again = {host.name: result for host, result in visit(accepted, known, call, verbose)}
+    return [(host, again.get(host.name, result)) for host, result in results]
+
+
+def _accepts(host: Host, result: Visit | Refused) -> bool:
+    """Ask on the terminal, as ssh does under `ask`, whether an unknown host key is accepted; record it then."""
+    from transport.errors import UnknownHostKey
+
+    if not isinstance(result, UnknownHostKey):
+        return False
+    try:
+        with open("/dev/tty", "r+b", buffering=0) as terminal:
+            terminal.write(f"quine: {host.name}: {result.detail}\nRecord it and go on (yes/no)? ".encode())
+            accepted = terminal.readline().strip().lower() == b"yes"
+    except OSError:
+        return False  # nobody can be asked
+    if accepted:
+        try:
+            result.record()
+        except OSError as error:
+            complain(
+                f"the host key cannot be recorded: {(error.strerror or str(error)).lower()}", "", host.name
+            )
+            return False
+    return accepted
+
+
+def complaints(results: Sequence[tuple[Host, Visit | Refused]]) -> int:
+    """Say each host's trouble; the exit status of the whole."""
+    refused = [(host, result) for host, result in results if isinstance(result, Exception)]
+    for host, why in refused:
+        complain(why.detail, why.hint, host.name)
+    statuses = {why.status for _, why in refused}
+    return OK if not refused else statuses.pop() if len(statuses) == 1 else NOT_STARTED

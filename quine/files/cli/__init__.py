@@ -1,0 +1,1 @@
+"""cli: the commands of `quine fs` and what they share."""

@@ -1,0 +1,204 @@
+"""The command line of `quine fs`: one table of its commands, one of their options, and the parser of both.
+
+Laws
+1. What is in OPTIONS is what is parsed, printed by --help and completed; nothing stands in two places.
+2. Options may stand before, between and after the paths, as with the GNU tools; after `--` everything is a path.
+3. Standard library only, and little of it: these commands are called in loops.
+"""
+
+from __future__ import annotations
+
+from quine.base.exits import Misconfigured
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Values = Mapping[str, object]
+
+ALL = "ls cat put get cp mv rm find stat mkdir url sync mount"
+MANY = "put get cp rm sync"  # those that do many things at a time
+SOURCES = "ls cat get cp mv rm find stat url"  # those whose paths may be patterns
+
+# option, short form, value name ("" for a switch), commands it belongs to, help
+OPTIONS: tuple[tuple[str, str, str, str, str], ...] = (
+    ("long", "l", "", "ls", "mode, size and time of each"),
+    ("human", "h", "", "ls", "sizes as 4.0K, 1.5M"),
+    ("recursive", "R", "", "ls", "and what is in directories, all the way down"),
+    ("directory", "d", "", "ls", "directories themselves, not what is in them"),
+    ("one", "1", "", "ls", "one name a line; it is never otherwise"),
+    ("all", "a", "", "ls", "names that begin with a dot, too; they always are shown"),
+    ("offset", "", "N", "cat", "leave out the first N bytes"),
+    ("length", "", "N", "cat", "no more than N bytes"),
+    ("recursive", "r", "", "put get cp rm", "directories, with all that is in them"),
+    ("if-absent", "", "", "put cp mv", "only where nothing is there; else exit status 1, no change"),
+    ("no-clobber", "n", "", "put get cp mv", "leave what is there; else exit status 1"),
+    ("mode", "", "OCTAL", "put", "permissions of the files, such as 0755; else they keep their own"),
+    ("follow", "L", "", "put sync", "put what symbolic links point to; else they are refused"),
+    ("no-target-directory", "T", "", "put get cp mv", "the last path is a name, no directory to go into"),
+    ("force", "f", "", "rm", "what does not exist is no error"),
+    ("parents", "p", "", "mkdir", "a directory that exists is no error; those above are made in any case"),
+    ("name", "", "GLOB", "find", "whose last name is like this; also as -name"),
+    ("type", "", "f|d", "find", "files, or directories; also as -type"),
+    ("max-depth", "", "N", "find", "no deeper than N below PATH; also as -maxdepth"),
+    ("delete", "", "", "sync", "remove what SOURCE does not have"),
+    ("max-delete", "", "N", "sync", "with --delete: remove no more than N files and directories"),
+    ("force", "", "", "sync", "with --delete: also where SOURCE is empty, or is not there"),
+    ("dry-run", "n", "", "sync", "say what would be done, and do nothing"),
+    ("checksum", "c", "", "sync", "compare contents instead of times; reads both sides"),
+    ("json", "", "", "ls find stat", "one JSON object a line"),
+    ("null", "0", "", "ls find url", "end names with a NUL, not a newline; also as -print0"),
+    ("jobs", "j", "N", MANY, "so many at a time (8)"),
+    ("literal", "F", "", SOURCES, "* ? [ ] in a path mean themselves"),
+    ("quiet", "q", "", MANY, "no progress on a terminal"),
+    ("verbose", "v", "", MANY + " mv", "say on stderr what was done"),
+    ("fs", "", "URL", ALL, "another files tier than QUINE_FS"),
+    ("foreground", "f", "", "mount", "stay, and end with ^C"),
+    ("help", "h", "", ALL.removeprefix("ls ") + " umount", "this text"),
+    ("help", "", "", "ls", "this text"),
+)
+
+# command: usage, summary, what --help says more
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "ls": (
+        "[OPTIONS] [PATH…]",
+        "names in directories",
+        "Without PATH, of the root. Names come in the order of their bytes, those of directories end with / where\n"
+        "a terminal shows them or -l does.",
+    ),
+    "cat": ("[OPTIONS] PATH…", "the contents of files to stdout", ""),
+    "put": (
+        "[OPTIONS] LOCAL… PATH",
+        "files of this machine into the tier",
+        "LOCAL - is stdin. As with cp: with several LOCAL, or where PATH is a directory or ends with /, they come\n"
+        "into that directory. A file appears whole or not at all, with its mode and time; holes stay holes.",
+    ),
+    "get": (
+        "[OPTIONS] PATH… LOCAL",
+        "files of the tier to this machine",
+        "LOCAL - is stdout. As with cp: with several PATHs, or where LOCAL is a directory, they come into it. A file\n"
+        "appears whole or not at all, with its mode and time; nothing is written outside of LOCAL.",
+    ),
+    "cp": (
+        "[OPTIONS] PATH… TARGET",
+        "copy within the tier",
+        "The store copies where it can; no byte comes here.",
+    ),
+    "mv": ("[OPTIONS] PATH… TARGET", "rename within the tier", ""),
+    "rm": ("[OPTIONS] PATH…", "remove files, empty directories, with -r everything", ""),
+    "find": (
+        "[PATH…] [OPTIONS]",
+        "what is below directories",
+        "Each path on a line, a directory before what is in it; PATH itself too, where one is given.",
+    ),
+    "stat": ("[OPTIONS] PATH…", "what is known of files and directories", ""),
+    "mkdir": ("[OPTIONS] PATH…", "make directories", "put makes those above a file by itself."),
+    "url": ("[OPTIONS] PATH…", "how somebody with access to the store names it", "Without secrets."),
+    "sync": (
+        "[OPTIONS] SOURCE TARGET",
+        "make one directory like another, one way",
+        "One of the two is in the tier and is written tier:PATH. What has the same size and time is not sent again.\n"
+        "What TARGET has more stays, unless --delete; that removes nothing where SOURCE is empty, unless --force.",
+    ),
+    "mount": (
+        "[OPTIONS] DIR",
+        "show the tier as the directory DIR",
+        "It stays until it is unmounted. A file that is written appears when it is closed, whole or not at all, and\n"
+        "close says what went wrong. Needs /dev/fuse, and to be root or to have fusermount3; see quine doctor.",
+    ),
+    "umount": ("DIR…", "end that", ""),
+}
+
+# of `quine fs`, too, with a command line of its own
+OTHERS = {
+    "python": "a Python in which fsspec knows quine://",
+}
+FINDS = {"-name": "--name", "-type": "--type", "-print0": "--null", "-maxdepth": "--max-depth"}
+PREFIX = "tier:"  # says of a path that it is one of the tier; needed by sync alone
+
+
+def parse(command: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
+    """Options (long names, - as _) and paths. Raises Misconfigured."""
+    longs = {row[0]: row for row in OPTIONS if command in row[3].split()}
+    shorts = {row[1]: row for row in longs.values() if row[1]}
+    values: dict[str, object] = {}
+    paths: list[str] = []
+    todo = list(reversed(words))
+    while todo:
+        word = todo.pop()
+        if word == "--":
+            return values, paths + todo[::-1]
+        if not word.startswith("-") or word == "-":
+            paths.append(word)
+            continue
+        if command == "find":
+            word = FINDS.get(word, word)
+        long = word.startswith("--")
+        name, equals, value = word[2:].partition("=") if long else (word[1], "", word[2:])
+        row = (longs if long else shorts).get(name)
+        if row is None:
+            raise Misconfigured(
+                f"no such option: {word if long else '-' + name}", _near(command, name, longs)
+            )
+        key = row[0].replace("-", "_")
+        if not row[2]:
+            if equals:
+                raise Misconfigured(f"--{row[0]} takes no value")
+            values[key] = True
+            if value:
+                todo.append("-" + value)  # -lR
+            continue
+        if not (equals or value):
+            if not todo:
+                raise Misconfigured(f"{word} needs a value: {row[2]}")
+            value = todo.pop()
+        if not value:
+            raise Misconfigured(f"--{row[0]} is empty; it needs a value: {row[2]}")
+        values[key] = value
+    return values, paths
+
+
+def number(values: Values, name: str, least: int = 0, default: int | None = None) -> int | None:
+    """The value of an option that is a whole number. Raises Misconfigured."""
+    text = values.get(name.replace("-", "_"))
+    if text is None:
+        return default
+    if not (
+        isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 19 and int(text) >= least
+    ):
+        raise Misconfigured(f"--{name} {text}: should be a whole number, {least} or more")
+    return int(text)
+
+
+def usage(command: str = "") -> str:
+    """The text of --help, of one command or of all."""
+    if not command:
+        lines = ["usage: quine fs COMMAND [OPTIONS] [PATH…]", ""]
+        lines += ["The files that all agents of a tree share, wherever they run.", "", "commands:"]
+        lines += [f"  {name:8} {summary}" for name, (_, summary, _) in COMMANDS.items()]
+        lines += [f"  {name:8} {summary}" for name, summary in OTHERS.items()]
+        return "\n".join([*lines, "", *CLOSING, "quine fs COMMAND --help says more."])
+    words, summary, more = COMMANDS[command]
+    lines = [f"usage: quine fs {command} {words}", "", f"{summary[0].upper()}{summary[1:]}."]
+    lines += [more] if more else []
+    lines += ["", "options:"]
+    for name, short, value, commands, text in OPTIONS:
+        if command in commands.split():
+            left = (f"-{short}, " if short else "    ") + f"--{name}" + (f" {value}" if value else "")
+            lines.append(f"  {left:28} {text}")
+    return "\n".join([*lines, "", *CLOSING])
+
+
+CLOSING = (
+    "Paths of the tier are relative to its root: a/b and /a/b are the same, tier:a/b too. * ? [ ] and ** in them match",
+    "names; quote them for the shell.",
+    "exit status: 0 done; 1 something failed; 2 usage; 69 origin or store cannot be reached; 74 not known whether",
+    "  it was done, or stdout cannot be written; 128+n died of signal n",
+)
+
+
+def _near(command: str, word: str, longs: Mapping[str, object]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, list(longs), 1) if len(word) > 1 else []
+    return f"did you mean --{near[0]}?" if near else f"quine fs {command} --help"

@@ -1,0 +1,383 @@
+"""sync: make one directory like another, one way, by what differs.
+
+Laws
+1. What has the same size, time and mode on both sides is not sent; where a listing says otherwise the store is asked
+   about the one file, for a listing of some stores does not know better.
+2. What the target has more is removed only with --delete, after everything else, and not at all where a part of the
+   source could not be read: what was not seen is not what is not there. So is what is behind a link that is refused.
+   What the source holds and does not show, a symlink in a tier for one, is there too, and its twin stays.
+3. An empty source removes nothing, unless forced: a root that is not there, or is not mounted, lists as empty.
+4. A dry run prints what would be done, in the order in which it would be begun, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from quine.base.exits import Misconfigured
+from quine.files import names
+from quine.files.cli import disk, targets
+from quine.files.cli.getting import get_file
+from quine.files.cli.grammar import PREFIX, number
+from quine.files.cli.likeness import Item, alike, listed_alike, of_disk, of_tier, same_bytes, same_time
+from quine.files.cli.putting import put_file, refused
+from quine.files.cli.shown import escaped, path_bytes
+from quine.files.own import holds, own, within
+from quine.files.tier import error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from quine.files.cli.commands import Call
+    from quine.files.cli.crew import Crew
+
+
+def sync(call: Call) -> int:
+    if len(call.paths) != 2:
+        raise Misconfigured(
+            "sync takes two paths: SOURCE TARGET", "quine fs sync DIR tier:PATH, or the other way"
+        )
+    source, target = call.paths
+    if source.startswith(PREFIX) == target.startswith(PREFIX):
+        hint = f"quine fs sync {PREFIX}PATH DIR, or the other way" + (
+            "; quine fs cp -r" if source.startswith(PREFIX) else ""
+        )
+        raise Misconfigured(f"one of the two paths should be in the tier, written {PREFIX}PATH", hint)
+    # a dry run is told in order
+    values = {**call.values, "jobs": "1"} if call.values.get("dry_run") else call.values
+    with targets.crew_of(values) as crew:
+        if source.startswith(PREFIX):
+            top = names.clean(source.removeprefix(PREFIX))
+            if call.tier.stat(top).is_file:
+                raise error(errno.ENOTDIR, top)
+            job: _Sync = _Down(call, crew, top, target)
+        else:
+            if not os.path.isdir(source):
+                raise error(errno.ENOTDIR if os.path.exists(source) else errno.ENOENT, source)
+            job = _Up(call, crew, source, names.clean(target.removeprefix(PREFIX)))
+        try:
+            job.run()
+            crew.progress.found_all = True
+            crew.wait()
+            job.remove()
+            status = crew.finish()
+            return call.end() or status
+        finally:
+            job.close()
+
+
+class _Sync:
+    """What both directions have in common."""
+
+    verb = ""
+
+    def __init__(self, call: Call, crew: Crew, source: str, target: str) -> None:
+        self.call, self.crew, self.source, self.target = call, crew, source, target
+        self.dry = bool(call.values.get("dry_run"))
+        self.checksum = bool(call.values.get("checksum"))
+        self.delete = bool(call.values.get("delete"))
+        self.may_go = number(call.values, "max-delete", 0, None)  # entries that may still be removed
+        self.skipped = 0  # entries that were not, for that reason
+        self.whole = True  # all of the source could be read
+        self.empty = True  # nothing was found in it
+        self.there: dict[str, Item] = {}  # what the target has
+        self.seen: set[str] = set()  # what the source has
+        self.refused: set[str] = set()  # of that what is a link or the like: what is behind was not seen
+
+    def unread(self, problem: OSError) -> None:
+        self.whole = False
+        self.crew.failed(problem)
+
+    def run(self) -> None:
+        """Begin all that is to be done."""
+        self.there = {item.path: item for item in self.theirs()}
+        for item in targets.needed(self.noted()):
+            there = self.there.get(item.path)
+            if item.kind not in ("file", "directory"):
+                self.refused.add(item.path)
+                self.crew.failed(self.odd(item))
+            elif item.kind == "directory":
+                if not there:
+                    self.begin("mkdir", item.path, self.make, item.path)
+            elif there and there.size == item.size:
+                if not self.checksum and listed_alike(item, there):
+                    continue
+                self.crew.do(self.settle, item, there)
+            else:
+                self.crew.progress.expect(item.size)
+                self.begin(self.verb, item.path, self.send, item)
+
+    def settle(self, item: Item, there: Item) -> None:
+        """Of two files of one size, whose listings do not say that they are alike: look closer, then send."""
+        if self.same_bytes(item) if self.checksum else self.known_alike(item, there):
+            return
+        self.say(self.verb, item.path)
+        if not self.dry:
+            self.crew.progress.expect(item.size)
+            self.send(item)
+
+    def replace(self, item: Item, there: Item) -> bool:
+        """A file where a directory should be, or the other way."""
+        if not self.delete:
+            shown = self.shown(item.path)
+            text = f"is a {there.kind} there, and a {item.kind} in the source; --delete replaces it"
+            self.crew.failed(OSError(errno.EEXIST, text, shown))
+            return False
+        if not self.counts(item.path):
+            return False
+        try:
+            self.say("delete", item.path)
+            if not self.dry:
+                self.drop(item.path)
+        except OSError as problem:
+            self.crew.failed(problem)
+            return False
+        for path in [path for path in self.there if names.within(path, item.path)]:
+            del self.there[path]
+        return True
+
+    def begin(self, verb: str, path: str, what: Callable[..., None], *args: object) -> None:
+        self.say(verb, path)
+        if not self.dry:
+            self.crew.do(what, *args)
+
+    def remove(self) -> None:
+        """What the source does not have."""
+        victims = self.victims() if self.delete else []
+        if victims and not self.whole:
+            self.crew.failed(
+                OSError(errno.EIO, "nothing is removed, for not all of the source could be read", self.source)
+            )
+            return
+        if victims and self.empty and not self.call.values.get("force"):
+            text = "is empty or is not there, so nothing is removed; --force removes it all the same"
+            self.crew.failed(OSError(errno.ENOENT, text, self.source_shown()))
+            return
+        kept = self.refused.union(self.unseen()) if victims else self.refused
+        for path in victims:
+            if any(names.within(path, place) or names.within(place, path) for place in kept):
+                self.call.say(f"keep {escaped(path)}")
+                continue
+            if not self.counts(path):
+                continue
+            self.say("delete", path)
+            if not self.dry:
+                try:
+                    self.drop(path)
+                except FileNotFoundError:
+                    continue
+                except OSError as problem:
+                    self.crew.failed(problem)
+        if self.skipped:
+            text = f"--max-delete {self.call.values['max_delete']}: {self.skipped} that should go stay"
+            self.crew.failed(OSError(errno.EPERM, text, self.target))
+
+    def victims(self) -> list[str]:
+        """What the source does not have; of a directory and what is in it the directory."""
+        found: list[str] = []
+        for path in sorted(self.there, key=lambda path: os.fsencode(path).split(b"/")):
+            if path not in self.seen and not (found and path.startswith(f"{found[-1]}/")):
+                found.append(path)
+        return found
+
+    def counts(self, path: str) -> bool:
+        """May it go, with all that is in it, by --max-delete? Then it is counted."""
+        if self.may_go is None:
+            return True
+        size = sum(names.within(each, path) for each in self.there)
+        if size > self.may_go:
+            self.skipped += size
+            return False
+        self.may_go -= size
+        return True
+
+    def unseen(self) -> Iterable[str]:
+        """What the source holds and does not show."""
+        return ()
+
+    def source_shown(self) -> str:
+        return self.source
+
+    def say(self, verb: str, path: str) -> None:
+        if self.dry:
+            self.call.out.write(verb.encode() + b" " + path_bytes(path, self.call.out.terminal()) + b"\n")
+        elif verb != self.verb:  # who sends says so himself
+            self.call.say(f"{verb} {escaped(path)}")
+
+    def noted(self) -> Iterator[Item]:
+        """What the source has, less what cannot come to its place."""
+        blocked = ""
+        for item in self.ours():
+            self.empty = False
+            self.seen.add(item.path)
+            if blocked and item.path.startswith(f"{blocked}/"):
+                continue
+            there = self.there.get(item.path)
+            if (
+                there
+                and there.kind != item.kind
+                and item.kind in ("file", "directory")
+                and not self.replace(item, there)
+            ):
+                blocked = item.path
+                continue
+            yield item
+
+    def ours(self) -> Iterator[Item]:
+        raise NotImplementedError
+
+    def theirs(self) -> Iterator[Item]:
+        raise NotImplementedError
+
+    def known_alike(self, item: Item, there: Item) -> bool:
+        """By asking the store about this one: a listing of some does not know the time that a file was given."""
+        raise NotImplementedError
+
+    def send(self, item: Item) -> None:
+        raise NotImplementedError
+
+    def make(self, path: str) -> None:
+        raise NotImplementedError
+
+    def drop(self, path: str) -> None:
+        raise NotImplementedError
+
+    def same_bytes(self, item: Item) -> bool:
+        raise NotImplementedError
+
+    def shown(self, path: str) -> str:
+        raise NotImplementedError
+
+    def odd(self, item: Item) -> OSError:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        return
+
+
+class _Up(_Sync):
+    """From this machine into the tier."""
+
+    verb = "put"
+
+    def ours(self) -> Iterator[Item]:
+        follow = bool(self.call.values.get("follow"))
+        leave_out = own(self.call.tier, self.source)
+        for found in disk.walk(self.source, follow, self.unread, leave_out=leave_out):
+            yield of_disk(found)
+
+    def unseen(self) -> Iterable[str]:
+        return own(self.call.tier, self.source)
+
+    def theirs(self) -> Iterator[Item]:
+        try:
+            for entry in self.call.tier.walk(self.target):
+                yield of_tier(entry, self.target)
+        except FileNotFoundError:
+            if self.target and not self.dry:
+                self.call.tier.mkdir(self.target, exist_ok=True)
+
+    def unfollowed(self, item: Item) -> str:
+        """What was found, and is not to be reached through a link."""
+        return "" if self.call.values.get("follow") else item.path
+
+    def known_alike(self, item: Item, there: Item) -> bool:
+        try:
+            return alike(item, of_tier(self.call.tier.stat(names.join(self.target, item.path)), self.target))
+        except FileNotFoundError:
+            return False
+
+    def send(self, item: Item) -> None:
+        path = names.join(self.target, item.path)
+        put_file(
+            self.call, self.crew, os.path.join(self.source, item.path), path, found=self.unfollowed(item)
+        )
+
+    def make(self, path: str) -> None:
+        self.call.tier.mkdir(names.join(self.target, path), exist_ok=True)
+
+    def drop(self, path: str) -> None:
+        self.call.tier.remove(names.join(self.target, path), recursive=True)
+
+    def same_bytes(self, item: Item) -> bool:
+        with disk.Source(os.path.join(self.source, item.path), self.unfollowed(item)) as file:
+            return same_bytes(file.fd, self.call.tier, names.join(self.target, item.path), self.crew)
+
+    def shown(self, path: str) -> str:
+        return names.join(self.target, path)
+
+    def odd(self, item: Item) -> OSError:
+        return refused(item.kind, os.path.join(self.source, item.path))
+
+
+class _Down(_Sync):
+    """From the tier to this machine."""
+
+    verb = "get"
+    _folder: disk.Folder | None = None
+    _own: frozenset[str] = frozenset()  # what nothing is written to, nor removed of
+
+    @property
+    def folder(self) -> disk.Folder:
+        if self._folder is None:
+            if not self.dry:
+                os.makedirs(self.target, exist_ok=True)
+            self._folder = disk.Folder(self.target)
+        return self._folder
+
+    def ours(self) -> Iterator[Item]:
+        for entry in self.call.tier.walk(self.source):
+            item = of_tier(entry, self.source)
+            if not within(item.path, self._own):
+                yield item
+
+    def unseen(self) -> Iterable[str]:
+        return [targets.relative(path, self.source) for path in self.call.tier.hidden(self.source)]
+
+    def source_shown(self) -> str:
+        return f"{PREFIX}{self.source}"
+
+    def theirs(self) -> Iterator[Item]:
+        if self.dry and not os.path.lexists(self.target):
+            return
+        self._own = own(self.call.tier, self.folder.path)
+        for found in disk.walk(self.folder.path, False, self.crew.failed, leave_out=self._own):
+            if found.kind == "directory" and holds(found.path, self._own):
+                self.seen.add(found.path)  # it stays, whatever else in it goes
+            yield of_disk(found)
+
+    def known_alike(self, item: Item, there: Item) -> bool:
+        known = of_tier(self.call.tier.stat(names.join(self.source, item.path)), self.source)
+        if known.size != there.size or not same_time(known.mtime, there.mtime):
+            return False
+        if known.mode != there.mode and not self.dry:
+            self.folder.chmod(item.path, known.mode)
+        return True
+
+    def send(self, item: Item) -> None:
+        path = names.join(self.source, item.path)
+        get_file(self.call, self.crew, path, self.folder, item.path)
+
+    def make(self, path: str) -> None:
+        self.folder.make(path)
+
+    def drop(self, path: str) -> None:
+        if holds(path, self._own):
+            raise OSError(errno.EBUSY, "the data directory of quine, or the tier, is in it", self.shown(path))
+        self.folder.remove(path)
+
+    def same_bytes(self, item: Item) -> bool:
+        with disk.Source(self.folder.shown(item.path), item.path) as file:
+            return same_bytes(file.fd, self.call.tier, names.join(self.source, item.path), self.crew)
+
+    def shown(self, path: str) -> str:
+        return os.path.join(self.target, path)
+
+    def odd(self, item: Item) -> OSError:
+        raise AssertionError(item.kind)
+
+    def close(self) -> None:
+        if self._folder is not None:
+            self._folder.__exit__()

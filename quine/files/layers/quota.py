@@ -1,0 +1,408 @@
+"""How much a tree may have in the files tier: what it has put there, less what it replaced and removed.
+
+Each file counts as LEAST bytes at least: an empty one, too, has a name and an inode, or is an object that is paid for.
+
+The count is in the book of the tree (quine/budget/book.py), so all processes of the tree at the origin share it:
+faces of jobs elsewhere, and commands of agents here.
+
+Laws
+1. What is under way is reserved, in a slot that dies with who holds it: never is more kept than the limit says, and who
+   is killed while he writes leaves nothing reserved.
+2. What grows is counted before it is kept, what shrinks after it is gone. So who is killed in the moment between may
+   leave more counted than there is, never less.
+3. What a path is changes while nobody else of the tree changes it, so nothing is counted twice. What others do past
+   this tree is theirs.
+4. A reservation is refused at once and not waited for: who holds the rest may be the one who asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+
+from quine.base import sizes
+from quine.budget.book import GATE, PATH, PUT, TURN, Book, Numbers, lock
+from quine.files.tier import BLOCK, Entry, Reader, Tier, Writer, error
+
+# Bytes that are reserved at once by who does not know how much is to come, where there is plenty.
+AHEAD = 8 * BLOCK
+LEAST = 4096  # bytes that a file counts as at least, which is what it takes of most disks
+PATIENCE = 600.0  # seconds for another change of the same path, which may be an upload
+SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks whether it is done
+NAME = "quine-quota"
+
+
+def bounded(tier: Tier, environ: Mapping[str, str]) -> Tier:
+    """With the limit of our tree, which its root has set by QUINE_FS_QUOTA. Misconfigured where that is no size."""
+    book = of_our_tree()
+    if book is not None:
+        return Quota(tier, book) if book.numbers().limit_stored else tier
+    limit = sizes.of(environ, "QUINE_FS_QUOTA")
+    if not limit:
+        return tier
+    return Quota(tier, Book.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=limit), NAME))
+
+
+def of_our_tree() -> Book | None:
+    """The book that we descend from. Who will be nobody's child keeps its descriptor, and is still counted in it."""
+    from quine.agent.life import Limits
+    from quine.budget.ledger import Ledger
+
+    ledger = Ledger.join(None, Limits())
+    return ledger.book if ledger else None
+
+
+class Quota(Tier):
+    def __init__(self, tier: Tier, book: Book) -> None:
+        self.url = tier.url
+        self.copies = tier.copies
+        self.most = book.numbers().limit_stored
+        self._tier = tier
+        self._account = Account(book)
+
+    def stat(self, path: str) -> Entry:
+        return self._tier.stat(path)
+
+    def list(self, path: str) -> Iterator[Entry]:
+        return self._tier.list(path)
+
+    def walk(self, path: str) -> Iterator[Entry]:
+        return self._tier.walk(path)
+
+    def hidden(self, path: str) -> Iterator[str]:
+        return self._tier.hidden(path)
+
+    def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        return self._tier.open(path, offset, length)
+
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        return self._tier.setattr(path, mode=mode, mtime=mtime)
+
+    def url_of(self, path: str) -> str:
+        return self._tier.url_of(path)
+
+    def directory_here(self) -> str:
+        return self._tier.directory_here()
+
+    def close(self) -> None:
+        self._tier.close()
+
+    def mkdir(self, path: str, exist_ok: bool = False) -> None:
+        self._tier.mkdir(path, exist_ok)
+
+    def create(
+        self,
+        path: str,
+        *,
+        if_absent: bool = False,
+        mode: int | None = None,
+        mtime: float | None = None,
+        size: int | None = None,
+    ) -> Writer:
+        inner = self._tier.create(path, if_absent=if_absent, mode=mode, mtime=mtime, size=size)
+        writer = _Writer(inner, self._tier, self._account, path, if_absent, size)
+        try:
+            writer.reserve(size or 0)
+        except BaseException:
+            writer.abort()
+            raise
+        return writer
+
+    def remove(self, path: str, recursive: bool = False) -> None:
+        with self._account.changing(path, alone=recursive):
+            if not recursive:
+                with self._going(path, _file(self._tier, path)):
+                    self._tier.remove(path)
+                return
+            before = self._held(path)
+            try:
+                self._tier.remove(path, recursive)
+            except OSError:  # some of it may be gone
+                self._account.add(self._held(path) - before)
+                raise
+            self._account.add(-before)
+
+    @contextlib.contextmanager
+    def _going(self, path: str, before: Entry | None) -> Iterator[None]:
+        """What stood there counts no more when it is gone, after an error too: an answer that was lost is one."""
+        try:
+            yield
+        except OSError:
+            if before and _changed(self._tier, path, before):
+                self._account.add(-_cost(before.size))
+            raise
+        if before:
+            self._account.add(-_cost(before.size))
+
+    def _held(self, path: str) -> int:
+        """What a file counts as, or all files below a directory."""
+        try:
+            return sum(_cost(entry.size) for entry in self._tier.walk(path) if entry.is_file)
+        except FileNotFoundError:
+            return 0
+        except NotADirectoryError:
+            return _held(self._tier, path)
+
+    def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
+        """By the store, where it copies by itself; where bytes come by here, others need not wait for them."""
+        if not self._tier.copies:
+            return super().copy(source, target, if_absent)
+        slot = _Slot(self._account, target)
+        with contextlib.closing(slot), self._account.changing(source, target):
+            size = self._tier.stat(source).size
+            entry = _counted(
+                self._tier, slot, size, if_absent, lambda: self._tier.copy(source, target, if_absent)
+            )
+            # Another tree may have replaced the source since: what came of it is ours, and counts.
+            self._account.add(_cost(entry.size) - _cost(size))
+            return entry
+
+    def rename(self, source: str, target: str, if_absent: bool = False) -> None:
+        with self._account.changing(target, alone=True):
+            replaced = None if if_absent or source == target else _file(self._tier, target)
+            with self._going(target, replaced):
+                self._tier.rename(source, target, if_absent)
+
+
+class _Slot:
+    """What is reserved for one path."""
+
+    def __init__(self, account: Account, path: str) -> None:
+        self.account, self.path = account, path
+        self._held = (-1, -1)
+
+    def reserve(self, amount: int, ahead: int = 0) -> int:
+        """As `Account.reserve`."""
+        reserved, self._held = self.account.reserve(self._held, amount, ahead, self.path)
+        return reserved
+
+    def count(self, amount: int) -> int:
+        """As `Account.add`, in place of what is reserved."""
+        return self.account.add(amount, self._held)
+
+    def close(self) -> None:
+        if self._held[0] >= 0:
+            os.close(self._held[0])
+            self._held = (-1, -1)
+
+
+def _counted(tier: Tier, slot: _Slot, size: int, if_absent: bool, keep: Callable[[], Entry]) -> Entry:
+    """Have `keep` put so many bytes at the slot's path, which nobody else of the tree changes, and count them."""
+    before = _file(tier, slot.path)
+    if before and if_absent:
+        raise error(errno.EEXIST, slot.path)
+    more = _cost(size) - (_cost(before.size) if before else 0)
+    # What it replaces may have become smaller since somebody looked.
+    slot.reserve(more)
+    if more > 0:
+        more = slot.count(more)
+    try:
+        entry = keep()
+    except FileExistsError:  # of who was first
+        slot.account.add(-max(0, more))
+        raise
+    except BaseException:
+        kept = _is_there(tier, slot.path, before, size)
+        if more > 0 and kept is False:
+            slot.account.add(-more)
+        elif more < 0 and kept:
+            slot.account.add(more)
+        raise
+    if more <= 0:
+        slot.count(more)
+    return entry
+
+
+def _is_there(tier: Tier, path: str, before: Entry | None, size: int) -> bool | None:
+    """After an error: has the store kept it? None where nobody knows."""
+    try:
+        now = _file(tier, path)
+    except OSError:
+        return None
+    changed = now is not None and (before is None or now.version != before.version)
+    return changed and now is not None and now.size == size
+
+
+class _Writer(Writer):
+    def __init__(
+        self, inner: Writer, tier: Tier, account: Account, path: str, if_absent: bool, size: int | None
+    ) -> None:
+        self._inner = inner
+        self._tier = tier
+        self._account = account
+        self._path = path
+        self._if_absent = if_absent
+        self._declared = size is not None
+        self._written = 0
+        self._room = 0  # what the file may count as with what is reserved
+        self._replaced = 0  # what the file that goes counts as, as far as somebody has looked
+        self._slot = _Slot(account, path)
+
+    def reserve(self, total: int) -> None:
+        """So much will be written. Raises OSError: EDQUOT."""
+        if _cost(total) <= self._room:
+            return
+        ahead = 0 if self._declared else AHEAD
+        try:
+            reserved = self._slot.reserve(_cost(total) - self._replaced, ahead)
+        except OSError:
+            if self._replaced or self._if_absent or not (replaced := _held(self._tier, self._path)):
+                raise
+            self._replaced = replaced
+            reserved = self._slot.reserve(_cost(total) - replaced)
+        self._room = reserved + self._replaced
+
+    def _so_far(self) -> int:
+        """Bytes that were written, with those that went through the descriptor."""
+        if (fd := self.fileno()) >= 0:
+            self._written = max(self._written, os.lseek(fd, 0, os.SEEK_CUR))
+        return self._written
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.reserve(self._so_far() + len(data))
+        self._inner.write(data)
+        self._written += len(data)
+
+    def take(self, fd: int, length: int) -> int:
+        left = length
+        while left:
+            step = min(left, AHEAD)
+            try:
+                self.reserve(self._so_far() + step)
+            except OSError:  # perhaps it ends before
+                return length - left + super().take(fd, left)
+            taken = self._inner.take(fd, step)
+            self._written += taken
+            left -= taken
+            if taken < step:
+                break
+        return length - left
+
+    def hole(self, length: int) -> None:
+        self.reserve(self._so_far() + length)
+        self._inner.hole(length)
+        self._written += length
+
+    def fileno(self) -> int:
+        """Only where the size was said before: what goes through it is counted at the end."""
+        return self._inner.fileno() if self._declared else -1
+
+    def commit(self) -> Entry:
+        try:
+            size = self._so_far()
+            with self._account.changing(self._path):
+                return _counted(self._tier, self._slot, size, self._if_absent, self._inner.commit)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        try:
+            self._inner.abort()
+        finally:
+            self._slot.close()
+
+
+class Account:
+    """The numbers of one tree, and the locks on what it changes."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    def reserve(
+        self, slot: tuple[int, int], amount: int, ahead: int, path: str
+    ) -> tuple[int, tuple[int, int]]:
+        """(reserved, slot) with at least `amount` bytes in all, `ahead` more where there is plenty. EDQUOT."""
+        if amount <= 0:
+            return 0, slot
+        with self._book.changing() as facts:
+            # Taken and noted in one change: what a dead holder has left in it must count for nobody.
+            fd, index = slot if slot[0] >= 0 else self._book.slot(PUT, PUT.most)
+            others = sum(int(reserved) for (reserved,) in self._book.records(PUT, index))
+            free = facts.limit_stored - facts.stored - others
+            if fd < 0 or amount > free:
+                if fd >= 0 and slot[0] < 0:
+                    os.close(fd)
+                raise OSError(errno.EDQUOT, _full(facts, others, amount), path)
+            amount = min(amount + ahead, max(amount, free // 8))
+            self._book.note(PUT, fd, index, amount)
+        return amount, (fd, index)
+
+    def add(self, amount: int, slot: tuple[int, int] = (-1, -1)) -> int:
+        """Count it, and give up what the slot has reserved; how much the count has changed, which is never below 0."""
+        if not amount and slot[0] < 0:
+            return 0
+        with self._book.changing() as facts:
+            stored = max(0, facts.stored + amount)
+            self._book.put(facts._replace(stored=stored))
+            if slot[0] >= 0:
+                self._book.note(PUT, *slot, 0)
+        return stored - facts.stored
+
+    @contextlib.contextmanager
+    def changing(self, *paths: str, alone: bool = False) -> Iterator[None]:
+        """Nobody else of the tree changes what these paths are; `alone`: what any path is. EBUSY after a while."""
+        path = paths[-1]
+        places = {zlib.crc32(os.fsencode(each)) % PATH.most for each in paths}
+        fd = self._book.again()
+        try:
+            # Who waits to be alone holds the turn, so that others do not go on before him for ever.
+            _wait(lambda: lock(fd, TURN.first), path)
+            _wait(lambda: lock(fd, GATE.first, fcntl.F_WRLCK if alone else fcntl.F_RDLCK), path)
+            lock(fd, TURN.first, fcntl.F_UNLCK)
+            for place in (
+                () if alone else sorted(places)
+            ):  # all in one order, so that nobody waits for each other
+                _wait(functools.partial(lock, fd, PATH.first + place), path)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _wait(done: Callable[[], bool], path: str) -> None:
+    pause, deadline = SHORTEST, time.monotonic() + PATIENCE
+    while not done():
+        if time.monotonic() > deadline:
+            raise OSError(errno.EBUSY, "another process of the tree is changing it", path)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
+
+
+def _full(facts: Numbers, others: int, amount: int) -> str:
+    under_way = f" and {others} under way" if others else ""
+    has = f"the tree has {facts.stored} of {facts.limit_stored} bytes in the files tier{under_way}"
+    return f"{has}, and no room for {amount} more"
+
+
+def _file(tier: Tier, path: str) -> Entry | None:
+    """What is there, if it is a file."""
+    try:
+        entry = tier.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return entry if entry.is_file else None
+
+
+def _changed(tier: Tier, path: str, before: Entry) -> bool:
+    """Is that version there no more? False where it cannot be known."""
+    try:
+        now = _file(tier, path)
+    except OSError:
+        return False
+    return now is None or now.version != before.version
+
+
+def _cost(size: int) -> int:
+    """Bytes that a file of this size counts as."""
+    return max(size, LEAST)
+
+
+def _held(tier: Tier, path: str) -> int:
+    """What the file there counts as, 0 where there is none."""
+    entry = _file(tier, path)
+    return _cost(entry.size) if entry else 0

@@ -1,0 +1,100 @@
+"""The files tier without what is ours in it: whoever only uses the tier neither sees nor changes `.quine`.
+
+Laws
+1. A host that was taken over may spoil the files of a tree, and cannot forge or read the record of what others did.
+2. A name that some filesystem takes for it (`.QUINE`) is reserved in all of them.
+3. Nobody loses that record by a slip of the hand: `rm -r '*'`, or a sync that removes what is not on its other side.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from quine.files import names
+from quine.files.place import RESERVED
+from quine.files.tier import Entry, Reader, Tier, Writer
+
+
+class Unreserved(Tier):
+    """A store as it is used, here and by jobs elsewhere."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self.most = tier.most
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        """Asked of the origin where that is elsewhere, so not before somebody wants it."""
+        return self._tier.url
+
+    def stat(self, path: str) -> Entry:
+        return self._tier.stat(others(path, errno.ENOENT))
+
+    def list(self, path: str) -> Iterator[Entry]:
+        entries = self._tier.list(others(path, errno.ENOENT))
+        return entries if path else (entry for entry in entries if not names.is_alias(entry.path, RESERVED))
+
+    def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        return self._tier.open(others(path, errno.ENOENT), offset, length)
+
+    def create(
+        self,
+        path: str,
+        *,
+        if_absent: bool = False,
+        mode: int | None = None,
+        mtime: float | None = None,
+        size: int | None = None,
+    ) -> Writer:
+        return self._tier.create(others(path), if_absent=if_absent, mode=mode, mtime=mtime, size=size)
+
+    def mkdir(self, path: str, exist_ok: bool = False) -> None:
+        self._tier.mkdir(others(path), exist_ok)
+
+    def remove(self, path: str, recursive: bool = False) -> None:
+        self._tier.remove(others(path), recursive)
+
+    def rename(self, source: str, target: str, if_absent: bool = False) -> None:
+        self._tier.rename(others(source), others(target), if_absent)
+
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        return self._tier.setattr(others(path, errno.ENOENT), mode=mode, mtime=mtime)
+
+    def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
+        return self._tier.copy(others(source, errno.ENOENT), others(target), if_absent)
+
+    def walk(self, path: str) -> Iterator[Entry]:
+        if path:
+            yield from self._tier.walk(others(path, errno.ENOENT))
+            return
+        for entry in self.list(""):
+            yield entry
+            if not entry.is_file:
+                try:
+                    yield from self._tier.walk(entry.path)
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+
+    def hidden(self, path: str) -> Iterator[str]:
+        if not path:
+            yield RESERVED
+        yield from self._tier.hidden(others(path, errno.ENOENT))
+
+    def url_of(self, path: str) -> str:
+        return self._tier.url_of(others(path))
+
+    def directory_here(self) -> str:
+        return self._tier.directory_here()
+
+    def close(self) -> None:
+        self._tier.close()
+
+
+def others(path: str, number: int = errno.EPERM) -> str:
+    """The path, if it is not ours. Raises OSError: `number`."""
+    if names.is_alias(path.partition("/")[0], RESERVED):
+        text = os.strerror(number) if number == errno.ENOENT else "is reserved"
+        raise OSError(number, text, path)
+    return path

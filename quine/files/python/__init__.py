@@ -1,0 +1,1 @@
+"""python: `quine://` for Python, as an fsspec filesystem."""

@@ -1,0 +1,84 @@
+"""What Azure's driver would list or remove wrongly: directories of which other tools keep an empty blob.
+
+Such a blob is called `dir/`, or `dir` with `hdi_isfolder` in its metadata. Of a directory with the former `adlfs` lists
+nothing else, and it removes neither; its listing of `dir` also asks for every directory whose name begins like that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+FOLDER = "hdi_isfolder"
+
+
+def listed(fs: Any, place: str) -> list[dict[str, Any]]:
+    """What is in a directory, as `ls` of the driver tells of it. FileNotFoundError where there is no container."""
+    from fsspec.asyn import sync  # type: ignore[import-untyped]
+
+    found: list[dict[str, Any]] = sync(fs.loop, _listed, fs, place)
+    return found
+
+
+def walked(fs: Any, place: str) -> list[tuple[str, dict[str, Any]]]:
+    """All keys below a directory, relative to it, with what the driver tells of each; as few calls as there are pages.
+
+    FileNotFoundError where there is no container.
+    """
+    from fsspec.asyn import sync
+
+    found: list[tuple[str, dict[str, Any]]] = sync(fs.loop, _walked, fs, place)
+    return found
+
+
+async def _walked(fs: Any, place: str) -> list[tuple[str, dict[str, Any]]]:
+    from azure.core.exceptions import ResourceNotFoundError
+
+    container, path, _ = fs.split_path(place)
+    prefix = f"{path}/" if path else ""
+    try:
+        async with fs.service_client.get_container_client(container=container) as client:
+            listed = client.list_blobs(name_starts_with=prefix or None, include=["metadata"])
+            blobs = [each async for each in listed]
+    except ResourceNotFoundError:
+        raise FileNotFoundError(2, f"there is no container {container}") from None
+    keys = [each.name[len(prefix) :] for each in blobs]
+    return list(zip(keys, await fs._details(blobs), strict=True))
+
+
+async def _listed(fs: Any, place: str) -> list[dict[str, Any]]:
+    from azure.core.exceptions import ResourceNotFoundError
+    from azure.storage.blob.aio import BlobPrefix
+
+    container, path, _ = fs.split_path(place)
+    try:
+        async with fs.service_client.get_container_client(container=container) as client:
+            walked = client.walk_blobs(name_starts_with=f"{path}/" if path else None, include=["metadata"])
+            found = [each async for each in walked]
+    except ResourceNotFoundError:
+        raise FileNotFoundError(2, f"there is no container {container}") from None
+    prefixes = [each for each in found if isinstance(each, BlobPrefix)]
+    directories = [{"name": f"{container}/{each.name}", "type": "directory"} for each in prefixes]
+    files = await fs._details([each for each in found if not isinstance(each, BlobPrefix)])
+    return [*directories, *files]  # of a file and a directory of one name the file is shown
+
+
+def forget(fs: Any, place: str) -> None:
+    """Remove the blob that another tool made of a directory."""
+    from fsspec.asyn import sync
+
+    sync(fs.loop, _forget, fs, place)
+
+
+async def _forget(fs: Any, place: str) -> None:
+    from azure.core import MatchConditions
+    from azure.core.exceptions import ResourceModifiedError, ResourceNotFoundError
+
+    container, path, _ = fs.split_path(place)
+    async with fs.service_client.get_container_client(container=container) as client:
+        with contextlib.suppress(ResourceNotFoundError):
+            await client.delete_blob(f"{path}/")
+        with contextlib.suppress(ResourceNotFoundError, ResourceModifiedError):
+            found = await client.get_blob_client(path).get_blob_properties()
+            if FOLDER in (found.metadata or {}):  # it may have become a file meanwhile
+                await client.delete_blob(path, etag=found.etag, match_condition=MatchConditions.IfNotModified)

@@ -1,0 +1,1 @@
+"""local: a directory of this machine as a store."""

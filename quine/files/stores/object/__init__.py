@@ -1,0 +1,1 @@
+"""object: a bucket of an object store, by flat keys."""

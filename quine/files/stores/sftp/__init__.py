@@ -1,0 +1,1 @@
+"""sftp: a directory that an sshd serves."""

@@ -1,0 +1,1 @@
+"""wire: the tier of a job over the link to its origin: protocol, server and client."""

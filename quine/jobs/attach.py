@@ -1,0 +1,290 @@
+"""The verbs attach and logs: what a job has written, and being the face of one. The bytes come from its files, the news
+of them from its supervisor.
+
+Laws
+1. Byte for byte, each stream to ours, from any offset: what has been written is read again, by any number of us.
+2. What we have passed on is told to the supervisor: that is what lets a job go on which waits because nobody reads.
+3. What ends us does not reach the job, and the end of our stdin only with --stdin.
+4. We leave as the job left, after its last byte. Where its supervisor was killed, we say what is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+
+from quine.base import procs
+from quine.base.exits import FAILED, LOST, OK, Failure, Misconfigured, write_all
+from quine.jobs import roster
+from quine.jobs.roster import Agent
+from transport.client.output import Output
+from transport.detached import control
+from transport.errors import ProtocolError
+from transport.job import inherit
+from transport.status import Status, die_of, signal_name
+from transport.wire.frames import CHUNK, LIFE, Kind, pack
+from transport.wire.session import STDERR, STDIN, STDOUT
+
+INTERVAL = 0.2  # seconds between two looks at a growing file
+STEP = 1 << 18  # bytes read of a file at once
+AHEAD = 1 << 18  # bytes of stdin that the job has not taken yet
+ANSWER = 10.0  # seconds for a supervisor to send a signal
+HIGHEST = 1 << 62
+
+
+def send_signal(agent: Agent, number: int) -> bool:
+    """To a job's whole process group, by its supervisor, which alone knows that the group is still the job's."""
+    try:
+        line = control.connect(agent.directory)
+    except OSError:
+        return False
+    with line.socket:
+        line.tell(Kind.SIGNAL, LIFE, 1, pack({"signal": signal_name(number)}))
+        line.send()
+        deadline = time.monotonic() + ANSWER
+        poll = select.poll()
+        poll.register(line.socket, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
+            line.send()
+            try:
+                for frame in line.receive():
+                    if frame.kind == Kind.ACK and frame.stream == LIFE:
+                        return True
+                    if frame.kind == Kind.EXIT:
+                        return False
+            except (EOFError, ProtocolError):
+                return False
+    raise Failure(FAILED, f"{agent.id}: its supervisor (pid {agent.supervisor}) does not answer")
+
+
+def attach(agent: Agent, values: dict[str, object]) -> Status:
+    """Be its face to the end."""
+    starts = _starts(values)
+    inherit.hold_standard_streams()
+    if not agent.directory or not agent.supervisor:
+        _check_started(agent)
+        hint = f"quine logs --follow {agent.id}" if agent.directory else f"quine tape show {agent.id}"
+        raise Failure(FAILED, f"{agent.id} is not detached", hint)
+    if values.get("stdin") and not roster.record(agent.directory).get("stdin"):
+        raise Misconfigured(f"the stdin of {agent.id} is not open", "it is for a job detached with --stdin")
+    with contextlib.ExitStack() as stack:
+        names = [os.path.join(agent.directory, name) for name in ("stdout", "stderr")]
+        try:
+            files = [os.open(name, os.O_RDONLY | os.O_CLOEXEC) for name in names]
+        except OSError as error:
+            raise Failure(FAILED, f"the output of {agent.id}: {(error.strerror or '').lower()}") from None
+        for fd in files:
+            stack.callback(os.close, fd)
+        try:
+            line: control.Wire | None = control.connect(agent.directory)
+        except OSError:
+            line = None  # it is over, or its supervisor was killed
+        if line:
+            stack.callback(line.socket.close)
+        face = _Face(files, line, starts, 0 if values.get("stdin") else -1)
+        for output in face.outputs:
+            stack.callback(output.close)
+        return face.run() or _outcome(agent)
+
+
+def _check_started(agent: Agent) -> None:
+    """Failure where it never started, and so has no output."""
+    end = agent.verdict()
+    if end.state in ("unreachable", "denied"):
+        raise Failure(FAILED, f"{agent.id}: it never started: {end.detail or end.state}", end.hint)
+
+
+def _starts(values: dict[str, object]) -> tuple[int, int]:
+    """--from: how much of each stream is left out."""
+    text = str(values.get("from", "0"))
+    if text == "end":
+        return HIGHEST, HIGHEST
+    first, _, second = text.partition(",")
+    if not all(part.isascii() and part.isdigit() and len(part) < 19 for part in (first, second or "0")):
+        raise Misconfigured(
+            f"--from must be bytes of stdout and of stderr, as 4096 or 4096,0, or end; not {text[:80]}"
+        )
+    return int(first), int(second or "0")
+
+
+def _outcome(agent: Agent) -> Status:
+    """Without the supervisor's word: the record, or what is known when its process has ended."""
+    held = agent.holds()
+    procs.wait(held, float("inf"))
+    for fd in held:
+        os.close(fd)
+    end = agent.end()
+    if end.state not in ("exited", "signaled"):
+        end.detail = f"{agent.id}: {end.detail}"
+    return end
+
+
+class _Face:
+    def __init__(
+        self, files: list[int], line: control.Wire | None, starts: tuple[int, int], stdin: int
+    ) -> None:
+        self.outputs = [Output(1), Output(2)]
+        self._files = files
+        self._line = line
+        ends = [os.fstat(fd).st_size for fd in files]
+        self._at = [end if start == HIGHEST else start for start, end in zip(starts, ends, strict=True)]
+        self._told = [-1, -1]
+        self._known = [0, 0] if line else [HIGHEST, HIGHEST]
+        self._stdin = stdin if line else -1
+        self._sent = self._took = 0
+        self._exit: Status | None = None
+
+    def run(self) -> Status | None:
+        """The exit record; None where nobody has told it and all there is has been passed on."""
+        self._acknowledge()
+        while True:
+            idle = self._pass_on()
+            if idle and self._line is None:
+                return self._exit
+            poll = select.poll()
+            if self._line:
+                self._line.send()  # where it has gone, reading tells
+                poll.register(self._line.socket, self._line.events)
+            if self._stdin >= 0 and self._line and self._sent - self._took < AHEAD:
+                poll.register(self._stdin, select.POLLIN)
+            for output in self.outputs:
+                if output.poll_fd >= 0:
+                    poll.register(output.poll_fd, select.POLLOUT if output.pending else 0)
+            ready = dict(poll.poll(0 if self._more() else None))
+            if self._line and ready.get(self._line.socket.fileno()):
+                self._hear(self._line)
+            if self._stdin >= 0 and self._stdin in ready:
+                self._read_stdin()
+
+    def _more(self) -> bool:
+        """There is more to pass on, and who reads it waits for it."""
+        return any(
+            not output.pending and at < known
+            for output, at, known in zip(self.outputs, self._at, self._known, strict=True)
+        )
+
+    def _pass_on(self) -> bool:
+        """Some more of each file. True when both are passed on as far as is known."""
+        idle = True
+        for n, (fd, output) in enumerate(zip(self._files, self.outputs, strict=True)):
+            if not output.pending and self._at[n] < self._known[n]:
+                data = os.pread(fd, min(STEP, self._known[n] - self._at[n]), self._at[n])
+                if data:
+                    output.put(data)
+                    self._at[n] += len(data)
+                else:
+                    self._known[n] = self._at[n]  # the end of the file, where nobody tells of more
+            if not output.write():
+                self._broken(n, output)
+            idle = idle and not output.pending and self._at[n] >= self._known[n]
+        self._acknowledge()
+        return idle
+
+    def _broken(self, n: int, output: Output) -> None:
+        """Nobody reads our stdout: we go as cat would. Of stderr we let the rest be."""
+        if n == 0 and not output.error:
+            die_of("PIPE")
+        if n == 0:
+            raise Failure(LOST, f"cannot write stdout: {output.error.lower()}")
+        self.outputs[n] = Output(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+
+    def _acknowledge(self) -> None:
+        if self._line is None:
+            return
+        for n, stream in enumerate((STDOUT, STDERR)):
+            taken = self._at[n] - self.outputs[n].pending
+            if taken != self._told[n]:
+                self._told[n] = taken
+                self._line.tell(Kind.ACK, stream, taken)
+
+    def _hear(self, line: control.Wire) -> None:
+        line.send()
+        try:
+            frames = line.receive()
+        except (EOFError, ProtocolError):
+            self._line, self._stdin = None, -1
+            self._known = [HIGHEST, HIGHEST]
+            return
+        for frame in frames:
+            if frame.kind == Kind.ACK and frame.stream in (STDOUT, STDERR):
+                self._known[frame.stream - 1] = max(self._known[frame.stream - 1], frame.offset)
+            elif frame.kind == Kind.ACK and frame.stream == STDIN:
+                self._took = frame.offset
+            elif frame.kind == Kind.STOP:
+                self._stdin = -1
+            elif frame.kind == Kind.EXIT:
+                with contextlib.suppress(ValueError):
+                    self._exit = Status.from_json(frame.body())
+
+    def _read_stdin(self) -> None:
+        assert self._line
+        try:
+            data = os.read(self._stdin, CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""  # closed, or a terminal that hung up
+        if data:
+            self._line.tell(Kind.DATA, STDIN, self._sent, data)
+            self._sent += len(data)
+        else:
+            self._line.tell(Kind.EOF, STDIN, self._sent)
+            self._stdin = -1
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
+
+def logs(agent: Agent, values: dict[str, object]) -> int:
+    """What a job printed, from an offset on; with --follow to the job's end."""
+    if not agent.directory:
+        hint = f"it went to whoever started it; what it did: quine tape show {agent.id}"
+        raise Failure(FAILED, f"the output of {agent.id} is not kept", hint)
+    _check_started(agent)
+    offset = _offset(values)
+    both, err = bool(values.get("both")), bool(values.get("stderr"))
+    if both and (err or offset):
+        raise Misconfigured("--both goes with neither --stderr nor --offset")
+    wanted = [("stdout", 1), ("stderr", 2)] if both else [("stderr" if err else "stdout", 1)]
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for name, target in wanted:
+            try:
+                file = stack.enter_context(open(os.path.join(agent.directory, name), "rb", 0))
+            except OSError as error:
+                if agent.kept and isinstance(error, FileNotFoundError):
+                    what = f"the output of {agent.id} is not in the files tier yet"
+                    raise Failure(
+                        FAILED, what, f"it is kept there once it has ended: quine wait {agent.id}"
+                    ) from None
+                raise Failure(FAILED, f"{name} of {agent.id}: {(error.strerror or '').lower()}") from None
+            file.seek(offset)
+            opened.append((file.fileno(), target))
+        held = agent.holds() if values.get("follow") else []
+        for pidfd in held:
+            stack.callback(os.close, pidfd)
+        going = bool(held)
+        while going:
+            for source, target in opened:
+                _copy(source, target)
+            going = not procs.wait(held, INTERVAL)
+        for source, target in opened:
+            _copy(source, target)
+    return OK
+
+
+def _offset(values: dict[str, object]) -> int:
+    text = str(values.get("offset", "0"))
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise Misconfigured(f"--offset must be a number of bytes, not {text}")
+    return int(text)
+
+
+def _copy(source: int, target: int) -> None:
+    while data := os.read(source, STEP):
+        try:
+            write_all(target, data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "stdout" if target == 1 else "stderr") from None

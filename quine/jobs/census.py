@@ -1,0 +1,202 @@
+"""The census: what of quine lives on this machine now, whatever directory keeps its tapes.
+
+Laws
+1. Nothing is registered, so nothing is stale and no start becomes slower. An agent is a process that has its tape open;
+   a job on another machine, or one that waits for a slot, is a connection of its client to a node of this machine.
+2. Who lives is the word of the kernel: each entry has a pid that is there, with the start time of that process.
+3. Of this user, of this home, and of this runtime directory: a session with another one is another session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from quine.agent.life import is_session
+from quine.base import procs
+from quine.base.exits import complain
+from quine.jobs import roster
+from quine.jobs.roster import Agent
+from quine.tape.index import Index
+from transport import address
+from transport.errors import Refused
+from transport.node import starter
+
+ANSWER = 2.0  # seconds for a node to say what it does
+VERBS = ("ps", "wait", "kill", "logs", "attach", "node")  # of quine itself, run here for another machine
+
+
+class Living(NamedTuple):
+    """One of them: `state` is running, stopped, queued or connecting; `down` the seconds of its link."""
+
+    agent: Agent
+    state: str
+    kind: str  # agent, job, proxy
+    down: float = 0.0
+
+
+def look(folders: tuple[str, ...], refused: Callable[[Refused], None] | None = None) -> list[Living]:
+    """All that live. Tapes in `folders` are known to the caller already: agents of those are left out.
+
+    `refused` is called for each node that does not answer; without it that is said on stderr.
+    """
+    return [*_agents(folders), *_of_nodes(refused or _complain)]
+
+
+def merge(known: list[Agent], living: list[Living]) -> list[Agent]:
+    """The agents that were found by their tapes, with the process of those that are proxies here, and the others."""
+    by_id = {agent.id: agent for agent in known}
+    for one in living:
+        before = by_id.get(one.agent.id)
+        if before is None:
+            by_id[one.agent.id] = one.agent
+        elif before.verdict().state in ("unknown", "lost"):
+            names = ("pid", "started", "boot")
+            by_id[before.id] = before._replace(**{name: getattr(one.agent, name) for name in names})
+    return list(by_id.values())
+
+
+# -- agents, by their open tapes ---------------------------------------------------------------------
+
+
+def _agents(folders: tuple[str, ...]) -> list[Living]:
+    """The agents of this machine whose tapes are in other directories."""
+    known = {os.path.realpath(folder) for folder in folders if os.path.isdir(folder)}
+    indexes: dict[str, Index] = {}
+    found = []
+    for pid, folder, session in _open_tapes():
+        if folder in known:
+            continue
+        index = indexes.get(folder) or indexes.setdefault(folder, Index(folder))
+        agent = roster.load(index, index.lives(session)[0])
+        # A reader has a tape open, too; its writer is named in it.
+        if agent and agent.pid == pid and agent.alive:
+            found.append(Living(agent, "running", "agent"))
+    return found
+
+
+def _open_tapes() -> list[tuple[int, str, str]]:
+    """(pid, directory, session) of each tape that a process of this user, home and runtime directory has open."""
+    found = []
+    ours = _scope(os.environ)
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+            tapes = _tapes_of(name)
+            if tapes and _scope(_environ(name)) == ours:
+                found += [(int(name), folder, session) for folder, session in tapes]
+    return found
+
+
+def _tapes_of(pid: str) -> list[tuple[str, str]]:
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            folder, _, file = os.readlink(f"/proc/{pid}/fd/{fd}").rpartition("/")
+            if file.endswith(".jsonl") and is_session(session := file.removesuffix(".jsonl")):
+                found.append((folder, session))
+    return found
+
+
+def _environ(pid: str) -> dict[str, str]:
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))
+        return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def _scope(environ: Any) -> tuple[str, str]:
+    """The home and the runtime directory; the one of the login is that of cron, which sets none."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    return environ.get("HOME", ""), "" if runtime == _of_the_login() else runtime
+
+
+def _of_the_login() -> str:
+    return f"/run/user/{os.getuid()}"
+
+
+# -- what nodes carry and run ------------------------------------------------------------------------
+
+
+def _complain(refused: Refused) -> None:
+    complain(refused.detail, refused.hint)
+
+
+def _of_nodes(refused: Callable[[Refused], None]) -> list[Living]:
+    found = []
+    above = {os.getpid(), *procs.ancestors()}
+    for node in _nodes(refused):
+        for facts in _rows(node, "proxies"):
+            if one := _living(facts, facts.get("client"), "proxy"):
+                found.append(one)
+        for facts in _rows(node, "running"):
+            command = str(facts.get("command"))
+            verb = facts.get("own") is True and command.partition(" ")[0] in VERBS
+            if verb or facts.get("ended") or facts.get("pid") in above:
+                continue
+            if one := _living(facts, facts.get("pid"), "agent" if facts.get("own") else "job"):
+                found.append(one)
+    return found
+
+
+def _rows(node: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    rows = node.get(name)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _nodes(refused: Callable[[Refused], None]) -> list[dict[str, Any]]:
+    """What each node of this home says of itself, those of other builds, too."""
+    places = {address.runtime_directory()}
+    if not _scope(os.environ)[1]:
+        places |= {f"{base}/quine-{os.getuid()}" for base in (_of_the_login(), "/tmp")}
+    found = []
+    for place in sorted(places):
+        with contextlib.suppress(OSError):
+            if os.lstat(place).st_uid != os.getuid():
+                continue
+            for name in sorted(os.listdir(place)):
+                if name.endswith(".sock") and (node := _ask(f"{place}/{name}", refused)):
+                    found.append(node)
+    return [node for node in found if node.get("home") == os.environ.get("HOME", "")]
+
+
+def _ask(path: str, refused: Callable[[Refused], None]) -> dict[str, Any] | None:
+    try:
+        return starter.status(path, ANSWER)
+    except Refused as silent:
+        refused(silent)
+    except (OSError, ValueError):
+        pass  # it ends just now
+    return None
+
+
+def _living(facts: dict[str, Any], pid: object, kind: str) -> Living | None:
+    """None where the process that the node names is not there."""
+    process = procs.look(pid) if isinstance(pid, int) and pid > 0 else None
+    if process is None or process.state in "ZX":
+        return None
+    now = time.time()
+    job = str(facts.get("id"))
+    agent = Agent(
+        id=job,
+        session=job,
+        mission=str(facts.get("command", "")).removeprefix("-- "),
+        host=str(facts.get("host") or "local"),
+        pid=process.pid,
+        started=process.started,
+        boot=roster.boot_id(),
+        begun=now - roster.number(facts.get("seconds")),
+        last=now,
+        parent="",
+        root=str(facts.get("tree", "")),
+        directory="",
+        outcome=None,
+        became="",
+    )
+    state = str(facts.get("state", "running"))
+    if state == "running" and process.state == "T":
+        state = "stopped"
+    return Living(agent, state, kind, roster.number(facts.get("down")))

@@ -1,0 +1,383 @@
+"""`--detach`: start a job under a supervisor of its own, print its id, and be gone.
+
+Laws
+1. One line on stdout, the id, and exit status 0: it runs, and that is on the disk. Anything else: it does not.
+2. An id is used once: the same one again starts nothing, and succeeds if that job was started.
+3. Its stdin is ours, taken whole before it starts: who asked may be far away, and is gone afterwards. A terminal is
+   nobody's to take: then it has none. With --stdin it has what `quine attach --stdin` sends it.
+4. A command for another machine is detached there, by the same verb run over there. An agent for another machine needs
+   the keys of this one: here its face is what is detached.
+5. Nothing of the environment is written down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+import time
+
+from quine.agent.life import Life, is_session, new_session
+from quine.base import private, sizes
+from quine.base.exits import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
+from quine.cli.options import TABLE, environment, limits
+from quine.cli.run import caller, leave, services, show, starting_directory
+from quine.files.place import GIVE_STORE, GONE, NO_ORIGIN
+from quine.jobs.roster import state_directory
+from transport import address
+from transport.detached import supervisor
+from transport.job import inherit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.staging.face import Staging
+    from transport.spawn import Spawn
+
+VARIABLE = "QUINE_DETACHED"  # "1" for the process that is a detached job itself; it takes it out
+KEPT = 1000  # ended jobs, at most
+KEPT_DAYS = 30
+ARGUMENT = 4096  # characters of a command line that its record shows
+COPY = 1 << 20
+MADE = "-detaching"  # the end of the name of the directory that a node makes for the verb over there
+
+
+def command(values: dict[str, object], argv: list[str], tree: str, stage: Staging | None = None) -> int:
+    """`quine run --detach`; `stage` has the files that the job needs in its directory."""
+    for name in ("terminal", "retry", "idempotent"):
+        if name in values:
+            raise Misconfigured(f"--{name} does not go with --detach")
+    if "returns" in values:
+        raise Misconfigured("--returns needs somebody who waits", "quine wait --returns PATTERN ID")
+    job = _job(values)
+    if values.get("on", "local") != "local":
+        return _over_there(values, job, argv, tree, stage)
+    cwd = starting_directory({**values, "on": "local"})
+    if stage:
+        _alone(job)
+        if not _is_started(job) and (failed := _laid_out(stage, values, cwd)):
+            return failed
+    shown = " ".join(_quoted(word) for word in argv)
+    env = {**os.environ, **environment(values, os.environ)}
+    if "token" in inherit.read() and not env.get("QUINE_FS"):
+        env["QUINE_FS"] = GONE  # whom it would ask ends with the job that we are
+        if values.get("mount"):
+            raise Misconfigured(f"--mount: {NO_ORIGIN}", GIVE_STORE)
+    if values.get("mount"):
+        argv = [*address.own_command(), "run", "--mount", "--", *argv]
+    return _start(values, job, argv, env, cwd or "/", limits(values), {"intent": shown, "root": tree or job})
+
+
+def agent(mission: str, values: dict[str, object]) -> int:
+    """`quine --detach MISSION`: here, or the face of one that runs elsewhere."""
+    job = _job(values)
+    memo = inherit.read()
+    if "token" in memo and "lineage" in memo:
+        raise NotBuilt("--detach of an agent on a host that is not the origin")
+    from quine import providers as guests
+    from quine.agent import env as variables
+
+    settled = dict(os.environ)
+    # What is wrong is to be said now.
+    guests.build(variables.guest(variables.adopt(values, settled), settled))
+    hidden = "file" in values
+    options = [f"--job={job}"]
+    for name, *_ in TABLE:
+        given = values.get(name.replace("-", "_"))
+        if given is not None and name not in ("detach", "file", "job", "stdin", "spool", "report"):
+            listed = given if isinstance(given, list) else [given]
+            options += [f"--{name}" if each is True else f"--{name}={each}" for each in listed]
+    # Out of a file it came so that it need not show; the same again.
+    words = [f"--file={_directory(job)}/mission"] if hidden else ["--", mission]
+    shown = Life(job, job, mission, hidden=hidden).shown
+    root = os.environ.get("QUINE_ROOT_SESSION", "")
+    facts: dict[str, object] = {"intent": shown, "root": root if is_session(root) else job}
+    env = {**os.environ, VARIABLE: "1"}
+    if values.get("on", "local") != "local":
+        facts["on"] = str(values["on"])
+        options.append(f"--report={_directory(job)}/report")  # 74 may be lost, and why
+    argv = [*address.own_command(), *options, *words]
+    return _start(values, job, argv, env, os.getcwd(), {}, facts, mission if hidden else "")
+
+
+def _job(values: dict[str, object]) -> str:
+    if "report" in values:
+        raise Misconfigured("--report needs somebody who waits", "quine wait ID; quine ps -a --json")
+    job = str(values.get("job") or new_session())
+    if not is_session(job):
+        raise Misconfigured(f"--job {job[:80]!r} is not a UUID in lower case", "leave it out")
+    supervisor_quota(values)
+    return job
+
+
+def supervisor_quota(values: dict[str, object]) -> int:
+    """--spool SIZE in bytes."""
+    size = sizes.parse(str(values.get("spool", "1G")), "--spool")
+    if not size:
+        raise Misconfigured("--spool must not be 0: its job could write nothing")
+    return size
+
+
+# -- here ------------------------------------------------------------------------------------------
+
+
+def _start(
+    values: dict[str, object],
+    job: str,
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str,
+    limited: dict[str, str],
+    facts: dict[str, object],
+    mission: str = "",
+) -> int:
+    from quine.jobs import durable
+    from transport import rlimits
+
+    durable.secure([] if values.get("file") == "-" else _again(job))  # what stdin said is not said twice
+    env.pop(durable.MOVED, None)
+    inherit.hold_standard_streams()
+    keep = _kept()
+    if not keep:
+        env.pop(inherit.VARIABLE, None)
+    jobs = os.path.join(state_directory(), "jobs")
+    directory = _directory(job)
+    try:
+        private.make(jobs)
+        stdin = None if values.get("stdin") else _taken(jobs)
+        try:
+            os.mkdir(directory, 0o700)
+        except FileExistsError:
+            return _there_already(job)
+        try:
+            # Not before: of a job that is there already nothing is made, for nobody would remove it.
+            cwd = _place(job, cwd, str(facts["root"]))
+        except OSError:
+            os.rmdir(directory)
+            raise
+        if mission:
+            with open(
+                os.open(f"{directory}/mission", os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8"
+            ) as file:
+                file.write(mission)
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        raise Failure(NOT_STARTED, f"{error.filename or jobs}: {why}", "set XDG_STATE_HOME") from None
+    _collect(jobs)
+    record = {"session": job, "parent": "", "host": "local", "cwd": cwd, **facts}
+    record["made"] = os.path.basename(cwd) == job  # for it alone, and by us
+    record["stdin"] = "stdin" in values
+    order = supervisor.Order(
+        argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(values), keep
+    )
+    refused = supervisor.start(directory, order)
+    if refused is None:
+        print(job)
+        return OK
+    if not os.path.exists(f"{directory}/log"):
+        _remove(directory)
+    complain(refused.detail, refused.hint, os.environ.get("QUINE_NODE_NAME", ""))
+    return refused.code
+
+
+def _again(job: str) -> list[str]:
+    """This command with the id that it has been given, so that it is the same job."""
+    words = sys.argv[1:]
+    at = 1 if words[:1] == ["run"] else 0
+    return [*address.own_command(), *words[:at], f"--job={job}", *words[at:]]
+
+
+def _directory(job: str) -> str:
+    return os.path.join(state_directory(), "jobs", job)
+
+
+def _kept() -> tuple[int, ...]:
+    """What an agent's descendants inherit from it: its memo and its ledger.
+
+    Nothing where we are part of a node's job: its memo is good for as long as that job, and who holds it belongs to it.
+    """
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            ours = os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:quine-")
+            if ours and os.get_inheritable(int(name)):
+                found.append(int(name))
+    memos = [inherit.read({inherit.VARIABLE: str(fd)}) for fd in found]
+    return () if any("token" in memo for memo in memos) else tuple(found)
+
+
+def _taken(jobs: str) -> int:
+    """Our stdin as a file without a name; /dev/null where it is a terminal, or empty."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    if os.isatty(0):
+        return null
+    path = os.path.join(jobs, f".stdin.{os.getpid()}")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    os.unlink(path)
+    while data := _read_stdin():
+        while data:
+            data = data[os.write(fd, data) :]
+    if not os.lseek(fd, 0, os.SEEK_CUR):
+        os.close(fd)
+        return null
+    os.close(null)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _read_stdin() -> bytes:
+    try:
+        return os.read(0, COPY)
+    except OSError:
+        return b""  # closed, or a directory
+
+
+def prepare(words: list[str]) -> bool:
+    """Before the files of `words`, the verb over there, are laid out: be where its job will be.
+
+    False where that was started already: nothing is to be laid out under its feet.
+    """
+    job = _named(words)
+    _alone(job)  # before there is a directory, which who gives up removes
+    if _is_started(job):
+        return False
+    os.chdir(_place(job, os.getcwd(), os.environ.get("QUINE_ROOT_SESSION") or job))
+    return True
+
+
+def give_up(words: list[str]) -> None:
+    """After `prepare`, where nothing came of it: what was made for this job alone is not left."""
+    with contextlib.suppress(OSError):
+        if os.path.basename(here := os.getcwd()) == _named(words):
+            os.rmdir(here)
+
+
+def _named(words: list[str]) -> str:
+    return words[words.index("--detach") + 1].removeprefix("--job=")
+
+
+def _alone(job: str) -> None:
+    """One at a time has files laid out for this id; who waits here finds it started.
+
+    A lock of the process: it holds in the program that this one becomes, and not in the supervisor that it forks.
+    """
+    jobs = os.path.join(state_directory(), "jobs")
+    try:
+        private.make(jobs)
+        low = os.open(f"{jobs}/.laying", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = fcntl.fcntl(low, fcntl.F_DUPFD, inherit.FIRST_FD)
+        finally:
+            os.close(low)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX, 1, int(job.replace("-", "")[-15:], 16))
+        except OSError:
+            os.close(fd)
+            raise
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise Failure(NOT_STARTED, f"no lock for job {job} in {jobs}: {why}") from None
+
+
+def _place(job: str, cwd: str, tree: str) -> str:
+    """The node over there made a directory for this verb and removes it after us: the job gets one beside it."""
+    above, name = os.path.split(cwd)
+    if name != f"{job}{MADE}":
+        return cwd
+    path = os.path.join(above, tree)
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+def _is_started(job: str) -> bool:
+    return os.path.exists(f"{_directory(job)}/job")
+
+
+def _laid_out(stage: Staging, values: dict[str, object], cwd: str | None) -> int:
+    """Have its files in another directory here, as a job has that does nothing; 0, or it was told why not."""
+    from transport.spawn import Spawn
+
+    nothing = Spawn(["true"], cwd=cwd, context={**caller(values), "control": True})
+    null = os.open(os.devnull, os.O_RDONLY)  # our stdin is the job's
+    try:
+        return leave(stage.run(nothing, null, services=services(nothing.context)))
+    finally:
+        os.close(null)
+
+
+def _there_already(job: str) -> int:
+    if _is_started(job):
+        print(job)
+        return OK
+    raise Failure(
+        NOT_STARTED, f"job {job} is being started by somebody else, or was never", f"quine wait {job}"
+    )
+
+
+# -- over there ------------------------------------------------------------------------------------
+
+
+def _over_there(
+    values: dict[str, object], job: str, argv: list[str], tree: str, stage: Staging | None
+) -> int:
+    """The same verb on another machine."""
+    words = ["run", "--detach", f"--job={job}"]
+    words += [f"--limit={name}={value}" for name, value in limits(values).items()]
+    words += ["--mount"] if values.get("mount") else []
+    words += ["--stdin"] if values.get("stdin") else []
+    words += [f"--spool={values['spool']}"] if "spool" in values else []
+    spawn = verb_there([*words, "--", *argv], str(values["on"]), values)
+    spawn.env = environment(values, os.environ) | ({"QUINE_ROOT_SESSION": tree} if tree else {})
+    if "job" in values:
+        spawn.context["pick"] = job  # not by load: the same again must not reach another host
+    spawn.tree = f"{job}{MADE}"
+    spawn.cwd = starting_directory(values)
+    if values.get("stdin") or os.isatty(0):
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+    status = show(spawn, values, services(spawn.context) if stage else None, stage=stage)
+    if status == LOST:
+        again = f"--on {spawn.where} --job {job}"
+        say(
+            f"quine: hint: if it was started, its id is {job}; the same again with {again} starts nothing twice\n"
+        )
+    return status
+
+
+def verb_there(words: list[str], where: str, values: dict[str, object]) -> Spawn:
+    """A verb of ours to be run on another machine. It takes no slot there: it asks, it does no work."""
+    from transport.spawn import Spawn
+
+    return Spawn(words, own=True, where=where, cwd="~", context={**caller(values), "control": True})
+
+
+# -- garbage ---------------------------------------------------------------------------------------
+
+
+def _collect(jobs: str) -> None:
+    """Forget ended jobs: those that ended a month ago, and the oldest where there are too many. Ids sort by time."""
+    names = sorted(name for name in os.listdir(jobs) if is_session(name))
+    excess, old = len(names) - KEPT, time.time() - KEPT_DAYS * 86400
+    for name in names:
+        begun = (int(name[:8], 16) << 16 | int(name[9:13], 16)) / 1000
+        if excess <= 0 and begun > old:
+            return
+        with contextlib.suppress(OSError):
+            if os.stat(f"{jobs}/{name}/status").st_mtime < old or excess > 0:
+                _remove(f"{jobs}/{name}")
+        excess -= 1
+
+
+def _remove(directory: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+
+
+def _quoted(word: str) -> str:
+    """For people, as a shell would take it."""
+    plain = word and all(c.isalnum() or c in "%+,-./:=@_" for c in word)
+    text = word if plain else "'" + word.replace("'", "'\\''") + "'"
+    return text[:ARGUMENT].encode("utf-8", "backslashreplace").decode()

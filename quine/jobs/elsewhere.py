@@ -1,0 +1,388 @@
+"""The verbs on jobs of other machines: each is run over there, by the same program, with its face here.
+
+Laws
+1. All hosts are asked at the same time, each in a process of its own and for so long and no longer: one that hangs
+   hides nobody. Where the answer may be incomplete without it, stderr and the exit status say so. Where one answer is
+   enough, the others have a moment more.
+2. What a host answers is foreign: only known fields of the known types are taken, and so many bytes.
+3. A host is asked for an id only where nobody here has it; one that two hosts claim is nobody's until --on says whose.
+   A verb that sends something to the job (attach, kill) waits for every host's claim; one that only reads does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+from quine.agent.life import SHOWN, is_session
+from quine.base.exits import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain, write_all
+from quine.base.text import plain
+from quine.cli.options import find_inventory
+from quine.jobs.detach import verb_there
+from quine.jobs.roster import ALIVE
+from quine.tape.tapes import HUGE
+from transport.client import client
+from transport.errors import Refused
+from transport.node import starter
+from transport.status import LONGEST, Status
+from transport.wire import quickjson
+
+ASK = 45.0  # seconds for all hosts to answer; the first dial of a host may have to send the binary
+MORE = 1.0  # seconds for the other hosts, where one answer is enough
+MOST = 16 << 20  # bytes of one answer
+REPORT = "please report it"
+STOPS = 2.0  # seconds for who was asked too long to let go
+
+_FIELDS: dict[str, tuple[tuple[type, ...], object]] = {
+    "id": ((str,), ""),
+    "session": ((str,), ""),
+    "kind": ((str,), "agent"),
+    "pid": ((int,), 0),
+    "state": ((str,), "unknown"),
+    "code": ((int,), None),
+    "signal": ((str,), None),
+    "detail": ((str,), ""),
+    "started": ((int, float), 0.0),
+    "seconds": ((int, float), 0.0),
+    "turns": ((int,), None),
+    "cost": ((int, float), None),
+    "doing": ((str,), ""),
+    "down": ((int, float), 0),
+    "mission": ((str,), ""),
+    "parent": ((str,), ""),
+    "root": ((str,), ""),
+    "stdout": ((str,), None),
+    "stderr": ((str,), None),
+}
+
+
+class Remote(NamedTuple):
+    """A job of another machine."""
+
+    host: str
+    id: str
+
+
+class Silent(NamedTuple):
+    """A host that gave no list of its jobs, the reason and the cure."""
+
+    host: str
+    detail: str
+    hint: str
+
+
+class NotAsked(Failure):
+    """A job is on no host that answered, and may be on one that did not: exit 69."""
+
+
+class Answer(NamedTuple):
+    status: Status
+    out: bytes
+    err: bytes
+
+
+def hosts(where: str, values: dict[str, object]) -> list[str]:
+    """The names that WHERE means; all where it is empty, none where there is no inventory then."""
+    from pathlib import Path
+
+    from deploy.inventory import ConfigError, load
+
+    path = find_inventory(values, os.environ)
+    if path is None and not where:
+        return []
+    try:
+        known = load(Path(path) if path else None, {})
+    except ConfigError as error:
+        raise Misconfigured(error.detail, error.hint) from None
+    return [host.name for host in known.matching(where)] if where else list(known.hosts)
+
+
+def listed(
+    names: list[str], values: dict[str, object], job: str = ""
+) -> tuple[list[dict[str, Any]], list[Silent]]:
+    """The agents and jobs of these hosts, as `quine ps --json` over there has them, and the hosts that gave no list.
+
+    Where `job` is given, the list of a host that knows this job is enough.
+    """
+    facts, silent = [], []
+
+    def enough(host: str, out: bytes) -> bool:
+        return any(fact["id"] == job and _knows(fact) for fact in _parsed(out, host))
+
+    for host, answer in ask(["ps", "--all", "--json"], names, values, enough=enough if job else None).items():
+        if answer.status.state != "exited" or answer.status.code:
+            said = answer.err.decode(errors="replace").partition("\n")[0].removeprefix("quine: error: ")
+            detail = answer.status.detail or plain(said[:LONGEST]) or "no answer"
+            silent.append(Silent(host, detail, answer.status.hint))
+        facts += _parsed(answer.out, host)  # incomplete where a node over there does not answer
+    return facts, silent
+
+
+def tell(silent: list[Silent]) -> None:
+    """Say on stderr which hosts gave no list."""
+    for one in silent:
+        complain(one.detail, one.hint, one.host)
+
+
+def running(job: str, where: str, values: dict[str, object]) -> Remote | None:
+    """Where the job with this id runs now. Raises NotAsked where only a host that is silent may have it."""
+    facts, silent = listed(hosts(where, values), values, job)
+    for fact in facts:
+        if fact["id"] == job and fact["state"] in ALIVE:
+            return Remote(fact["host"], job)
+    if silent:
+        tell(silent)
+        raise NotAsked(NOT_STARTED, f"{job} may still run on {', '.join(one.host for one in silent)}")
+    return None
+
+
+def find(text: str, where: str, values: dict[str, object], reads: bool = False) -> list[Remote]:
+    """Where a job is whose id is this or begins so. Raises NotAsked where a host that is silent may have it.
+
+    `reads`: nothing is sent to the job, so for its whole id a host that knows it is enough.
+    """
+    names = hosts(where, values)
+    if where and len(names) == 1:
+        return [Remote(names[0], text)]  # it knows better than a list of its
+    everything, silent = listed(names, values, text if reads else "") if names else ([], [])
+    facts = [fact for fact in everything if fact["id"].startswith(text)]
+    if not any(fact["id"] == text for fact in facts):
+        tell(silent)
+    if silent and not facts:
+        raise NotAsked(
+            NOT_STARTED,
+            f"{text} is on no host that answered; not asked: {', '.join(one.host for one in silent)}",
+        )
+    for fact in (best := once(facts)):
+        rival = next((other for other in facts if _rivals(fact, other)), None)
+        if rival:  # one of them lies, and what we would send it (stdin, a signal) is meant for the other
+            both = f"{fact['id']} is on {fact['host']} and on {rival['host']}"
+            raise Misconfigured(f"{both}, and they tell different things of it", "say which one with --on")
+    return [Remote(fact["host"], fact["id"]) for fact in best]
+
+
+def once(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each id once: where machines share a home, all of them list a job, and one of them knows it."""
+    best: dict[str, dict[str, Any]] = {}
+    for fact in facts:
+        known = best.setdefault(fact["id"], fact)
+        if not _knows(known):
+            best[fact["id"]] = fact
+    return list(best.values())
+
+
+def _knows(fact: dict[str, Any]) -> bool:
+    """Is this the host that runs the job, or ran it, and not one that shares its home or passes it on?"""
+    return fact["state"] not in ("unknown", "lost") and fact["kind"] != "proxy"
+
+
+def _rivals(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Do two hosts both know a job of this id, and not from the same record in a home that they share?"""
+    if (one["kind"] == "proxy") != (other["kind"] == "proxy"):
+        return False  # a host that passes on what another one runs: `once` takes that other one
+    known = one["id"] == other["id"] and "unknown" not in (one["state"], other["state"])
+    return known and any(one[name] != other[name] for name in ("pid", "started", "mission", "root"))
+
+
+def show(words: list[str], job: Remote, values: dict[str, object]) -> int:
+    """Be the face of a verb over there, and leave as it leaves."""
+    from quine.cli import run
+
+    return run.show(verb_there([*words, job.id], job.host, values), {})
+
+
+def call(words: list[str], job: Remote, values: dict[str, object]) -> int:
+    """A verb over there, its messages here; its exit status."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    try:
+        status = client.run(verb_there([*words, job.id], job.host, values), null)
+    finally:
+        os.close(null)
+    if status.detail:
+        complain(status.detail, status.hint, job.host)
+    if status.state == "signaled" and status.signal:
+        from transport.status import die_of
+
+        die_of(status.signal)  # of ours, which was passed on: the verb itself dies of none
+    return status.code
+
+
+# -- asking ----------------------------------------------------------------------------------------
+
+
+def ask(
+    words: list[str],
+    names: list[str],
+    values: dict[str, object],
+    seconds: float = ASK,
+    enough: Callable[[str, bytes], bool] | None = None,
+) -> dict[str, Answer]:
+    """The same question to all; each one's answer, in order.
+
+    `enough` is given a host and what it said, and tells whether the others need not be waited for.
+    """
+    starter.connect().close()  # one node, not one try to start it by each of them
+    null = os.open(os.devnull, os.O_RDONLY)
+    try:
+        asked = [_Asked(words, name, values, null) for name in names]
+    finally:
+        os.close(null)
+    begun = time.monotonic()
+    deadline = begun + seconds
+    open_ones = {fd: one for one in asked for fd in one.pipes}
+    poll = select.poll()
+    for fd in open_ones:
+        poll.register(fd, select.POLLIN)
+    while open_ones and (left := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(left * 1000):
+            if fd in open_ones and not (one := open_ones[fd]).read(fd):
+                for over in one.pipes if one.wrong else (fd,):
+                    if open_ones.pop(over, None):
+                        poll.unregister(over)
+                if enough and enough(one.host, one.said):
+                    deadline, enough = min(deadline, time.monotonic() + MORE), None
+    seconds = time.monotonic() - begun
+    for one in asked:
+        one.hurry()
+    return {one.host: one.end(seconds) for one in asked}
+
+
+class _Asked:
+    """One host, asked by a child of ours."""
+
+    def __init__(self, words: list[str], host: str, values: dict[str, object], null: int) -> None:
+        self.host = host
+        self.pid, self._pidfd = 0, -1
+        self.pipes: dict[int, bytearray] = {}
+        self._open = 3
+        self.wrong = ""  # why there is no answer, where that is not the time it takes
+        ends: list[tuple[int, int]] = []
+        try:
+            for _ in range(3):  # what it says, what it complains of, how it ended
+                ends.append(os.pipe())
+            self.pid = os.fork()
+            if not self.pid:
+                _answer_to(ends, words, host, values, null)
+            self._pidfd = os.pidfd_open(self.pid)
+        except OSError as error:
+            self.wrong = f"no process of this machine can ask: {(error.strerror or '').lower()}"
+            for read, _ in ends:
+                os.close(read)
+        else:
+            self.pipes = {read: bytearray() for read, _ in ends}
+        for _, write in ends:
+            os.close(write)
+
+    def read(self, fd: int) -> bool:
+        data = os.read(fd, 1 << 16)
+        self.pipes[fd] += data
+        if len(self.pipes[fd]) > MOST:
+            self.wrong = self.wrong or f"an answer of more than {MOST >> 20} MiB"
+            return False
+        self._open -= not data
+        return bool(data)
+
+    @property
+    def said(self) -> bytes:
+        """All that it said; nothing before its end."""
+        return b"" if self._open or self.wrong else bytes(next(iter(self.pipes.values())))
+
+    def hurry(self) -> None:
+        """End its process where it has not answered; all of them let go at the same time."""
+        if self._open and self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+
+    def end(self, seconds: float) -> Answer:
+        """What it has answered; who has not is let go."""
+        out, err, told = (bytes(data) for data in self.pipes.values()) if self.pipes else (b"", b"", b"")
+        for fd in self.pipes:
+            os.close(fd)
+        how = self._reap()
+        if not self.wrong:
+            with contextlib.suppress(ValueError):
+                return Answer(Status.from_json(quickjson.loads(told)), out, err)
+        why = self.wrong or how or f"no answer within {seconds:.0f} s"
+        hint = "" if self.wrong or how else "try again later"
+        return Answer(Status("unreachable", NOT_STARTED, detail=why, hint=hint), b"", b"")
+
+    def _reap(self) -> str:
+        """Wait for the child, which `hurry` has told to end, or end it. How it ended by itself, "" where it did not."""
+        if not self.pid:
+            return ""
+        ended = False
+        if self._pidfd >= 0:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            ended = not self._open and bool(poll.poll(STOPS * 1000))
+            if not ended and not poll.poll(STOPS * 1000):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                poll.poll(STOPS * 1000)
+            os.close(self._pidfd)
+        else:
+            os.kill(self.pid, signal.SIGKILL)
+        word = os.waitpid(self.pid, 0)[1]
+        if not ended:
+            return ""
+        how = Status.from_wait(word)
+        return (
+            f"the process that asked ended: {f'signal {how.signal}' if how.signal else f'status {how.code}'}"
+        )
+
+
+def _answer_to(
+    ends: list[tuple[int, int]], words: list[str], host: str, values: dict[str, object], null: int
+) -> NoReturn:
+    """In the child: ask, and tell how it ended, whatever goes wrong."""
+    try:
+        for read, _ in ends:
+            os.close(read)
+        out, err, told = (write for _, write in ends)
+        try:
+            status = client.run(verb_there(words, host, values), null, out, err)
+        except Refused as refused:
+            status = Status("unreachable", refused.status, detail=refused.detail, hint=refused.hint)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            status = Status("unreachable", DEFECT, detail=f"a defect in quine: {what}", hint=REPORT)
+        write_all(told, quickjson.dumps(status.to_json()).encode())
+        os._exit(OK)
+    finally:
+        os._exit(DEFECT)
+
+
+def _parsed(out: bytes, host: str) -> list[dict[str, Any]]:
+    """What a host listed."""
+    return [fact for line in out.splitlines() if (fact := _fact(line, host))]
+
+
+def _fact(line: bytes, host: str) -> dict[str, Any]:
+    """One line of its list, {} for what is none."""
+    try:
+        told = quickjson.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(told, dict) or not _is_job(told.get("id")):
+        return {}
+    fact = {name: _taken(told.get(name), types, default) for name, (types, default) in _FIELDS.items()}
+    return {**fact, "host": host}
+
+
+def _is_job(text: object) -> bool:
+    """The id of a session, or of a command: 32 hexadecimal digits."""
+    hexadecimal = isinstance(text, str) and len(text) == 32 and not text.strip("0123456789abcdef")
+    return hexadecimal or is_session(text)
+
+
+def _taken(value: object, types: tuple[type, ...], default: object) -> object:
+    """A value of the right type and of a size that a table can show."""
+    if not isinstance(value, types) or isinstance(value, bool):
+        return default
+    if isinstance(value, str):
+        return value[:SHOWN]
+    return value if isinstance(value, int | float) and abs(value) <= HUGE else default

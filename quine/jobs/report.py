@@ -1,0 +1,95 @@
+"""`--report FILE|FD`: one JSON object on how an agent or a command ended.
+
+Laws
+1. A target that cannot be written is refused before anything starts: exit 2.
+2. The report of an earlier run is emptied before anything starts. So a file holds this run's report, whole, or none.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+
+from quine.base.exits import DENIED, NOT_STARTED, Failure, Misconfigured, complain, write_all
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from transport.status import Status
+
+HINT = "--report FILE|FD: a file in a directory that is there, or the number of a descriptor open for writing"
+
+
+def begin(target: str) -> str:
+    """Empty what an earlier run left there. Return the target, a path made absolute. Raises Misconfigured."""
+    try:
+        if target.isdecimal():
+            _check_descriptor(int(target))
+            return target
+        path = os.path.abspath(os.path.expanduser(target))
+        _check_file(path)
+        return path
+    except (OSError, OverflowError) as error:
+        raise Misconfigured(f"cannot write the report to {target}: {_why(error)}", HINT) from None
+
+
+def _check_descriptor(fd: int) -> None:
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        raise OSError(errno.EBADF, "it is not open for writing")
+
+
+def _check_file(path: str) -> None:
+    from quine.base.aside import Aside
+
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        there = None
+    if there and not stat.S_ISREG(there.st_mode):
+        # Opening a pipe would wait for its reader, and closing it again would be the end of file to that one.
+        if stat.S_ISDIR(there.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return
+    with Aside(path) as file:
+        if there and there.st_size:
+            file.commit()
+
+
+def write(target: str, status: Status, where: str = "local", **facts: object) -> None:
+    """Write it, whole, to a descriptor's number or to a file (quine/base/aside.py); say so where that fails.
+
+    `where` is the host that was asked for, which is named where none was chosen. `cost` and `agents` are null where
+    no ledger counts them; of a plain command everything of agents is.
+    """
+    record = {name: value for name, value in status.to_json().items() if name != "hint"}
+    record["host"] = status.host or where
+    record |= dict.fromkeys(("session", "tokens_in", "tokens_out", "cost", "agents")) | facts
+    data = (quickjson.dumps(record) + "\n").encode()
+    try:
+        if target.isdecimal():
+            write_all(int(target), data)
+        else:
+            from quine.base import aside
+
+            aside.write(target, data)
+    except OSError as error:
+        complain(f"cannot write the report to {target}: {_why(error)}")
+
+
+def failed(target: str, failure: Failure, where: str, began: float) -> None:
+    """The report of an agent that was refused before it lived."""
+    import time
+
+    from transport.status import Status
+
+    state = {DENIED: "denied", NOT_STARTED: "unreachable"}.get(failure.status, "exited")
+    status = Status(state, failure.status, host=failure.host, detail=failure.detail)
+    write(target, status, where, started=began, seconds=time.time() - began)
+
+
+def _why(error: OSError | OverflowError) -> str:
+    return (error.strerror or str(error)).lower() if isinstance(error, OSError) else "no such descriptor"

@@ -1,0 +1,297 @@
+"""Agents and detached jobs: found by their tapes and job directories, alive by the word of the kernel.
+
+An agent is a process, and its lives are its sessions: exec begins a new session in the same process. The id of an agent
+is the session of its first life, which is the id that fork gave; the session of any later life finds it too.
+
+Laws
+1. A pid names nobody. It counts together with the start time and the boot that were recorded with it, and is held by a
+   pidfd before anything is done to it.
+2. How an agent ended has one answer, `Agent.verdict`, and each verb asks for it. The sources in their order: the status
+   file of its job, the kernel (a zombie), the tape of its parent, its own tape. Where its process is gone and none of
+   them tells, it is lost; where it never was a process of this machine, it is unknown.
+   A detached job is over when its supervisor has ended: that writes its status, after the last of its output.
+3. What lies in a data directory is foreign: no value has to be of the type that we write, and none becomes a path.
+4. Each tape is opened at most once, whatever the number of lives of a process (quine/tape/index.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, NamedTuple
+
+from quine.base import procs
+from quine.tape.index import Index
+from transport import address
+from transport.status import LOST, Status, signal_name
+from transport.wire import quickjson
+
+ALIVE = ("running", "stopped", "queued", "connecting")  # the states of what has not ended
+_boot = ""
+
+
+def boot_id() -> str:
+    """That of this machine; a process never sees another one."""
+    global _boot
+    if not _boot:
+        _boot = address.boot_id()
+    return _boot
+
+
+class Agent(NamedTuple):
+    id: str
+    session: str  # of its last life
+    mission: str
+    host: str
+    pid: int
+    started: int  # ticks since boot
+    boot: str
+    begun: float
+    last: float  # the time of the last entry
+    parent: str
+    root: str
+    directory: str  # where its output is kept, "" where somebody else has it
+    outcome: dict[str, Any] | None
+    became: str  # what its tape ends with where another program took over
+    supervisor: int = 0  # of a detached job, 0 for others
+    supervisor_started: int = 0
+    node: str = ""  # the machine it was detached on
+    kept: bool = False  # found in the files tier, and perhaps of another machine
+    elsewhere: bool = False  # its tape says that it ran on another machine than its parent
+    tapes: Index | None = None  # of the directory that it was found in
+
+    @property
+    def process(self) -> procs.Process | None:
+        """The process, also as a zombie; None where it is gone or is none of this machine."""
+        if self.boot != boot_id() or self.pid <= 0:
+            return None
+        process = procs.look(self.pid)
+        return process if process and process.started == self.started else None
+
+    @property
+    def supervised(self) -> bool:
+        """A detached job whose supervisor lives: whatever the job's process says, it is not over yet."""
+        if self.boot != boot_id() or self.supervisor <= 0:
+            return False
+        return _lives(self.supervisor, self.supervisor_started)
+
+    @property
+    def alive(self) -> bool:
+        process = self.process
+        return process is not None and process.state not in "ZX"
+
+    @property
+    def known_here(self) -> bool:
+        if self.supervisor:
+            return self.node == os.uname().nodename  # a boot ago, too: then it is known to be lost
+        return self.boot == boot_id() and self.pid > 0
+
+    def hold(self) -> int:
+        """A pidfd, -1 where the process has ended."""
+        return held(self.pid, self.started) if self.boot == boot_id() else -1
+
+    def holds(self) -> list[int]:
+        """Pidfds of whom to wait for until it is over and its status is written."""
+        found = [self.hold()]
+        if self.boot == boot_id():
+            found.append(held(self.supervisor, self.supervisor_started))
+        return [fd for fd in found if fd >= 0]
+
+    def state(self) -> str:
+        """running, stopped, or how it ended."""
+        return self.verdict().state
+
+    def verdict(self) -> Status:
+        """How it is: `state` is running or stopped with code 0, unknown, or one of those in which a job ends."""
+        process = self.process
+        if process is not None and process.state not in "ZX":
+            return Status("stopped" if process.state in "Tt" else "running", 0, pid=self.pid)
+        told = self._status_file()
+        if told is None and self.supervised:
+            return Status("running", 0, pid=self.pid)
+        return told or self._end(process)
+
+    def end(self) -> Status:
+        """How it ended, for an agent that is not alive; what is unknown here is lost."""
+        end = self._status_file() or self._end(self.process)
+        if end.state == "unknown":
+            end.state = "lost"
+        return end
+
+    def _end(self, process: procs.Process | None) -> Status:
+        if process and (word := procs.exit_word(process.pid)) is not None:
+            return Status.from_wait(word)
+        if told := self._by_parent() or self._on_tape():
+            return told
+        if not self.known_here:
+            where = (
+                f"on {self.host}" if self.host != "local" else "on another machine or before the last boot"
+            )
+            return Status("unknown", LOST, detail=f"it was started {where}; its process is not known here")
+        what = f"it was {self.became}" if self.became else "neither its tape nor a status tells how it ended"
+        if self.supervisor:
+            what = "the machine was restarted" if self.boot != boot_id() else "its supervisor was killed"
+        return Status("lost", LOST, detail=f"process {self.pid} is gone; {what}")
+
+    def _by_parent(self) -> Status | None:
+        """What its parent has written of its end: of one that was killed, or lived elsewhere, its own tape may not
+        tell, or tell less than its parent saw.
+        """
+        if not self.tapes or not self.parent or (self.outcome and not self.elsewhere):
+            return None
+        return self.tapes.told(self.parent).get(self.id)
+
+    def _on_tape(self) -> Status | None:
+        data = self.outcome
+        if data is None:
+            return None
+        code, number = data.get("exit_code"), data.get("signal")
+        if type(code) is not int or not 0 <= code <= 255:
+            return None
+        if type(number) is int and number > 0:
+            return Status("signaled", code, signal_name(number))
+        return Status("exited", code)
+
+    def _status_file(self) -> Status | None:
+        if self.directory:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                end = Status.from_json(_json(os.path.join(self.directory, "status")))
+                return self._reported(end) if end.state == "exited" and end.code else end
+        return None
+
+    def _reported(self, end: Status) -> Status:
+        """The end of a proxy: its exit status, and what its report adds of an agent that is lost or never started."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            told = _json(os.path.join(self.directory, "report"))
+            if told["code"] == end.code and told["state"] in ("lost", "unreachable", "denied"):
+                return Status(told["state"], end.code, host=str(told["host"]), detail=str(told["detail"]))
+        return end
+
+
+def state_directory() -> str:
+    """Where the jobs of this user and machine are, below `jobs`."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.local/state"), "quine")
+
+
+def everyone(*folders: str, over: bool = True) -> list[Agent]:
+    """All agents and jobs of these directories, oldest first; `over` as in `find`."""
+    return sorted(find("", *folders, over=over), key=lambda agent: agent.begun)
+
+
+def find(text: str, *folders: str, over: bool = True) -> list[Agent]:
+    """Those that an id, or the beginning of one, may mean. Of a detached agent one directory has its tape, another its
+    process, its output and its status.
+
+    Without `over`, agents that nobody needs a verdict for are left out: nine of ten that a directory holds.
+    """
+    found: dict[str, Agent] = {}
+    indexes = [Index(folder) for folder in folders]
+    jobs = set[str]().union(*(index.jobs for index in indexes))
+    pids = frozenset() if over else procs.pids()
+    for index in indexes:
+        named = sorted(one for one in index.tapes | index.jobs if one.startswith(text))
+        for first in dict.fromkeys(index.lives(one)[0] for one in named):
+            if not over and first not in jobs and _is_over(index, first, pids):
+                continue
+            agent = load(index, first)
+            if agent is None:
+                continue
+            known = found.setdefault(agent.id, agent)
+            if known is not agent and agent.supervisor and not known.supervisor:
+                names = ("pid", "started", "boot", "directory", "supervisor", "supervisor_started", "node")
+                found[agent.id] = known._replace(**{name: getattr(agent, name) for name in names})
+    return list(found.values())
+
+
+def _is_over(index: Index, first: str, pids: frozenset[int]) -> bool:
+    """Does its tape tell the end, and has no process its pid?"""
+    latest = index.ends(index.lives(first)[-1])
+    data = latest.last.get("data", {}) if latest.last.get("type") == "outcome" else {}
+    told = type(data.get("exit_code")) is int and data.get("termination_mode") != "exec"
+    return told and latest.meta.get("pid") not in pids
+
+
+def fresh(agent: Agent, *folders: str) -> Agent:
+    """The same agent, read again: it may have ended since, or have begun another life."""
+    return next((one for one in find(agent.id, *folders) if one.id == agent.id), agent)
+
+
+def load(index: Index, first: str) -> Agent | None:
+    """The agent whose first life is or was `first`; None where nothing can be read of it."""
+    lives = index.lives(first)
+    meta, latest = index.ends(first).meta, index.ends(lives[-1]).meta
+    entry = index.ends(lives[-1]).last
+    directory = os.path.join(index.folder, "jobs", first)
+    job = record(directory) if first in index.jobs else {}
+    if not meta and not job:
+        return None
+    data = entry.get("data") if entry.get("type") == "outcome" else None
+    over = isinstance(data, dict) and data.get("termination_mode") == "exec"
+    # A remote child's tape names a process over there; the job is its face, a process of ours.
+    who = job if job.get("started") else latest
+    begun = number(meta.get("ts"))
+    parent = str(meta.get("parent_session_id") or job.get("parent") or "")
+    above = index.ends(parent).meta
+    return Agent(
+        id=first,
+        session=lives[-1],
+        mission=str(meta.get("mission") or job.get("intent") or ""),
+        host=str(job.get("host") or latest.get("node") or "local"),
+        pid=_integer(who.get("pid")),
+        started=_integer(who.get("started")),
+        boot=str(who.get("boot_id") or ""),
+        begun=begun or number(job.get("begun")),
+        last=number(entry.get("ts")) or begun,
+        parent=parent,
+        root=str(meta.get("root_session_id") or job.get("root") or above.get("root_session_id") or ""),
+        directory=directory if first in index.jobs and os.path.isdir(directory) else "",
+        outcome=data if isinstance(data, dict) and not over else None,
+        became=str(data.get("stderr")) if isinstance(data, dict) and over else "",
+        supervisor=_integer(job.get("supervisor")),
+        supervisor_started=_integer(job.get("supervisor_started")),
+        node=str(job.get("node") or ""),
+        elsewhere=bool(above) and above.get("node") != latest.get("node"),
+        tapes=index,
+    )
+
+
+def _lives(pid: int, started: int) -> bool:
+    process = procs.look(pid) if pid > 0 else None
+    return process is not None and process.started == started and process.state not in "ZX"
+
+
+def held(pid: int, started: int) -> int:
+    """A pidfd of that very process, -1 where it has ended."""
+    if not _lives(pid, started):
+        return -1
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return -1
+    if _lives(pid, started):  # and it is still that one: from here on nobody else can have its pid
+        return fd
+    os.close(fd)
+    return -1
+
+
+def record(directory: str) -> dict[str, Any]:
+    """What its directory says of a job, {} where it says nothing."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        found = _json(os.path.join(directory, "job"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _json(path: str) -> Any:
+    with open(path, "rb", 0) as file:
+        return quickjson.loads(file.read())
+
+
+def _integer(value: object) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 62 else 0
+
+
+def number(value: object) -> float:
+    """A time of a sensible size, or 0."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0.0

@@ -1,0 +1,318 @@
+"""The dialect of Anthropic's Messages API.
+
+Laws
+1. The blocks of a reply are kept and sent back in their order as they came, signatures and all; left out are only
+   the ones that the API itself sends and then refuses: blank text, thinking that nothing follows, and all thinking
+   from the moment that it finds fault with some.
+2. All results of a reply stand in the one message after it, before any text. Neighbours of the same role are one.
+3. Breakpoints of the cache stand where a request ended: at the end of the user's last turns. The request before this
+   one, of this agent or of the parent it was forked from, wrote its cache exactly there, so that it is found however
+   many blocks have come since (a lookup goes back 20 blocks). A breakpoint is a mark beside a block; moving it does
+   not change what is cached in front of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from quine.providers import faults
+from quine.providers.base import (
+    GuestError,
+    Message,
+    Reply,
+    Request,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Unavailable,
+    Usage,
+)
+from quine.providers.reading import Foreign, number, read, refused, unused
+from quine.providers.turns import User, arguments, output, own, split
+
+NAME = "anthropic"
+VERSION = "2026-10-21"
+BREAKPOINTS = 3  # and one behind the system prompt: the API takes four
+THOUGHTS = ("thinking", "redacted_thinking")
+CACHE = {"cache_control": {"type": "ephemeral"}}
+STATUS = {  # of an error that comes in the stream, behind a 200
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "conflict_error": 409,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+STOPS = {
+    "max_tokens": "length",
+    "model_context_window_exceeded": "context",
+    "refusal": "refusal",
+    "pause_turn": "pause",
+}
+
+
+# What helps and need not be, and what a refusal of it looks like.
+SPARE = {
+    "output": re.compile(
+        r"max_tokens: \d+ >|exceed context limit|max_(completion_)?tokens\W.{0,40}too large"
+    ),
+    "thinking": re.compile(
+        r"^\W?thinking\b|adaptive thinking|when \W?thinking\W? is enabled|thinking.*not support",
+        re.IGNORECASE,
+    ),
+    # Those sent back.
+    "thoughts": re.compile(r"signature\W? in \W?thinking|\bthinking\b.{0,80}cannot be modified"),
+    "cache": re.compile(r"cache_control"),
+}
+
+
+class _Block(Foreign):
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | int | None = None
+    name: str = ""
+    input: Any = None
+
+
+class _Answer(Foreign):
+    content: list[_Block]
+    stop_reason: str | None = None
+    stop_details: dict[str, Any] | None = None
+    usage: dict[str, Any] | None = None
+
+
+class AnthropicDialect:
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._without: frozenset[str] = frozenset()  # replaced, never changed: threads share a dialect
+
+    def url(self, base: str) -> str:
+        return f"{base}/messages" if base.endswith("/v1") else f"{base}/v1/messages"
+
+    def headers(self, key: str) -> dict[str, str]:
+        headers = {"anthropic-version": VERSION}
+        if key.startswith("sk-ant-oat"):  # a login, not a key of the console
+            headers["Authorization"] = f"Bearer {key}"
+        elif key:
+            headers["x-api-key"] = key
+        return headers
+
+    def body(self, request: Request) -> dict[str, Any]:
+        told, without = split(request.messages, NAME), self._without
+        body: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": output(request, "output" in without),
+            "stream": True,
+        }
+        if "thinking" not in without and _adaptive(self._model):
+            body["thinking"] = {"type": "adaptive"}
+        if request.tools:
+            body["tools"] = [_tool(tool) for tool in request.tools]
+        if told.system:
+            body["system"] = [{"type": "text", "text": told.system}]
+        messages: list[dict[str, Any]] = []
+        _add(messages, "user", _user(told.first))
+        for reply, said in told.rest:
+            _add(messages, "assistant", _assistant(reply, "thoughts" not in without))
+            _add(messages, "user", _user(said))
+        body["messages"] = messages
+        if "cache" not in without:
+            _mark(body)
+        return body
+
+    def stream(self) -> _Stream:
+        return _Stream(self.fault)
+
+    def reply(self, data: Any) -> Reply:
+        if isinstance(data, dict) and data.get("error"):
+            raise self.fault(200, data)
+        answer = read(_Answer, data)
+        raw = list(data["content"])
+        calls = _calls(answer.content, raw)
+        text = "\n".join(block.text for block in answer.content if block.type == "text" and block.text)
+        if answer.stop_reason == "refusal" and not text:
+            text = _refusal(answer.stop_details or {})
+        thinking = "\n".join(block.thinking for block in answer.content if block.thinking)
+        message = Message("assistant", text, calls, reasoning=thinking, raw={NAME: raw})
+        stop = STOPS.get(answer.stop_reason or "", "tool" if calls else "end")
+        return Reply(message, _usage(answer.usage), stop)
+
+    def fault(self, status: int, data: Any) -> GuestError:
+        said = faults.told(data)
+        if status == 200:
+            status = STATUS.get(said.kind, status)
+        fault = faults.judge(status, said)
+        if learned := refused(SPARE, status, said.message):
+            self._without |= learned
+            return faults.Adapted(fault)
+        return fault
+
+
+class _Stream:
+    """message_start, then blocks with their deltas, then message_delta and message_stop."""
+
+    def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
+        self._fault = fault
+        self._message: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._pieces: dict[int, dict[str, list[str]]] = {}  # joined once: a long text comes in thousands
+        self._complete = False
+
+    def feed(self, event: str, data: Any) -> bool:
+        if isinstance(data, dict) and data.get("type", event) == "error":
+            raise self._fault(200, data)
+        try:
+            self._take(data["type"], data)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise Unavailable(f"the server's stream cannot be read at {event or 'an event'}") from None
+        return self._complete
+
+    def whole(self) -> Any:
+        if not self._complete:
+            raise Unavailable("the server's answer was cut")
+        return {**self._message, "content": [self._block(index) for index in sorted(self._blocks)]}
+
+    def _take(self, kind: str, data: dict[str, Any]) -> None:
+        match kind:
+            case "message_start":
+                self._message = dict(data["message"])
+            case "content_block_start":
+                index = data["index"]
+                if not isinstance(index, int):
+                    raise TypeError("an index that is no integer")
+                self._blocks[index] = dict(data["content_block"])
+                self._pieces[index] = {}
+            case "content_block_delta":
+                self._delta(data["index"], data["delta"])
+            case "message_delta":
+                usage = {k: v for k, v in (data.get("usage") or {}).items() if v is not None}
+                usage = {**(self._message.get("usage") or {}), **usage}  # cumulative: the later one counts
+                self._message = {**self._message, **data["delta"], "usage": usage}
+            case "message_stop":
+                if not self._message:
+                    raise ValueError("a stream without a beginning")
+                self._complete = True
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> None:
+        block = self._blocks[index]
+        match delta["type"]:
+            case "text_delta":
+                self._piece(index, "text", delta["text"])
+            case "thinking_delta":
+                self._piece(index, "thinking", delta["thinking"])
+            case "input_json_delta":
+                self._piece(index, "input", delta["partial_json"])
+            case "signature_delta":
+                block["signature"] = delta["signature"]
+            case "citations_delta":
+                block["citations"] = [*(block.get("citations") or []), delta["citation"]]
+
+    def _piece(self, index: int, field: str, piece: object) -> None:
+        if not isinstance(piece, str):
+            raise TypeError("a piece that is no text")
+        self._pieces[index].setdefault(field, []).append(piece)
+
+    def _block(self, index: int) -> dict[str, Any]:
+        block = self._blocks[index]
+        for field, pieces in self._pieces[index].items():
+            text = "".join(pieces)
+            if field == "input":
+                # Arguments that are no JSON, as where the reply was cut, stay text: `_calls` says what is wrong.
+                call = ToolCall.parse("", "", text)
+                block = {**block, field: text if call.fault else call.args}
+            else:
+                block = {**block, field: str(block.get(field) or "") + text}
+        return block
+
+
+def _adaptive(model: str) -> bool:
+    """Thinking of the kind that every family since 4.6 takes. Other kinds need a budget; other vendors know none."""
+    name = re.search(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)", model)
+    return name is not None and (int(name[1]), int(name[2] or 0)) >= (4, 6)
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
+
+
+def _add(messages: list[dict[str, Any]], role: str, blocks: list[dict[str, Any]]) -> None:
+    if messages and messages[-1]["role"] == role:
+        messages[-1]["content"] += blocks
+    elif blocks:
+        messages.append({"role": role, "content": blocks})
+
+
+def _user(said: User) -> list[dict[str, Any]]:
+    return [*map(_result, said.results), *({"type": "text", "text": text} for text in said.texts)]
+
+
+def _result(result: ToolResult) -> dict[str, Any]:
+    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": result.call_id, "content": result.text}
+    return {**block, "is_error": True} if result.is_error else block
+
+
+def _assistant(reply: Message, thoughts: bool) -> list[dict[str, Any]]:
+    blocks = own(reply, NAME)
+    if blocks is None:
+        blocks = [{"type": "text", "text": reply.text}] + [
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments(call)}
+            for call in reply.tool_calls
+        ]
+    if not thoughts:
+        blocks = [b for b in blocks if b.get("type") not in THOUGHTS]
+    blocks = [b for b in blocks if b.get("type") != "text" or str(b.get("text") or "").strip()]
+    while blocks and blocks[-1].get("type") in THOUGHTS:
+        blocks.pop()
+    return blocks
+
+
+def _mark(body: dict[str, Any]) -> None:
+    """Set the breakpoints: behind tools and system, and at the ends of the user's last turns."""
+    for prefix in ("system", "tools"):
+        if body.get(prefix):
+            body[prefix][-1] |= CACHE
+            break
+    for message in [m for m in body["messages"] if m["role"] == "user"][-BREAKPOINTS:]:
+        message["content"][-1] |= CACHE
+
+
+def _calls(blocks: list[_Block], raw: list[Any]) -> tuple[ToolCall, ...]:
+    """The calls; what goes back in `raw` has the same ids, and an object for its input."""
+    calls: list[ToolCall] = []
+    taken: set[str] = set()
+    for index, block in enumerate(blocks):
+        if block.type != "tool_use":
+            continue
+        call_id = unused(block.id, taken)
+        if isinstance(block.input, dict):
+            call = ToolCall(call_id, block.name, block.input)
+        else:
+            call = ToolCall.parse(call_id, block.name, block.input if isinstance(block.input, str) else "")
+        calls.append(call)
+        if raw[index].get("id") != call_id or not isinstance(block.input, dict):
+            raw[index] = {**raw[index], "id": call_id, "input": call.args}
+    return tuple(calls)
+
+
+def _refusal(details: dict[str, Any]) -> str:
+    category = details.get("category")
+    return str(details.get("explanation") or (f"refused: {category}" if category else "refused"))
+
+
+def _usage(usage: dict[str, Any] | None) -> Usage:
+    read, write = number(usage, "cache_read_input_tokens"), number(usage, "cache_creation_input_tokens")
+    return Usage(
+        number(usage, "input_tokens") + read + write,
+        number(usage, "output_tokens"),
+        read,
+        write,
+        number(usage, "output_tokens_details", "thinking_tokens"),
+    )

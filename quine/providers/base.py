@@ -1,0 +1,234 @@
+"""The neutral model of a conversation, and what a guest is: a function from a request to a reply.
+
+Laws
+1. A guest has no state that matters: everything it may know is in the request.
+2. `raw` is the provider's own form of a reply. It is kept and sent back untouched (signatures, item ids,
+   the order of keys), and only the dialect that made it reads it.
+3. Arguments that could not be parsed stay as they came, with the reason; nobody guesses.
+
+Errors
+    GuestError               the guest gave no reply
+    ├── Unavailable          worth another try later (exit 75 when the tries are used up)
+    ├── Overflow             the conversation does not fit the model's window
+    └── Refused              another try would not help: key, quota, model, request
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from quine.base.exits import FAILED
+from transport.wire import quickjson
+
+DEEPEST = 200  # levels of a value from a guest; Python's own JSON goes down to about 900
+
+
+def too_deep(value: Any, levels: int) -> bool:
+    """Does JSON nest deeper than that? What can be read at the edge could not be written any more."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [item for one in layer if isinstance(one, dict | list) for item in _items(one)]
+        if not layer:
+            return False
+    return True
+
+
+def _items(one: dict[str, Any] | list[Any]) -> Any:
+    return one.values() if isinstance(one, dict) else one
+
+
+class ToolCall(NamedTuple):
+    id: str
+    name: str
+    args: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
+    raw: str = ""  # the argument string as received, "" where the provider sends an object
+    fault: str = ""  # why `raw` could not be read
+
+    @classmethod
+    def parse(cls, id: str, name: str, raw: str) -> ToolCall:
+        """From an argument string, which may be anything."""
+        try:
+            args = quickjson.loads(raw) if raw.strip() else {}
+        except (ValueError, RecursionError):
+            return cls(id, name, {}, raw, f"the arguments are not JSON: {_why(raw)}")
+        if not isinstance(args, dict):
+            return cls(id, name, {}, raw, "the arguments are not a JSON object")
+        try:
+            quickjson.dumps(args)
+        except (ValueError, RecursionError):
+            return cls(id, name, {}, raw, "the arguments hold a number that is too large")
+        if raw.count("[") + raw.count("{") > DEEPEST and too_deep(args, DEEPEST):
+            return cls(id, name, {}, raw, f"the arguments nest more than {DEEPEST} levels deep")
+        return cls(id, name, args, raw)
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"id": self.id, "name": self.name, "arguments": self.args}
+        if self.raw:
+            data["raw"] = self.raw
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ToolCall:
+        """Raises KeyError, TypeError or ValueError for what is not a call."""
+        if not isinstance(data, Mapping):
+            raise TypeError("a tool call is no object")
+        if raw := data.get("raw"):
+            return cls.parse(str(data["id"]), str(data["name"]), str(raw))
+        return cls(str(data["id"]), str(data["name"]), dict(data["arguments"]))
+
+
+def _why(raw: str) -> str:
+    """Where the fault is, which the quick parser does not say."""
+    import json
+
+    try:
+        json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return "NaN, infinities and numbers as large are not JSON"
+
+
+class ToolResult(NamedTuple):
+    call_id: str
+    name: str
+    text: str
+    is_error: bool = False
+
+
+class Message(NamedTuple):
+    """role is system, user, assistant or tool; a tool message carries exactly one result."""
+
+    role: str
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    result: ToolResult | None = None
+    reasoning: str = ""
+    raw: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"role": self.role, "content": self.text}
+        if self.tool_calls:
+            data["tool_calls"] = [call.to_json() for call in self.tool_calls]
+        if self.result is not None:
+            data["result"] = list(self.result)
+        if self.reasoning:
+            data["reasoning_content"] = self.reasoning
+        if self.raw is not None:
+            data["raw"] = self.raw
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Message:
+        """Raises KeyError, TypeError or ValueError for what is not a message."""
+        if not isinstance(data, Mapping):
+            raise TypeError("a message is no object")
+        role = data["role"]
+        if role not in ("system", "user", "assistant", "tool"):
+            raise ValueError(f"not a role: {role!r}")
+        result = data.get("result")
+        if result is not None:
+            call_id, name, text, is_error = result
+            result = ToolResult(str(call_id), str(name), str(text), bool(is_error))
+        raw = data.get("raw")
+        if raw is not None and not isinstance(raw, dict):
+            raise TypeError("raw is not an object")
+        calls = tuple(map(ToolCall.from_json, data.get("tool_calls", ())))
+        return cls(role, str(data["content"]), calls, result, str(data.get("reasoning_content", "")), raw)
+
+
+class Usage(NamedTuple):
+    """Tokens: `input` counts all of the prompt, cached or not; `output` includes reasoning.
+
+    `cost` is in US dollars, where the provider itself tells it; 0 = not told.
+    """
+
+    input: int = 0
+    output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
+    cost: float = 0.0
+
+    def __add__(self, other: object) -> Usage:
+        if not isinstance(other, Usage):
+            return NotImplemented
+        return Usage(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
+
+
+class Tool(NamedTuple):
+    """What the guest is told of a tool; the same schema checks what it sends."""
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+
+
+class Request(NamedTuple):
+    """One inference. `ordinal` counts the inferences of this life from 0.
+
+    `output` is the most tokens that the reply may have; 0 = what the dialect finds right. `cost` is the most dollars
+    that the whole may cost; 0 = no limit, which is for who pays to see to.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    session: str = ""
+    mission: str = ""
+    ordinal: int = 0
+    wisdom: Mapping[str, str] = {}
+    output: int = 0
+    cost: float = 0.0
+
+
+class Reply(NamedTuple):
+    """stop is end, tool, length (the reply was cut), context (the window filled on the way), refusal or pause."""
+
+    message: Message
+    usage: Usage = Usage()
+    stop: str = "end"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"message": self.message.to_json(), "usage": list(self.usage), "stop": self.stop}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Reply:
+        *tokens, cost = data["usage"]
+        usage = Usage(*map(int, tokens))._replace(cost=float(cost))
+        return cls(Message.from_json(data["message"]), usage, str(data["stop"]))
+
+
+class Guest(Protocol):
+    note: Callable[[str], None]  # told of what went otherwise than meant, as a try that has to be made again
+
+    def infer(self, request: Request) -> Reply:
+        """Block until there is a reply; raises a GuestError."""
+
+
+def unheard(text: str) -> None:
+    """The `note` of a guest that nobody listens to."""
+
+
+class GuestError(Exception):
+    """str() is for people: lower case, no full stop."""
+
+
+class Unavailable(GuestError):
+    """`after` is how long the server asks to wait, in seconds, or None."""
+
+    def __init__(self, detail: str, after: float | None = None) -> None:
+        super().__init__(detail)
+        self.after = after
+
+
+class Overflow(GuestError):
+    """The conversation does not fit."""
+
+
+class Refused(GuestError):
+    """`hint` says what cures it; `status` is the exit status it deserves."""
+
+    def __init__(self, detail: str, hint: str = "", status: int = FAILED) -> None:
+        super().__init__(detail)
+        self.hint = hint
+        self.status = status

@@ -1,0 +1,375 @@
+"""The one place that owns a socket to a guest: sends what a dialect made, tries again where that can help.
+
+Laws
+1. A dialect is pure: values to a request body, an answer to values. It never sees this file.
+2. Who classifies decides: only Unavailable is tried again; a key, a quota, a model or a full context never is. The
+   server has a say: `x-should-retry`, and Retry-After up to PATIENCE. A longer one means "not now", and is told.
+3. An answer that was cut, in whatever way, is no answer: nothing of it was acted upon, so it is asked for again.
+4. What a server sends is bounded, in size and in the time that it may say nothing; not in how long it may talk.
+5. A connection belongs to the process that made it. A forked child makes its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Any, Protocol
+
+import httpx
+
+from quine import __version__
+from quine.base.exits import FAILED, USAGE, Misconfigured
+from quine.providers import sse
+from quine.providers.base import DEEPEST, GuestError, Refused, Reply, Request, Unavailable, too_deep
+from quine.providers.faults import Adapted, printable
+from quine.tape.tape import Mask
+
+# Tries after the first one, by HTTP status: who is throttled comes back more often than who is answered by a defect.
+RETRIES = {429: 5, 529: 5}
+OTHER_RETRIES = 3  # all other statuses, a network that fails, an answer that was cut or is none
+FIRST_PAUSE = (
+    0.5  # seconds, doubled with each try, and up to half of it more: agents of a tree must not march in step
+)
+LONGEST_PAUSE = 8.0
+PATIENCE = 120.0  # as the vendors' own clients: beyond it, a Retry-After is a refusal
+# Between two reads, not for the whole. Before the first byte a model may be loaded, or think, for minutes.
+TIMEOUT = httpx.Timeout(600.0, connect=10.0)
+# A proxy of the environment is for the world: none knows the server that runs beside us.
+HERE = ("127.0.0.1", "localhost", "[::1]")
+NO_PROXY: dict[str, httpx.BaseTransport | None] = {f"all://{host}": None for host in HERE}
+LARGEST = 64 << 20  # bytes of a body
+LARGEST_STREAM = 4 * LARGEST  # on the wire each token has an envelope of some 200 bytes around it
+LINGER = 0.5  # seconds that a complete answer may take to end
+
+
+class Stream(Protocol):
+    """Puts one streamed answer together. A new one for each answer."""
+
+    def feed(self, event: str, data: Any) -> bool:
+        """One event: its name ("" for none) and its data, parsed JSON or the text "[DONE]". True = complete.
+
+        Raises a GuestError for an error event.
+        """
+
+    def whole(self) -> Any:
+        """The body of the same answer without streaming; Unavailable where the stream was cut before its end."""
+
+
+class Dialect(Protocol):
+    """Pure: values to a request, an answer to values. It never sees a socket."""
+
+    def url(self, base: str) -> str:
+        """Where to POST. `base` is as configured, without a slash at its end. Called before `body`."""
+
+    def headers(self, key: str) -> dict[str, str]: ...
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """Asks for a stream, where the body is the place for it."""
+
+    def stream(self) -> Stream: ...
+
+    def reply(self, data: Any) -> Reply:
+        """From a whole body. Raises a GuestError where `data` is an error, or is no reply at all."""
+
+    def fault(self, status: int, data: Any) -> GuestError:
+        """What an HTTP status and a body (parsed JSON, or text) that is no reply mean."""
+
+
+class HttpGuest:
+    def __init__(
+        self,
+        dialect: Dialect,
+        base: str,
+        key: str,
+        *,
+        timeout: httpx.Timeout = TIMEOUT,
+        pause: Callable[[float], None] = time.sleep,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        try:
+            httpx.URL(base)
+        except httpx.InvalidURL as error:
+            raise Misconfigured(f"QUINE_API_BASE is no URL: {error}") from None
+        if not base.startswith(("http://", "https://")):
+            raise Misconfigured(
+                f"QUINE_API_BASE must begin with http:// or https://, not {_without_password(base)!r}"
+            )
+        self._dialect = dialect
+        self._url = dialect.url(base.rstrip("/"))
+        self._shown = _without_password(self._url)
+        self._mask = Mask([key])  # some servers quote the key that they refuse
+        self._headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"quine/{__version__}",
+            **dialect.headers(key),
+        }
+        self._timeout = timeout
+        self._pause = pause
+        self.note = note  # told of every try that is not the first
+        self._client: httpx.Client | None = None
+        self._owner = 0
+
+    def infer(self, request: Request) -> Reply:
+        body = self._body(request)
+        failed = 0
+        while True:
+            status, forbidden = 0, False
+            try:
+                with closing(self._send(body)) as response:
+                    status = response.status_code
+                    forbidden = response.headers.get("x-should-retry") == "false"
+                    return self._read(response)
+            except GuestError as error:
+                fault = self._masked(error)
+            if isinstance(fault, Adapted):
+                changed = self._body(request)
+                if changed != body:
+                    self.note(f"asked again without what the server refused: {fault}")
+                    body = changed
+                    continue
+                fault = self._masked(fault.fault)
+            if not isinstance(fault, Unavailable):
+                raise fault
+            failed += 1
+            self._wait(failed, 0 if forbidden else RETRIES.get(status, OTHER_RETRIES), fault)
+
+    def _wait(self, failed: int, limit: int, fault: Unavailable) -> None:
+        """Until the next try; raises where there is none."""
+        if fault.after is not None and fault.after > PATIENCE:
+            raise Unavailable(f"{fault}; it asks to wait {fault.after:.0f} s", fault.after)
+        if failed > limit:
+            raise fault
+        seconds = _pause(failed, fault.after)
+        self.note(f"try {failed + 1} of {limit + 1} in {seconds:.1f} s: {fault}")
+        self._pause(seconds)
+
+    def _masked(self, fault: GuestError) -> GuestError:
+        fault.args = tuple(map(self._mask.of, fault.args))
+        return fault
+
+    def close(self) -> None:
+        if self._client is not None and self._owner == os.getpid():
+            self._client.close()
+        self._client = None
+
+    def _body(self, request: Request) -> list[bytes]:
+        return list(_encoded(self._dialect.body(request)))
+
+    def _send(self, body: list[bytes]) -> httpx.Response:
+        """The response, of which only the head has been read."""
+        try:
+            client = self._connection()
+            headers = {**self._headers, "Content-Length": str(sum(map(len, body)))}
+            request = client.build_request("POST", self._url, content=iter(body), headers=headers)
+            return client.send(request, stream=True)
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, UnicodeError):
+            # Not what it says: that may show the header with the key.
+            raise Refused(
+                "the request cannot be sent", "see QUINE_API_BASE and QUINE_API_KEY", USAGE
+            ) from None
+        except httpx.HTTPError as error:
+            raise Unavailable(self._why(error)) from None
+
+    def _connection(self) -> httpx.Client:
+        if self._client is None or self._owner != os.getpid():
+            # The parent's client is dropped, not closed: closing speaks to the parent's server.
+            # No TLS and no proxy: the certificates of the world need not be read, which takes longer than all the rest.
+            plain = self._url.startswith(tuple(f"http://{host}{end}" for host in HERE for end in ":/"))
+            self._client = httpx.Client(
+                timeout=self._timeout, follow_redirects=False, mounts=NO_PROXY, verify=not plain
+            )
+            self._owner = os.getpid()
+        return self._client
+
+    def _why(self, error: httpx.HTTPError) -> str:
+        silent = isinstance(error, httpx.ReadTimeout)
+        text = f"nothing came for {self._timeout.read:.0f} s" if silent else printable(str(error))
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            _, number, reason = text.rpartition("] ") if text.startswith("[Errno ") else ("", "", "")
+            text = reason[:1].lower() + reason[1:] if number else text
+            return f"cannot reach the model server at {self._shown}: {text or 'it does not answer'}"
+        return f"{self._shown}: {text or type(error).__name__}"
+
+    def _read(self, response: httpx.Response) -> Reply:
+        if response.is_success and _is_stream(response.headers):
+            return self._dialect.reply(self._streamed(response))
+        try:
+            raw = b"".join(_chunks(response, LARGEST))
+        except httpx.HTTPError as error:
+            raise Unavailable(self._why(error)) from None
+        if response.has_redirect_location:
+            # Not followed: the key would go along, to wherever it points.
+            to = printable(_without_password(response.headers["location"]))
+            raise Refused(f"{self._shown} has moved to {to}", "see QUINE_API_BASE", USAGE)
+        try:
+            data = _parse(raw)
+        except ValueError:
+            data = raw.decode("utf-8", "replace")
+        if response.is_success:
+            return self._dialect.reply(data)
+        fault = self._dialect.fault(response.status_code, self._mask.of(data))
+        after = _retry_after(response.headers)
+        if _is_plain(fault) and response.headers.get("x-should-retry") == "true":
+            fault = Unavailable(str(fault))
+        if isinstance(fault, Unavailable) and after is not None:
+            fault.after = after
+        raise fault
+
+    def _streamed(self, response: httpx.Response) -> Any:
+        """The whole of a streamed answer."""
+        stream, decoder = self._dialect.stream(), sse.Decoder()
+        chunks = _chunks(response, LARGEST_STREAM)
+        broken = ""
+        try:
+            for chunk in chunks:
+                if _fed(stream, decoder.feed(chunk)):
+                    _drain(response, chunks)
+                    break
+            else:
+                _fed(stream, decoder.close())
+        except httpx.HTTPError as error:
+            broken = self._why(error)
+        except sse.TooLong as error:
+            raise Refused(str(error)) from None
+        try:
+            return stream.whole()
+        except Unavailable as cut:
+            raise Unavailable(f"{cut}: {broken}" if broken else str(cut), cut.after) from None
+
+
+def _encoded(body: dict[str, Any]) -> Iterator[bytes]:
+    """The body in pieces of a message each: as one text it would be in memory three times while it is made and sent."""
+    before = "{"
+    for key, value in body.items():
+        yield f"{before}{json.dumps(key)}: ".encode()
+        before = ", "
+        if isinstance(value, list) and value:
+            for n, item in enumerate(value):
+                yield b", " if n else b"["
+                yield _json(item)
+            yield b"]"
+        else:
+            yield _json(value)
+    yield b"}"
+
+
+def _json(value: Any) -> bytes:
+    # Half a surrogate pair, as in a mission of undecodable bytes, is refused by every provider.
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _is_stream(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == "text/event-stream"
+
+
+def _without_password(url: str) -> str:
+    """As it may be shown: http://user:password@host is how a proxy is told who asks."""
+    return re.sub(r"//[^/?#]*@", "//", url)
+
+
+def _is_plain(fault: GuestError) -> bool:
+    """A refusal of which nothing is known but that the server refuses."""
+    return isinstance(fault, Refused) and fault.status == FAILED
+
+
+def _chunks(response: httpx.Response, most: int) -> Iterator[bytes]:
+    size = 0
+    for chunk in response.iter_bytes():
+        size += len(chunk)
+        if size > most:
+            raise Refused(f"the server's answer is larger than {most >> 20} MiB")
+        yield chunk
+
+
+def _fed(stream: Stream, events: list[sse.Event]) -> bool:
+    """Is the answer complete with these events?"""
+    return any(stream.feed(event.name, _value(event.data)) for event in events if event.data.strip())
+
+
+def _value(data: str) -> Any:
+    if data.strip() == "[DONE]":
+        return "[DONE]"
+    try:
+        return _parse(data)
+    except ValueError:
+        raise Unavailable(f"an event of the stream is not JSON: {printable(data, 100)}") from None
+
+
+def _parse(text: str | bytes) -> Any:
+    """A value, whose NaN and infinities are null: they could not be sent back. ValueError for what is none."""
+    try:
+        data = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("too deep") from None
+    brackets = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
+    if sum(map(text.count, brackets)) > DEEPEST and too_deep(data, DEEPEST):  # type: ignore[arg-type]
+        raise ValueError("too deep")
+    return data
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _drain(response: httpx.Response, chunks: Iterator[bytes]) -> None:
+    """Reads to the end of an answer that is complete: only then can its connection serve the next one.
+
+    A server that says [DONE] and leaves the connection open is not waited for.
+    """
+    stream = response.extensions["network_stream"]
+    timer = threading.Timer(LINGER, _shut, (stream.get_extra_info("socket"),))
+    timer.start()
+    try:
+        for _ in chunks:
+            pass
+    except httpx.HTTPError:  # the answer is complete, whatever comes now
+        pass
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _shut(connection: socket.socket) -> None:
+    try:
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # under TLS, which would wait for the peer
+    except OSError:  # gone already
+        pass
+
+
+def _pause(failed: int, after: float | None) -> float:
+    if after is not None and after > 0:
+        return after * (1 + 0.1 * random.random())  # never earlier than told
+    return min(FIRST_PAUSE * 2.0 ** (failed - 1), LONGEST_PAUSE) * (1 + 0.5 * random.random())
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds, from retry-after-ms or Retry-After (seconds or a date)."""
+    milliseconds, text = headers.get("retry-after-ms"), headers.get("retry-after")
+    try:
+        if milliseconds:
+            seconds = float(milliseconds) / 1000
+        elif text:
+            seconds = _seconds(text)
+        else:
+            return None
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        from email.utils import parsedate_to_datetime
+
+        return parsedate_to_datetime(text).timestamp() - time.time()

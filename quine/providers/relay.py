@@ -1,0 +1,77 @@
+"""The guest of an agent whose origin is elsewhere: every inference is asked of the origin, over the link.
+
+Laws
+1. No key and no script comes here; a request and a reply go across, as JSON.
+2. The errors of the guest cross by kind, so that this end acts on them as if it had called the guest itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quine.budget.ledger import Left, Spent
+from quine.providers.base import GuestError, Overflow, Refused, Reply, Request, Unavailable, unheard
+from transport.errors import RequestError
+from transport.wire import quickjson
+
+Ask = Callable[[str, bytes], bytes]
+
+_ERRORS: dict[str, type[GuestError]] = {
+    "unavailable": Unavailable,
+    "overflow": Overflow,
+    "refused": Refused,
+}
+
+
+class RelayGuest:
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self.note: Callable[[str], None] = unheard
+        # of the tree, as told last: what nobody has used or reserved, and what nobody has used for sure
+        self.left = self.surely = Left()
+        self.cost = 0.0  # dollars of the last inference
+
+    def infer(self, request: Request) -> Reply:
+        body = quickjson.dumps(
+            {
+                "session": request.session,
+                "mission": request.mission,
+                "ordinal": request.ordinal,
+                "wisdom": dict(request.wisdom),
+                "output": request.output,
+                "cost": request.cost,
+                "messages": [message.to_json() for message in request.messages],
+            }
+        )
+        try:
+            answer: Any = quickjson.loads(self._ask("infer", body.encode()))
+            if fault := answer.get("error"):
+                raise _error(fault, answer)
+            self.left, self.surely = Left(*answer["left"]), Left(*answer["surely"])
+            self.cost = float(answer["cost"])
+            return Reply.from_json(answer)
+        except RequestError as error:
+            raise Unavailable(f"the origin: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise GuestError(f"the origin's answer cannot be read: {error}") from None
+
+
+def error_to_json(error: GuestError) -> dict[str, object]:
+    """The origin's half of law 2."""
+    kind = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "other")
+    more = {"hint": error.hint, "status": error.status} if isinstance(error, Refused) else {}
+    return {"error": kind, "detail": str(error), **more}
+
+
+def spent_to_json(spent: Spent) -> dict[str, object]:
+    return {"error": "spent", "detail": str(spent), "option": spent.option}
+
+
+def _error(kind: str, answer: dict[str, Any]) -> GuestError | Spent:
+    detail = str(answer["detail"])
+    if kind == "spent":
+        return Spent(detail, str(answer["option"]))
+    if kind == "refused":
+        return Refused(detail, str(answer["hint"]), int(answer["status"]))
+    return _ERRORS.get(kind, GuestError)(detail)

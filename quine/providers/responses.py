@@ -1,0 +1,260 @@
+"""The dialect of OpenAI's Responses API, used without its memory: nothing is stored, all is sent each time.
+
+Laws
+1. The items of a reply are kept and sent back in their order as they came: ids, phases, encrypted reasoning, the
+   spelling of arguments. Left out is only reasoning that nothing follows, or that holds nothing to read it from: both
+   are refused.
+2. `prompt_cache_key` comes from the system prompt alone, so that a parent and its clones share one cache.
+3. A reply that failed comes behind a 200 and is an error all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from quine.providers import faults
+from quine.providers.base import GuestError, Message, Reply, Request, Tool, ToolCall, Unavailable, Usage
+from quine.providers.reading import Foreign, number, read, refused, unused
+from quine.providers.turns import User, arguments, output, own, split
+
+NAME = "responses"
+LEAST = 16  # tokens; the API refuses less
+STATUS = {  # of an error inside a reply or a stream, behind a 200
+    "server_error": 500,
+    "rate_limit_exceeded": 429,
+    "slow_down": 429,
+    "server_is_overloaded": 503,
+    "vector_store_timeout": 504,
+    "context_length_exceeded": 400,
+}
+END = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
+
+# What helps and need not be, and what a refusal of it looks like: "param: message".
+SPARE = {
+    "output": re.compile(r"max_(output_)?tokens"),
+    "include": re.compile(r"^include\b|['\"`]include['\"`]|encrypted content is not", re.IGNORECASE),
+    "thoughts": re.compile(  # those sent back
+        r"encrypted content.*could not be|required .reasoning. item|required following item", re.IGNORECASE
+    ),
+    "prompt_cache_key": re.compile(r"prompt_cache_key"),
+}
+
+
+class _Part(Foreign):
+    type: str = ""
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Item(Foreign):
+    type: str
+    content: list[_Part] | str | None = None
+    summary: list[_Part] | None = None
+    call_id: str | int | None = None
+    name: str = ""
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Answer(Foreign):
+    status: str | None = None
+    incomplete_details: dict[str, Any] | None = None
+    output: list[_Item]
+    usage: dict[str, Any] | None = None
+
+
+class ResponsesDialect:
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._without: frozenset[str] = frozenset()  # replaced, never changed: threads share a dialect
+
+    def url(self, base: str) -> str:
+        return f"{base}/responses"
+
+    def headers(self, key: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def body(self, request: Request) -> dict[str, Any]:
+        told, without = split(request.messages, NAME), self._without
+        items = _user(told.first)
+        for reply, said in told.rest:
+            items += [*_assistant(reply, "thoughts" not in without), *_user(said)]
+        body: dict[str, Any] = {
+            "model": self._model,
+            "stream": True,
+            "store": False,
+            "max_output_tokens": max(LEAST, output(request, "output" in without)),
+        }
+        if "include" not in without:
+            body["include"] = ["reasoning.encrypted_content"]
+        if "prompt_cache_key" not in without:
+            digest = hashlib.sha256(told.system.encode("utf-8", "surrogatepass")).hexdigest()
+            body["prompt_cache_key"] = f"quine-{digest[:32]}"
+        if told.system:
+            body["instructions"] = told.system
+        if request.tools:
+            body["tools"] = [_tool(tool) for tool in request.tools]
+        body["input"] = items
+        return body
+
+    def stream(self) -> _Stream:
+        return _Stream(self.fault)
+
+    def reply(self, data: Any) -> Reply:
+        if isinstance(data, dict) and data.get("error"):
+            raise self.fault(200, data)
+        answer = read(_Answer, data)
+        if answer.status not in (None, "completed", "incomplete"):
+            raise Unavailable(f"the server's answer is {faults.printable(answer.status)}")
+        raw = list(data["output"])
+        calls = _calls(answer.output, raw)
+        parts = [part for item in answer.output if item.type == "message" for part in _parts(item.content)]
+        unwilling = any(part.refusal for part in parts)
+        message = Message(
+            "assistant",
+            "\n".join(text for part in parts if (text := part.text or part.refusal)),
+            calls,
+            reasoning=_reasoning(answer.output),
+            raw={NAME: raw},
+        )
+        return Reply(message, _usage(answer.usage), _stop(answer, unwilling, bool(calls)))
+
+    def fault(self, status: int, data: Any) -> GuestError:
+        said = faults.told(data)
+        if status == 200:
+            status = STATUS.get(said.code, STATUS.get(said.kind, status))
+            if said.code.startswith(("invalid_", "bio_", "data_residency", "misalignment")):
+                status = 400  # another try would not help
+        fault = faults.judge(status, said)
+        if learned := refused(SPARE, status, f"{_param(data)}: {said.message}"):
+            self._without |= learned
+            return faults.Adapted(fault)
+        return fault
+
+
+class _Stream:
+    """Items as they are done, then the whole reply; deltas say nothing that these do not."""
+
+    def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
+        self._fault = fault
+        self._items: dict[int, dict[str, Any]] = {}
+        self._answer: dict[str, Any] | None = None
+
+    def feed(self, event: str, data: Any) -> bool:
+        try:
+            kind = data.get("type") or event
+            if kind == "error":
+                raise self._fault(200, data)
+            if kind == "response.output_item.done":
+                index = data.get("output_index", len(self._items))
+                if not isinstance(index, int):
+                    raise TypeError("an index that is no integer")
+                self._items[index] = dict(data["item"])
+            elif kind in END:
+                self._answer = dict(data["response"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise Unavailable(f"the server's stream cannot be read at {event or 'an event'}") from None
+        return self._answer is not None
+
+    def whole(self) -> Any:
+        if self._answer is None:
+            raise Unavailable("the server's answer was cut")
+        done = [self._items[index] for index in sorted(self._items)]
+        told = self._answer.get("output")
+        # Some servers leave the list at the end empty, some send no event for each item.
+        return {**self._answer, "output": told if isinstance(told, list) and len(told) > len(done) else done}
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.schema,
+        "strict": False,
+    }
+
+
+def _user(said: User) -> list[dict[str, Any]]:
+    results = [
+        {"type": "function_call_output", "call_id": result.call_id, "output": result.text}
+        for result in said.results
+    ]
+    return [*results, *({"role": "user", "content": text} for text in said.texts)]
+
+
+def _assistant(reply: Message, thoughts: bool) -> list[dict[str, Any]]:
+    # In neutral form no item has an id, and none is missed as the partner of another.
+    items = own(reply, NAME) if thoughts else None
+    if items is not None:
+        items = [item for item in items if item.get("type") != "reasoning" or _readable(item)]
+        while items and items[-1].get("type") == "reasoning":
+            items.pop()
+        return items
+    items = [{"role": "assistant", "content": reply.text}] if reply.text.strip() else []
+    return items + [
+        {
+            "type": "function_call",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": json.dumps(arguments(call), ensure_ascii=False)
+            if call.fault or not call.raw
+            else call.raw,
+        }
+        for call in reply.tool_calls
+    ]
+
+
+def _readable(item: dict[str, Any]) -> bool:
+    """Without its text, open or encrypted, reasoning is an id that nobody has stored."""
+    return bool(item.get("encrypted_content") or item.get("content"))
+
+
+def _calls(items: list[_Item], raw: list[Any]) -> tuple[ToolCall, ...]:
+    """The calls; what goes back in `raw` has the same ids, and text for its arguments."""
+    calls: list[ToolCall] = []
+    taken: set[str] = set()
+    for index, item in enumerate(items):
+        if item.type != "function_call":
+            continue
+        given = item.arguments
+        text = json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given or "{}"
+        call = ToolCall.parse(unused(item.call_id, taken), item.name, text)
+        calls.append(call)
+        if item.call_id != call.id or given != text:
+            raw[index] = {**raw[index], "call_id": call.id, "arguments": text}
+    return tuple(calls)
+
+
+def _parts(content: list[_Part] | str | None) -> list[_Part]:
+    return [_Part(text=content)] if isinstance(content, str) else content or []
+
+
+def _reasoning(items: list[_Item]) -> str:
+    parts = [p for i in items if i.type == "reasoning" for p in [*(i.summary or []), *_parts(i.content)]]
+    return "\n".join(part.text for part in parts if part.text)
+
+
+def _stop(answer: _Answer, refused: bool, called: bool) -> str:
+    if answer.status == "incomplete":
+        return "refusal" if (answer.incomplete_details or {}).get("reason") == "content_filter" else "length"
+    return "tool" if called else "refusal" if refused else "end"
+
+
+def _param(data: Any) -> str:
+    """The field that an error is about."""
+    error = data.get("error") if isinstance(data, dict) else None
+    return str(error.get("param") or "") if isinstance(error, dict) else ""
+
+
+def _usage(usage: dict[str, Any] | None) -> Usage:
+    return Usage(
+        number(usage, "input_tokens"),
+        number(usage, "output_tokens"),
+        number(usage, "input_tokens_details", "cached_tokens"),
+        number(usage, "input_tokens_details", "cache_write_tokens"),
+        number(usage, "output_tokens_details", "reasoning_tokens"),
+    )

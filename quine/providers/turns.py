@@ -1,0 +1,132 @@
+"""A conversation as turns, for the dialects that are strict about who speaks when.
+
+Laws
+1. Every call of a reply is answered exactly once, directly after it, in the order of the calls; text comes after that.
+2. The user's side begins and ends. What cannot stand there as it is (a blank text, a call without a result, a result
+   without a call) is mended here, once for all dialects; the host loop makes none of it, a tape by hand may.
+3. A reply that this dialect made is its own business, ids and all. Every other reply is brought into a form that any
+   provider takes: ids and names of the usual letters, no id twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from quine.providers.base import Message, Request, ToolCall, ToolResult
+
+FIT = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")  # ids and names: what the strictest of the providers takes
+NAMES = {  # what a provider takes for the name of a call, in what it has said itself too
+    "anthropic": re.compile(r"[a-zA-Z0-9_-]{1,128}"),
+    "gemini": re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}"),
+}
+USUAL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+# Tokens of a reply; the second where a model or what is left of its window takes less.
+OUTPUT, SMALL = 16384, 4096
+BEGIN, GO_ON, EMPTY = "Begin.", "Go on.", "(empty)"
+NO_RESULT = "There is no result: this call was not carried out."
+
+
+class User(NamedTuple):
+    """The user's side of a turn; `results` answer the calls of the reply before it."""
+
+    results: tuple[ToolResult, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
+class Conversation(NamedTuple):
+    system: str
+    first: User
+    rest: list[tuple[Message, User]]  # a reply of the guest, and what came back
+
+
+def split(messages: Iterable[Message], dialect: str) -> Conversation:
+    """The conversation as `dialect` has to tell it."""
+    system: list[str] = []
+    sides: list[tuple[Message | None, list[ToolResult], list[str]]] = [(None, [], [])]
+    for message in messages:
+        if message.role == "assistant":
+            sides.append((message, [], []))
+        elif message.result is not None:
+            sides[-1][1].append(message.result)
+        elif text := message.text if message.text.strip() else "":
+            (system if message.role == "system" else sides[-1][2]).append(text)
+    kept = {call.id for reply, _, _ in sides if reply and own(reply, dialect) for call in reply.tool_calls}
+    given: set[str] = set()
+    rest: list[tuple[Message, User]] = []
+    first = User()
+    for reply, results, texts in sides:
+        pairs, orphans = _paired(reply.tool_calls if reply else (), results)
+        said = [*orphans, *texts]
+        if reply is None:
+            first = User((), tuple(said or [BEGIN]))
+            continue
+        if not own(reply, dialect):
+            pairs = [_adapted(call, result, kept, given) for call, result in pairs]
+            reply = reply._replace(tool_calls=tuple(call for call, _ in pairs), raw=None)
+        rest.append((reply, User(tuple(result for _, result in pairs), tuple(said))))
+    if rest and rest[-1][1] == User():
+        rest[-1] = (rest[-1][0], User((), (GO_ON,)))
+    return Conversation("\n\n".join(system), first, rest)
+
+
+def output(request: Request, small: bool) -> int:
+    """How many tokens the reply may have."""
+    wanted = request.output or OUTPUT
+    return min(wanted, SMALL) if small else wanted
+
+
+def own(reply: Message, dialect: str) -> list[dict[str, Any]] | None:
+    """What this dialect kept of a reply that it made: a list of blocks, items or parts."""
+    kept = (reply.raw or {}).get(dialect)
+    whole = isinstance(kept, list) and all(isinstance(part, dict) for part in kept)
+    return kept if whole and named(reply, dialect) else None
+
+
+def named(reply: Message, dialect: str) -> bool:
+    """Can its calls be sent back by their names? A model makes names up, and then each further request holds them."""
+    return all(NAMES.get(dialect, USUAL).fullmatch(call.name) for call in reply.tool_calls)
+
+
+def fit(name: str) -> str:
+    """The name, or one like it that any provider takes."""
+    return name if FIT.fullmatch(name) else "_" + re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:63]
+
+
+def arguments(call: ToolCall) -> dict[str, Any]:
+    """The arguments as the object that a provider wants, also where there was none."""
+    return {"unreadable": call.raw} if call.fault else call.args
+
+
+def _paired(
+    calls: Sequence[ToolCall], results: list[ToolResult]
+) -> tuple[list[tuple[ToolCall, ToolResult]], list[str]]:
+    """Each call with its result, and the texts of results that answer nothing."""
+    left = list(results)
+    pairs = []
+    for call in calls:
+        found = next((result for result in left if result.call_id == call.id), None)
+        if found is None:
+            found = ToolResult(call.id, call.name, NO_RESULT, True)
+        else:
+            left.remove(found)
+        pairs.append((call, found._replace(name=call.name, text=found.text if found.text.strip() else EMPTY)))
+    return pairs, [result.text for result in left if result.text.strip()]
+
+
+def _adapted(
+    call: ToolCall, result: ToolResult, kept: set[str], given: set[str]
+) -> tuple[ToolCall, ToolResult]:
+    """Another dialect's call under an id and a name that this one's provider takes.
+
+    `given` counts only what came before, so that a longer conversation gives the same ids to its beginning.
+    """
+    fresh = call.id
+    numbers = itertools.count(len(given))
+    while not FIT.fullmatch(fresh) or fresh in kept or fresh in given:
+        fresh = f"call_{next(numbers)}"
+    given.add(fresh)
+    name = fit(call.name)
+    return call._replace(id=fresh, name=name), result._replace(call_id=fresh, name=name)

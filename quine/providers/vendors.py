@@ -1,0 +1,131 @@
+"""Which guest is meant: from the variables of quine and of the vendors to a Config.
+
+Laws
+1. Pure: a mapping in, a Config or Misconfigured out. Whoever calls has taken the keys out of the environment already.
+2. A key belongs to its vendor: it never follows a base that somebody else named.
+3. What is set explicitly wins: QUINE_API_TYPE, then QUINE_API_BASE, then the first vendor whose variables are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from quine.base.exits import Misconfigured, NoGuest
+from quine.providers import FILES, KNOWN, Config
+
+OPENAI = "https://api.openai.com/v1"
+
+
+class Vendor(NamedTuple):
+    """`kinds` can speak to it, the first one by default; `compatible` is what speaks to another base of its kind."""
+
+    kinds: tuple[str, ...]
+    keys: tuple[str, ...]
+    bases: tuple[str, ...]
+    base: str
+    compatible: str
+
+
+VENDORS = (
+    # The vendor itself refuses tools together with reasoning on chat completions; servers like it speak nothing else.
+    Vendor(("responses", "openai"), ("OPENAI_API_KEY",), ("OPENAI_BASE_URL",), OPENAI, "openai"),
+    Vendor(
+        ("anthropic",),
+        ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
+        ("ANTHROPIC_BASE_URL",),
+        "https://api.anthropic.com",
+        "anthropic",
+    ),
+    Vendor(
+        ("gemini",),
+        ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
+        ("GOOGLE_GEMINI_BASE_URL",),
+        "https://generativelanguage.googleapis.com",
+        "gemini",
+    ),
+    Vendor(("openai",), ("OPENROUTER_API_KEY",), (), "https://openrouter.ai/api/v1", "openai"),
+    Vendor(("openai",), (), ("OLLAMA_HOST",), "", "openai"),
+)
+KEYS = ("QUINE_API_KEY", *(key for vendor in VENDORS for key in vendor.keys))
+HINT = (
+    "export ANTHROPIC_API_KEY=… QUINE_MODEL_ID=… (or OPENAI_API_KEY, GEMINI_API_KEY), or "
+    "QUINE_API_BASE=http://127.0.0.1:8080/v1 for a server of your own, or QUINE_API_TYPE=script "
+    "QUINE_API_BASE=replies.jsonl"
+)
+
+
+def choose(known: Mapping[str, str]) -> Config:
+    """How to reach the guest; Misconfigured says how to get one."""
+    for name in KEYS:
+        if not (known.get(name, "").isascii() and known.get(name, "").isprintable()):
+            raise Misconfigured(f"{name} is no key: it holds characters that no header can carry")
+    kind, base, key, model = (
+        known.get(f"QUINE_{name}", "") for name in ("API_TYPE", "API_BASE", "API_KEY", "MODEL_ID")
+    )
+    if kind and kind not in KNOWN:
+        raise Misconfigured(f"QUINE_API_TYPE must be one of {', '.join(KNOWN)}, not {kind!r}")
+    if kind in FILES:
+        if not base:
+            raise Misconfigured(f"QUINE_API_BASE must be the path of the {kind}")
+        return Config(kind, base, model or kind, key)
+    if base and not kind:
+        kind = _kind_of(base)
+    if not base:
+        kind, base, key = _vendor(known, kind, key)
+    elif not key:
+        # A vendor's key goes to the vendor's own host, whoever named it, and nowhere else.
+        own = next((vendor for vendor in VENDORS if vendor.base and _host(vendor.base) == _host(base)), None)
+        key = _first(known, own.keys) if own else ""
+    if not base:
+        raise NoGuest("no guest: neither QUINE_API_BASE nor a vendor's key is set", HINT)
+    if not model:
+        raise Misconfigured("QUINE_MODEL_ID is not set", "name the model with --model or QUINE_MODEL_ID")
+    return Config(kind, base.rstrip("/"), model, key)
+
+
+def _vendor(known: Mapping[str, str], kind: str, key: str) -> tuple[str, str, str]:
+    """(kind, base, key) by the vendors' own variables; ("", "", "") where there are none."""
+    for vendor in VENDORS:
+        found_key, found_base = _first(known, vendor.keys), _first(known, vendor.bases)
+        if (kind and kind not in vendor.kinds) or not (found_key or found_base):
+            continue
+        if vendor.bases == ("OLLAMA_HOST",):
+            return kind or "openai", _ollama(found_base), key
+        foreign = bool(found_base) and _host(found_base) != _host(vendor.base)
+        return (
+            kind or (vendor.compatible if foreign else vendor.kinds[0]),
+            found_base or vendor.base,
+            key or found_key,
+        )
+    if key and kind:
+        return kind, next(vendor.base for vendor in VENDORS if kind in vendor.kinds), key
+    return "", "", ""
+
+
+def _kind_of(base: str) -> str:
+    """The dialect of an address that nobody told the dialect of: most servers speak chat completions."""
+    return next(
+        (vendor.kinds[0] for vendor in VENDORS if vendor.base and _host(vendor.base) == _host(base)), "openai"
+    )
+
+
+def _host(base: str) -> str:
+    return base.partition("://")[2].partition("/")[0].lower()
+
+
+def _first(known: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((known[name] for name in names if known.get(name)), "")
+
+
+def _ollama(host: str) -> str:
+    """OLLAMA_HOST may lack a scheme, a port, or be the address that a server listens on."""
+    if "://" not in host:
+        host = f"http://{host}"
+    scheme, _, rest = host.partition("://")
+    server, _, path = rest.rstrip("/").partition("/")
+    server = server.replace("0.0.0.0", "127.0.0.1")
+    if scheme == "http" and ":" not in server.rpartition("]")[2]:
+        server += ":11434"
+    path = path.removesuffix("v1").rstrip("/")
+    return f"{scheme}://{server}{'/' if path else ''}{path}/v1"

@@ -1,0 +1,189 @@
+"""Tapes that arrive from another machine: every line held against what this end knows, then handed on to a sink.
+
+Laws
+1. What sends them is not trusted: a body is bounded and strict, and a refusal names the rule and takes no line.
+2. A tape's first line makes it: the session's own meta, of this tree, below a session that is known here. Only who has
+   had that line taken may append; a file that is there already is never touched.
+3. A line follows the one before, by its number and by its hash.
+4. Called from worker threads. One session's lines are taken in their order, several sessions' at the same time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from quine.agent.life import Life, is_session
+from quine.base.exits import Failure
+from quine.tape.tape import Sink, digest
+from transport.errors import RequestError
+from transport.wire import quickjson
+
+MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
+MAX_LINE = 16 << 20
+MAX_SESSIONS = 10_000  # tapes that one job may make
+MAX_TAPES = 2 << 30  # bytes of them in all: a thousand long lives
+MAX_VALUES = 250_000  # of JSON in one body: each is some hundred bytes here, for two on the wire
+
+_SEPARATORS = (b",", b"[", b"{")
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Tape(Strict):
+    session: Annotated[str, Field(max_length=36)]
+    lines: Annotated[list[Annotated[str, Field(max_length=MAX_LINE)]], Field(min_length=1, max_length=10_000)]
+
+
+class _Entry(Strict):
+    type: Annotated[str, Field(pattern="^[a-z_]{1,32}$")]
+    data: dict[str, Any]
+    seq: Annotated[int, Field(ge=0, le=1 << 40)]
+    ts: Annotated[float | int, Field(ge=0, le=1e11)]
+    prev: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+
+
+class _Arriving:
+    """One tape: where it goes, what its next line must be, how deep its session is."""
+
+    def __init__(self, sink: Sink, depth: int) -> None:
+        self.sink = sink
+        self.depth = depth
+        self.lock = threading.Lock()
+        self.length = 0
+        self.prev = ""
+
+
+class Arrivals:
+    """The tapes of the sessions of one job: `life`, and what descends from it over there."""
+
+    def __init__(
+        self, life: Life, sink: Callable[[str], Sink], born: Callable[[], None] = lambda: None
+    ) -> None:
+        """`born` is called for each new agent: not for the life itself, nor for one that goes on by exec."""
+        self._life = life
+        self._sink = sink
+        self._born = born
+        self._lock = threading.Lock()
+        self._tapes: dict[str, _Arriving] = {}
+        self._size = 0
+
+    def known(self, session: str) -> bool:
+        """Is it the life that was given away, or one below it that has begun its tape?"""
+        return session == self._life.session or session in self._tapes
+
+    def put(self, body: bytes) -> bytes:
+        """The service `tape`."""
+        asked = parse(_Tape, body)
+        if not is_session(asked.session):
+            raise RequestError("tape: the session is not a UUID")
+        entries = [_entry(line) for line in asked.lines]
+        lines = [line.encode() for line in asked.lines]
+        with self._lock:
+            tape = self._tapes.get(asked.session)
+            if tape is None:
+                tape = self._tapes[asked.session] = self._new(asked.session, entries[0])
+        with tape.lock:
+            try:
+                self._take(tape, entries, lines)
+            except RequestError:
+                if not tape.length:
+                    self._tapes.pop(asked.session, None)  # it was never begun
+                raise
+        return b""
+
+    def _take(self, tape: _Arriving, entries: list[_Entry], lines: list[bytes]) -> None:
+        length, prev = tape.length, tape.prev
+        for entry, line in zip(entries, lines, strict=True):
+            if entry.seq != length:
+                raise RequestError(f"tape: line {entry.seq} came, and {length} is next")
+            if entry.prev != prev:
+                raise RequestError(f"tape: line {entry.seq} does not follow the line before")
+            length, prev = length + 1, digest(line)
+        size = sum(len(line) + 1 for line in lines)
+        with self._lock:
+            if self._size + size > MAX_TAPES:
+                raise RequestError(f"tape: more than {MAX_TAPES} bytes of one job")
+            self._size += size
+        try:
+            tape.sink.put(lines)
+        except BaseException as error:
+            with self._lock:
+                self._size -= size
+            if isinstance(error, Failure):
+                raise RequestError(f"tape: {error.detail}") from None
+            raise
+        finally:
+            tape.sink.close()  # many sessions, few descriptors: the next line opens it again
+        tape.length, tape.prev = length, prev
+
+    def _new(self, session: str, first: _Entry) -> _Arriving:
+        """A tape begins with its meta, which must be of this tree and below a session that we know."""
+        told, life = first.data, self._life
+        if first.type != "meta" or told.get("session_id") != session:
+            raise RequestError("tape: the first line must be the session's own meta")
+        if told.get("root_session_id") != life.root:
+            raise RequestError("tape: the session belongs to another tree")
+        depth, parent = told.get("depth"), told.get("parent_session_id")
+        if session == life.session:
+            true = parent == life.parent and depth == life.depth
+        else:
+            above = self._tapes.get(parent) if isinstance(parent, str) else None
+            least = above.depth + (told.get("born") != "exec") if above and above.length else 1 << 62
+            true = type(depth) is int and least <= depth
+        if not true:
+            raise RequestError("tape: the session's parent or depth is not true")
+        if type(depth) is int and depth >= max(1, life.limits.depth):
+            raise RequestError(f"tape: level {depth + 1}, and {life.limits.depth} are allowed")
+        if len(self._tapes) >= MAX_SESSIONS:
+            raise RequestError(f"tape: more than {MAX_SESSIONS} sessions of one job")
+        assert isinstance(depth, int)
+        if session != life.session and told.get("born") != "exec":
+            self._born()
+        return _Arriving(self._sink(session), depth)
+
+
+def parse(model: type[Model], body: bytes) -> Model:
+    """One body as a model; RequestError says what is wrong."""
+    name = model.__name__.removeprefix("_").lower()
+    if len(body) > MAX_BODY:
+        raise RequestError(f"{name}: {len(body)} bytes, and {MAX_BODY} are possible")
+    if _values(body) > MAX_VALUES:
+        raise RequestError(f"{name}: more than {MAX_VALUES} values")
+    try:
+        # Not model_validate_json: half a surrogate pair, as undecodable bytes become here, is an error for it.
+        return model.model_validate(quickjson.loads(body))
+    except (RecursionError, UnicodeDecodeError):
+        raise RequestError(f"{name}: not JSON") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RequestError(f"{name}: {where}: {first['msg'].lower()}") from None
+    except ValueError as error:
+        raise RequestError(f"{name}: {error}") from None
+
+
+def _values(body: bytes) -> int:
+    """About how many values a JSON text holds; what a conversation quotes may hold any number of commas."""
+    count = sum(map(body.count, _SEPARATORS))
+    if count <= MAX_VALUES:
+        return count
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    quotes = bare.count(b'"')
+    if quotes > 4 * MAX_VALUES:  # each value and its name in quotes
+        return quotes // 4
+    return sum(part.count(mark) for part in bare.split(b'"')[::2] for mark in _SEPARATORS)
+
+
+def _entry(line: str) -> _Entry:
+    """One whole line that is one entry; a newline in it would be two."""
+    if "\n" in line or not line.isascii():
+        raise RequestError("tape: a line with a newline in it, or not in ASCII")
+    return parse(_Entry, line.encode())

@@ -1,0 +1,428 @@
+"""Where the packages are wired together, and the only place that knows them all.
+
+Laws
+1. transport is given how to place and dial; it never asks an inventory.
+2. Nothing here is imported before it is needed: an agent that stays here pays for no network, a node
+   that dials nobody pays for no ssh.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from deploy.inventory import Host, Inventory
+    from quine.agent.env import Settings
+    from quine.agent.life import Life
+    from quine.budget.ledger import Ledger
+    from quine.files.here import Services
+    from transport.carrier.duplex import Duplex
+    from transport.job.beside import Beside
+    from transport.node.hosts import Target
+    from transport.spawn import Spawn
+    from transport.status import Status
+
+NODE_VARIABLES = ("QUINE_NODE_IDLE", "QUINE_TRACE")
+DETACHED_LEASE = 30 * 86400.0  # seconds that the agent of a detached face waits for it
+AGAIN = 10.0  # seconds for it to reach the host once more when the agent is lost
+SERVICES = ("life", "infer", "tape", "ledger")
+
+
+# -- the node --------------------------------------------------------------------------------------
+
+
+def node(words: list[str]) -> int:
+    """`quine node --dial`, or the daemon: `--ready-fd N` when it was started for somebody, else in the foreground."""
+    from transport.job import inherit
+    from transport.node import starter
+
+    if words == ["--dial"]:
+        return starter.dial()
+    ready = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else -1
+    inherit.close_others({ready})  # the memo and the ledger of an agent that happened to start us
+    for name in [name for name in os.environ if name.startswith("QUINE_") and name not in NODE_VARIABLES]:
+        del os.environ[name]  # of the agent or the shell that happened to start us: no job may inherit it
+    bound = starter.bind()
+    if bound is None:
+        if ready >= 0:
+            os.write(ready, b"\n")
+            return 0
+        from quine.base.exits import complain
+
+        complain("a node is running here already", "quine node --status, or quine node --stop")
+        return 1
+    if ready >= 0:
+        beside = starter.daemonize(ready)
+    else:
+        from transport.job.beside import Beside
+
+        beside = Beside()
+        beside.begin()
+    serve_node(beside, *bound)
+    return 0
+
+
+def serve_node(beside: Beside, listener: object, seat: Mapping[str, object]) -> None:
+    """The daemon's life; see starter.bind."""
+    import logging
+    import socket
+
+    # asyncio imports ssl if it finds it, and a node speaks no TLS: a fifth of the memory of an idle one.
+    sys.modules["ssl"] = None  # type: ignore[assignment]
+    import asyncio  # noqa: F401
+
+    del sys.modules["ssl"]
+    from transport.job.launching import Launching
+    from transport.node.node import IDLE, serve
+
+    assert isinstance(listener, socket.socket)
+    level = logging.DEBUG if os.environ.get("QUINE_TRACE") else logging.INFO
+    logging.basicConfig(
+        stream=sys.stderr, level=level, format="%(asctime)s %(name)s[%(process)d] %(message)s"
+    )
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)
+    idle = float(os.environ.get("QUINE_NODE_IDLE") or IDLE)
+    serve(Launching(beside), Placer(), listener, idle, seat)
+
+
+class Placer:
+    """transport.node.hosts.Place: WHERE and an inventory to a host, and how to dial it."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self._writing = threading.Lock()
+        self._cache: dict[Path, tuple[tuple[int, int], Inventory]] = {}
+        self._dumps: dict[int, tuple[Host, str]] = {}  # by id(host): what makes one link differ from another
+
+    def __call__(self, spawn: Spawn, running: Mapping[str, int]) -> Target:
+        from transport.errors import NoSuchHost
+        from transport.node.hosts import Target
+
+        inventory = self._inventory(spawn)
+        if spawn.where == "local":
+            raise NoSuchHost("local is this machine")
+        avoid = spawn.context.get("avoid")
+        failed = avoid if isinstance(avoid, list) else []
+        pick = str(spawn.context.get("pick") or "")
+        asking = spawn.context.get("from")  # the host of the job that asks; set by our node alone
+        if isinstance(asking, str):
+            host = inventory.select_from(asking, spawn.where, running, failed, spawn.own, pick)
+        else:
+            host = inventory.select(spawn.where, running, failed, spawn.own, pick)
+        agent = spawn.context.get("ssh_agent")
+        ssh_agent = agent if isinstance(agent, str) else None
+
+        news: list[str] = []
+
+        async def dial() -> Duplex:
+            import logging
+
+            from deploy.dial import dial as open_duplex
+
+            log = logging.getLogger(f"quine.dial.{host.name}")
+            return await open_duplex(host, inventory, ssh_agent=ssh_agent, note=log.info, news=news.append)
+
+        group = f"{inventory.path}\0{host.name}"
+        key = f"{group}\0{self._dumped(host)}\0{ssh_agent}"
+        settings, met = partial(settle, host=host), partial(self._met, host)
+        return Target(host.name, group, key, dial, settings, host.slots, met, news)
+
+    def _met(self, host: Host, facts: Mapping[str, object]) -> None:
+        """A node over there has greeted: keep what it says of its system, for agents to be told."""
+        import asyncio
+
+        from deploy.hostlist import remember
+
+        def write() -> None:
+            with self._writing:
+                remember(host, facts.get("system"))
+
+        asyncio.get_running_loop().run_in_executor(None, write)  # a home may hang, and the loop must not
+
+    def _dumped(self, host: Host) -> str:
+        """All settings of a host as text; once for each load of an inventory, not for each job."""
+        kept = self._dumps.get(id(host))
+        if kept is None:
+            kept = self._dumps[id(host)] = (host, host.model_dump_json())
+        return kept[1]
+
+    def _inventory(self, spawn: Spawn) -> Inventory:
+        from pathlib import Path
+
+        from deploy.inventory import ConfigError, Inventory, load
+        from transport.errors import Misconfigured
+
+        named = spawn.context.get("inventory")
+        if not isinstance(named, str):
+            return Inventory({})
+        path = Path(named)
+        try:
+            facts = path.stat()
+            version = (facts.st_mtime_ns, facts.st_ino)
+            cached = self._cache.get(path)
+            if cached is None or cached[0] != version:
+                cached = self._cache[path] = (version, load(path, {}))
+                self._dumps.clear()
+        except ConfigError as error:
+            raise Misconfigured(error.detail, error.hint) from None
+        except OSError as error:
+            raise Misconfigured(f"{path}: {error.strerror}", "see --inventory and QUINE_INVENTORY") from None
+        return cached[1]
+
+
+def settle(spawn: Spawn, host: Host) -> None:
+    """Put the host's settings under what the caller asked for."""
+    caller = spawn.context.get("cwd")
+    spawn.workdir = host.workdir
+    if spawn.cwd is None and host.same_paths and isinstance(caller, str):
+        spawn.cwd = caller
+    if spawn.cwd is None and spawn.context.get("home") is True:
+        spawn.cwd = "~"
+    spawn.env = {**host.env, **spawn.env, "QUINE_NODE_NAME": host.name}
+    store = spawn.context.get("fs")
+    if host.fs == "direct" and isinstance(store, str):
+        spawn.env.setdefault("QUINE_FS", store)
+    spawn.context = {
+        name: value for name, value in spawn.context.items() if name != "fs"
+    }  # no other host's business
+    if host.mount and not spawn.context.get("control"):
+        _mounted(spawn)
+    spawn.limits = {**{name: str(value) for name, value in host.limits.items()}, **spawn.limits}
+    spawn.lease = max(host.lease, DETACHED_LEASE) if spawn.context.get("detached") else host.lease
+
+
+def _mounted(spawn: Spawn) -> None:
+    """The files tier as a directory: an agent sees to that itself, a command has it from `quine run`."""
+    if spawn.own:
+        spawn.env.setdefault("QUINE_MOUNT", "auto")
+    else:
+        spawn.argv, spawn.own = ["run", "--mount", "--", *spawn.argv], True
+
+
+# -- agents ----------------------------------------------------------------------------------------
+
+
+def agent_here(mission: str, values: dict[str, object]) -> int:
+    """The agent as this very process."""
+    from quine.agent import host
+    from quine.cli.options import environment, limits
+
+    os.environ.pop("QUINE_DETACHED", None)
+    if values.get("mount"):
+        os.environ["QUINE_MOUNT"] = "auto"
+    os.environ.update(environment(values, os.environ))
+    if limited := limits(values):
+        from quine.base.exits import Misconfigured
+        from transport.errors import ProtocolError
+        from transport.job.process import limit_self
+
+        try:
+            limit_self(limited)
+        except ProtocolError as error:
+            raise Misconfigured(str(error)) from None
+    return host.start(mission, values, face)
+
+
+def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
+    """`quine --on WHERE MISSION`: this process is the agent's face."""
+    from quine.agent.host import life_from
+    from quine.agent.life import another
+    from quine.archive import keeping
+    from quine.base.exits import LOST
+    from quine.cli.options import environment, limits
+    from quine.cli.run import caller, callers_environment, show, staging, starting_directory
+
+    detached = os.environ.pop("QUINE_DETACHED", "") == "1"
+    given = dict(os.environ)
+    settled = dict(given)
+    life, settings = life_from(mission, values, settled)
+    spawn = _agent(str(values["on"]), life)
+    spawn.env = {**callers_environment(values), **environment(values, given)}
+    spawn.env |= {"QUINE_MOUNT": "auto"} if values.get("mount") else {}
+    spawn.limits = limits(values)
+    spawn.context = {**caller(values), "detached": detached}
+    spawn.cwd = starting_directory(values)
+    facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
+    environ = {**given, **settled, **keeping.of_the_store(settings.secrets)}  # this face opens it
+    keeps = _keeps(settings, settled)
+    keeps(life)
+
+    served: list[Services] = []  # one for each try
+
+    def serve(life: Life) -> Services:
+        served.append(_services(life, settings.ledger, environ, spawn.context, settings.masked, facts))
+        return served[-1]
+
+    def renew(spawn: Spawn) -> Services:
+        again = another(life)  # of one that was lost there may be a tape
+        spawn.id, spawn.tree, facts["session"] = again.session, again.root, again.session
+        keeps(again)
+        return serve(again)
+
+    status = show(spawn, values, serve(life), facts, renew, _log(life, environ), staging(values))
+    if detached and status == LOST and served[-1].host:
+        _reach_again(served[-1].host, values)
+    if keeping.wanted(settled):
+        keeping.finish(spawn.tree)
+    return status
+
+
+def _reach_again(host: str, values: dict[str, object]) -> None:
+    """Have a node of this machine come to `host`, which then ends the jobs of one that was killed."""
+    from contextlib import suppress
+
+    from quine.jobs import elsewhere
+    from transport.errors import Refused
+
+    with suppress(Refused):
+        elsewhere.ask(["ps"], [host], values, AGAIN)
+
+
+def _keeps(settings: Settings, environ: Mapping[str, str]) -> Callable[[Life], None]:
+    """Starts the keeper of a tree whose root this process is."""
+    from quine.archive import keeping
+
+    def begin(life: Life) -> None:
+        if "lineage" not in settings.memo and life.session == life.root and keeping.wanted(environ):
+            keeping.begin(life.root, environ, keeping.of_the_store(settings.secrets))
+
+    return begin
+
+
+def face(
+    where: str,
+    life: Life,
+    ledger: Ledger,
+    *,
+    masked: Sequence[str],
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    facts: dict[str, object] | None = None,
+    on_start: Callable[[int, str], None] | None = None,
+    files: list[str] | None = None,
+    returns: list[str] | None = None,
+) -> Status:
+    """The face of a life elsewhere: in a process forked for it, or in the one whose former life it continues.
+
+    That one gives `on_start`, and has all of its stdin still if nothing was started. `files` and `returns` are relative
+    to the current directory. `masked` are the values that no tape may hold.
+    """
+    from quine.cli.run import Notes, caller
+    from transport.client import client
+    from transport.client.output import Used
+
+    environ = dict(os.environ)
+    spawn = _agent(where, life)
+    spawn.context = caller({})
+    if os.environ.get("QUINE_MOUNT"):
+        spawn.env["QUINE_MOUNT"] = "auto"  # what is mounted here has another path there
+    services = _services(life, ledger, environ, spawn.context, masked, facts)
+    run = client.run
+
+    def placed(pid: int, host: str) -> None:
+        services.placed(host)
+        if on_start:
+            on_start(pid, host)
+
+    if files or returns:
+        from quine.staging.face import Staging
+
+        data_dir = environ.get("QUINE_DATA_DIR") or ".quine"
+        run = Staging(files or [], returns or [], os.getcwd(), data_dir).run  # type: ignore[assignment]
+    try:
+        return run(
+            spawn,
+            stdin,
+            stdout,
+            stderr,
+            services=services,
+            on_start=placed,
+            on_note=Notes({}, False, links=False).hear,
+            on_refused=_log(life, environ),
+            used=Used() if on_start else None,
+        )
+    finally:
+        services.close()
+
+
+def _agent(where: str, life: Life) -> Spawn:
+    """The spawn of an agent. Its life it asks of us; argv shows its mission, as far as it may be shown.
+
+    Its session is its id: what the tape and the logs of both machines call it.
+    """
+    from transport.spawn import Spawn
+
+    return Spawn(["--", life.shown], id=life.session, own=True, where=where, tree=life.root)
+
+
+def _log(life: Life, environ: Mapping[str, str]) -> Callable[[str], None]:
+    """Where it is noted what an agent elsewhere has asked for and may not: in its log at the origin."""
+    from quine.agent.host import is_relayed
+    from quine.base.log import Log
+    from transport.job import inherit
+
+    path = os.path.join(environ.get("QUINE_DATA_DIR") or ".quine", f"{life.session}.log")
+    return Log("" if is_relayed(inherit.read()) else path).note
+
+
+def _services(
+    life: Life,
+    ledger: Ledger | None,
+    environ: dict[str, str],
+    context: dict[str, object],
+    masked: Sequence[str],
+    facts: dict[str, object] | None = None,
+) -> Services:
+    """What we answer one remote child, made when the first request comes. Tokens are counted in `facts`.
+
+    `context` is what it is placed with.
+
+    Its imports (pydantic, a provider's client) take longer than the child over there needs to start.
+    """
+    import threading
+
+    from quine.agent.host import is_relayed
+    from quine.cli.run import reach
+    from quine.files import here
+    from quine.remote.reach import asker
+    from transport.errors import RequestError
+    from transport.job import inherit
+
+    relayed = is_relayed(inherit.read())
+    spent: dict[str, object] = {} if facts is None else facts
+    made: dict[str, Callable[[bytes], bytes]] = {}
+    endings: list[Callable[[], None]] = []
+    ended = False
+    lock = threading.Lock()
+
+    def answer(name: str, body: bytes) -> bytes:
+        with lock:
+            if ended:
+                raise RequestError(f"{name}: the job has ended")
+            if not made:
+                from quine.remote import origin
+
+                more = (given.hosts, endings, masked)
+                if relayed and ledger:
+                    made.update(origin.between(life, ledger, asker(), spent, *more))
+                else:
+                    made.update(origin.services(life, ledger, environ, spent, _log(life, environ), *more))
+        return made[name](body)
+
+    def end() -> None:
+        nonlocal ended
+        with lock:
+            ended = True
+        for each in endings:
+            each()
+
+    given = here.Services(environ, {name: partial(answer, name) for name in SERVICES}, reach(context), end)
+    return given

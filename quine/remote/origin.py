@@ -1,0 +1,355 @@
+"""What the face of an agent on another machine answers it: life, infer, tape, ledger. At the origin, or on the way.
+
+Laws
+1. What asks is not trusted: every body is bounded and held against a pydantic model, and a refusal is a RequestError
+   that names the rule.
+2. A key or a script never leaves here; an agent elsewhere sends a conversation and gets a reply.
+3. What a job may ask for is decided by the job, not by what it says: its tree, its levels, its sessions, the ledger
+   that it was started with. Each inference of a session is made once.
+4. Of a provider's own blocks only those go to the provider that this end has handed out for it.
+5. A face that is not the origin holds what asks it to the same, and asks its own origin with its own capability.
+6. The services are called from worker threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from quine import providers as guests
+from quine.agent import env, personas, prompt, tools
+from quine.agent.env import MOST
+from quine.agent.life import Life
+from quine.agent.signals import ANSWER
+from quine.base.exits import DEADLINE, Failure
+from quine.budget import inference
+from quine.budget.grants import Lender
+from quine.budget.ledger import Ledger, Spent
+from quine.providers.base import (
+    DEEPEST,
+    Guest,
+    GuestError,
+    Message,
+    Refused,
+    Reply,
+    Request,
+    too_deep,
+    unheard,
+)
+from quine.providers.relay import error_to_json, spent_to_json
+from quine.remote import reach
+from quine.remote.arrivals import MAX_SESSIONS, Arrivals, Strict, parse
+from quine.tape.tape import FileSink, Mask, MaskedSink, RelaySink, Sink, digest
+from transport.errors import RequestError
+from transport.wire import quickjson
+
+LATEST = 2 * ANSWER[1]  # seconds after the deadline in which an agent elsewhere may still say its last word
+
+Service = Callable[[bytes], bytes]
+
+
+class _Infer(Strict):
+    session: Annotated[str, Field(max_length=36)]
+    mission: str  # not bounded here but by MAX_BODY: a bound is an error where there is half a surrogate pair
+    ordinal: Annotated[int, Field(ge=0, le=1_000_000)]
+    wisdom: dict[str, str]
+    messages: Annotated[list[dict[str, Any]], Field(max_length=100_000)]
+    output: Annotated[int, Field(ge=0, le=MOST)] = 0
+    cost: Annotated[float, Field(ge=0, le=MOST)] = 0.0
+
+
+class _Ledger(Strict):
+    """quine/budget/grants.py says what it means. `ended`: the job of the share has ended, and all of it comes back."""
+
+    ledger: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+    back: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    ask: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    had: Annotated[int, Field(ge=0, le=1 << 40)] = 0
+    need: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    ended: bool = False
+
+
+def _none() -> bytes:
+    return b"[]"
+
+
+def _placed(life: Life, hosts: Callable[[], bytes]) -> Life:
+    """The life with the hosts that it may use where it was placed. A clone knows those of its parent, and is told."""
+    try:
+        listed = reach.checked(hosts())
+    except RequestError:
+        listed = ""
+    if life.context and life.hosts != listed:
+        moved = Message("user", prompt.moved(listed))
+        life = life._replace(opening=(*life.opening, moved))
+    return life._replace(hosts=listed)
+
+
+def services(
+    life: Life,
+    ledger: Ledger | None,
+    environ: Mapping[str, str] = os.environ,
+    spent: dict[str, object] | None = None,
+    note: Callable[[str], None] = unheard,
+    hosts: Callable[[], bytes] = _none,
+    endings: list[Callable[[], None]] | None = None,
+    masked: Sequence[str] = (),
+) -> dict[str, Service]:
+    """The handlers for one remote child: name -> body to body. `spent` counts tokens_in and tokens_out.
+
+    `hosts` returns those that it may use, as JSON. `endings` gets what is to be called when the job has ended, so that
+    what it holds here is free again. `masked` are values that no tape may hold, beyond those in `environ`.
+    """
+    ledger = ledger or Ledger.create(life.limits)
+    origin = _Origin(life, ledger, environ, {} if spent is None else spent, note, hosts, masked)
+    if endings is not None:
+        endings.append(origin.close)
+    return {"life": origin.life, "infer": origin.infer, "tape": origin.arrivals.put, "ledger": origin.ledger}
+
+
+def between(
+    life: Life,
+    ledger: Ledger,
+    ask: Callable[[str, bytes], bytes],
+    spent: dict[str, object] | None = None,
+    hosts: Callable[[], bytes] = _none,
+    endings: list[Callable[[], None]] | None = None,
+    masked: Sequence[str] = (),
+) -> dict[str, Service]:
+    """The same for a child of an agent that is itself elsewhere; `ask` asks that one's origin, from any thread."""
+    face = _Between(life, ledger, {} if spent is None else spent, ask, hosts, masked)
+    if endings is not None:
+        endings.append(face.close)
+    return {"life": face.life, "infer": face.infer, "tape": face.arrivals.put, "ledger": face.ledger}
+
+
+class _Face:
+    """What both have: the life that they give away, the tapes that come of it, its inferences, each once."""
+
+    def __init__(
+        self,
+        life: Life,
+        ledger: Ledger,
+        spent: dict[str, Any],
+        arrivals: Arrivals,
+        hosts: Callable[[], bytes],
+    ) -> None:
+        self._life = life
+        self._hosts = hosts
+        self._ledger = ledger
+        self._spent = spent
+        self.arrivals = arrivals
+        self._lock = threading.Lock()
+        self._next: dict[str, int] = {}  # session -> its next inference
+        self._asking: set[str] = set()
+
+    def life(self, body: bytes) -> bytes:
+        life, left = self._life, self._ledger.time_left()
+        if left is not None:  # its clock is not ours
+            life = life._replace(limits=life.limits._replace(deadline=max(left, 0.001)))
+        life = life._replace(age=(personas.now() - self._ledger.begun) / 1e9)
+        return json.dumps(_placed(life, self._hosts).to_json()).encode()
+
+    @contextlib.contextmanager
+    def _once(self, session: str, ordinal: int) -> Iterator[None]:
+        """One inference of a session at a time, and none again that has had its reply."""
+        if not self.arrivals.known(session):
+            raise RequestError("infer: a session that is not of this job")
+        with self._lock:
+            if session in self._asking or ordinal < self._next.get(session, 0):
+                raise RequestError(f"infer: inference {ordinal} of this session was asked for already")
+            self._asking.add(session)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asking.discard(session)
+
+    def _answered(self, session: str, ordinal: int, tokens: tuple[int, int]) -> None:
+        with self._lock:
+            self._next[session] = ordinal + 1
+            for name, count in zip(("tokens_in", "tokens_out"), tokens, strict=True):
+                self._spent[name] = self._spent.get(name, 0) + count
+
+
+class _Between(_Face):
+    def __init__(
+        self,
+        life: Life,
+        ledger: Ledger,
+        spent: dict[str, Any],
+        ask: Callable[[str, bytes], bytes],
+        hosts: Callable[[], bytes],
+        masked: Sequence[str],
+    ) -> None:
+        mask = Mask(masked)
+        arrivals = Arrivals(life, lambda session: MaskedSink(RelaySink(ask, session), mask))
+        super().__init__(life, ledger, spent, arrivals, hosts)
+        self._ask = ask
+        self._shares: set[str] = set()
+
+    def ledger(self, body: bytes) -> bytes:
+        asked = parse(_Ledger, body)
+        with self._lock:
+            self._shares.add(asked.ledger)
+        return self._ask("ledger", body)
+
+    def close(self) -> None:
+        """The job of the child has ended: the places of its machines are free for others below our own job."""
+        with self._lock:
+            shares = list(self._shares)
+        for share in shares:
+            with contextlib.suppress(RequestError):  # they end with our own job, too
+                self._ask("ledger", quickjson.dumps({"ledger": share, "ended": True}).encode())
+
+    def infer(self, body: bytes) -> bytes:
+        asked = parse(_Infer, body)
+        with self._once(asked.session, asked.ordinal):
+            answer = self._ask("infer", body)
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):  # an error has none
+                given = quickjson.loads(answer)["usage"]
+                self._answered(asked.session, asked.ordinal, (int(given[0]), int(given[1])))
+        return answer
+
+
+class _Origin(_Face):
+    def __init__(
+        self,
+        life: Life,
+        ledger: Ledger,
+        environ: Mapping[str, str],
+        spent: dict[str, Any],
+        note: Callable[[str], None],
+        hosts: Callable[[], bytes],
+        masked: Sequence[str],
+    ) -> None:
+        settings = env.adopt({}, dict(environ))
+        mask = Mask([*settings.masked, *masked])
+
+        def file(session: str) -> Sink:
+            return MaskedSink(FileSink(os.path.join(settings.data_dir, f"{session}.jsonl")), mask)
+
+        super().__init__(life, ledger, spent, Arrivals(life, file, self._born), hosts)
+        self._config = env.guest(settings, {**environ})
+        self._price = inference.price(self._config, bool(ledger.mark.cost))
+        self._guest: Guest | None = None
+        self._lender = Lender(ledger, life.limits.agents)
+        # session -> tokens of its conversation, messages that those are
+        self._known: dict[str, tuple[int, int]] = {}
+        self._note = note
+        self._given = {_mark(message.raw) for message in (*life.context, *life.opening) if message.raw}
+
+    def infer(self, body: bytes) -> bytes:
+        asked = parse(_Infer, body)
+        messages = self._conversation(asked.messages)
+        request = Request(
+            messages,
+            tools.TOOLS,
+            asked.session,
+            asked.mission,
+            asked.ordinal,
+            asked.wisdom,
+            asked.output,
+            asked.cost,
+        )
+        with self._once(asked.session, asked.ordinal):
+            return self._infer(request)
+
+    def _infer(self, request: Request) -> bytes:
+        with self._lock:
+            if self._guest is None:
+                try:
+                    self._guest = guests.build(self._config)
+                except Failure as failure:
+                    raise RequestError(f"infer: {failure.detail}") from None
+        try:
+            with self._lender.inferring():
+                reply = self._pay(self._guest, request)
+        except GuestError as error:
+            return json.dumps(error_to_json(error)).encode()
+        except Spent as spent:
+            return json.dumps(spent_to_json(spent)).encode()
+        agents, _, cost = self._ledger.totals()
+        with self._lock:
+            self._spent.update(agents=agents, cost=cost or None)
+            if reply.message.raw:
+                self._given.add(_mark(reply.message.raw))
+        self._answered(request.session, request.ordinal, (reply.usage.input, reply.usage.output))
+        told = {
+            "left": self._ledger.left(),
+            "surely": self._ledger.left(surely=True),
+            "cost": inference.cost_of(self._guest, reply.usage, self._price),
+        }
+        return json.dumps({**reply.to_json(), **told}).encode()
+
+    def _pay(self, guest: Guest, request: Request) -> Reply:
+        left = self._ledger.time_left()
+        if left is not None and left < -LATEST:
+            raise Refused("the time of the tree is over", "see --deadline", DEADLINE)
+        session, messages = request.session, request.messages
+        # How long the conversation is by the provider's count, and not by what a machine elsewhere says.
+        context, told = self._known.get(session, (0, 0))
+        known = context + inference.tokens(messages[told:])
+        reply = inference.infer(
+            guest, request, self._ledger, self._life.limits.concurrent, self._price, known
+        )
+        with self._lock:
+            if len(self._known) >= MAX_SESSIONS:
+                del self._known[next(iter(self._known))]
+            if reply.usage.input:
+                self._known[session] = (reply.usage.input + reply.usage.output, len(messages) + 1)
+        return reply
+
+    def close(self) -> None:
+        self._lender.close()
+
+    def ledger(self, body: bytes) -> bytes:
+        asked = parse(_Ledger, body)
+        try:
+            if asked.ended:
+                self._lender.end(asked.ledger)
+                return quickjson.dumps({"places": 0}).encode()
+            places = self._lender.lend(asked.ledger, asked.ask, asked.had, asked.need, asked.back)
+        except OSError as error:
+            raise RequestError(f"ledger: {(error.strerror or '').lower()}") from None
+        return quickjson.dumps({"places": places}).encode()
+
+    def _born(self) -> None:
+        """An agent that was made over there: counted with those of the tree."""
+        self._ledger.born()
+        self._spent["agents"] = self._ledger.totals()[0]
+
+    def _conversation(self, asked: list[dict[str, Any]]) -> list[Message]:
+        """The messages; a provider's block that we have not handed out is left out."""
+        try:
+            messages = [_message(message) for message in asked]
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
+        foreign = 0
+        for number, message in enumerate(messages):
+            if message.raw and _mark(message.raw) not in self._given:
+                messages[number] = message._replace(raw=None)
+                foreign += 1
+        if foreign:
+            self._note(f"infer: {foreign} blocks of a provider that were not handed out here were left out")
+        return messages
+
+
+def _message(data: dict[str, Any]) -> Message:
+    if not isinstance(data.get("content"), str):
+        raise TypeError("content is no text")
+    message = Message.from_json(data)
+    if any(too_deep(call.args, DEEPEST) for call in message.tool_calls):
+        raise ValueError("arguments that nest too deep")
+    return message
+
+
+def _mark(raw: dict[str, Any]) -> str:
+    """What tells one block from another, in its order of keys."""
+    return digest(quickjson.dumps(raw).encode())

@@ -1,0 +1,95 @@
+"""Which hosts a process may use: read from the inventory where that is, asked of the origin where it is not.
+
+Laws
+1. An agent starts without its list where the inventory is wrong; what uses the inventory then says so.
+2. Standard library only.
+"""
+
+from __future__ import annotations
+
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    Ask = Callable[[str, bytes], bytes]
+
+NAME = "hosts"  # of the request; quine.files.here has it too
+
+
+def asks_origin(named: bool, inventory: str | None, memo: Mapping[str, object]) -> bool:
+    """Return whether the origin of this process places what it starts, and not an inventory of this machine.
+
+    `named` says that --inventory was given.
+    """
+    return "token" in memo and not named and ("lineage" in memo or not inventory)
+
+
+def at_start(inventory: str | None, ask: Ask | None) -> str:
+    """The hosts that an agent which starts here may use, as a JSON text; "" where there is none."""
+    from transport.errors import RequestError
+
+    if ask is not None:
+        try:
+            return checked(ask(NAME, b"{}"))
+        except RequestError:
+            return ""  # it can fork nowhere, and everything else still works
+    if inventory is None:
+        return ""
+    from deploy.hostlist import of_all
+
+    return text(of_all(inventory))
+
+
+def from_origin() -> list[dict[str, Any]]:
+    """The hosts that a command of a job may use, by asking. Raises Failure."""
+    from quine.base.exits import NOT_STARTED, Failure
+    from transport.errors import RequestError
+
+    try:
+        told = checked(asker()(NAME, b"{}"))
+    except RequestError as error:
+        detail = f"the origin does not say which hosts may be used: {error}"
+        raise Failure(NOT_STARTED, detail, "does the agent that started this job still run?") from None
+    listed: list[dict[str, Any]] = quickjson.loads(told) if told else []
+    return listed
+
+
+def checked(reply: bytes) -> str:
+    """The reply to a request as the JSON text of a list of objects; "" for an empty one. Raises RequestError."""
+    from transport.errors import RequestError
+
+    try:
+        listed = quickjson.loads(reply)
+    except ValueError:
+        listed = None
+    if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
+        raise RequestError("the origin's list of hosts cannot be read")
+    return text(listed)
+
+
+def text(listed: list[dict[str, Any]]) -> str:
+    return quickjson.dumps(listed) if listed else ""
+
+
+def asker() -> Callable[[str, bytes], bytes]:
+    """The way to our own origin for the threads of a face: a connection answers one request at a time."""
+    import threading
+
+    from transport.errors import RequestError
+    from transport.rpc.requests import Relay
+
+    mine = threading.local()
+
+    def ask(name: str, body: bytes) -> bytes:
+        relay = getattr(mine, "relay", None)
+        if relay is None:
+            relay = mine.relay = Relay.from_environment()
+        if relay is None:
+            raise RequestError("this process has no origin")
+        answer: bytes = relay.request(name, body)
+        return answer
+
+    return ask

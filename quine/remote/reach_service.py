@@ -1,0 +1,61 @@
+"""The answer to the request `hosts`: which hosts the jobs of a host may use.
+
+Laws
+1. A job elsewhere hears of what may_fork of its host allows, and of nothing else: not even a name.
+2. What a job says of itself is not believed. It is answered for the host that the node here has put it on, and for
+   hosts that its children and theirs could be put on, whose requests come through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from deploy.hostlist import told
+from deploy.inventory import Inventory, load
+from quine.remote.arrivals import Strict, parse
+from quine.remote.reach import NAME
+from transport.errors import Refused, RequestError
+from transport.wire import quickjson
+
+Ask = Callable[[str, bytes], bytes]
+
+
+class _Hosts(Strict):
+    host: str = ""
+
+
+def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None) -> bytes:
+    """Return the list for a job on `host`, "" for one on this machine. Raises RequestError.
+
+    `ask` is the way to our own origin where that places what is started here; else `inventory` is the file.
+    """
+    asked = parse(_Hosts, body).host or host
+    if ask is not None:
+        return ask(NAME, quickjson.dumps({"host": asked} if asked else {}).encode())
+    if inventory is None:
+        return b"[]"
+    try:
+        known = load(Path(inventory), {})
+    except Refused as error:
+        raise RequestError(error.detail) from None
+    if host and asked != host and asked not in _closure(known, host):
+        raise RequestError("hosts: not a host of this job")
+    if asked in known.hosts:
+        known = known.within_reach(asked)
+    elif asked:
+        return b"[]"  # it was taken out of the inventory
+    able = [each for each in known.hosts.values() if not each.unbuilt(agent=True)]
+    return quickjson.dumps(told(able, asked)).encode()
+
+
+def _closure(known: Inventory, host: str) -> set[str]:
+    """The hosts that a job on `host`, its children and theirs can get to."""
+    found: set[str] = set()
+    todo = [host] if host in known.hosts else []
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += known.within_reach(name).hosts
+    return found

@@ -1,0 +1,1 @@
+"""tape: the record of a session: written, read, shown, verified and replayed."""

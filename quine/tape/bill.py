@@ -1,0 +1,109 @@
+"""`quine tape cost`: tokens and dollars of a session, a tree or a data directory, by model.
+
+Laws
+1. Each inference has its own price, for the price of a model depends on the length of the prompt.
+2. What has no known price is said to be unknown, in its row and in the total; it is never counted as nothing.
+3. Where a tape tells only the tokens of the whole session (the reference, a reply without usage), the sum is an
+   estimate and marked so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from quine.base.text import plain, table
+from quine.budget import prices
+from quine.providers.base import Usage
+from quine.tape.tapes import Session, find, sessions, tree
+from transport.wire import quickjson
+
+
+class Row(NamedTuple):
+    """One model. `usd` is None where none of it has a price; `complete` says whether all of it has."""
+
+    model: str
+    inferences: int
+    usage: Usage
+    usd: float | None
+    complete: bool = True
+    estimated: bool = False
+
+    def plus(self, other: Row) -> Row:
+        known = [one.usd for one in (self, other) if one.usd is not None]
+        return self._replace(
+            inferences=self.inferences + other.inferences,
+            usage=self.usage + other.usage,
+            usd=sum(known) if known else None,
+            complete=self.complete and other.complete,
+            estimated=self.estimated or other.estimated,
+        )
+
+    def cells(self) -> tuple[str, ...]:
+        usage = self.usage
+        counts = (usage.input, usage.cache_read, usage.cache_write, usage.output)
+        model = plain(self.model, newlines=False) or "-"
+        return model, str(self.inferences), *map(str, counts), self.money()
+
+    def money(self) -> str:
+        if self.usd is None:
+            return "unknown price"
+        text = f"{'~' if self.estimated else ''}{self.usd:.4f}"
+        return text if self.complete else f"{text} and unknown prices"
+
+    def json(self) -> str:
+        facts = {
+            "model": self.model,
+            "inferences": self.inferences,
+            "tokens_in": self.usage.input,
+            "cache_read": self.usage.cache_read,
+            "cache_write": self.usage.cache_write,
+            "tokens_out": self.usage.output,
+            "usd": self.usd,
+            "complete": self.complete,
+            "estimated": self.estimated,
+        }
+        return quickjson.dumps(facts) + "\n"
+
+
+def cost(folder: Path, session: str = "", whole_tree: bool = False, as_json: bool = False) -> str:
+    """Of all sessions, of one, or of the tree that it belongs to."""
+    chosen: Iterable[Session] = ()
+    if whole_tree:
+        chosen = tree(folder, session)
+    elif session or not (chosen := sessions(folder).values()):
+        chosen = [find(folder, session)]
+    by_model: dict[str, Row] = {}
+    for row in (row for one in chosen for row in _rows(one)):
+        by_model[row.model] = by_model[row.model].plus(row) if row.model in by_model else row
+    rows = sorted(by_model.values())
+    if as_json:
+        return "".join(row.json() for row in rows)
+    total = Row("total", 0, Usage(), None if rows else 0.0)
+    for row in rows:
+        total = total.plus(row)
+    head = ("MODEL", "INFERENCES", "IN", "CACHED", "WRITTEN", "OUT", "USD")
+    return table([head, *(row.cells() for row in (*rows, total))], right=(1, 2, 3, 4, 5))
+
+
+def known(one: Session) -> float | None:
+    """The cost of one session in US dollars; None where the price of any of it is unknown."""
+    rows = list(_rows(one))
+    if any(row.usd is None or not row.complete for row in rows):
+        return None
+    return sum(row.usd or 0.0 for row in rows)
+
+
+def _rows(one: Session) -> Iterator[Row]:
+    """Every inference; where the tape has no usage of each, the session as so many equal ones."""
+    if one.replies and any(reply.usage is None for reply in one.replies):
+        number, told = len(one.replies), one.tokens()
+        usd = prices.cost(one.model, Usage(told[0] // number, told[1] // number))
+        usage = Usage(*told)
+        yield Row(one.model, number, usage, None if usd is None else usd * number, usd is not None, True)
+        return
+    for reply in one.replies:
+        usage = reply.usage or Usage()
+        usd = prices.cost(reply.model, usage)
+        yield Row(reply.model, 1, usage, usd, usd is not None)

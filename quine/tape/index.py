@@ -1,0 +1,171 @@
+"""The index of a data directory: which sessions it holds, how the tape of each begins and ends, which are one process.
+
+Laws
+1. It is derived from the files at each use and stored nowhere, so no entry of it can be stale or half written.
+2. A tape is opened at most once by an index, and only as much is read as its first and its last line take.
+3. What lies in a data directory is foreign: no value has to be of the type that quine writes, and none becomes a path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, NamedTuple
+
+from quine.agent.life import is_session
+from transport.status import Status
+from transport.wire import quickjson
+
+BLOCK = 1 << 13  # bytes; most first and last lines of a tape are shorter
+FORK = b'{"type":"fork",'  # how the line of a fork begins
+LONGEST = 1 << 26  # bytes of a first line: a meta with a long mission and its wisdom
+
+
+class Ends(NamedTuple):
+    """The first and the last whole entry of a tape; {} for a line that is no entry, or is not there."""
+
+    first: dict[str, Any]
+    last: dict[str, Any]
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The data of the first entry and its time as `ts`; {} where that is no meta."""
+        if self.first.get("type") != "meta":
+            return {}
+        return {**self.first["data"], "ts": self.first.get("ts")}
+
+    @property
+    def follows(self) -> str:
+        """The session that goes on as the same process after an exec, "" where there is none."""
+        after = self.last["data"].get("to") if self.last.get("type") == "outcome" else None
+        return str(after) if is_session(after) else ""
+
+
+class Index:
+    """One data directory, as it is when it is asked. A directory that is missing holds nothing."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._known: dict[str, Ends] = {}
+        self._lives: dict[str, list[str]] = {}
+        self._told: dict[str, dict[str, Status]] = {}
+        self.tapes = _sessions(folder, ".jsonl")
+        self.jobs = _sessions(os.path.join(folder, "jobs"), "")
+
+    def path(self, session: str) -> str:
+        return os.path.join(self.folder, f"{session}.jsonl")
+
+    def ends(self, session: str) -> Ends:
+        """Of a tape of this directory."""
+        known = self._known.get(session)
+        if known is None:
+            known = self._known[session] = ends(self.path(session)) if session in self.tapes else Ends({}, {})
+        return known
+
+    def lives(self, session: str) -> list[str]:
+        """The sessions of the process that `session` is or was, from the first to the last.
+
+        The first one has not been born by exec, or its predecessor is not here. A circle of tapes ends where it closes.
+        """
+        if known := self._lives.get(session):
+            return known
+        walked: list[str] = []
+        seen: set[str] = set()
+        while session not in seen and session not in self._lives:
+            walked.append(session)
+            seen.add(session)
+            meta = self.ends(session).meta
+            before = meta.get("parent_session_id")
+            if meta.get("born") != "exec" or not is_session(before) or not self.ends(str(before)).meta:
+                break
+            session = str(before)
+        found = self._lives.get(session)
+        lives = found or self._onward(walked[-1])
+        for one in walked if found else (*walked, *lives):
+            self._lives.setdefault(one, lives)
+        return lives
+
+    def _onward(self, first: str) -> list[str]:
+        lives = [first]
+        seen = {first}
+        while (after := self.ends(lives[-1]).follows) and after not in seen and self.ends(after).meta:
+            lives.append(after)
+            seen.add(after)
+        return lives
+
+    def told(self, parent: str) -> dict[str, Status]:
+        """How the children of an agent ended, as its tapes tell; by their ids. Reads those tapes once, whole."""
+        lives = self.lives(parent)
+        found = self._told.get(lives[0])
+        if found is None:
+            found = self._told[lives[0]] = {}
+            for life in lives:
+                found |= ends_of_children(self.path(life)) if life in self.tapes else {}
+        return found
+
+
+def ends_of_children(path: str) -> dict[str, Status]:
+    """The ends of children that one tape tells; only lines that can be such are parsed."""
+    found: dict[str, Status] = {}
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        for line in file:
+            if line.startswith(FORK) and b'"ended":' in line:
+                data = _entry(line).get("data", {})
+                with contextlib.suppress(ValueError, TypeError):
+                    found[str(data.get("session"))] = Status.from_json(data["ended"])
+    return found
+
+
+def _sessions(folder: str, suffix: str) -> set[str]:
+    with contextlib.suppress(OSError):
+        names = (name for name in os.listdir(folder) if name.endswith(suffix))
+        return {session for name in names if is_session(session := name.removesuffix(suffix))}
+    return set()
+
+
+def ends(path: str) -> Ends:
+    """The first and the last entry of one file; both {} where it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return Ends({}, {})
+    try:
+        head = os.pread(fd, BLOCK, 0)
+        size = len(head) if len(head) < BLOCK else os.fstat(fd).st_size
+        while b"\n" not in head and len(head) < min(size, LONGEST):
+            more = os.pread(fd, 8 * len(head), len(head))
+            if not more:
+                break
+            head += more
+        line, newline, rest = head.partition(b"\n")
+        if not newline:
+            return Ends({}, {})
+        first = _entry(line)
+        if len(head) < size:
+            return Ends(first, _last(fd, size) or first)
+        # What follows the last newline is torn, or is being written now.
+        after = rest.rpartition(b"\n")[0].rpartition(b"\n")[2]
+        return Ends(first, _entry(after) if b"\n" in rest else first)
+    except OSError:
+        return Ends({}, {})
+    finally:
+        os.close(fd)
+
+
+def _last(fd: int, size: int) -> dict[str, Any]:
+    """The last whole entry of a long file."""
+    block = BLOCK
+    while True:
+        begin = max(0, size - block)
+        lines = os.pread(fd, size - begin, begin).split(b"\n")[:-1]
+        if len(lines) > 1 or begin == 0:
+            return _entry(lines[-1]) if lines else {}
+        block *= 8
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    try:
+        entry = quickjson.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return entry if isinstance(entry, dict) and isinstance(entry.get("data"), dict) else {}

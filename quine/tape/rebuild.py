@@ -1,0 +1,163 @@
+"""What a guest was sent, from tapes alone; and which tape is whose child.
+
+Laws
+1. What the loop had in memory is what this makes of the tape: the messages in their order, the replies with the
+   provider's own form of them, and each result that was sent again, shortened, in the place of the one before.
+2. A cloned life begins with what its parent had lived up to the line that its meta names.
+3. What was masked before it was written stays masked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quine.providers.base import Message, Reply, Usage
+from quine.tape.tape import entries, message_of
+from quine.tape.tapes import files, moment, usage_of
+
+DEEPEST = 100  # clones of clones; tapes of ours have as many as the tree has levels
+
+
+class Step(NamedTuple):
+    """One message of a tape. `again`: it takes the place of an earlier result, that of the same call, or the one of
+    this number in the conversation, where the tape tells it."""
+
+    line: int
+    message: Message
+    again: object
+    entry: dict[str, Any]
+
+    @property
+    def reply(self) -> Reply:
+        data = self.entry["data"]
+        stop = str(data.get("stop") or ("tool" if self.message.tool_calls else "end"))
+        return Reply(self.message, usage_of(data.get("usage")) or Usage(), stop)
+
+
+class Sent(NamedTuple):
+    """One request, and the line of the reply to it. Line 0: what was to be sent next when the life ended."""
+
+    ordinal: int
+    line: int
+    messages: tuple[Message, ...]
+
+
+def steps(path: Path, lines: int = 0) -> Iterator[Step]:
+    """The messages of one tape, or of its first `lines` lines."""
+    for number, entry in entries(str(path)):
+        if lines and number > lines:
+            return
+        message = message_of(entry)
+        if message is not None:
+            yield Step(number, message, entry["data"].get("again"), entry)
+
+
+def requests(path: Path) -> Iterator[Sent]:
+    """Every request of one life, and what followed the last reply, which may have been sent in vain or not at all."""
+    messages = context(path)
+    ordinal = answered = 0
+    for step in steps(path):
+        if step.message.role == "assistant":
+            yield Sent(ordinal, step.line, tuple(messages))
+            ordinal, answered = ordinal + 1, len(messages) + 1
+        take(messages, step)
+    if len(messages) > answered:
+        yield Sent(ordinal, 0, tuple(messages))
+
+
+def context(path: Path, depth: int = 0) -> list[Message]:
+    """What a life knew when it began."""
+    cloned = meta(path).get("cloned")
+    if not isinstance(cloned, dict):
+        return []
+    above, lines = beside(path, cloned.get("session")), cloned.get("lines")
+    if above is None or not isinstance(lines, int) or depth > DEEPEST:
+        raise ValueError(f"{path}: the tape that it was cloned from is not there: {cloned.get('session')}")
+    messages = context(above, depth + 1)
+    for step in steps(above, lines):
+        take(messages, step)
+    return messages
+
+
+def take(messages: list[Message], step: Step) -> None:
+    """Go one step on."""
+    result, place = step.message.result, step.again
+    if result is None or not place:
+        messages.append(step.message)
+        return
+    if isinstance(place, int) and place is not True and place < len(messages):
+        messages[place] = step.message
+    else:
+        for at in range(len(messages) - 1, -1, -1):
+            earlier = messages[at].result
+            if earlier is not None and earlier.call_id == result.call_id and earlier.text != result.text:
+                messages[at] = step.message
+                return
+
+
+# -- lineage -----------------------------------------------------------------------------------------
+
+# How a session came out of its parent: (fork|exec|start, mission of a start, which one)
+Place = tuple[str, str, int]
+
+
+def children(path: Path) -> dict[Place, Path]:
+    """The tapes of what a life forked and became. They may not be there: begun, and not yet written."""
+    found: dict[Place, Path] = {}
+    forks = lives = 0
+    for _, entry in entries(str(path)):
+        if entry["type"] == "fork" and "ended" not in entry["data"]:
+            _put(found, ("fork", "", forks), named(path, entry["data"].get("session")))
+            forks += 1
+        elif entry["type"] == "outcome" and "to" in entry["data"]:
+            _put(found, ("exec", "", lives), named(path, entry["data"]["to"]))
+            lives += 1
+    return found
+
+
+def nested(folder: Path) -> dict[str, dict[Place, Path]]:
+    """What commands of a session started, by that session: only the tapes of the started ones tell whose they are."""
+    started = []
+    for path in files(folder):
+        try:
+            data = meta(path)
+        except (OSError, ValueError):
+            continue
+        parent = data.get("parent_session_id")
+        if isinstance(parent, str) and parent and data.get("born") == "start":
+            started.append((moment(data.get("created_at")), path, parent, str(data.get("mission"))))
+    found: dict[str, dict[Place, Path]] = {}
+    for _, path, parent, mission in sorted(started):
+        mine = found.setdefault(parent, {})
+        mine["start", mission, sum(place[1] == mission for place in mine)] = path
+    return found
+
+
+def _put(found: dict[Place, Path], place: Place, path: Path | None) -> None:
+    if path is not None:
+        found[place] = path
+
+
+def meta(path: Path) -> dict[str, Any]:
+    """The head of a tape; ValueError where it has none."""
+    for _, entry in entries(str(path)):
+        if entry["type"] == "meta":
+            data: dict[str, Any] = entry["data"]
+            return data
+    raise ValueError(f"{path}: it has no meta")
+
+
+def named(path: Path, session: object) -> Path | None:
+    """Where the tape of a session lies, if it lies beside this one; None for what is no session."""
+    if not isinstance(session, str) or not session or os.sep in session or "\0" in session:
+        return None
+    return path.with_name(f"{session}.jsonl")
+
+
+def beside(path: Path, session: object) -> Path | None:
+    """The tape of a session in the same directory, where there is one."""
+    other = named(path, session)
+    return other if other is not None and other.is_file() else None

@@ -1,0 +1,236 @@
+"""`quine tape replay`: live a session again without its guest, and say where it departs from what was.
+
+Laws
+1. It is a real agent, in a data directory of its own: its guest says again what the guest said, and the commands are
+   really run again, here and now.
+2. Compared are the messages of each life, in order, the old tape beside the new one; then how the life ended.
+3. What cannot be the same twice (same.py) is taken for equal; everything else is not.
+4. Each life is reported once, where it first departs: what comes after is a consequence.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from quine.agent.life import new_session
+from quine.base import private
+from quine.base.exits import FAILED, OK, Misconfigured
+from quine.base.text import plain
+from quine.tape import rebuild
+from quine.tape.same import Same
+from quine.tape.tape import entries
+from quine.tape.tapes import Session, find, sessions
+from transport.address import own_command
+from transport.wire import quickjson
+
+LIMITS = {
+    "turns": "QUINE_MAX_TURNS",
+    "depth": "QUINE_MAX_DEPTH",
+    "agents": "QUINE_MAX_AGENTS",
+    "concurrent": "QUINE_MAX_CONCURRENT",
+    "sh_timeout": "QUINE_SH_TIMEOUT",
+    "truncate": "QUINE_OUTPUT_TRUNCATE",
+    "window": "QUINE_CONTEXT_WINDOW",
+    "tokens": "QUINE_MAX_TOKENS",
+    "cost": "QUINE_MAX_COST",
+    "deadline": "QUINE_DEADLINE",
+}
+NOT_OURS = (*LIMITS.values(), "QUINE_WISDOM_", "QUINE_API_")  # of the environment: what the tape says instead
+ENDED_ITSELF = ("exit", "exec", "turn_exhaustion", "context_exhaustion", "budget")
+SAVED = "Material was saved to the file"  # what a life is told that had -b
+NONE = "There is no material: descriptor 3 is empty"
+LINES = 20  # of a difference that are shown
+
+
+Started = dict[str, dict[rebuild.Place, Path]]
+
+
+class Departure(NamedTuple):
+    session: str
+    line: int  # of the old tape; 0 = the life as a whole
+    then: str
+    now: str
+
+    def text(self) -> str:
+        import difflib
+
+        then, now = self.then.splitlines(), self.now.splitlines()
+        lines = list(difflib.unified_diff(then, now, "then", "now", n=1, lineterm=""))[2:]
+        shown = [f"  {plain(line, newlines=False)}"[:200] for line in lines[:LINES]]
+        if len(lines) > LINES:
+            shown.append(f"  … {len(lines) - LINES} lines more")
+        where = f"line {self.line}" if self.line else "as a whole"
+        return "\n".join([f"{self.session} {where} departs:", *shown]) + "\n"
+
+
+def dry(folder: Path, session: str) -> Iterator[str]:
+    """The requests of one life as JSON lines; nothing is run."""
+    one = find(folder, session)
+    try:
+        for sent in rebuild.requests(one.path):
+            facts = {"session": one.id, "ordinal": sent.ordinal, "line": sent.line}
+            messages = [message.to_json() for message in sent.messages]
+            yield quickjson.dumps({**facts, "messages": messages}) + "\n"
+    except ValueError as error:
+        raise Misconfigured(f"the requests cannot be rebuilt: {error}") from None
+
+
+def replay(folder: Path, session: str) -> tuple[int, str]:
+    """Run it; the exit status and what there is to say."""
+    one = find(folder, session)
+    if not session and one.root != one.id:
+        one = find(folder, one.root)
+    if not one.chained:
+        raise Misconfigured("a tape of the reference implementation cannot be run again", "see --dry")
+    if rebuild.beside(one.path, one.parent) is not None:
+        raise Misconfigured(
+            f"{one.id} is not the root of its tree, and cannot be lived alone",
+            f"quine tape replay {one.root}",
+        )
+    place = folder.absolute() / "replays" / new_session()
+    private.make(str(place))
+    _run(one, place)
+    try:
+        (root,) = (s.path for s in sessions(place).values() if rebuild.beside(s.path, s.parent) is None)
+    except ValueError:
+        said = (place / "stderr").read_text(errors="replace")
+        raise Misconfigured(f"the session could not be started again: {plain(said)[:500].strip()}") from None
+    lives, departures = compare(one.path, root)
+    if departures:
+        kept = f"{len(departures)} of {lives} lives departed; the new tapes are in {place}\n"
+        return FAILED, "".join(departure.text() for departure in departures) + kept
+    shutil.rmtree(place)
+    return OK, f"{lives} {'life' if lives == 1 else 'lives'} replayed, none departed\n"
+
+
+def _run(one: Session, place: Path) -> None:
+    """The agent itself. What it delivers and says goes into files: stdout is for what we have to say."""
+    (place / "mission").write_text(one.mission)
+    words = ["-f", str(place / "mission")]
+    first = next((s.message.text for s in rebuild.steps(one.path) if s.message.role == "user"), "")
+    if first.startswith(SAVED):
+        words.append("--binary")
+    with open(place / "stdout", "wb") as out, open(place / "stderr", "wb") as err:
+        # Descriptors as well: an agent that replays is the parent, and its limits hold.
+        process = subprocess.Popen(
+            [*own_command(), *words],
+            env=_environment(one, place),
+            stdin=subprocess.DEVNULL if first.startswith(NONE) else None,
+            stdout=out,
+            stderr=err,
+            close_fds=False,
+        )
+        before = signal.signal(signal.SIGTERM, _leave)
+        try:
+            process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()  # it ends what it has started, which nobody else knows
+                process.wait()
+            signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _environment(one: Session, place: Path) -> dict[str, str]:
+    """The caller's, and of ours what the tape says."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(NOT_OURS)}
+    limits = one.meta.get("limits")
+    for name, value in limits.items() if isinstance(limits, dict) else ():
+        if name in LIMITS and value:
+            env[LIMITS[name]] = f"{value:g}" if isinstance(value, float) else str(value)
+        elif name in LIMITS and name not in ("cost", "deadline", "tokens"):
+            env[LIMITS[name]] = "0"
+    wisdom = one.meta.get("wisdom")
+    env |= {f"QUINE_WISDOM_{k}": str(v) for k, v in (wisdom if isinstance(wisdom, dict) else {}).items()}
+    return env | {
+        "QUINE_API_TYPE": "replay",
+        "QUINE_API_BASE": str(one.path.absolute()),
+        "QUINE_MODEL_ID": one.model,
+        "QUINE_DATA_DIR": str(place),
+    }
+
+
+# -- comparing ---------------------------------------------------------------------------------------
+
+
+def compare(then: Path, now: Path) -> tuple[int, list[Departure]]:
+    """How many lives there were, and where they departed."""
+    departures: list[Departure] = []
+    waiting = [(then, now)]
+    lives = 0
+    started = rebuild.nested(then.parent), rebuild.nested(now.parent)
+    while waiting:
+        old, new = waiting.pop(0)
+        lives += 1
+        departure = _life(old, new)
+        if departure is not None:
+            departures.append(departure)
+        before, after = _lived(old, started[0]), _lived(new, started[1])
+        for place, path in before.items():
+            if place in after:
+                waiting.append((path, after[place]))
+            elif departure is None:
+                departures.append(Departure(path.stem, 0, _named(place), "it was not lived again"))
+        if departure is None:
+            missing = (place for place in after if place not in before)
+            departures += [Departure(old.stem, 0, "no such child", _named(place)) for place in missing]
+    return lives, departures
+
+
+def _lived(path: Path, started: Started) -> dict[rebuild.Place, Path]:
+    """The children of a session that have tapes, however they were begun."""
+    forked = {place: child for place, child in rebuild.children(path).items() if child.is_file()}
+    return {**forked, **started.get(path.stem, {})}
+
+
+def _named(place: rebuild.Place) -> str:
+    return f"{place[0]} number {place[2] + 1} {place[1]}".rstrip()
+
+
+def _life(old: Path, new: Path) -> Departure | None:
+    end = _outcome(old)
+    cut = end is None or end.get("termination_mode") not in ENDED_ITSELF
+    then, now = list(rebuild.steps(old)), list(rebuild.steps(new))
+    same = _same(old), _same(new)
+    for before, after in zip(then, now, strict=False):
+        texts = same[0].text(before.message), same[1].text(after.message)
+        if texts[0] != texts[1]:
+            return Departure(old.stem, before.line, *texts)
+    if len(now) < len(then):
+        missing = then[len(now)]
+        return Departure(old.stem, missing.line, same[0].text(missing.message), _end(_outcome(new)))
+    if cut:
+        return None  # it went on where it was cut off
+    if len(now) > len(then):
+        return Departure(
+            old.stem, then[-1].line if then else 0, _end(end), same[1].text(now[len(then)].message)
+        )
+    if _end(end) != _end(_outcome(new)):
+        return Departure(old.stem, 0, _end(end), _end(_outcome(new)))
+    return None
+
+
+def _same(path: Path) -> Same:
+    return Same(path.parent, rebuild.meta(path).get("cwd"))
+
+
+def _outcome(path: Path) -> dict[str, Any] | None:
+    found = None
+    for _, entry in entries(str(path)):
+        found = entry["data"] if entry["type"] == "outcome" else found
+    return found
+
+
+def _end(outcome: dict[str, Any] | None) -> str:
+    if outcome is None:
+        return "no outcome"
+    return f"outcome {outcome.get('exit_code')} {outcome.get('termination_mode')}"

@@ -1,0 +1,308 @@
+"""The tapes of a data directory: which sessions there are, who started whom, what each took and how it ended.
+
+Laws
+1. Tapes are read and nothing else is, also those that are being written, torn, without an end, or of the reference
+   implementation. A tape is read once, line by line: memory does not grow with it.
+2. What a tape holds is foreign: no value has to be of the type that we write.
+3. A file that is no tape is named on stderr, and the others are read. A list reads the two ends of a tape; whether
+   it is whole is the question of `verify`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quine.base.exits import Misconfigured, complain
+from quine.base.text import plain as plain
+from quine.providers.base import Usage
+from quine.tape.index import LONGEST, ends
+from quine.tape.tape import entries, parse
+
+HUGE = 1e15  # no count, no time and no size of ours is larger
+MILLISECONDS = 1e11  # the reference counts in them; as seconds that is the year 5138
+MISSION = "### Your Mission\n"  # under this, in its system prompt, the reference has what we have in meta
+
+
+class Reply(NamedTuple):
+    """One inference; what its tape does not tell is None or 0."""
+
+    model: str
+    usage: Usage | None
+
+
+class Session(NamedTuple):
+    id: str
+    path: Path
+    meta: dict[str, Any]
+    outcome: dict[str, Any] | None
+    begun: float
+    last: float
+    replies: tuple[Reply, ...]
+    mission: str
+    root: str
+    chained: bool  # ours; the reference has no chain
+    forks: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - never changed in place; what it tells of children, by their ids
+
+    @property
+    def parent(self) -> str:
+        return str(self.meta.get("parent_session_id") or "")
+
+    @property
+    def model(self) -> str:
+        return str(self.meta.get("model_id") or "")
+
+    @property
+    def seconds(self) -> float:
+        if self.outcome is not None:
+            return number(self.outcome.get("duration_ms")) / 1000
+        return max(0.0, self.last - self.begun)
+
+    @property
+    def verdict(self) -> str:
+        """The exit code, or exec, or - where it has no end."""
+        if self.outcome is None:
+            return "-"
+        if self.outcome.get("termination_mode") == "exec":
+            return "exec"
+        return str(self.outcome.get("exit_code", "?"))
+
+    def tokens(self) -> tuple[int, int]:
+        """In and out, as the outcome tells or, without one, the replies do."""
+        if self.outcome is not None:
+            told = (number(self.outcome.get(name)) for name in ("tokens_in", "tokens_out"))
+            return int(next(told)), int(next(told))
+        usage = [reply.usage for reply in self.replies if reply.usage is not None]
+        return sum(one.input for one in usage), sum(one.output for one in usage)
+
+
+class Head(NamedTuple):
+    """What the first line of a tape tells."""
+
+    id: str
+    path: Path
+    parent: str
+    root: str
+    top: bool  # nobody started it
+    begun: float
+
+
+def sessions(folder: Path) -> dict[str, Session]:
+    """All of them, by id. Reads every tape from its first to its last line."""
+    return _read(heads(folder).values())
+
+
+def brief(folder: Path) -> dict[str, Session]:
+    """As `sessions`, without replies and forks where the outcome tells the sum: of such tapes the two ends are read."""
+    found: dict[str, Session] = {}
+    rest: set[Path] = set()
+    for path in files(folder):
+        if session := _by_its_ends(path):
+            found[session.id] = session
+        else:
+            rest.add(path)
+    return found | (_read(head for head in heads(folder).values() if head.path in rest) if rest else {})
+
+
+def _by_its_ends(path: Path) -> Session | None:
+    """None where the first and the last line of a tape are not all that a list needs."""
+    first, last = both = ends(str(path))
+    meta = both.meta
+    if not meta or "prev" not in first or last.get("type") != "outcome" or not meta.get("root_session_id"):
+        return None
+    begun = moment(first.get("ts")) or moment(meta.get("created_at"))
+    mission, root = str(meta.get("mission") or ""), str(meta["root_session_id"])
+    until = max(begun, moment(last.get("ts")))
+    return Session(path.stem, path, meta, last["data"], begun, until, (), mission, root, True)
+
+
+def heads(folder: Path) -> dict[str, Head]:
+    """The first line of each tape, by id; a file that is no tape is named on stderr."""
+    found: dict[str, Head] = {}
+    for path in files(folder):
+        try:
+            head = _head(path)
+        except (OSError, ValueError) as error:
+            _no_tape(error)
+            continue
+        if head is not None:
+            found[head.id] = head
+    return {id: one if one.root else one._replace(root=_root(found, id)) for id, one in found.items()}
+
+
+def _head(path: Path) -> Head | None:
+    """None where no whole line was written yet. OSError, or ValueError for a file that is no tape."""
+    with open(path, "rb") as file:
+        line = file.readline(LONGEST)
+        while line.endswith(b"\n"):
+            if line.strip():
+                try:
+                    entry = parse(line)
+                except ValueError as error:
+                    raise ValueError(f"{path}, line 1: {error}") from None
+                data = entry["data"]
+                if entry["type"] == "meta":
+                    parent, root = (
+                        str(data.get(name) or "") for name in ("parent_session_id", "root_session_id")
+                    )
+                    begun = moment(entry.get("ts")) or moment(data.get("created_at"))
+                    return Head(path.stem, path, parent, root, data.get("depth") == 0, begun)
+                raise ValueError(f"{path}: it has no meta")
+            line = file.readline(LONGEST)
+    return None
+
+
+def _read(wanted: Iterable[Head]) -> dict[str, Session]:
+    """The sessions of some heads, each tape read from its first to its last line."""
+    found: dict[str, Session] = {}
+    for head in wanted:
+        try:
+            session = summary(head.path)
+        except (OSError, ValueError) as error:
+            _no_tape(error)
+            continue
+        if session is not None:
+            found[head.id] = session._replace(root=head.root)
+    return found
+
+
+def _no_tape(error: Exception) -> None:
+    complain(f"not a tape: {plain(str(error), newlines=False)}")
+
+
+def files(folder: Path) -> list[Path]:
+    """What may be tapes. Raises Misconfigured where that cannot be seen; a directory that is missing has none."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        raise Misconfigured(f"{folder} cannot be read: {why}", "see QUINE_DATA_DIR and --data-dir") from None
+    return sorted(folder / name for name in names if name.endswith(".jsonl"))
+
+
+def summary(path: Path) -> Session | None:
+    """What a tape tells at a glance; None for one of which no whole line was written yet."""
+    meta: dict[str, Any] | None = None
+    outcome: dict[str, Any] | None = None
+    begun = last = 0.0
+    chained = False
+    replies: list[Reply] = []
+    mission = ""
+    forks: dict[str, dict[str, Any]] = {}
+    for _, entry in entries(str(path)):
+        kind, data = entry["type"], entry["data"]
+        chained = chained or "prev" in entry
+        when = moment(entry.get("ts")) or moment(data.get("timestamp"))
+        last = max(last, when)
+        if kind == "meta" and meta is None:  # the reference may have written a second one
+            meta = data
+            begun = when or moment(data.get("created_at"))
+            last = max(last, begun)
+            mission = str(data.get("mission") or "")
+        elif kind == "outcome":
+            outcome = data
+        elif kind == "fork":
+            child = str(data.get("session"))
+            forks[child] = {**forks.get(child, {}), **data}
+        elif kind == "message" and data.get("role") == "assistant":
+            replies.append(Reply(str(data.get("model") or ""), usage_of(data.get("usage"))))
+        elif kind == "message" and data.get("role") == "system" and not mission:
+            mission = str(data.get("content") or "").partition(MISSION)[2].partition("\n### ")[0].strip()
+    if meta is None:
+        if last or replies or outcome:
+            raise ValueError(f"{path}: it has no meta")
+        return None
+    named = str(meta.get("model_id") or "")
+    replies = [reply if reply.model else Reply(named, reply.usage) for reply in replies]
+    root = str(meta.get("root_session_id") or "")
+    return Session(path.stem, path, meta, outcome, begun, last, tuple(replies), mission, root, chained, forks)
+
+
+def find(folder: Path, session: str) -> Session:
+    """The session whose id begins so; "" is the root of the latest tree. Reads that tape, and of others the first line
+    at most: none of them where an id is given.
+    """
+    if not session:
+        known = heads(folder)
+        if not known:
+            raise Misconfigured(f"no tapes in {folder}", "see QUINE_DATA_DIR and --data-dir")
+        return _one(max(known.values(), key=lambda head: (head.top, head.begun)), folder)
+    return _one(_named(folder, session), folder)
+
+
+def _named(folder: Path, session: str) -> Head:
+    """The head of the tape whose name begins so."""
+    paths = files(folder)
+    if not paths:
+        raise Misconfigured(f"no tapes in {folder}", "see QUINE_DATA_DIR and --data-dir")
+    fit = [path for path in paths if path.name.removesuffix(".jsonl").startswith(session)]
+    if len(fit) != 1:
+        many = "no session" if not fit else f"{len(fit)} sessions"
+        raise Misconfigured(f"{many} in {folder} begin{'s' if not fit else ''} with {session}")
+    try:
+        head = _head(fit[0])
+    except (OSError, ValueError) as error:
+        raise Misconfigured(f"not a tape: {plain(str(error), newlines=False)}") from None
+    if head is None:
+        raise Misconfigured(f"{fit[0]} holds no whole line yet")
+    return head
+
+
+def _one(head: Head, folder: Path) -> Session:
+    """The session of a head, its tape read whole. Misconfigured where it is no tape."""
+    try:
+        session = summary(head.path)
+    except (OSError, ValueError) as error:
+        raise Misconfigured(f"not a tape: {plain(str(error), newlines=False)}") from None
+    if session is None:
+        raise Misconfigured(f"{head.path} holds no whole line yet")
+    root = session.root or heads(folder)[head.id].root  # the reference does not write it down
+    return session._replace(root=root)
+
+
+def tree(folder: Path, session: str) -> list[Session]:
+    """All sessions of the tree that `session` belongs to, as they began. Reads the tapes of that tree alone whole."""
+    root = find(folder, session).root
+    mine = _read(head for head in heads(folder).values() if head.root == root)
+    return sorted(mine.values(), key=lambda one: (one.begun, one.id))
+
+
+def _root(found: dict[str, Head], session: str) -> str:
+    """Up the parents, which is what the reference leaves us; they may go round in a circle."""
+    seen = {session}
+    while (parent := found[session].parent) in found and parent not in seen:
+        session = parent
+        seen.add(session)
+    return session
+
+
+def usage_of(told: object) -> Usage | None:
+    """None where nothing was told, which is not the same as nothing used."""
+    if not isinstance(told, dict):
+        return None
+    values = [number(told.get(field)) for field in Usage._fields]
+    return Usage(*map(int, values[:-1]))._replace(cost=values[-1])
+
+
+def number(value: object, otherwise: float = 0.0) -> float:
+    """A number of a sensible size, or `otherwise`."""
+    if isinstance(value, int | float) and abs(value) < HUGE:
+        return float(value)
+    return otherwise
+
+
+def moment(value: object) -> float:
+    """Seconds since the epoch out of seconds, milliseconds or RFC 3339; 0 where it is none of them."""
+    if isinstance(value, str):
+        from datetime import datetime
+
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except (ValueError, OverflowError):
+            return 0.0
+    seconds = number(value)
+    return seconds / 1000 if seconds > MILLISECONDS else seconds

@@ -1,0 +1,220 @@
+"""`quine tape verify`: is a tape what was written, whole and in order?
+
+Laws
+1. What is wrong is named by file, line and kind: changed, lost, inserted, out of place, torn.
+2. Three states are no fault, and none of them is called ok: a session that is still running, one whose writer died
+   (no outcome, or half a last line), and a tape of the reference implementation, which has no chain to look at.
+   Where there is no outcome, nothing tells how much of the end is missing.
+3. A chain shows accidents and careless hands. Who writes a whole new tape, hashes and all, is not found out by it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quine.agent.life import is_session
+from quine.base.exits import Misconfigured
+from quine.base.text import plain
+from quine.jobs import roster
+from quine.tape.index import Index
+from quine.tape.tape import digest, parse, seal_holds
+from quine.tape.tapes import files
+from transport.wire import quickjson
+
+OK, BROKEN, RUNNING, ENDLESS, TORN, UNCHAINED = "ok", "broken", "running", "no outcome", "torn", "no chain"
+SAID = {
+    OK: "ok: whole",
+    RUNNING: "running; intact so far",
+    ENDLESS: "no outcome: its process died without recording an outcome, or lines were cut off at the end",
+    TORN: "torn: its process died while it wrote the last line",
+    UNCHAINED: "no chain: written by the reference implementation",
+}
+MOST = 20  # faults of one tape that are told
+
+
+class Fault(NamedTuple):
+    line: int
+    what: str
+
+
+class Verdict(NamedTuple):
+    path: Path
+    state: str
+    lines: int
+    faults: list[Fault]
+
+    def text(self) -> str:
+        name = plain(str(self.path), newlines=False)
+        if self.state != BROKEN:
+            return f"{name}: {SAID[self.state]}, {self.lines} lines\n"
+        told = "".join(f"{name}: line {fault.line}: {fault.what}\n" for fault in self.faults[:MOST])
+        more = len(self.faults) - MOST
+        return told + (f"{name}: and {more} faults more\n" if more > 0 else "")
+
+    def json(self) -> str:
+        faults = [fault._asdict() for fault in self.faults]
+        facts = {"file": str(self.path), "state": self.state, "lines": self.lines, "faults": faults}
+        return quickjson.dumps(facts) + "\n"
+
+
+class _Line(NamedTuple):
+    """What of a line is needed to judge the chain; `entry` only where it may be needed later."""
+
+    hash: str
+    seq: object
+    prev: object
+    fault: str
+    kind: str
+
+
+def paths(folder: Path, wanted: list[str]) -> list[Path]:
+    """Files by their path, sessions by the beginning of their id; all tapes of the directory where none is named."""
+    if not wanted:
+        found = files(folder)
+        if not found:
+            raise Misconfigured(f"no tapes in {folder}", "see QUINE_DATA_DIR and --data-dir")
+        return found
+    chosen: list[Path] = []
+    for word in wanted:
+        if os.sep in word or word.endswith(".jsonl"):
+            fit = [Path(word)]
+        else:
+            fit = [path for path in files(folder) if path.name.startswith(word)]
+        if not fit:
+            raise Misconfigured(f"no session in {folder} begins with {word}")
+        chosen += fit
+    return chosen
+
+
+def verify(path: Path, index: Index | None = None) -> Verdict:
+    """Judge one tape. OSError is a fault like any other: a tape that cannot be read is not ok.
+
+    `index` is that of its directory, for a caller that judges many.
+    """
+    lines: list[_Line] = []
+    meta: dict[str, Any] | None = None
+    torn = sealed = False
+    try:
+        with open(path, "rb") as file:
+            for raw in file:
+                torn = not raw.endswith(b"\n")
+                if torn:
+                    break
+                line, entry = _line(raw[:-1])
+                lines.append(line)
+                sealed = line.kind == "outcome"
+                if meta is None and line.kind == "meta" and entry is not None:
+                    meta = entry["data"]
+    except OSError as error:
+        return Verdict(
+            path, BROKEN, len(lines), [Fault(0, f"cannot be read: {(error.strerror or '').lower()}")]
+        )
+    chained = any(line.prev is not None or line.seq is not None for line in lines)
+    faults = _chain(lines) if chained else _shape(lines)
+    if not lines:
+        faults.append(Fault(1, "torn: not one whole line" if torn else "the file is empty"))
+    elif meta is None and not faults:
+        faults.append(Fault(1, "lost: it has no meta"))
+    if meta is not None:
+        faults += _links(path, meta)
+    if faults:
+        return Verdict(path, BROKEN, len(lines), faults)
+    if sealed and not torn:
+        state = OK if chained else UNCHAINED
+    elif _runs(path, index):
+        state = RUNNING  # and we may have read while it was writing
+    elif torn:
+        state = TORN
+    else:
+        state = ENDLESS if chained else UNCHAINED
+    return Verdict(path, state, len(lines), [])
+
+
+def _line(raw: bytes) -> tuple[_Line, dict[str, Any] | None]:
+    hash = digest(raw)
+    try:
+        entry = parse(raw)
+    except ValueError as error:
+        return _Line(hash, None, None, f"changed: {error}", ""), None
+    holds = seal_holds(raw)
+    # Both ways round: a changed type must not make another kind of line of it, nor a changed seal an unsealed one.
+    wrong = holds is False or (holds is None and entry["type"] == "outcome" and "prev" in entry)
+    fault = "changed: this outcome is not what its seal was made for" if wrong else ""
+    return _Line(hash, entry.get("seq"), entry.get("prev"), fault, entry["type"]), entry
+
+
+def _shape(lines: list[_Line]) -> list[Fault]:
+    return [Fault(number, line.fault) for number, line in enumerate(lines, 1) if line.fault]
+
+
+def _chain(lines: list[_Line]) -> list[Fault]:
+    """Every place where the chain does not hold, from the numbers and the hashes."""
+    faults: list[Fault] = []
+    count = Counter(line.seq for line in lines if isinstance(line.seq, int))
+    expected, before = 0, ""  # the number that must come, the hash that it must name; None = cannot be known
+    known = True
+    for number, line in enumerate(lines, 1):
+        if line.fault:
+            faults.append(Fault(number, line.fault))
+        if not isinstance(line.seq, int) or not isinstance(line.prev, str):
+            if not line.fault:
+                faults.append(Fault(number, "changed: it has no place in the chain"))
+            expected, known = expected + 1, False
+            continue
+        if line.seq != expected:
+            what = _misplaced(line.seq, expected, count)
+            faults.append(Fault(number, what))
+            if line.seq < expected:
+                continue  # the chain goes on behind it
+        elif known and line.prev != before:
+            what = "changed: the line after it was written behind another one"
+            faults.append(Fault(number - 1, what) if number > 1 else Fault(1, "changed: it is not the first"))
+        expected, before, known = line.seq + 1, line.hash, True
+    return faults
+
+
+def _misplaced(seq: int, expected: int, count: Counter[Any]) -> str:
+    if seq < expected:
+        return (
+            f"inserted: there is a line {seq} already"
+            if count[seq] > 1
+            else f"out of place: it is number {seq}"
+        )
+    missing = [number for number in range(expected, min(seq, expected + 1000)) if not count[number]]
+    if not missing:
+        return f"out of place: it is number {seq}, and {expected} comes later"
+    return f"lost: {seq - expected} line{'s' * (seq - expected != 1)} before it"
+
+
+def _links(path: Path, meta: dict[str, Any]) -> list[Fault]:
+    """What was lived before stands on another tape, up to a line that must be there."""
+    cloned = meta.get("cloned")
+    if cloned is None:
+        return []
+    session, wanted = (
+        (cloned.get("session"), cloned.get("lines")) if isinstance(cloned, dict) else (None, None)
+    )
+    if not isinstance(session, str) or not isinstance(wanted, int) or os.sep in session:
+        return [Fault(1, "changed: what it was cloned from is no session and line")]
+    try:
+        with open(path.with_name(f"{session}.jsonl"), "rb") as file:
+            there = sum(line.endswith(b"\n") for line in file)
+    except OSError:
+        return [Fault(1, f"lost: the tape of {plain(session[:40])}, from which it was cloned")]
+    if there < wanted:
+        what = f"lost: it was cloned from {wanted} lines of {plain(session[:40])}, which has {there}"
+        return [Fault(1, what)]
+    return []
+
+
+def _runs(path: Path, index: Index | None) -> bool:
+    """Does the process that writes this tape still run? The roster knows, as for every other verb."""
+    session = path.name.removesuffix(".jsonl")
+    if not is_session(session):
+        return False
+    index = index or Index(str(path.parent))
+    agent = roster.load(index, index.lives(session)[0])
+    return agent is not None and agent.session == session and agent.alive
