@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transport.inherit import is_secret
+from tests.lab import processes
+from tests.lab.machine import RUN
+from transport.job.inherit import is_secret
 
 QUINE = [sys.executable, "-P", "-m", "quine"]
 
@@ -136,19 +138,12 @@ def section(result: str, name: str) -> str:
 
 
 def running(*words: str) -> list[int]:
-    """Processes whose command line holds all of these words."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                line = (
-                    Path("/proc", name, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
-            except OSError:
-                continue
-            if all(word in line for word in words):
-                found.append(int(name))
-    return found
+    """Processes of this run of the tests whose command line holds all of these words."""
+    return [
+        process.pid
+        for process in processes.marked(RUN)
+        if all(word in " ".join(process.argv) for word in words)
+    ]
 
 
 PATIENCE = 60.0  # seconds for what comes at once on an idle machine

@@ -14,9 +14,11 @@ import os
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,16 +31,18 @@ from tests.clouds import Azure, Google
 from tests.lab import Lab, Settings, processes
 from tests.lab.host import Host
 from tests.lab.lab import LEASE
-from tests.lab.machine import SSHD, can_mount
+from tests.lab.machine import RUN, SSHD, can_mount
 from tests.tiers import SERVERS
 from tests.weed import Weed
 
 # Seconds that a dying process, thread or descriptor of a test may take to be gone.
 STRAGGLERS = float(os.environ.get("LAB_STRAGGLERS", 60))
 DESCRIPTORS = 1024  # soft limit
+ESCAPED = 97  # exit status of a forked child that came to the end of its test
 DEAR = (
     900.0  # seconds that what is made once for a session may take, retries on a machine at its limit included
 )
+BACKENDS = {"weed", "google", "azure", "sftp_server"}  # fixtures that start a server
 NOISE = ("pytest-", "hypothesis-")  # names in the temporary directory that are pytest's own
 
 # No limit on the time of one example, nor on how long it takes to think of one: that depends on who else is at work.
@@ -59,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # a short name: Unix sockets are made below it
     directory = tempfile.mkdtemp(prefix="qt-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
     config.stash[_home] = directory
+    name, _, value = RUN.partition("=")
+    os.environ[name] = value
     os.environ["TMPDIR"] = tempfile.tempdir = directory
     # without it there would be /tmp/quine-UID, the user's own, with what is noted of this build and others
     os.environ["XDG_RUNTIME_DIR"] = f"{directory}/run"
@@ -97,6 +103,33 @@ def pytest_fixture_setup(fixturedef: Any) -> Generator[None, object, object]:
         signal.setitimer(signal.ITIMER_REAL, left)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a server of its own for a store: the tests of one contract against one more backend."""
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        needed = {SERVERS.get(value) for value in params.values() if isinstance(value, str)}
+        if BACKENDS & ({*getattr(item, "fixturenames", ())} | needed):
+            item.add_marker(pytest.mark.backends)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """A child that a test forks ends with the test function, however it gets there.
+
+    One that raised used to go on as a second worker, with the first one's connection to xdist.
+    """
+    ours = os.getpid()
+    try:
+        return (yield)
+    except BaseException:
+        if os.getpid() != ours:
+            traceback.print_exc(file=sys.__stderr__)
+        raise
+    finally:
+        if os.getpid() != ours:
+            os._exit(ESCAPED)
+
+
 def pytest_report_header() -> str:
     return (
         f"lab: {SSHD}"
@@ -107,7 +140,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session")
 def session_lab() -> Iterator[Lab]:
-    with Lab() as lab:
+    with Lab(installed=True) as lab:
         _sessions.append(lab)
         # the binary is built: after a change of the sources minutes on a loaded machine, which is no test's own time
         lab.run(["deploy", "h1"], check=True, timeout=DEAR / 2)
@@ -184,7 +217,7 @@ def own_lab() -> Iterator[Callable[..., Lab]]:
     made: list[Lab] = []
 
     def make(names: tuple[str, ...] | list[str] = ("h1",), lease: int = LEASE) -> Lab:
-        lab = Lab(names, lease=lease)
+        lab = Lab(names, lease=lease, installed=True)
         made.append(lab)
         return lab.__enter__()
 
@@ -202,6 +235,7 @@ def odd_host(lab: Lab) -> Iterator[Callable[..., Host]]:
         if settings.get("mount") and (os.getuid() or not can_mount()):
             pytest.skip("needs root and mount namespaces")
         made.append(name)
+        settings.setdefault("bare", True)  # what tests do to an installation is not done to the shared one
         return lab.add(name, Settings(**settings))  # type: ignore[arg-type]
 
     yield make
@@ -223,14 +257,6 @@ def through(lab: Lab) -> Callable[..., str]:
 
 
 # ----------------------------------------------------------------------------------------- the watch
-
-
-def _own_children() -> set[int]:
-    return {
-        pid
-        for pid in processes.descendants(os.getpid())
-        if (p := processes.find(pid)) and p.ppid == os.getpid()
-    }
 
 
 def _own_fds() -> dict[int, str]:
@@ -262,21 +288,29 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         if server:
             request.getfixturevalue(server)
     environment, directory = dict(os.environ), Path.cwd()
-    children, fds, litter = _own_children(), _own_fds(), _litter()
+    dispositions = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    children, fds, litter = processes.children(os.getpid()).keys(), _own_fds(), _litter()
     threads = set(threading.enumerate())
     lab_litter = {path for lab in _sessions for path in lab.litter()}
     yield
+    for number, before in dispositions.items():
+        # an agent's own code, run in this process, ends with SIGPIPE at its default: the next test dies of it
+        if before is not None and signal.getsignal(number) != before:
+            signal.signal(number, before)
     deadline = time.monotonic() + STRAGGLERS
     complaints = []
 
-    new = [processes.find(pid) for pid in _own_children() - children - _of_labs("children")]
+    new = [
+        processes.find(pid)
+        for pid in processes.children(os.getpid()).keys() - children - _of_labs("children")
+    ]
     left = _wait([process for process in new if process], deadline)
     complaints += [f"child process {process}" for process in left]
     for lab in _sessions if with_lab else ():
         jobs = processes.wait_none(lab.jobs, max(0.0, deadline - time.monotonic()))
         complaints += [f"process of the lab {process}" for process in jobs]
         files = _until_none(lambda lab=lab: set(lab.litter()) - lab_litter, deadline)  # type: ignore[misc]
-        complaints += [f"temporary file of the lab {path}" for path in files]
+        complaints += [f"temporary file of the lab {_shown(path)}" for path in files]
     for thread in set(threading.enumerate()) - threads:
         if not _is_labs(thread):
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -297,6 +331,15 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         for process in [*left, *(job for lab in _sessions for job in lab.jobs())]:
             processes.kill(process.pid)
         pytest.fail("the test left behind: " + "; ".join(complaints), pytrace=False)
+
+
+def _shown(path: Path) -> str:
+    """What a defect left is worth reading: it is gone with its lab."""
+    return (
+        f"{path}\n{path.read_text(errors='replace')}"
+        if "defect" in path.name and path.is_file()
+        else str(path)
+    )
 
 
 def _of_labs(what: str) -> set[int]:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quine.guests.base import GuestError, Message, Overflow, Refused, Reply, Request, Unavailable
-from quine.guests.http import HttpGuest
+from quine.providers.base import GuestError, Message, Overflow, Refused, Reply, Request, Unavailable
+from quine.providers.http import HttpGuest
 from tests.agents import Agents
 from tests.lived import (
     ASKED,
@@ -108,6 +108,7 @@ class Conformance:
 
     @examples(40)
     @given(steps, st.data())
+    @pytest.mark.long
     def test_the_vendor_takes_what_is_left_of_a_conversation(
         self, lived: list[Step], data: st.DataObject
     ) -> None:

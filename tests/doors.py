@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quine.files.remote import Remote
+from quine.files.wire.remote import Remote
 from tests.agents import until
-from transport.requests import Relay
+from transport.rpc.requests import Relay
 
 if TYPE_CHECKING:
     from tests.lab import Lab

@@ -38,7 +38,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from transport import address
-from transport.frames import (
+from transport.status import Status
+from transport.wire.frames import (
     BESIDE,
     CHUNK,
     GREETING,
@@ -51,8 +52,7 @@ from transport.frames import (
     encode,
     pack,
 )
-from transport.status import Status
-from transport.window import INITIAL_WINDOW
+from transport.wire.window import INITIAL_WINDOW
 
 BLOCK = 1 << 16
 
@@ -141,7 +141,8 @@ class Double:
             self._news.wait_for(lambda: self._hello or self._gone)
         told = {
             "version": VERSION, "build": address.build_hash(), "node": "double", "boot": "b", "pid": os.getpid(),
-            "link": self._hello.get("link"), "seen": 0, "resume": self._hello.get("resume"), **change,
+            "link": self._hello.get("link"), "seen": 0, "resume": self._hello.get("resume"),
+            "attempt": self._hello.get("attempt"), **change,
         }  # fmt: skip
         self._send(encode(Frame(Kind.HELLO, payload=pack({k: v for k, v in told.items() if v is not None}))))
 

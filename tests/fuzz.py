@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.hostile import MEGABYTE, RAW, mutated
-from transport.frames import CHUNK, GREETING, HEADER, NAMES, Decoder, Frame, encode
+from transport.wire.frames import CHUNK, GREETING, HEADER, NAMES, Decoder, Frame, encode
 
 VOLUME = int(os.environ.get("QUINE_TEST_FUZZ", 200_000))  # bytes for each parser
 LONGEST = 256 * 1024  # bytes of one input

@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transport import client
+from transport.client import client
 from transport.errors import Abandoned, RequestError
-from transport.incoming import Incoming, Streaming
-from transport.outgoing import Asked
-from transport.requests import Relay
+from transport.rpc.incoming import Incoming, Streaming
+from transport.rpc.outgoing import Asked
+from transport.rpc.requests import Relay
 from transport.spawn import Spawn
 
 if TYPE_CHECKING:

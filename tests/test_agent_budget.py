@@ -83,7 +83,7 @@ BUY = {
 
 FORGING = """
 import os, sys
-from transport import inherit
+from transport.job import inherit
 fd = inherit.write({"environ": {}})
 os.set_inheritable(fd, True)
 OURS = ("QUINE_MAX", "QUINE_DEPTH", "QUINE_ROOT", "QUINE_SESSION")
@@ -100,6 +100,7 @@ raise SystemExit(subprocess.run(sys.argv[1:], env=environ).returncode)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", BUY)
 @pytest.mark.parametrize(
     ("options", "words"), [(("--max-depth", "1"), "too deep"), (("--max-agents", "1"), "too many agents")]
@@ -167,12 +168,13 @@ def test_exec_keeps_what_belongs_to_the_tree(agents: Agents) -> None:
 # -- time --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_deadline_is_told_and_then_only_exit_is_taken(agents: Agents) -> None:
     agents.script(
         says(sh("sleep 71194")), says(sh("echo more")), says(call("exit", status=3, stderr="half of it")),
     )  # fmt: skip
     done = agents.run(options=("--deadline", "3"))
-    assert (done.returncode, done.stderr) == (3, b"half of it")
+    assert (done.returncode, done.stderr) == (3, b"half of it\n")
     results = agents.results()
     assert "[INTERRUPTED]" in results[0]
     assert "[TIME LEFT] 0 s, and then only exit is accepted" in results[0]
@@ -192,7 +194,7 @@ def test_an_inference_that_never_ends_is_ended(agents: Agents, monkeypatch: pyte
     program.write_text("#!/bin/sh\nexec sleep 71195\n")
     program.chmod(0o755)
     (agents.directory / "sitecustomize.py").write_text(
-        "import quine.signals; quine.signals.ANSWER = (0.2, 0.2)\n"
+        "import quine.agent.signals; quine.agent.signals.ANSWER = (0.2, 0.2)\n"
     )
     env = {
         "QUINE_API_TYPE": "program",
@@ -205,6 +207,7 @@ def test_an_inference_that_never_ends_is_ended(agents: Agents, monkeypatch: pyte
     assert agents.outcome()["termination_mode"] == "timeout"
 
 
+@pytest.mark.long
 def test_the_deadline_is_the_trees(agents: Agents) -> None:
     """It goes through fork, exec and a nested agent, and none of them gets more of it."""
     agents.script(

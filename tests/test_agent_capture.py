@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.capture import HEADERS, Capture, quoted
-from quine.ends import sections
+from quine.agent.capture import HEADERS, Capture, quoted
+from quine.agent.ends import sections
 
 
 @given(

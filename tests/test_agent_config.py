@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import OK, QUINE, Agents, call, says, section, sh
-from transport import inherit
+from transport.job import inherit
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def agents(tmp_path: Path) -> Agents:
 # -- configuration ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("env", "words"),
     [
@@ -50,6 +51,27 @@ def test_configuration_errors(agents: Agents, env: dict[str, str], words: bytes)
     assert done.stderr.startswith(b"quine: error: ")
     assert words in done.stderr
     assert done.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--max-turns", "foo", "must be an integer, not 'foo'"),
+        ("--max-depth", "-1", "must not be negative, and is -1"),
+        ("--max-agents", "9" * 30, "must not be more than"),
+        ("--max-cost", "x", "must be a number, not 'x'"),
+        ("--deadline", "-1", "must be 0 or more"),
+    ],
+)
+def test_what_an_option_gave_is_named_by_the_option(
+    agents: Agents, option: str, value: str, words: str
+) -> None:
+    for place in ([], ["--on", "local"]):
+        done = agents.run(says(OK), options=[*place, f"{option}={value}"])
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert done.stderr.decode().startswith(f"quine: error: {option} {words}"), done
+    done = agents.run(options=[f"{option}=1"], env={"QUINE_SH_TIMEOUT": "x"})
+    assert done.stderr.startswith(b"quine: error: QUINE_SH_TIMEOUT must be an integer")
 
 
 def test_cwd_does_not_move_the_paths_of_the_caller(agents: Agents) -> None:
@@ -100,7 +122,7 @@ def test_directories_of_ours_are_private(agents: Agents) -> None:
 def test_an_exhausted_script_says_so(agents: Agents) -> None:
     done = agents.run(says(sh("true")))
     assert done.returncode == 1
-    assert b"asked for one more" in done.stderr
+    assert b"script.jsonl has no reply left for this mission\n" in done.stderr
 
 
 # -- secrets ---------------------------------------------------------------------------------------
@@ -126,7 +148,7 @@ def test_no_secret_reaches_a_command_or_the_tape(agents: Agents) -> None:
 
 
 def test_a_nested_quine_has_the_key(agents: Agents) -> None:
-    code = "import sys; from quine import env; s = env.adopt({}); print(s.secrets)"
+    code = "import sys; from quine.agent import env; s = env.adopt({}); print(s.secrets)"
     done = agents.run(
         says(sh(f"{sys.executable} -P -c '{code}' >&4")),
         says(OK),

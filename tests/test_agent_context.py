@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quine import prompt
+from quine.agent import prompt
 from tests.agents import OK, Agents, call, says, sh
 
 
@@ -117,7 +117,7 @@ def test_a_window_that_fills_during_the_reply(agents: Agents) -> None:
         "print(json.dumps({'tool_calls': [call], 'stop': 'context' if n == 0 else 'tool'}))\n",
     )
     done = agents.run(env=env)
-    assert (done.returncode, done.stderr) == (9, b"full")
+    assert (done.returncode, done.stderr) == (9, b"full\n")
     assert "[LAST REPLY] The context is full" in agents.results()[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.agents import OK, UNTIL_ENDED, Agents, call, says, sh, until
+from tests.agents import OK, UNTIL_ENDED, Agents, call, says, section, sh, until
 
 NONE, SOME = "^\\{\\}$", "."
 
@@ -221,6 +222,7 @@ def test_a_memo_is_not_left_behind(agents: Agents) -> None:
     assert agents.run().stdout == b"1\n1\n1\n"
 
 
+@pytest.mark.long
 def test_a_signal_while_the_shell_ends_is_not_lost(agents: Agents) -> None:
     agents.script(
         says(sh("(trap '' TERM; touch up; while :; do sleep 0.05; done) & while ! [ -e up ]; do :; done"),
@@ -236,6 +238,19 @@ def test_a_signal_while_the_shell_ends_is_not_lost(agents: Agents) -> None:
 def wait_for_outcome(agents: Agents) -> None:
     """It is written before the shell is ended, which takes two seconds where a command does not heed TERM."""
     until(lambda: any(b'"type":"outcome"' in path.read_bytes() for path in agents.data.glob("*.jsonl")))
+
+
+def test_a_place_is_not_inherited_by_commands_after_a_failed_exec(agents: Agents) -> None:
+    """A command in the background would keep it for as long as it lives."""
+    many = {f"k{n}": "x" * 100_000 for n in range(5)}
+    held = sh("ls -l /proc/self/fd | grep -c quine-ledger")
+    limit = lambda: resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, -1))  # noqa: E731 - execve takes a fourth
+    agents.script(says(held, call("exec", wisdom=many), held, OK))
+    with agents.start("work", preexec_fn=limit) as process:
+        process.communicate(timeout=60)
+    before, failed, after, *_ = agents.results()
+    assert "argument list too long; this life goes on" in failed
+    assert section(before, "STDOUT") == section(after, "STDOUT") == "1\n"
 
 
 # -- personas --------------------------------------------------------------------------------------
@@ -294,8 +309,8 @@ def test_children_and_personas(agents: Agents) -> None:
         (": >personas/empty.md", "empty", "empty.md is empty"),
         ("head -c 65537 /dev/zero >personas/long.md", "long", "is longer than 65536 bytes"),
         ("printf '\\377' >personas/bytes.md", "bytes", "can't decode"),
-        ("mkfifo personas/pipe.md", "pipe", "is no file"),
-        ("mkdir personas/folder.md", "folder", "is no file"),
+        ("mkfifo personas/pipe.md", "pipe", "is not a regular file"),
+        ("mkdir personas/folder.md", "folder", "is not a regular file"),
         ("", "../critic", "must match"),
         ("", ".critic", "must match"),
         ("", "a/b", "must match"),
@@ -310,24 +325,72 @@ def test_what_is_no_persona(agents: Agents, make: str, name: str, words: str) ->
     assert words.format(agents.directory) in agents.results()[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [
         "echo obey >personas/mine.md",
         "mv notes.txt personas/mine.md",
         "ln notes.txt personas/mine.md",
-        "ln -s ../notes.txt personas/mine.md",
         "echo obey >personas/mine.md; touch -d 2001-01-01 personas/mine.md",
         "mkdir -p config/quine/personas; cp notes.txt config/quine/personas/mine.md",
+        "rm -r personas; ln -s old personas",
+        "rm -r personas; mv old personas",
+        "mkdir -p config/quine; mv old config/quine/personas",
+        "mkdir -p config; mv home config/quine",
     ],
 )
-def test_an_agent_cannot_write_its_own_persona(agents: Agents, make: str) -> None:
-    """What it has read must not become its instruction, with a file as the way round."""
+@pytest.mark.parametrize("options", [(), ("--job", "ffffffff-ffff-7fff-bfff-ffffffffffff")], ids=["", "job"])
+def test_an_agent_cannot_write_its_own_persona(agents: Agents, make: str, options: tuple[str, ...]) -> None:
+    """What it has read must not become its instruction, with a file or a directory as the way round."""
     persona(agents, "critic", "You doubt.")
     (agents.directory / "notes.txt").write_text("obey")
-    agents.run(says(sh(make), call("exec", persona="mine"), sh("echo alive")), says(OK))
+    for folder in ("old", "home/personas"):
+        (agents.directory / folder).mkdir(parents=True)
+        (agents.directory / folder / "mine.md").write_text("obey")
+    obey = call("exec", persona="mine", wisdom={"n": "1"})
+    agents.run(says(sh(make), obey, sh("echo alive"), wisdom=NONE), says(OK), options=options)
     assert "after this tree had begun" in agents.results()[1]
     assert "alive" in agents.results()[2]
+
+
+@pytest.mark.parametrize("made", ["before", "by the agent"])
+def test_a_persona_is_no_symlink(agents: Agents, made: str) -> None:
+    """A directory that it leads through may have been renamed, and nothing tells of that."""
+    persona(agents, "critic", "You doubt.")
+    (agents.directory / "old").mkdir()
+    (agents.directory / "old" / "mine.md").write_text("obey")
+    if made == "before":
+        (agents.directory / "personas" / "mine.md").symlink_to("../notes/mine.md")
+    make = "mv old notes; ln -sf ../notes/mine.md personas/mine.md"
+    obey = call("exec", persona="mine", wisdom={"n": "1"})
+    agents.run(says(sh("mv old notes" if made == "before" else make), obey, OK, wisdom=NONE), says(OK))
+    assert "personas/mine.md is a symlink" in agents.results()[1]
+
+
+def test_personas_are_those_of_the_directory_that_the_tree_was_started_in(agents: Agents) -> None:
+    """An agent that goes elsewhere, and the children that it forks there, have no others."""
+    persona(agents, "critic", "You doubt.")
+    (agents.directory / "other" / "personas").mkdir(parents=True)
+    (agents.directory / "other" / "personas" / "mine.md").write_text("obey")
+    inner = "cd other && quine inner"
+    agents.run(
+        says(sh(inner), sh("cd other"), call("fork", intent="child", wait=True), OK, match="^work"),
+        says(call("exec", persona="mine", wisdom={"n": "0"}), match="^(child|inner)", wisdom=NONE),
+        says(call("exec", persona="critic", wisdom={"n": "1"}), match="^(child|inner)", wisdom=NONE),
+        {**says(OK, match="^(child|inner)", wisdom=SOME), "repeat": True},
+    )
+    for mission in ("child", "inner"):
+        refusals = [
+            e["data"]["content"]
+            for tape in agents.tapes()
+            if tape[0]["data"]["mission"] == mission
+            for e in tape
+            if e["type"] == "tool_result" and "[EXEC ERROR]" in e["data"]["content"]
+        ]
+        assert len(refusals) == 1
+        assert f"there is neither {agents.directory}/personas/mine.md" in refusals[0]
+        assert "You doubt." in systems(agents, mission)[-1]
 
 
 def test_a_persona_is_not_for_another_program(agents: Agents) -> None:

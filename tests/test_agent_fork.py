@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 
 import transport.status
-from quine import birth
-from quine.jobs import Job, Status
-from quine.life import Life, new_session
-from quine.tape import message_of, read
+from quine.agent import birth
+from quine.agent.jobs import Job, Status
+from quine.agent.life import Life, new_session
+from quine.tape.tape import message_of, read
 from tests.agents import OK, UNTIL_ENDED, Agents, call, left, says, section, sh
 
 
@@ -35,7 +36,7 @@ def test_a_child_and_its_streams(agents: Agents) -> None:
         says(sh("echo out >&4; echo err >&5; echo hidden"), call("exit", status=4, stderr="why"), match="^child"),
     )  # fmt: skip
     assert agents.results()[0].startswith(
-        "[EXIT CODE] 4\n[STDOUT]\nout\n\n[STDERR]\nerr\nwhy\n[TURNS LEFT] 20"
+        "[EXIT CODE] 4\n[STDOUT]\nout\n\n[STDERR]\nerr\nwhy\n\n[TURNS LEFT] 20"
     )
     parent, child = agents.tape()[0]["data"], agents.tape("child")[0]["data"]
     assert child["parent_session_id"] == parent["session_id"]
@@ -176,7 +177,10 @@ def test_what_a_child_left_behind_does_not_hold_its_end(agents: Agents) -> None:
         says(sh(f"setsid sh -c '{away}' >&4 & echo $! >pid; while ! [ -e away ]; do sleep 0.01; done"), OK,
              match="^child"),
     )  # fmt: skip
-    assert all(result.startswith("[EXIT CODE] 0") for result in agents.results())
+    child, killed = agents.results()
+    assert child.startswith("[EXIT CODE] 0")
+    assert killed.startswith("[EXIT CODE] 0")  # what was left behind lived for as long as that
+    assert (agents.directory / "away").exists()
 
 
 def test_what_a_childs_child_holds_does_not_hold_its_end(agents: Agents) -> None:
@@ -213,7 +217,7 @@ def test_not_waiting(agents: Agents) -> None:
     assert f"[FORK] job {session} pid " in begun
     assert f"[FORK ENDED] job {session} exit code 5" in after
     assert (directory / "stdout").read_text() == "out\n"
-    assert (directory / "stderr").read_text() == "err\nfive"
+    assert (directory / "stderr").read_text() == "err\nfive\n"
     assert json.loads((directory / "status").read_text())["code"] == 5
     assert json.loads((directory / "job").read_text())["intent"] == "child"
 
@@ -270,6 +274,60 @@ def test_depth_cannot_be_bought(agents: Agents) -> None:
     assert "quine: error: too deep" in agents.results()[0]
 
 
+def descriptors(listing: str) -> list[str]:
+    """What `ls -l /proc/PID/fd` says descriptors are, less those that each process has of its own."""
+    names = [line.split(" -> ")[1] for line in listing.splitlines() if " -> " in line]
+    return sorted(name for name in names if "quine-ledger" in name or name.endswith(".txt"))
+
+
+def test_a_child_holds_nothing_of_its_siblings(agents: Agents) -> None:
+    """Neither their place, which would outlive them, nor their material."""
+    for name in "abc":
+        (agents.directory / f"{name}.txt").write_text(name)
+    children = [{"intent": f"child {name}", "stdin": f"{name}.txt"} for name in "abc"]
+    again = fork("child c", stdin="c.txt", wait=True)
+    agents.run(
+        says(fork(children=children[:2], wait=True), again, match="^work"),
+        says(OK, match="^work"),
+        {**says(sh("ls -l /proc/$PPID/fd"), OK, match="^child"), "repeat": True},
+    )
+    for name in "abc":
+        listing = agents.results(f"child {name}")[-1]
+        book, place, material = descriptors(listing)
+        assert "quine-ledger" in book and book == place
+        assert material == str(agents.directory / f"{name}.txt")
+
+
+def test_a_fork_whose_material_cannot_be_opened_costs_neither_place_nor_descriptor(agents: Agents) -> None:
+    (agents.directory / "a.txt").write_text("a")
+    children = [{"intent": "child", "stdin": "a.txt"}, {"intent": "child", "stdin": "no such file"}]
+    count = sh("ls /proc/$PPID/fd | wc -l")
+    agents.run(
+        says(count, *[fork(children=children)] * 4, count, match="^work"),
+        says(fork(children=[{"intent": "child"}] * 2, wait=True), OK, match="^work"),
+        {**says(OK, match="^child"), "repeat": True},
+        env={"QUINE_MAX_AGENTS": "3"},
+    )
+    before, *refused, after, both = agents.results()
+    assert len(refused) == 4
+    assert all("no such file or directory, nothing was started" in result for result in refused)
+    # each of the four would have left one; one more or less is a file that was being read
+    assert int(section(after, "STDOUT")) - int(section(before, "STDOUT")) < 4
+    assert both.count("[EXIT CODE] 0") == 2
+
+
+def test_a_child_elsewhere_is_named_by_its_host(agents: Agents) -> None:
+    """The process here is another one than that over there, which the tree shows."""
+    children = [{"intent": "far", "host": "nowhere"}, {"intent": "near"}]
+    agents.run(
+        says(fork(children=children, wait=True), OK, match="^work"),
+        says(OK, match="^near"),
+    )
+    far, near = (line for line in agents.results()[0].splitlines() if line.startswith("--- CHILD"))
+    assert re.fullmatch(r"--- CHILD 1 of 2: on nowhere, by way of pid [0-9]+ here", far)
+    assert re.fullmatch(r"--- CHILD 2 of 2: pid [0-9]+", near)
+
+
 def test_too_many_agents(agents: Agents) -> None:
     agents.run(
         says(fork(children=[{"intent": "child"}] * 3, wait=True), match="^work"),
@@ -281,7 +339,8 @@ def test_too_many_agents(agents: Agents) -> None:
         env={"QUINE_MAX_AGENTS": "3"},
     )
     refused, two, alone = agents.results()
-    assert "[FORK ERROR] too many agents: the limit of the tree is 3, nothing was started" in refused
+    words = "3 more were asked for, and the limit of the tree is 3 (--max-agents); nothing was started"
+    assert f"[FORK ERROR] too many agents: {words}" in refused
     assert two.count("[STDOUT]\n77\n") >= 1  # both children live: a third has no place while they do
     assert alone.startswith("[EXIT CODE] 0")
 
@@ -338,13 +397,23 @@ def test_a_face_leaves_its_status_where_nobody_reads(tmp_path: Path) -> None:
     read_end, report = os.pipe()
     os.close(read_end)
     face = lambda *_, **__: transport.status.Status("exited", 3)  # noqa: E731
-    loop: Any = SimpleNamespace(face=face, ledger=None, signals=SimpleNamespace(remove=lambda: None))
+    told_end, tells = os.pipe()
+    place_end, place = os.pipe()
+    ledger = SimpleNamespace(beyond=SimpleNamespace(give_back=lambda: os.write(tells, b"given back")))
+    signals = SimpleNamespace(remove=lambda: None)
+    loop: Any = SimpleNamespace(
+        face=face, ledger=ledger, signals=signals, settings=SimpleNamespace(masked=())
+    )
     job.pid = os.fork()
     if job.pid == 0:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        birth._be_face(loop, life, job, report)
+        birth._be_face(loop, life, job, report, [place])
     os.close(report)
     job.reap()
+    os.close(tells)
+    assert os.read(told_end, 100) == b"given back"
+    for fd in (told_end, place_end, place):
+        os.close(fd)
     assert job.status == Status(3)
     told = json.loads((tmp_path / "status").read_text())
     assert (told["code"], told["state"]) == (3, "exited")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine import tools
-from quine.guests.base import ToolCall
+from quine.agent import tools
+from quine.providers.base import ToolCall
 from tests.agents import OK, Agents, call, says, sh
 from tests.hostile import MEASURE, MEGABYTE, answered, bad_call, batches, measured
 
@@ -119,6 +119,7 @@ JSON = st.recursive(
 ARGUMENTS = [name for tool in tools.TOOLS for name in tool.schema["properties"]]
 
 
+@pytest.mark.long
 @given(
     st.sampled_from([*tools.BY_NAME, "", "nope"]),
     st.dictionaries(st.sampled_from(ARGUMENTS) | st.text(max_size=5), JSON, max_size=5),

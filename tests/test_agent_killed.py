@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from quine import procs
+from quine.base import procs
 from tests.agents import OK, QUINE, Agents, Started, call, left, running, says, sh, until
 from tests.lab import processes
-from tests.lab.machine import UNSHARE
-from tests.test_agent_signals import wait_for
+from tests.support.machine import CONTAINER, containers
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -74,11 +74,6 @@ def test_what_is_in_the_background_survives_a_shell_that_ends(agents: Agents) ->
 
 # -- as PID 1 --------------------------------------------------------------------------------------
 
-CONTAINER = [*UNSHARE, "--pid", "--fork", "--mount-proc", "--kill-child"]
-containers = pytest.mark.skipif(
-    subprocess.run([*CONTAINER, "true"], capture_output=True).returncode != 0,
-    reason="needs namespaces",
-)
 ORPHANS = "for i in 1 2 3 4 5 6 7 8 9; do (sh -c 'exec sleep 0' & ) ; done"
 ZOMBIES = "cat /proc/[0-9]*/stat 2>/dev/null | grep -cE '[(](sleep|sh)[)] Z '"
 
@@ -111,6 +106,7 @@ def test_orphans_of_a_container_are_reaped(agents: Agents) -> None:
     assert '"code":5' in (folder / "status").read_text()
 
 
+@pytest.mark.long
 @containers
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_pid_1_heeds_signals(agents: Agents, number: int) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from signal import Signals as S
 from typing import Any
 
+import pytest
+
 from tests.agents import LOOK, OK, PATIENCE, Agents, call, left, says, sh, until
 
 FATAL = (S.SIGTERM, S.SIGHUP, S.SIGPIPE, S.SIGQUIT, S.SIGUSR1, S.SIGUSR2)
@@ -180,6 +182,7 @@ def refuse(connection: socket.socket) -> None:
 STUBBORN = "(trap '' TERM; touch up; while :; do sleep 0.05; done) & while ! [ -e up ]; do sleep 0.01; done"
 
 
+@pytest.mark.long
 def test_during_exec(tmp_path: Path) -> None:
     """While the shell ends, for which it takes its time: the old life ends, or the next one hears of it."""
 
@@ -202,6 +205,7 @@ def test_during_exec(tmp_path: Path) -> None:
             assert out == (b"" if one.number == S.SIGALRM else b"alive\n"), one.name
 
 
+@pytest.mark.long
 def test_during_exit(tmp_path: Path) -> None:
     """The verdict is given: what comes now does not change it, neither on the tape nor for who waits."""
 
@@ -225,6 +229,7 @@ def test_during_exit(tmp_path: Path) -> None:
                 assert status == 0, one.name
 
 
+@pytest.mark.long
 def test_another_one_while_it_ends(tmp_path: Path) -> None:
     """It goes on ending what is left, and is ended by the first."""
 

@@ -15,7 +15,7 @@ import pytest
 from tests.agents import OK, QUINE, Started, call, left, running, says, section, sh
 from tests.lab.machine import UNSHARE
 from tests.places import Shell, needs_mounts
-from tests.test_agent_signals import wait_for
+from tests.support.waiting import wait_for
 
 NAP = "71894"  # seconds that only a test sleeps
 
@@ -109,7 +109,7 @@ def test_xargs(place: Shell) -> None:
         says(call("exit", status=9, stderr="four"), match="^do 4"),
     )
     done = place.sh("seq 8 | xargs -P 4 -I% quine 'do %'")
-    assert (done.returncode, done.stdout, done.stderr) == (123, b"done\n" * 8, b"four")
+    assert (done.returncode, done.stdout, done.stderr) == (123, b"done\n" * 8, b"four\n")
     assert len(place.tapes()) == 8
 
 
@@ -123,9 +123,10 @@ def test_parallel(place: Shell) -> None:
     )
     place.env["HOME"] = str(place.directory)
     done = place.sh("parallel --will-cite -k -j3 'echo {} | quine do {}' ::: 1 2 3")
-    assert (done.returncode, done.stdout, done.stderr) == (1, b"1\n2\n3\n", b"two")
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"1\n2\n3\n", b"two\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "code", "out"),
     [
@@ -160,7 +161,7 @@ def test_shell_grammar(place: Shell, command: str, code: int, out: bytes) -> Non
     )
     done = place.sh(command, shell="bash")
     assert (done.returncode, done.stdout) == (code, out), done.stderr
-    assert done.stderr in (b"", b"bad")
+    assert done.stderr in (b"", b"bad\n")
 
 
 # -- PID 1 -----------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def test_pid_1(place: Shell) -> None:
     done = subprocess.run(
         [*CONTAINER, *QUINE, "work"], env=place.env, cwd=place.directory, capture_output=True, timeout=120
     )
-    assert (done.returncode, done.stderr) == (5, b"five")
+    assert (done.returncode, done.stderr) == (5, b"five\n")
     assert done.stdout == b"1\n0\n"
 
 
@@ -230,6 +231,7 @@ def init_of(pid: int, namespace: str) -> bool:
 # -- what is missing -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(place: Shell, closed: str) -> None:
     """Each is closed for the commands too: nothing of ours, no tape and no socket, has taken its number."""
@@ -244,7 +246,7 @@ def test_closed_streams(place: Shell, closed: str) -> None:
     done = place.sh(f"quine work {closed}", input=b"")
     assert done.returncode == 4
     assert done.stdout == (b"" if ">&-" in closed.replace("2>&-", "") else b"x\n")
-    assert done.stderr == (b"" if "2>&-" in closed else b"y\nfour")
+    assert done.stderr == (b"" if "2>&-" in closed else b"y\nfour\n")
     first, second = place.results()
     assert section(first, "STDOUT").endswith("ended\n")
     assert str(place.data) not in section(first, "STDOUT")
@@ -302,7 +304,7 @@ def test_locales(place: Shell, locale: dict[str, str]) -> None:
     )
     env = {name: value for name, value in place.env.items() if not name.startswith(("LC_", "LANG"))}
     done = place.sh(f"quine {shlex.quote(words)}", env=env | locale)
-    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (3, words, words)
+    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (3, words, f"{words}\n")
     (tape,) = place.tapes()
     assert tape[0]["data"]["mission"] == words
     assert section(contents(tape)[0], "STDOUT").splitlines() == [

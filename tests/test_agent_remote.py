@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from quine.tape import verify
+from quine.tape.tape import MASK
 from tests.agents import OK, call, says, sh
 from tests.lab import Lab
 
@@ -83,8 +87,57 @@ def test_one_id_from_the_call_to_the_process(lab: Lab, tmp_path: Path) -> None:
     lab.run(["work"], env=env, check=True)
     ids = {tape[0]["data"]["mission"]: tape[0]["data"]["session_id"] for tape in tapes(data)}
     (parent,) = [tape for tape in tapes(data) if tape[0]["data"]["mission"] == "work"]
-    (fork,) = [entry["data"] for entry in parent if entry["type"] == "fork"]
-    assert ids["child"] in json.dumps(fork)
+    forks = [entry["data"] for entry in parent if entry["type"] == "fork"]  # its start, and its end
+    assert forks and all(ids["child"] in json.dumps(fork) for fork in forks)
     for run, words in ((Path(lab.env["XDG_RUNTIME_DIR"]), "to h1"), (lab["h1"].run, "started as pid")):
         logs = "".join(path.read_text() for path in run.glob("quine-*/*.log"))
         assert f"job {ids['child']}: {words}" in logs
+
+
+KEYS = {"ANTHROPIC_API_KEY": "sk-ant-canary-0123456789", "GITHUB_TOKEN": "ghp_canary0123456789"}
+
+
+def masked_in(data: Path, tapes: int) -> list[str]:
+    """The text of each tape, which is whole and shows no key."""
+    paths = sorted(data.glob("*.jsonl"))
+    texts = [path.read_text() for path in paths]
+    assert len(texts) == tapes
+    assert [key for key in KEYS.values() for text in texts if key in text] == []
+    assert {verify.verify(path).state for path in paths} == {verify.OK}
+    return texts
+
+
+def test_what_an_agent_elsewhere_was_told_and_has_read_is_masked(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("".join(f"{name}={key}\n" for name, key in KEYS.items()))
+    lines = [says(sh("cat .env"), match="^push"), says(call("exit", status=3, stderr=KEYS["GITHUB_TOKEN"]))]
+    env = {**lab.script(lines, f"{tmp_path.name}.jsonl"), "QUINE_DATA_DIR": str(tmp_path / "data"), **KEYS}
+    done = lab.run(
+        ["--on", "h1", "--files", ".env", "-q", f"push with {KEYS['GITHUB_TOKEN']}"], env=env, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (3, KEYS["GITHUB_TOKEN"].encode() + b"\n")
+    (text,) = masked_in(tmp_path / "data", 1)
+    assert all(f"{name}={MASK}" in text for name in KEYS)
+    assert f"push with {MASK}" in text
+    shown = lab.run(["tape", "replay", "--dry"], env=env)
+    assert shown.returncode == 0 and b"canary" not in shown.stdout
+
+
+@pytest.mark.long
+def test_what_a_child_elsewhere_has_read_is_masked_on_every_way(lab: Lab, tmp_path: Path) -> None:
+    """The root has taken its keys out of its environment, and its children's tapes come by way of faces of its own."""
+    lab.alias("k2", "h2")
+    lab.alias("k1", "h1", may_fork=["k2"])
+    (tmp_path / ".env").write_text("".join(f"{name}={key}\n" for name, key in KEYS.items()))
+    below = call("fork", intent="grandchild", host="k2", stdin=".env", wait=True)
+    lines = [
+        says(call("fork", intent="child", host="k1", stdin=".env", wait=True), match="^root", wisdom=NONE),
+        says(call("exec", host="k1", wisdom={"n": "1"}), match="^root", wisdom=NONE),
+        says(sh("cat <&3 >.env; cat .env"), below, OK, match="^child"),
+        says(sh("cat <&3"), OK, match="^grandchild"),
+        says(sh("cat <&3"), OK, match="^root", wisdom=SOME),
+    ]
+    env = {**lab.script(lines, f"{tmp_path.name}.jsonl"), "QUINE_DATA_DIR": str(tmp_path / "data"), **KEYS}
+    done = lab.run(["root"], env=env, cwd=tmp_path, input=(tmp_path / ".env").read_bytes())
+    assert done.returncode == 0, done.stderr
+    texts = masked_in(tmp_path / "data", 4)
+    assert len([text for text in texts if all(f"{name}={MASK}" in text for name in KEYS)]) == 3

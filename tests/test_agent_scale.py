@@ -94,6 +94,7 @@ def test_a_full_tree(crowd: Crowd) -> None:
     assert crowd.gone()
 
 
+@pytest.mark.long
 def test_a_third_of_them_is_killed(crowd: Crowd) -> None:
     """What the dead had is free for as many others, and for no more; who is left goes on, and the tree ends."""
     drawn = random.Random(SEED)
@@ -158,6 +159,7 @@ def test_killed_while_they_infer(crowd: Crowd) -> None:
     assert faults(crowd, tuple(pids[mission] for mission in first[:3])) == []
 
 
+@pytest.mark.long
 def test_a_storm_of_nested_quines(crowd: Crowd) -> None:
     """Agents of their own processes, more than may live: each tries until it is let in, none is lost."""
     wanted = AGENTS // 2

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import OK, PATIENCE, Agents, call, left, says, sh, until
+from tests.support.waiting import wait_for
 
 ENDING = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE]
 NAP = "72299"  # seconds that only a test sleeps
@@ -20,11 +21,6 @@ NAP = "72299"  # seconds that only a test sleeps
 @pytest.fixture
 def agents(tmp_path: Path) -> Agents:
     return Agents(tmp_path)
-
-
-def wait_for(path: Path) -> None:
-    """A file that a command of the agent makes."""
-    until(path.exists, PATIENCE)
 
 
 def end(process: subprocess.Popen[bytes], number: int) -> tuple[bytes, bytes]:
@@ -134,6 +130,7 @@ def test_with_children(agents: Agents) -> None:
     assert [agents.outcome(m)["termination_mode"] for m in missions] == ["signal"] * 4
 
 
+@pytest.mark.long
 def test_a_child_that_will_not_end_is_killed(agents: Agents) -> None:
     agents.script(
         says(call("fork", intent="child", wait=True), match="^work"),
@@ -158,13 +155,14 @@ def test_alarm(agents: Agents) -> None:
     with agents.start("work") as process:
         wait_for(agents.directory / "up")
         out, err = end(process, signal.SIGALRM)
-    assert (process.returncode, out, err) == (3, b"", b"late")
+    assert (process.returncode, out, err) == (3, b"", b"late\n")
     command, refused = agents.results()
     assert "[INTERRUPTED]" in command
     assert "only exit is accepted" in refused
     assert any(e["data"].get("content", "").startswith("[TIME LIMIT]") for e in agents.tape())
 
 
+@pytest.mark.long
 def test_alarm_that_is_not_heeded(agents: Agents) -> None:
     agents.script(says(sh(f"touch up; sleep {NAP}5")), {"reply": {"text": "hm"}, "repeat": True})
     with agents.start("work") as process:
@@ -267,26 +265,49 @@ def test_exit_ends_what_is_in_the_background(agents: Agents) -> None:
     assert not left("sleep", f"{NAP}8")
 
 
+def lines(agents: Agents) -> int:
+    """Of all tapes, whole ones."""
+    return sum(path.read_bytes().count(b"\n") for path in agents.data.glob("*.jsonl"))
+
+
+def wait_for_lines(agents: Agents, count: int) -> None:
+    until(lambda: lines(agents) >= count)
+
+
+@pytest.mark.long
 def test_signals_at_any_moment(agents: Agents) -> None:
-    """TERM after a growing delay: whatever it hits, there is an outcome once there is a tape, and nobody is left."""
+    """TERM after each entry of the tapes: whatever it hits, each tape has an outcome, and nobody is left."""
     agents.script(
         says(sh("true"), match="^work"),
         says(call("fork", intent="child", wait=True), match="^work"),
         says(call("exec", wisdom={"a": "1"}), match="^work", wisdom="^\\{\\}$"),
-        says(sh(f"sleep {NAP}9"), match="^work"),
+        says(sh(f"touch $QUINE_DATA_DIR/up; sleep {NAP}9"), match="^work"),
         says(sh("true"), OK, match="^child"),
     )
-    for step in range(24):
-        with agents.start("work", process_group=0) as process:
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(step * 0.012)
+    whole, ended = 0, 0
+    for step in range(100):
+        agents.data = agents.directory / f"data{step}"
+        with agents.start("work", process_group=0, env={"QUINE_DATA_DIR": str(agents.data)}) as process:
+            if (
+                step == 0
+            ):  # ended in the last command of all, so that its tapes say how many entries there are
+                wait_for(agents.data / "up")
+                whole = lines(agents)
+            wait_for_lines(agents, step)
             process.send_signal(signal.SIGTERM)
             said = process.communicate(timeout=PATIENCE)
         logs = [path.read_text() for path in (agents.directory / "state").rglob("*") if path.is_file()]
         assert process.returncode == -signal.SIGTERM, (step, said, logs)
+        tapes = agents.tapes()
+        assert bool(tapes) >= bool(step)
+        for tape in tapes:
+            assert tape[-1]["type"] == "outcome", (step, tape)
+            ended += tape[-1]["data"]["termination_mode"] == "signal"
+        if step == whole:
+            break
+    assert whole > 20
+    assert ended >= whole
     assert not left("sleep", f"{NAP}9")
-    for tape in agents.tapes():
-        assert tape[-1]["type"] == "outcome"
 
 
 # TERM comes when a `with` has entered its manager and does not know it yet, and HUP in the middle of the end
@@ -301,14 +322,14 @@ class Manager(contextlib._GeneratorContextManager):
         return entered
 
 contextlib._GeneratorContextManager = Manager
-import quine.shell
-close = quine.shell.Shell.close
+import quine.agent.shell
+close = quine.agent.shell.Shell.close
 
 def closed(self):
     os.kill(os.getpid(), signal.SIGHUP)
     close(self)
 
-quine.shell.Shell.close = closed
+quine.agent.shell.Shell.close = closed
 """
 
 
@@ -323,15 +344,15 @@ def test_another_one_while_it_ends_wherever_the_first_one_came(agents: Agents) -
 # TERM comes when a child has been reaped and that is not noted yet
 REAPED = """
 import os, signal
-import quine.procs
-reap = quine.procs.reap
+import quine.base.procs
+reap = quine.base.procs.reap
 
 def reaped(pid):
     word = reap(pid)
     os.kill(os.getpid(), signal.SIGTERM)
     return word
 
-quine.procs.reap = reaped
+quine.base.procs.reap = reaped
 """
 
 

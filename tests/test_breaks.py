@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from quine import verify
+from quine.tape import verify
 from tests import breaks
 from tests.agents import OK, call, says, sh, until
 from tests.breaks import BLOCK, CUTS, LONG, PYTHON, QUIET, MiB, face
@@ -38,6 +38,7 @@ def cat(lab: Lab, host: str, size: int) -> float:
     return time.monotonic() - begun
 
 
+@pytest.mark.long
 def test_bytes_both_ways_at_once(lab: Lab, through: Callable[..., str]) -> None:
     host, proxy = through("h1"), lab["h1"].proxy
     size, cuts = (1024 * MiB, CUTS) if LONG else (24 * MiB, 12)
@@ -77,6 +78,7 @@ def commands(lab: Lab, host: str, count: int, directory: Path) -> float:
     return took
 
 
+@pytest.mark.long
 def test_short_commands_run_once(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     host, proxy = through("h1"), lab["h1"].proxy
     count, cuts = (500, CUTS) if LONG else (60, 12)
@@ -176,6 +178,7 @@ def grow(lab: Lab, hosts: list[str], directory: Path) -> float:
     return took
 
 
+@pytest.mark.long
 def test_a_tree_on_three_hosts(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     names = ["h1", "h2", "h3"]
     hosts = [through(name, tags=["tree"], may_fork=["@tree"]) for name in names]
@@ -199,6 +202,7 @@ def test_a_tree_on_three_hosts(lab: Lab, through: Callable[..., str], tmp_path: 
 # -- chosen bytes ----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [1, 30, 1500, 3000, 4500])
 def test_a_first_dial_that_breaks_off_is_dialled_again(
     lab: Lab, through: Callable[..., str], tmp_path: Path, at: int
@@ -214,6 +218,7 @@ def test_a_first_dial_that_breaks_off_is_dialled_again(
     assert breaks.lines(tmp_path / "ran") == [str(at)] and proxy.cuts() == done + 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [1, 20_000, 70_000, 130_000])
 def test_a_spawn_that_is_cut_in_the_middle(
     lab: Lab, through: Callable[..., str], tmp_path: Path, at: int
@@ -229,6 +234,7 @@ def test_a_spawn_that_is_cut_in_the_middle(
     assert breaks.lines(ran) == ["2"] and proxy.cuts() == done + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [1_000, 40_000, 200_000])
 def test_a_request_that_is_cut_in_the_middle(
     lab: Lab, through: Callable[..., str], tmp_path: Path, at: int

@@ -24,7 +24,8 @@ from tests.breaks import LONG, PYTHON, MiB, down, face
 from tests.lab import Lab, Proxy, Settings, processes
 from tests.lab.host import Host
 from tests.lab.network import can_separate
-from tests.test_run import nodes, read_until
+from tests.support.machine import nodes
+from tests.support.waiting import read_until
 
 # A command that lives until it is told to end, by a file of its own: nothing has to cross the link for that.
 PATIENT = "echo up; while [ ! -e {go} ]; do sleep 0.05; done; echo done; exit 7"
@@ -168,6 +169,7 @@ def survives(lab: Lab, host: str, go: Path, broken: Callable[[], None]) -> None:
     assert lab.run(["run", "--on", host, "--", "echo", "next"]).stdout == b"next\n"
 
 
+@pytest.mark.long
 def test_a_half_open_connection(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     """Packets vanish and nobody is told: silence ends it. Late, the old connection wakes up: nobody listens to it."""
     host, proxy = through("h1"), lab["h1"].proxy
@@ -184,6 +186,7 @@ def test_a_half_open_connection(lab: Lab, through: Callable[..., str], tmp_path:
     assert proxy.accepted() == accepted + 1
 
 
+@pytest.mark.long
 def test_a_half_open_connection_that_wakes_up_too_late(
     lab: Lab, through: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -203,6 +206,7 @@ def test_a_half_open_connection_that_wakes_up_too_late(
     assert result == ("", 0, b"")
 
 
+@pytest.mark.long
 def test_the_far_node_is_stopped_for_a_while(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     host = through("h1")
 
@@ -217,6 +221,7 @@ def test_the_far_node_is_stopped_for_a_while(lab: Lab, through: Callable[..., st
     survives(lab, host, tmp_path / "go", stop)
 
 
+@pytest.mark.long
 def test_sshd_is_restarted(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     host = through("h1")
 
@@ -228,6 +233,7 @@ def test_sshd_is_restarted(lab: Lab, through: Callable[..., str], tmp_path: Path
     survives(lab, host, tmp_path / "go", restart)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_separate(), reason="needs root, iproute2 and network namespaces")
 def test_the_network_of_a_host_is_down_for_a_while(own_lab: Callable[..., Lab], tmp_path: Path) -> None:
     lab = own_lab([], lease=60)
@@ -246,6 +252,7 @@ def test_the_network_of_a_host_is_down_for_a_while(own_lab: Callable[..., Lab], 
 # -- beyond the lease, and other ends --------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_beyond_the_lease_it_is_lost_here_and_ended_there(
     lab: Lab, through: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -265,6 +272,7 @@ def test_beyond_the_lease_it_is_lost_here_and_ended_there(
     assert lab.run(["run", "--on", host, "--", "echo", "again"]).stdout == b"again\n"
 
 
+@pytest.mark.long
 def test_two_leases_on_one_link(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     """Each job has its own: the short one is given up, the long one goes on over the same line."""
     short, long, proxy = through("h1", lease=1), through("h1"), lab["h1"].proxy
@@ -326,10 +334,14 @@ def test_the_far_node_is_killed_meanwhile(lab: Lab, through: Callable[..., str],
         processes.kill(job.pid)
 
 
-def test_nobody_waits_and_nobody_dials(lab: Lab, through: Callable[..., str]) -> None:
-    """An idle link that breaks is dialled by the next who needs it, who is not told of the break."""
-    host, proxy = through("h1"), lab["h1"].proxy
-    alone(lab, host, proxy)
+@pytest.mark.long
+def test_an_idle_link_that_breaks_is_dialled_by_the_next_command(own_lab: Callable[..., Lab]) -> None:
+    """That command is not told of the break. The proxy is this test's: links of others would be counted."""
+    lab = own_lab(["h1"])
+    proxy = lab["h1"].proxy
+    host = lab.alias("h1x", "h1", proxy)
+    lab.run(["run", "--on", host, "--", "true"], check=True)
+    until(lambda: proxy.connections() == 1)
     accepted = proxy.accepted()
     assert proxy.cut() == 1
     time.sleep(1)  # the door is open: whoever dials is counted

@@ -134,6 +134,7 @@ def scene(lab: Lab, tmp_path: Path) -> Iterator[Scene]:
 LOOK = "env; set; cat /proc/self/environ /proc/$PPID/environ /proc/$PPID/cmdline"
 
 
+@pytest.mark.long
 def test_while_many_infer(scene: Scene) -> None:
     """In their first inference, and in the second, when each has looked around and holds what it saw."""
     scene.provider.replies = {"errand": [Said(calls=(sh(LOOK),)), Said(calls=(sh("echo done >&4"), OK))]}
@@ -155,8 +156,9 @@ def test_the_search_finds_what_is_there(scene: Scene) -> None:
     scene.provider.arrive(1)
     # A node that has logged in need not keep the letters of the key that it has read.
     reading = ["sh", "-c", 'key=$(cat "$0"); echo up; read x', str(scene.lab.identity)]
+    told = {"key": KEY, "store": STORE}  # no process of quine shows them
     with subprocess.Popen(
-        reading, env=scene.lab.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        reading, env={**scene.lab.env, **told}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as reader:
         assert reader.stdout and reader.stdout.readline() == b"up\n"
         here = scene.search.processes(process.pid for process in scene.lab.processes())
@@ -199,6 +201,7 @@ def echoes(status: int, kind: str) -> Fault:
     return Fault(status, kind, {"retry-after-ms": "1"}, f"Incorrect API key provided: {KEY}. You can find it")
 
 
+@pytest.mark.long
 def test_when_the_provider_quotes_the_key(scene: Scene) -> None:
     """In an error that goes to an agent over there, whose parent reads it and holds it in its conversation."""
     quine = "quine inner-one 2>&1; quine inner-two 2>&1"
@@ -226,6 +229,7 @@ def test_when_the_provider_quotes_the_key(scene: Scene) -> None:
     assert sum(text.count("Incorrect API key provided") for text in told) == 2
 
 
+@pytest.mark.long
 def test_when_the_link_breaks_in_the_middle(scene: Scene, lab: Lab) -> None:
     """What one end keeps to send it again is no place for a key either."""
     scene.provider.replies = {"errand": [Said(calls=(sh(LOOK),)), Said(calls=(OK,))]}

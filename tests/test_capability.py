@@ -6,20 +6,21 @@ import contextlib
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from quine.life import new_session
+from quine.agent.life import new_session
 from tests.agents import OK, call, says, sh
 from tests.lab import Lab, processes
-from tests.test_may_fork import environment, results, tapes, warm
-from tests.test_run import read_until
-from transport import services
-from transport.frames import CHUNK, Kind
-from transport.services import Services
-from transport.session import STDIN, STDOUT, Session
+from tests.support.remote_agents import environment, results, tapes, warm
+from tests.support.waiting import read_until
+from transport.rpc import services
+from transport.rpc.services import Services
+from transport.wire.frames import CHUNK, Kind
+from transport.wire.session import STDIN, STDOUT, Session
 
 MiB = 1 << 20
 CAPABILITY = "c" * 32
@@ -35,9 +36,9 @@ def data(tmp_path: Path) -> Path:
 # a process of a job that asks what it likes; each answer or refusal is a line
 ASK = """
 import json, os, sys
-from transport import inherit
+from transport.job import inherit
 from transport.errors import RequestError
-from transport.requests import Relay
+from transport.rpc.requests import Relay
 memo = inherit.read()
 memo.update(json.loads(os.environ.get("OTHER", "{}")))
 for name, body in json.loads(sys.argv[1]):
@@ -103,9 +104,10 @@ def test_what_a_job_may_ask_and_what_not(lab: Lab, data: Path) -> None:
     assert log.count("refused: ") == 6
 
 
+@pytest.mark.long
 def test_a_capability_dies_with_its_job(lab: Lab, data: Path) -> None:
     """And is worth nothing beside another job's name, which every process of the node's user could know."""
-    tell = "$(echo ~/.cache/quine/*/venv/bin/python) -P -c 'import json; from transport import inherit; "
+    tell = "$(echo ~/.cache/quine/*/venv/bin/python) -P -c 'import json; from transport.job import inherit; "
     tell += 'print(json.dumps({k: v for k, v in inherit.read().items() if k in ("token", "capability")}))\''
     env = environment(
         lab, data,
@@ -127,11 +129,12 @@ def test_a_capability_dies_with_its_job(lab: Lab, data: Path) -> None:
         assert lines(results(data, f"again {words}")[0]) == [words]
 
 
+@pytest.mark.long
 def test_no_capability_and_no_key_where_others_look(lab: Lab, data: Path) -> None:
     """argv, environment, files and logs over there and here; in an agent, its shell, a nested one and its children."""
     canary = "canary-0a1b2c3d4e5f"
     lab.alias("k1", "h1", may_fork=["h2"])
-    tell = "$(echo ~/.cache/quine/*/venv/bin/python) -P -c 'from transport import inherit; "
+    tell = "$(echo ~/.cache/quine/*/venv/bin/python) -P -c 'from transport.job import inherit; "
     tell += 'print(inherit.read()["capability"])\' >&4'
     env = environment(
         lab, data,
@@ -187,7 +190,15 @@ class Pair:
     def __init__(self, wake: int, **handlers: Callable[[bytes], bytes]) -> None:
         self.near, self.far = Session(True, {}), Session(False, {})
         self.notes: list[str] = []
-        self.services = Services(self.near, handlers, wake, CAPABILITY, self.notes.append)
+        self.late = 0.0  # seconds that the clock of the services is ahead
+        self.services = Services(
+            self.near,
+            handlers,
+            wake,
+            CAPABILITY,
+            self.notes.append,
+            clock=lambda: time.monotonic() + self.late,
+        )
         self.replies: dict[int, str | None] = {}
         self.acked: dict[int, int] = {}
         self.got: dict[int, bytes] = {}
@@ -289,8 +300,7 @@ def test_half_requests_hold_neither_slots_nor_memory(
     assert both.held <= services.HELD + services.MAX_BODY + services.MAX_OPEN * services.INITIAL_WINDOW
     late = both.ask()
     assert "requests at one time" in str(both.replies[late])
-    now = services.time.monotonic()
-    monkeypatch.setattr(services.time, "monotonic", lambda: now + services.STALLED + 1)
+    both.late = services.STALLED + 1
     for _ in range(1000):
         both.ask()
     assert both.held <= services.HELD + services.MAX_BODY + services.MAX_OPEN * services.INITIAL_WINDOW
@@ -335,9 +345,8 @@ def test_a_crowd_of_half_requests_gives_way(
     honest = both.ask()
     sent = both.send(honest, MiB)
     assert sent < MiB and both.services.crowded
-    now = services.time.monotonic()
-    for step in range(1, 12):
-        monkeypatch.setattr(services.time, "monotonic", lambda: now + step * (services.STALLED + 1))  # noqa: B023
+    for _ in range(11):
+        both.late += services.STALLED + 1
         both.services.relieve(None)
         both.move()
         sent += both.send(honest, MiB - sent)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from quine import elsewhere
-from quine.exits import Misconfigured
+from quine.base.exits import Misconfigured
+from quine.jobs import elsewhere
 
 ID = "01a2012b-9e35-7c17-974b-28781c831bee"
 
 
 def claim(host: str, **more: object) -> dict[str, object]:
-    facts = {"id": ID, "host": host, "state": "running", "pid": 7, "started": 1.0, "mission": "m", "root": ID}
+    facts = {"id": ID, "host": host, "kind": "agent", "state": "running", "pid": 7, "started": 1.0}
+    facts |= {"mission": "m", "root": ID}
     return {**facts, **more}
 
 
@@ -29,7 +30,7 @@ def test_an_id_that_two_hosts_claim(
     monkeypatch: pytest.MonkeyPatch, facts: list[dict[str, object]], found: str
 ) -> None:
     monkeypatch.setattr(elsewhere, "hosts", lambda where, values: ["h1", "h2"])
-    monkeypatch.setattr(elsewhere, "listed", lambda names, values: facts)
+    monkeypatch.setattr(elsewhere, "listed", lambda *_: (facts, []))
     if found:
         assert elsewhere.find(ID[:8], "", {}) == [elsewhere.Remote(found, ID)]
     else:

@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from quine import __version__
+from quine.cli.tape_command import HELP
 from quine.mount.mounts import lacking
 from tests.agents import OK, Agents, Started, says, sh
+from tests.provider import chat
+from tests.provider.server import KEY, Fault, Provider, Said
 from transport import address
 
 QUINE = str(Path(sys.prefix) / "bin" / "quine")
@@ -48,22 +51,60 @@ def test_hosts_prints_what_the_inventory_says(home: Path) -> None:
     done = quine("hosts", "--inventory", str(EXAMPLE), home=home)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
-        "HOST     ADDRESS              USER  SLOTS  THROUGH                      TAGS",
-        "bastion  bastion.example.org  me    8      -                            -",
-        "gpu1     10.0.0.11:22         me    8      bastion                      gpu,a100",
-        "db1      db1                  me    8      me@bastion.example.org:2222  db",
-        "cluster  cluster              me    8      -                            -",
+        "HOST     ADDRESS              USER  SLOTS  THROUGH                      TAGS      ABOUT",
+        "bastion  bastion.example.org  me    8      -                            -         -",
+        "gpu1     10.0.0.11:22         me    8      bastion                      gpu,a100  8 x A100, scratch in /data",
+        "db1      db1                  me    8      me@bastion.example.org:2222  db        -",
+        "cluster  cluster              me    8      -                            -         -",
     ]
 
 
 @pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        (["gpu1"], ["gpu1"]),
+        (["@gpu"], ["gpu1"]),
+        (["db1,bastion"], ["bastion", "db1"]),
+        (["any!cluster"], None),
+    ],
+)
+def test_hosts_takes_where(home: Path, where: list[str], names: list[str] | None) -> None:
+    done = quine("hosts", *where, "--inventory", str(EXAMPLE), home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert found == (names or ["bastion", "gpu1", "db1"])
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "error", "hint"),
+    [
+        ("chek", 2, "no such action: chek", "did you mean quine hosts check?"),
+        ("look", 69, "no such host: 'look'; known: ", "add a table"),
+    ],
+)
+def test_a_word_that_is_neither_check_nor_a_host(
+    home: Path, word: str, status: int, error: str, hint: str
+) -> None:
+    done = quine("hosts", word, "--inventory", str(EXAMPLE), home=home)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith(f"quine: error: {error}") and f"\nquine: hint: {hint}" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
     ("words", "status", "error"),
     [
         ("hosts", 2, "there is no inventory"),
-        ("hosts look", 2, "no such action: look"),
+        ("hosts check", 2, "there is no inventory"),
+        ("hosts gpu1", 2, "there is no inventory"),
+        ("hosts check gpu1", 2, "there is no inventory"),
+        ("hosts look any", 2, "no such action: look"),
         ("hosts --inventory none.toml", 2, "none.toml: no such inventory"),
         ("hosts --colour", 2, "no such option: --colour"),
         ("deploy h1", 69, "no such host: 'h1'; there is no inventory"),
+        ("deploy", 69, "there is no inventory, so 'any' means no host"),
+        ("run --on @gpu -- true", 69, "there is no inventory, so '@gpu' means no host"),
+        ("ps --on any", 69, "there is no inventory, so 'any' means no host"),
         ("deploy any -o x", 2, "--output belongs to quine deploy build"),
         ("deploy build -o none/x", 69, "cannot write none/x"),
         ("doctor please", 2, "got unexpected extra argument"),
@@ -77,6 +118,9 @@ def test_hosts_prints_what_the_inventory_says(home: Path) -> None:
         ("tape cost", 2, "no tapes in .quine"),
         ("tape verify", 2, "no tapes in .quine"),
         ("tape show a b", 2, "got unexpected extra argument"),
+        ("tape show --tree a", 2, "no such option: --tree"),
+        ("tape --json", 2, "no such option"),
+        ("tape ls a", 2, "got unexpected extra argument"),
     ],
 )
 def test_what_is_wrong_is_said_once_on_stderr(home: Path, words: str, status: int, error: str) -> None:
@@ -88,11 +132,100 @@ def test_what_is_wrong_is_said_once_on_stderr(home: Path, words: str, status: in
     assert error in done.stderr.splitlines()[0]
 
 
-@pytest.mark.parametrize("verb", ["hosts", "deploy", "doctor", "node", "tape"])
+@pytest.mark.parametrize(
+    ("words", "verb", "mission"),
+    [
+        (["--inventory", "X", "hosts"], "quine hosts --inventory X", "quine --inventory X -- hosts"),
+        (["-qv", "ps"], "quine ps -qv", "quine -qv -- ps"),
+        (["--on=a b", "run", "true"], "quine run '--on=a b' true", "quine '--on=a b' -- run true"),
+        (["-q", "xargs", "work"], "quine xargs -q work", "quine -q -- xargs work"),
+    ],
+)
+def test_options_before_a_verb_are_refused(home: Path, words: list[str], verb: str, mission: str) -> None:
+    """Taken as a mission it would spend money on the word "ps"."""
+    done = quine(*words, home=home)
+    assert (done.returncode, done.stdout) == (2, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("quine: error: options before ")
+    assert hint == f"quine: hint: the verb: {verb}; the mission: {mission}"
+
+
+@pytest.mark.parametrize(
+    ("words", "verb"),
+    [
+        (["hsots"], "hosts"),
+        (["dep1oy"], "deploy"),
+        (["-q", "tap"], "tape"),
+        (["ps?"], "ps"),
+        (["taep", "ls"], ""),
+        (["haste"], ""),
+    ],
+)
+def test_a_mission_that_is_nearly_a_verb_gets_a_hint_where_no_guest_is_set(
+    home: Path, words: list[str], verb: str
+) -> None:
+    done = quine(*words, home=home)
+    error, hint = done.stderr.splitlines()
+    assert done.returncode == 2 and error.startswith("quine: error: no guest")
+    expected = f"quine: hint: did you mean quine {verb}? for a mission: " if verb else "quine: hint: export "
+    assert hint.startswith(expected), done
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rnu", "--on", "db1", "--", "true"],
+        ["-q", "rum", "--", "true"],
+        ["pss", "--on", "a", "--", "b"],
+    ],
+)
+def test_what_reads_like_a_command_of_nearly_a_verb_is_refused(home: Path, words: list[str]) -> None:
+    """As a mission it would cost money, and the command would be run nowhere."""
+    done = quine(*words, home=home, QUINE_API_TYPE="script", QUINE_API_BASE="/dev/null")
+    before = words[: words.index("-q") + 1] if "-q" in words else []
+    rest = words[len(before) :]
+    verb = "ps" if rest[0] == "pss" else "run"
+    assert (done.returncode, done.stdout) == (2, "")
+    error, hint = done.stderr.splitlines()
+    assert error == f"quine: error: no such verb: {rest[0]}"
+    mission = " ".join(["quine", *before, "--", *rest])
+    assert hint == f"quine: hint: did you mean quine {verb}? for a mission: {mission}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rnu", "--on", "db1"],
+        ["--", "rnu", "--", "true"],
+        ["-q", "--", "rnu", "--", "x"],
+        ["compare", "a", "--", "b"],
+    ],
+)
+def test_plain_words_and_what_stands_behind_two_dashes_are_a_mission(home: Path, words: list[str]) -> None:
+    done = quine(*words, home=home)
+    assert done.returncode == 2 and done.stderr.startswith("quine: error: no guest"), done
+
+
+@pytest.mark.parametrize("words", [["-q", "--", "ps"], ["-q", "pst"], ["--", "ps"], ["-q", "ps -a"]])
+def test_what_is_a_mission_stays_one(home: Path, words: list[str]) -> None:
+    done = quine(*words, home=home)
+    assert done.returncode == 2 and done.stderr.startswith("quine: error: no guest"), done
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", ["hosts", "deploy", "doctor", "node"])
 def test_help(home: Path, verb: str) -> None:
     done = quine(verb, "--help", home=home)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"Usage: quine {verb} ")
+
+
+@pytest.mark.parametrize("command", ["", *HELP])
+def test_help_of_tapes(home: Path, command: str) -> None:
+    done = quine("tape", *command.split(), "-h", home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: quine tape {command}")
+    assert "--data-dir DIR" in done.stdout if command else all(f"  {name} " in done.stdout for name in HELP)
 
 
 def test_version_and_build(home: Path) -> None:
@@ -125,7 +258,9 @@ def test_doctor_on_a_bare_machine(home: Path) -> None:
 
 def test_doctor_on_one_that_is_set_up(home: Path) -> None:
     (home / ".ssh").mkdir()
-    (home / ".ssh" / "config").write_text("Host *\n  StrictHostKeyChecking=no\n  # ControlMaster auto\n")
+    (home / ".ssh" / "config").write_text(
+        "Host *\n  StrictHostKeyChecking=no\n  ForwardAgent=no\n  LocalForward=1 a:1\n  # ControlMaster auto\n"
+    )
     (home / ".ssh" / "id_ed25519").touch()
     (home / "guest.jsonl").touch()
     done = quine(
@@ -143,7 +278,7 @@ def test_doctor_on_one_that_is_set_up(home: Path) -> None:
         "ok",
         "warn",
     ]
-    assert "not obeyed: StrictHostKeyChecking" in done.stdout
+    assert "not obeyed: LocalForward\n" in done.stdout
 
 
 @pytest.mark.parametrize("where", ["config", "inventory"])
@@ -217,7 +352,7 @@ def test_doctor_asks_the_agent(home: Path) -> None:
 
 
 def test_typing_a_verb_does_not_load_what_it_does_not_use(home: Path) -> None:
-    code = "import sys, quine.cli; quine.cli.main(['node', '--status']); print(*sorted(sys.modules))"
+    code = "import sys, quine.cli.cli; quine.cli.cli.main(['node', '--status']); print(*sorted(sys.modules))"
     env = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(home)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=120
@@ -233,6 +368,7 @@ TAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verbs", [TAPES[at : at + 4] for at in range(0, len(TAPES), 4)])
 def test_the_verbs_of_tapes(home: Path, verbs: list[tuple[str, str]]) -> None:
     agents = Agents(home)
@@ -265,3 +401,37 @@ def test_prices_of_the_user_are_checked(home: Path) -> None:
     assert done.stderr == 'quine: error: prices.toml: models."script": output: is missing\n'
     (home / "prices.toml").write_text("[models]\nscript = { input = 0, output = 0 }\n")
     assert "0.0000" in quine("tape", "cost", home=home, **env).stdout
+
+
+def test_doctor_asks_the_guest_only_when_it_is_told_to(home: Path) -> None:
+    """A complete configuration is not called good: nothing was sent. One real call tells."""
+    with Provider(chat, Said("ok")) as provider:
+        env = {
+            "QUINE_API_TYPE": "openai",
+            "QUINE_API_BASE": f"{provider.base}/v1",
+            "QUINE_MODEL_ID": "m",
+            "QUINE_API_KEY": KEY,
+        }
+        plain = quine("doctor", home=home, **env)
+        assert (
+            f"openai at {provider.base}/v1: settings are complete, nothing was sent (--guest)" in plain.stdout
+        )
+        asked = quine("doctor", "--guest", home=home, **env)
+    assert findings(asked)["guest"] == "ok"
+    assert "m replied in " in asked.stdout and "100 tokens in, 10 out" in asked.stdout
+
+
+@pytest.mark.long
+def test_doctor_finds_a_wrong_key_and_a_dead_server(home: Path) -> None:
+    with Provider(chat, Fault(401, "auth")) as provider:
+        env = {
+            "QUINE_API_TYPE": "openai",
+            "QUINE_API_BASE": f"{provider.base}/v1",
+            "QUINE_MODEL_ID": "m",
+            "QUINE_API_KEY": KEY,
+        }
+        done = quine("doctor", "--guest", home=home, **env)
+    assert (done.returncode, findings(done)["guest"]) == (1, "fail") and KEY not in done.stdout
+    done = quine("doctor", "--guest", home=home, **env)  # its port is closed now
+    assert (done.returncode, findings(done)["guest"]) == (1, "fail")
+    assert "refused" in done.stdout

@@ -128,6 +128,7 @@ def test_diagnostics_come_while_it_runs(agents: Agents) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.long
 def test_it_composes_as_any_filter(agents: Agents) -> None:
     agents.script(
         says(sh("tr a-z A-Z <&3 >&4"), OK, match="^upper"),

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from quine.guests.base import Request
-from quine.guests.chat import ChatDialect
-from quine.tape import message_of
-from quine.tools import TOOLS
+from quine.agent.tools import TOOLS
+from quine.providers.base import Request
+from quine.providers.chat import ChatDialect
+from quine.tape.tape import message_of
 from tests.agents import OK, Agents, call, says, section, sh, until
 from tests.provider import chat
 from tests.provider.server import KEY, Fault, Provider, Said, Silent
@@ -248,6 +248,7 @@ def test_defect_19_a_guest_that_only_talks_is_ended(agents: Agents, provider: Pr
     assert (outcome["tokens_in"], outcome["tokens_out"]) == (300, 30)
 
 
+@pytest.mark.long
 def test_defect_20_a_head_that_all_agents_share(agents: Agents, provider: Provider) -> None:
     """Session and depth stand at the head of the prompt: no two agents share a prefix that could be cached."""
     both = [{"intent": "one"}, {"intent": "two"}]

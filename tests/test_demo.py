@@ -62,6 +62,7 @@ def run_demo(directory: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_demo(tmp_path: Path) -> None:
     known = facts()

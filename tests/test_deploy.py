@@ -18,6 +18,7 @@ from deploy import dial, inventory
 from deploy.build import build
 from tests.lab import Lab, processes
 from tests.lab.host import Host
+from tests.lab.lab import SSH_CONFIG
 from transport.errors import Unreachable
 
 VERSION = ".".join(map(str, sys.version_info[:2]))
@@ -45,11 +46,14 @@ def said(done: subprocess.CompletedProcess[bytes], host: str) -> str:
 
 
 def refused(lab: Lab, host: str) -> str:
-    """Every way to a host says the same of it: `deploy`, and a command that was meant for it."""
+    """Every way to a host says the same of it: `deploy`, and a command that was meant for it, which it names, too."""
     deployed = lab.run(["deploy", host])
     text = said(deployed, host)
     ran = said(lab.run(["run", "--on", host, "--", "true"]), host)
-    assert ran.splitlines()[0][:40] == text.splitlines()[0][:40]
+    told = ran.splitlines()[0].removesuffix("; not run: true")
+    assert (
+        told != ran.splitlines()[0] and told[:40] == text.splitlines()[0][:40]
+    )  # it may name bytes that differ
     return text
 
 
@@ -79,6 +83,7 @@ def fresh(lab: Lab) -> Iterator[Lab]:
 # -- it works ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_twice_is_once(fresh: Lab) -> None:
     first = fresh.run(["deploy", "h1"], check=True).stdout.decode()
     assert first.startswith("h1: deployed, ")
@@ -93,6 +98,7 @@ def test_twice_is_once(fresh: Lab) -> None:
     assert processes.wait_none(fresh["h1"].processes, 30) == [], "deploy starts nothing"
 
 
+@pytest.mark.long
 def test_what_runs_there_is_this_build(lab: Lab) -> None:
     here = lab.run(["--version"], check=True).stdout
     there = lab.run(["run", "--on", "h1", "--", "quine", "--version"], check=True)
@@ -106,6 +112,7 @@ def test_what_runs_there_is_this_build(lab: Lab) -> None:
     assert here == there, "over there it sends itself"
 
 
+@pytest.mark.long
 def test_hosts_check_tells_what_is_there(fresh: Lab) -> None:
     fresh.run(["deploy", "h2"], check=True)
     done = fresh.run(["hosts", "check", "h1,h2"], check=True)
@@ -116,6 +123,7 @@ def test_hosts_check_tells_what_is_there(fresh: Lab) -> None:
     assert installations(fresh["h1"]) == []
 
 
+@pytest.mark.long
 def test_two_deployers_at_once(fresh: Lab) -> None:
     both = [fresh.popen(["deploy", "h1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     said = [process.communicate(timeout=120) for process in both]
@@ -124,6 +132,7 @@ def test_two_deployers_at_once(fresh: Lab) -> None:
     fresh.run(["run", "--on", "h1", "--", "true"], check=True)
 
 
+@pytest.mark.long
 def test_several_hosts_at_once_and_one_is_down(fresh: Lab) -> None:
     fresh["h2"].stop()
     done = fresh.run(["deploy", "h1,h2"])
@@ -139,6 +148,7 @@ def test_many_logins_at_once_stay_below_what_sshd_drops(lab: Lab) -> None:
     assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
 
 
+@pytest.mark.long
 def test_a_truncated_binary_is_replaced(fresh: Lab) -> None:
     fresh.run(["deploy", "h1"], check=True)
     (sha256,) = installations(fresh["h1"])
@@ -149,6 +159,7 @@ def test_a_truncated_binary_is_replaced(fresh: Lab) -> None:
     assert binary.stat().st_size == build().size
 
 
+@pytest.mark.long
 def test_a_damaged_installation_is_replaced_when_it_does_not_start(fresh: Lab) -> None:
     fresh.run(["deploy", "h1"], check=True)
     (sha256,) = installations(fresh["h1"])
@@ -160,6 +171,7 @@ def test_a_damaged_installation_is_replaced_when_it_does_not_start(fresh: Lab) -
     assert installations(fresh["h1"]) == [sha256]
 
 
+@pytest.mark.long
 def test_what_a_killed_deployer_left_is_no_harm(fresh: Lab) -> None:
     proxy = fresh["h1"].proxy
     fresh.alias("h1-line", of="h1", via=proxy)
@@ -181,6 +193,7 @@ def test_what_a_killed_deployer_left_is_no_harm(fresh: Lab) -> None:
     fresh.run(["deploy", "h1"], check=True)
 
 
+@pytest.mark.long
 def test_the_file_sends_itself(fresh: Lab, tmp_path: Path) -> None:
     made = fresh.run(["deploy", "build", "-o", tmp_path / "quine"], check=True).stdout.decode()
     sha256 = made.splitlines()[1].removeprefix("sha256 ")
@@ -198,6 +211,7 @@ def test_any_login_shell(odd_host: Callable[..., Host], lab: Lab, shell: str) ->
     assert lab.run(["hosts", "check", "odd"], check=True).stdout.splitlines()[1].split()[1] == b"ok"
 
 
+@pytest.mark.long
 def test_a_noisy_login_shell(odd_host: Callable[..., Host], lab: Lab) -> None:
     odd_host("noisy", banner="Welcome!\n" * 1000 + "no newline at the end")
     done = lab.run(["run", "--on", "noisy", "--", "echo", "clean"], check=True)
@@ -230,9 +244,9 @@ def test_the_users_ssh_configuration(lab: Lab) -> None:
     configuration.write_text(
         f"Host via-config\n  HostName 127.0.0.1\n  Port {host.port}\n  User {host.user}\n"
         f"  IdentityFile ~/.ssh/no-such-key\n  IdentityFile {lab.identity}\n  ProxyJump first-hop\n"
-        f"  StrictHostKeyChecking no\n  UserKnownHostsFile ~/.ssh/other_known_hosts\n"
+        f"  StrictHostKeyChecking accept-new\n  UserKnownHostsFile ~/.ssh/other_known_hosts\n"
         f"Host first-hop\n  HostName 127.0.0.1\n  Port {lab['h2'].port}\n  User {host.user}\n"
-        f"  IdentityFile {lab.identity}\n"
+        f"  IdentityFile {lab.identity}\n{SSH_CONFIG}"
     )
     before = lab["h2"].connections()
     lab.alias("via-config", of="h1", port=None, user=None, identity=None, address=None)
@@ -244,7 +258,7 @@ def test_the_users_ssh_configuration(lab: Lab) -> None:
         configuration.write_text("Host *\n  Port twenty-two\n")
         assert "cannot use its configuration" in refused(lab, "via-config")
     finally:
-        configuration.unlink()
+        configuration.write_text(SSH_CONFIG)
 
 
 def test_keys_of_an_agent(lab: Lab, tmp_path: Path) -> None:
@@ -298,6 +312,7 @@ def test_refused_port(lab: Lab) -> None:
     assert "connection refused by 127.0.0.1 port 1" in refused(lab, "shut")
 
 
+@pytest.mark.long
 def test_wrong_key(lab: Lab, tmp_path: Path) -> None:
     for name, phrase in (("key", ""), ("locked", "secret")):
         keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", phrase, "-f", str(tmp_path / name)]
@@ -326,7 +341,7 @@ def test_first_contact_then_a_changed_host_key(lab: Lab, odd_host: Callable[...,
     text = refused(lab, "turncoat")
     assert f"its host key has changed: not the one in {known} line {number}" in text
     assert known.read_text().splitlines() == lines
-    cure = text.partition("(ask!): ")[2]
+    cure = text.partition("(check with its admin), run: ")[2]
     subprocess.run(["sh", "-c", cure], check=True, capture_output=True)
     lab.run(["hosts", "check", "turncoat"], check=True)
 
@@ -362,6 +377,7 @@ def test_a_host_without_a_home(lab: Lab, odd_host: Callable[..., Host]) -> None:
     assert "its ~/.cache/quine cannot be written" in refused(lab, "homeless")
 
 
+@pytest.mark.long
 def test_host_with_another_python(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("old", python=False, scripts={"python3": "#!/bin/sh\necho 3.8 99999999999\n"})
     assert "its python3 is 3.8, this binary is for 3." in refused(lab, "old")
@@ -395,6 +411,7 @@ case "$*" in *statvfs*chr*) echo {VERSION} 99999999999;; *) exec {REAL} "$@";; e
 """
 
 
+@pytest.mark.long
 def test_no_programs_allowed(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host("strict", mount="noexec,size=200m")
     assert "mounted noexec" in refused(lab, "strict")
@@ -424,6 +441,7 @@ esac
 """
 
 
+@pytest.mark.long
 def test_binary_corrupted_on_the_way(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host(
         "noise",
@@ -435,6 +453,7 @@ def test_binary_corrupted_on_the_way(lab: Lab, odd_host: Callable[..., Host]) ->
     nothing_is_there(host)
 
 
+@pytest.mark.long
 def test_binary_cut_off_on_the_way(lab: Lab, odd_host: Callable[..., Host]) -> None:
     host = odd_host(
         "short",
@@ -472,9 +491,19 @@ def test_a_line_that_goes_dead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Non
         proxy.heal()
 
 
+@pytest.mark.long
 def test_a_batch_system_is_not_built(lab: Lab) -> None:
-    lab.alias("cluster", of="h1", transport="slurm")
-    assert "not built yet" in refused(lab, "cluster")
+    """It takes no part where others match, and by its name it is said what is wrong."""
+    lab.alias("aa", of="h1", transport="slurm", tags=["some"])
+    lab.alias("bb", of="h1", tags=["some"])
+    done = lab.run(["run", "--on", "@some", "--", "sh", "-c", "echo $QUINE_NODE_NAME"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"bb\n", b"")
+    for words in (["run", "--on", "aa", "--", "true"], ["hosts", "check", "aa"], ["deploy", "aa"]):
+        done = lab.run(words)
+        assert (done.returncode, b'aa: error: transport = "slurm" is not built yet' in done.stderr) == (
+            2,
+            True,
+        )
 
 
 def test_a_copy_never_replaces_what_is_no_file(tmp_path: Path) -> None:

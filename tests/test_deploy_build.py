@@ -21,6 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_same_inputs_same_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build.build()
     assert first.path.parent.parent == home / ".cache" / "quine" / "build"
@@ -39,7 +40,7 @@ def test_same_inputs_same_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     with zipfile.ZipFile(again.path) as archive:
         names = archive.namelist()
-    assert "quine/__main__.py" in names and "quine/prompt.md" in names
+    assert "quine/__main__.py" in names and "quine/agent/prompt.md" in names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
     assert not [name for name in names if name.startswith(".deps/pex-")]
 

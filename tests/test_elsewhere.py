@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,12 @@ import pytest
 
 from tests.agents import until
 from tests.lab import Lab, processes
-from tests.test_run import read_until
+from tests.support.remote_agents import environment, leave, tapes
+from tests.support.waiting import read_until
 
 
 def sh(command: str, **guard: str) -> dict[str, Any]:
     return {**guard, "reply": {"tool_calls": [{"name": "sh", "arguments": {"command": command}}]}}
-
-
-def leave(status: object = 0, **guard: str) -> dict[str, Any]:
-    arguments = (
-        {"status": status} if status in (0, "success") else {"status": status, "stderr": "it failed\n"}
-    )
-    return {**guard, "reply": {"tool_calls": [{"name": "exit", "arguments": arguments}]}}
 
 
 def fork(children: list[dict[str, str]], **rest: Any) -> dict[str, Any]:
@@ -39,20 +32,6 @@ def data(lab: Lab, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def environment(lab: Lab, data: Path, replies: list[Mapping[str, Any]]) -> dict[str, str]:
-    return {**lab.script(replies, f"{data.parent.name}.jsonl"), "QUINE_DATA_DIR": str(data)}
-
-
-def tapes(data: Path) -> dict[str, list[dict[str, Any]]]:
-    """Tapes by mission."""
-    found = {}
-    for path in data.glob("*.jsonl"):
-        entries = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-        if entries:  # one that has just been made is still empty, and a line under way is none
-            found[entries[0]["data"]["mission"]] = entries
-    return found
-
-
 def files(top: Path) -> list[Path]:
     """Those below it, while a node may remove folders there."""
     return [
@@ -62,7 +41,7 @@ def files(top: Path) -> list[Path]:
 
 def test_an_agent_over_there_with_its_face_here(lab: Lab, data: Path) -> None:
     env = environment(
-        lab, data, [sh("cat <&3 | tr a-z A-Z >&4; echo $QUINE_NODE_NAME; echo note >&5"), leave()]
+        lab, data, sh("cat <&3 | tr a-z A-Z >&4; echo $QUINE_NODE_NAME; echo note >&5"), leave()
     )
     done = lab.run(["--on", "h1", "shout"], env=env, input="material\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"MATERIAL\n", b"note\n")
@@ -75,21 +54,21 @@ def test_an_agent_over_there_with_its_face_here(lab: Lab, data: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("status", [1, 3, 63, 255])
+@pytest.mark.parametrize("status", [1, 3, 63])
 def test_the_verdict_crosses(lab: Lab, data: Path, status: int) -> None:
-    done = lab.run(["--on", "h1", "fail"], env=environment(lab, data, [leave(status)]))
+    done = lab.run(["--on", "h1", "fail"], env=environment(lab, data, leave(status)))
     assert (done.returncode, done.stderr) == (status, b"it failed\n")
 
 
 def test_in_the_middle_of_a_pipeline(lab: Lab, data: Path) -> None:
-    env = environment(lab, data, [sh("grep -v b <&3 >&4"), leave()])
+    env = environment(lab, data, sh("grep -v b <&3 >&4"), leave())
     done = lab.sh("printf 'a\\nb\\nc\\n' | quine --on h1 'drop the b' | sort -r; echo done", env=env)
     assert (done.stdout, done.stderr) == (b"c\na\ndone\n", b"")
 
 
 def test_three_agents_in_a_pipeline_on_three_hosts(lab: Lab, data: Path) -> None:
     replies = [sh("{ cat <&3; echo $QUINE_NODE_NAME; } >&4"), leave()]
-    env = environment(lab, data, replies)
+    env = environment(lab, data, *replies)
     done = lab.sh("echo go | quine --on h1 one | quine --on h2 two | quine --on h3 three", env=env)
     assert (done.stdout, done.stderr) == (b"go\nh1\nh2\nh3\n", b"")
     assert {mission: tape[0]["data"]["node"] for mission, tape in tapes(data).items()} == {
@@ -100,7 +79,7 @@ def test_three_agents_in_a_pipeline_on_three_hosts(lab: Lab, data: Path) -> None
 
 
 def test_head_ends_an_agent_over_there(lab: Lab, data: Path) -> None:
-    env = environment(lab, data, [sh("yes >&4; echo yes ended with $?"), leave()])
+    env = environment(lab, data, sh("yes >&4; echo yes ended with $?"), leave())
     done = lab.sh("quine --on h1 flood | head -1", env=env)
     assert done.stdout == b"y\n"
     assert lab.wait_idle() == []
@@ -111,12 +90,10 @@ def test_a_quine_inside_an_agents_shell_over_there(lab: Lab, data: Path) -> None
     env = environment(
         lab,
         data,
-        [
-            sh("quine nested >&4; echo $?", match="^outer"),
-            leave(match="^outer"),
-            sh("echo from within >&4", match="^nested"),
-            leave(match="^nested"),
-        ],
+        sh("quine nested >&4; echo $?", match="^outer"),
+        leave(match="^outer"),
+        sh("echo from within >&4", match="^nested"),
+        leave(match="^nested"),
     )
     done = lab.run(["--on", "h1", "outer"], env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"from within\n", b"")
@@ -136,14 +113,10 @@ def test_forks_land_on_other_hosts_at_the_same_time(lab: Lab, data: Path, tmp_pa
     env = environment(
         lab,
         data,
-        [
-            fork(
-                [{"intent": "child one", "host": "h1"}, {"intent": "child two", "host": "h2"}], match="^root"
-            ),
-            leave(match="^root"),
-            sh(meet, match="^child"),
-            leave(match="^child"),
-        ],
+        fork([{"intent": "child one", "host": "h1"}, {"intent": "child two", "host": "h2"}], match="^root"),
+        leave(match="^root"),
+        sh(meet, match="^child"),
+        leave(match="^child"),
     )
     done = lab.run(["root"], env=env)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -162,12 +135,10 @@ def test_the_clone_knows_what_its_parent_knows(lab: Lab, data: Path) -> None:
     env = environment(
         lab,
         data,
-        [
-            sh("echo the secret word is xyzzy", match="^root"),
-            fork([{"intent": "child", "host": "h1"}], match="^root"),
-            leave(match="^root"),
-            leave(match="^child"),
-        ],
+        sh("echo the secret word is xyzzy", match="^root"),
+        fork([{"intent": "child", "host": "h1"}], match="^root"),
+        leave(match="^root"),
+        leave(match="^child"),
     )
     assert lab.run(["root"], env=env).returncode == 0
     found = tapes(data)
@@ -179,13 +150,11 @@ def test_local_forks_of_an_agent_over_there(lab: Lab, data: Path) -> None:
     env = environment(
         lab,
         data,
-        [
-            fork([{"intent": "child one"}, {"intent": "child two"}], match="^root"),
-            sh("echo both >&4", match="^root"),
-            leave(match="^root"),
-            sh("echo $QUINE_NODE_NAME >&4", match="^child"),
-            leave(match="^child"),
-        ],
+        fork([{"intent": "child one"}, {"intent": "child two"}], match="^root"),
+        sh("echo both >&4", match="^root"),
+        leave(match="^root"),
+        sh("echo $QUINE_NODE_NAME >&4", match="^child"),
+        leave(match="^child"),
     )
     done = lab.run(["--on", "h1", "root"], env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"both\n", b"")
@@ -196,11 +165,9 @@ def test_an_unknown_host_is_told_to_the_guest_and_nothing_runs_here(lab: Lab, da
     env = environment(
         lab,
         data,
-        [
-            fork([{"intent": "child", "host": "h9"}], match="^root"),
-            leave(match="^root"),
-            sh("exit 1", match="^child"),
-        ],
+        fork([{"intent": "child", "host": "h9"}], match="^root"),
+        leave(match="^root"),
+        sh("exit 1", match="^child"),
     )
     assert lab.run(["root"], env=env).returncode == 0
     found = tapes(data)
@@ -209,10 +176,11 @@ def test_an_unknown_host_is_told_to_the_guest_and_nothing_runs_here(lab: Lab, da
     assert "[EXIT CODE] 69" in result and "no such host" in result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
 def test_signals_end_an_agent_over_there(lab: Lab, data: Path, name: str) -> None:
     command = "sh -c 'trap \"echo int >&4\" INT; echo up >&4; while :; do sleep 0.05; done'"
-    env = environment(lab, data, [sh(command), leave()])
+    env = environment(lab, data, sh(command), leave())
     process = lab.popen(["--on", "h1", "sleep"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
     read_until(process.stdout.fileno(), b"up\n")
@@ -232,10 +200,8 @@ def test_kill_9_of_the_root_ends_its_children_over_there(lab: Lab, data: Path) -
     env = environment(
         lab,
         data,
-        [
-            fork([{"intent": "child", "host": "h1"}], match="^root"),
-            sh("echo up >&5; sleep 60", match="^child"),
-        ],
+        fork([{"intent": "child", "host": "h1"}], match="^root"),
+        sh("echo up >&5; sleep 60", match="^child"),
     )
     process = lab.popen(["root"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -257,7 +223,8 @@ def test_no_key_reaches_the_host(lab: Lab, data: Path) -> None:
     env = environment(
         lab,
         data,
-        [sh("env; cat /proc/$PPID/environ /proc/$PPID/cmdline | tr '\\0' '\\n'; ls -R ~"), leave()],
+        sh("env; cat /proc/$PPID/environ /proc/$PPID/cmdline | tr '\\0' '\\n'; ls -R ~"),
+        leave(),
     )
     done = lab.run(["--on", "h1", "look"], env={**env, "OPENAI_API_KEY": canary, "QUINE_API_KEY": canary})
     assert done.returncode == 0
@@ -270,7 +237,7 @@ def test_no_key_reaches_the_host(lab: Lab, data: Path) -> None:
 
 @pytest.mark.parametrize("where", ["h1", "here"])
 def test_the_report_of_an_agent(lab: Lab, data: Path, tmp_path: Path, where: str) -> None:
-    env = environment(lab, data, [{**sh("true"), "usage": {"input": 7, "output": 3}}, leave()])
+    env = environment(lab, data, {**sh("true"), "usage": {"input": 7, "output": 3}}, leave())
     place = ["--on", "h1"] if where == "h1" else []
     lab.run([*place, "--report", tmp_path / "r", "m"], env=env, check=True)
     report = json.loads((tmp_path / "r").read_text())
@@ -286,7 +253,7 @@ def test_the_report_follows_an_agent_through_exec(lab: Lab, data: Path, tmp_path
         "reply": {"tool_calls": [{"name": "exec", "arguments": {"wisdom": {"n": "1"}}}]},
         "wisdom": "^\\{\\}$",
     }
-    env = environment(lab, data, [again, leave(3)])
+    env = environment(lab, data, again, leave(3))
     done = lab.run(["--report", "r", "m"], env=env, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     report = json.loads((tmp_path / "r").read_text())
@@ -294,7 +261,7 @@ def test_the_report_follows_an_agent_through_exec(lab: Lab, data: Path, tmp_path
 
 
 def test_on_local_is_the_same_line_without_a_link(lab: Lab, data: Path) -> None:
-    env = environment(lab, data, [sh("cat <&3 >&4; echo $A; pwd"), leave()])
+    env = environment(lab, data, sh("cat <&3 >&4; echo $A; pwd"), leave())
     done = lab.run(["--on", "local", "m"], env={**env, "A": "1"}, input="x")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"x", b"")
     (tape,) = tapes(data).values()
@@ -303,7 +270,7 @@ def test_on_local_is_the_same_line_without_a_link(lab: Lab, data: Path) -> None:
 
 
 def test_what_is_not_built_is_said_and_not_ignored(lab: Lab, data: Path) -> None:
-    env = environment(lab, data, [leave()])
+    env = environment(lab, data, leave())
     lab.alias("direct", "h1", inference="direct")
     done = lab.run(["--on", "direct", "m"], env=env)
     assert done.returncode == 2 and b"not built yet" in done.stderr

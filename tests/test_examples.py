@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.agents import Agents, section
-from transport.inherit import is_secret
+from transport.job.inherit import is_secret
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -88,6 +88,7 @@ def test_compositions(tmp_path: Path) -> None:
     assert "quine: error" not in done.stderr
 
 
+@pytest.mark.long
 def test_library_search(tmp_path: Path) -> None:
     """1 → 10 → 25, for a thousand volumes and eight turns each."""
     done = run(tmp_path, "library")
@@ -110,6 +111,7 @@ def test_library_search(tmp_path: Path) -> None:
     assert [sum("two identical books" in json.dumps(tape) for tape in known)] == [1]
 
 
+@pytest.mark.long
 def test_a_librarian_with_too_few_turns_has_another_life(tmp_path: Path) -> None:
     """Composition and continuity at once, as the paper saw it: notes of what was checked go through exec."""
     agents = Agents(tmp_path)
@@ -138,6 +140,7 @@ def test_short_stream(tmp_path: Path) -> None:
     assert all(len(tapes(tmp_path / "work" / f"tapes.{tokens}")) == 1 for tokens in (4000, 7000))
 
 
+@pytest.mark.long
 def test_long_stream(tmp_path: Path) -> None:
     """One process, three lives; what they have read, put together, is the stream, to the byte."""
     done = run(tmp_path, "stream", "62000")
@@ -162,6 +165,7 @@ def test_long_stream(tmp_path: Path) -> None:
     assert positions == [0, sizes[0], sizes[0] + sizes[1]]
 
 
+@pytest.mark.long
 def test_iterator(tmp_path: Path) -> None:
     done = run(tmp_path, "iterator", "25")
     assert done.returncode == 0, done.stderr

@@ -14,8 +14,8 @@ import pytest
 
 from tests.agents import OK, call, says, sh
 from tests.lab import Lab
-from tests.test_may_fork import environment, results, tapes, warm
-from tests.test_run import read_until
+from tests.support.remote_agents import environment, results, tapes, warm
+from tests.support.waiting import read_until
 
 NONE, SOME = "^\\{\\}$", "."
 
@@ -147,6 +147,7 @@ def test_what_is_not_known_of_a_child_that_moved_is_told(lab: Lab, data: Path) -
     assert lab.wait_idle() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["TERM", "HUP", "INT"])
 def test_signals_reach_the_life_over_there(lab: Lab, data: Path, name: str) -> None:
     up = sh("(echo up >&4; exec sleep 60)")  # who says it is who takes the signal

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.errors import ProtocolError
-from transport.frames import (
+from transport.wire.frames import (
     GREETING,
     HEADER,
     HEADER_SIZE,

@@ -13,7 +13,7 @@ import pytest
 
 from tests.agents import OK, QUINE, Agents, call, says, sh, until
 from tests.lab import Lab
-from tests.test_may_fork import environment, results, warm
+from tests.support.remote_agents import environment, results, warm
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -155,6 +155,7 @@ def test_the_next_life_elsewhere_reaches_it(reach: Lab, data: Path, root: Path) 
     assert (done.returncode, done.stderr) == (0, b"") and (root / "b").read_text() == "first\nsecond\n"
 
 
+@pytest.mark.long
 def test_a_detached_agent_reaches_it(reach: Lab, data: Path, root: Path) -> None:
     env = environment(reach, data, says(sh(f"echo found | {files('put', 'a')}"), OK))
     done = reach.run(["--detach", "--on", "f1", "--fs", f"origin:{root}", "work"], env=env, check=True)
@@ -210,7 +211,7 @@ def test_hosts_that_relay_are_told_nothing(lab: Lab, root: Path) -> None:
 
 
 def test_a_plain_run_pays_nothing_for_files(lab: Lab) -> None:
-    from tests.test_laws import HEAVY, imported_by
+    from tests.support.imports import HEAVY, imported_by
 
     def modules(*words: str) -> set[str]:
         done = lab.run(words, env={"PYTHONPROFILEIMPORTTIME": "1"}, check=True)
@@ -220,7 +221,12 @@ def test_a_plain_run_pays_nothing_for_files(lab: Lab) -> None:
 
     found = modules("run", "--on", "h1", "--", "true")
     assert "quine.files.here" in found
-    assert not found & {"quine.files.service", "quine.files.open", "quine.files.tier", "transport.incoming"}
+    assert not found & {
+        "quine.files.wire.service",
+        "quine.files.stores.open",
+        "quine.files.tier",
+        "transport.rpc.incoming",
+    }
     assert not imported_by(lab, "run", "--on", "h1", "--", *command("about", "")) & HEAVY
 
 
@@ -239,6 +245,7 @@ def test_a_detached_command_is_told_that_its_origin_is_gone(lab: Lab, root: Path
         assert b"has no origin that it could ask" in said
 
 
+@pytest.mark.long
 def test_a_quota_is_that_of_the_tree_wherever_its_agents_are(reach: Lab, data: Path, root: Path) -> None:
     def some(name: str) -> str:
         return f"head -c 400000 /dev/zero | {files('put', name)} && echo ALL IN"
@@ -261,12 +268,12 @@ def test_a_quota_is_that_of_the_tree_wherever_its_agents_are(reach: Lab, data: P
         assert sorted(path.name for path in root.iterdir() if path.is_file()) == ["child", "root"]
 
 
-SHOWN = """import quine.run, quine.compose
+SHOWN = """import quine.cli.run, quine.remote.compose
 def show(spawn, values, services, *more):
     print(services._environ["QUINE_FS"], services._environ["AWS_SECRET_ACCESS_KEY"], spawn.context["fs"], spawn.env)
     return 0
-quine.run.show = show
-quine.compose.agent_elsewhere("work", {"on": "h1"})
+quine.cli.run.show = show
+quine.remote.compose.agent_elsewhere("work", {"on": "h1"})
 """
 
 

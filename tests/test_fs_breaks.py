@@ -83,6 +83,7 @@ def together(door: Door, rounds: int) -> list[dict[str, bytes]]:
     return kept
 
 
+@pytest.mark.long
 def test_cut_at_random(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     host, proxy = through("h1", lease=120), lab["h1"].proxy
     cuts = CUTS or 10
@@ -178,6 +179,7 @@ def hidden(root: Path) -> list[Path]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["job", "face", "node over there", "node here"])
 def test_killed_while_it_puts(victim: str, own_lab: Callable[..., Lab], tmp_path: Path) -> None:
     lab, root = own_lab(["h1"]), tmp_path / "fs"
@@ -203,7 +205,7 @@ def test_killed_while_it_puts(victim: str, own_lab: Callable[..., Lab], tmp_path
     until(lambda: not lab.jobs(), 90)
     if victim != "face":
         assert hidden(root) == []  # it has dropped the part before it left
-    from quine.files.open import open_store
+    from quine.files.stores.open import open_store
 
     def swept() -> bool:
         put(open_store(f"origin:{root}", {}, ""), "g", b"after")  # which sweeps what nobody holds any more

@@ -46,6 +46,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "shared"
 
 
+@pytest.mark.long
 def test_every_command_is_the_same_over_there(lab: Lab, tmp_path: Path) -> None:
     here = lab.run(["run", "--", "sh", "-c", SCRIPT], env={"QUINE_FS": f"origin:{tmp_path}/here"})
     away = lab.run(
@@ -112,6 +113,7 @@ def test_who_is_killed_over_there_leaves_nothing(lab: Lab, root: Path, number: s
     until(swept)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cuts", [CUTS or 5])
 def test_cuts_of_the_link_change_no_byte(
     lab: Lab, through: Callable[..., str], root: Path, tmp_path: Path, cuts: int

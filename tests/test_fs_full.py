@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.files import disk
+from quine.files.cli import disk
 from quine.files.tier import BLOCK, Tier
 from tests import doors
 from tests.lab import Lab

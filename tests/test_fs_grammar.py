@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.exits import Failure, Misconfigured
-from quine.files import globs, listing
-from quine.files.commands import Call
-from quine.files.crew import Crew, Stopped
-from quine.files.grammar import COMMANDS, OPTIONS, number, parse
-from quine.files.local import Local
-from quine.files.memory import Memory
-from quine.files.putting import put
+from quine.base.exits import Failure, Misconfigured
+from quine.files.cli import globs, listing
+from quine.files.cli.commands import Call
+from quine.files.cli.crew import Crew, Stopped
+from quine.files.cli.grammar import COMMANDS, OPTIONS, number, parse
+from quine.files.cli.putting import put
+from quine.files.stores.local.local import Local
+from quine.files.stores.memory import Memory
 from quine.files.tier import Entry, Writer, error
 from tests.shelf import fill
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from quine.files import words
 from quine.files.tier import BLOCK, Tier
+from quine.files.wire import words
 from tests import doors
 from tests.doors import Door
 from tests.lab import Lab
@@ -98,6 +98,7 @@ def once_below(seconds: float, act: Callable[[], object], times: int = 20) -> fl
     return min(taken)
 
 
+@pytest.mark.long
 def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Path) -> None:
     """None takes as long as two, which the line makes certain: no two are ever faster than its delay."""
     way = 0.3
@@ -125,6 +126,7 @@ def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Pat
         tier.close()
 
 
+@pytest.mark.long
 def test_ten_thousand_entries(door: Door) -> None:
     directory = door.root / "many"
     directory.mkdir(parents=True)

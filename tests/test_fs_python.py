@@ -31,9 +31,9 @@ from fsspec.tests.abstract.put import AbstractPutTests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quine.files.fs import QuineFileSystem
-from quine.files.local import Local
-from quine.files.memory import Memory
+from quine.files.python.fs import QuineFileSystem
+from quine.files.stores.local.local import Local
+from quine.files.stores.memory import Memory
 from quine.files.tier import Reader, Tier
 from tests.lab import Lab
 

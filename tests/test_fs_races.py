@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from quine.files import disk
-from quine.files.commands import Call
-from quine.files.getting import get
-from quine.files.memory import Memory, forget
-from quine.files.putting import put
-from quine.files.sync import sync
+from quine.files.cli import disk
+from quine.files.cli.commands import Call
+from quine.files.cli.getting import get
+from quine.files.cli.putting import put
+from quine.files.cli.sync import sync
+from quine.files.stores.memory import Memory, forget
 from tests.tiers import below
 from tests.tiers import get as content
 from tests.tiers import put as keep

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from quine.exits import LOST, NOT_STARTED, Failure, Misconfigured
-from quine.files import remote, service, words
-from quine.files.crew import failure
-from quine.files.local import Local
-from quine.files.remote import Remote
-from quine.files.service import Service
+from quine.base.exits import LOST, NOT_STARTED, Failure, Misconfigured
+from quine.files.cli.crew import failure
+from quine.files.stores.local.local import Local
 from quine.files.tier import BLOCK, Entry, Reader, Tier, Unsure, Writer, pour, stale
+from quine.files.wire import remote, service, words
+from quine.files.wire.remote import Remote
+from quine.files.wire.service import Service
 from tests import streams
 from tests.streams import Relay
 from transport.errors import RequestError
@@ -69,10 +69,13 @@ OPERATIONS: dict[str, Callable[[Tier], object]] = {
     "put a lot": lambda tier: put(tier, "d/new", content(90_000)),
     "list": lambda tier: list(tier.list("d")),
     "walk": lambda tier: list(tier.walk("")),
+    "hidden": lambda tier: list(tier.hidden("")),
     "mkdir": lambda tier: tier.mkdir("x/y/z"),
     "remove": lambda tier: tier.remove("d/small"),
     "remove all": lambda tier: tier.remove("d", recursive=True),
     "rename": lambda tier: tier.rename("d/small", "e/f/g"),
+    "move": lambda tier: tier.move("d/small", "e/f/g"),
+    "move into": lambda tier: tier.move("d/small", "d/e1"),
     "setattr": lambda tier: tier.setattr("d/small", mode=0o600, mtime=5.0),
     "copy": lambda tier: tier.copy("d/small", "e/f/g"),
     "url": lambda tier: tier.url_of("d"),
@@ -403,13 +406,13 @@ def test_a_store_that_cannot_be_opened_is_told_and_tried_again(
 
     def opening() -> Tier:
         if not found:
-            raise Misconfigured("no driver for s3", "pip install 'quine[s3]'")
+            raise Misconfigured("no driver for s3", "pip install '.[s3]'")
         return found[0]
 
     relay.handler = Service(opening)
     with pytest.raises(Failure) as caught:
         tier.stat("")
-    assert (caught.value.status, caught.value.hint) == (2, "pip install 'quine[s3]'")
+    assert (caught.value.status, caught.value.hint) == (2, "pip install '.[s3]'")
     with pytest.raises(Failure), tier.create("f") as writer:
         writer.write(content(5 * BLOCK))
         writer.commit()

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.exits import Failure, Misconfigured
-from quine.files import names, words
+from quine.base.exits import Failure, Misconfigured
+from quine.files import names
 from quine.files.tier import Entry
-from quine.files.words import Asked, Garbled
+from quine.files.wire import words
+from quine.files.wire.words import Asked, Garbled
 from tests.fuzz import VOLUME, Target, bombard, of_bytes, of_json
-from transport import quickjson
+from transport.wire import quickjson
 
 pytestmark = pytest.mark.timeout(150 + VOLUME // 10_000)
 

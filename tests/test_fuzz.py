@@ -16,26 +16,29 @@ from typing import Any
 import pytest
 
 from deploy.inventory import ConfigError, load
-from quine import bill, elsewhere, origin, ps, rebuild, tapes, tree, verify
-from quine.exits import Failure
-from quine.guests import sse
-from quine.guests.anthropic import AnthropicDialect
-from quine.guests.base import GuestError, Message, Request, ToolCall, ToolResult
-from quine.guests.chat import ChatDialect
-from quine.guests.gemini import GeminiDialect
-from quine.guests.http import _fed, _parse
-from quine.guests.relay import RelayGuest
-from quine.guests.responses import ResponsesDialect
-from quine.ledger import Ledger, Spent
-from quine.life import Life, Limits, new_session
-from quine.tape import FileSink, Tape
-from quine.tools import TOOLS
+from quine.agent.life import Life, Limits, new_session
+from quine.agent.tools import TOOLS
+from quine.base.exits import Failure
+from quine.budget.ledger import Ledger, Spent
+from quine.cli import listing
+from quine.jobs import census, elsewhere, roster
+from quine.providers import sse
+from quine.providers.anthropic import AnthropicDialect
+from quine.providers.base import GuestError, Message, Request, ToolCall, ToolResult
+from quine.providers.chat import ChatDialect
+from quine.providers.gemini import GeminiDialect
+from quine.providers.http import _fed, _parse
+from quine.providers.relay import RelayGuest
+from quine.providers.responses import ResponsesDialect
+from quine.remote import origin
+from quine.tape import bill, rebuild, tapes, tree, verify
+from quine.tape.tape import FileSink, Tape
 from tests.fuzz import VOLUME, Target, bombard, of_bytes, of_json, of_lines, pieces
 from tests.provider import anthropic, chat, gemini, responses
 from tests.provider.server import Said
-from transport import quickjson
 from transport.errors import RequestError
 from transport.status import Status
+from transport.wire import quickjson
 
 pytestmark = pytest.mark.timeout(150 + VOLUME // 10_000)
 
@@ -116,16 +119,17 @@ def test_what_a_host_lists(capfd: pytest.CaptureFixture[str], monkeypatch: pytes
             "detail": "d", "started": 1.7e9, "seconds": 2.5, "mission": "m", "parent": "p", "root": "r", "stdout": "/o",
             "stderr": "/e", "host": "x"}  # fmt: skip
     asked: list[bytes] = []
-    monkeypatch.setattr(ps.roster, "everyone", lambda *_: [])
+    monkeypatch.setattr(roster, "everyone", lambda *_, **_options: [])
+    monkeypatch.setattr(census, "look", lambda *_: [])
     monkeypatch.setattr(elsewhere, "hosts", lambda *_: ["h1"])
     monkeypatch.setattr(
-        elsewhere, "ask", lambda *_: {"h1": elsewhere.Answer(Status("exited", 0), asked[-1], b"")}
+        elsewhere, "ask", lambda *_, **_options: {"h1": elsewhere.Answer(Status("exited", 0), asked[-1], b"")}
     )
 
     def feed(data: bytes) -> None:
         asked.append(data)
         for values in ({"on": "h1", "all": True}, {"on": "h1", "all": True, "json": True}):
-            assert ps._ps((), values) == 0
+            assert listing.ps((), values) == 0
         out = capfd.readouterr().out
         assert "\x1b" not in out and len(out) < 10 * len(data) + 100_000
         if fact["id"] not in out:
@@ -200,7 +204,7 @@ def test_what_a_share_of_the_ledger_asks(services: dict[str, Any]) -> None:
 
     held = set(os.listdir("/proc/self/fd"))
     recordings = [
-        quickjson.dumps({"ledger": digit * 32, "back": 0, "ask": n, "had": 0, "least": 1, "most": 3}).encode()
+        quickjson.dumps({"ledger": digit * 32, "back": 0, "ask": n, "had": 0, "need": 3}).encode()
         for n, digit in enumerate("0123456789abcdef", 1)
     ]
     bombard("ledger", Target(recordings, feed, (RequestError,), of_json)).both()

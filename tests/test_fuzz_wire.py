@@ -14,14 +14,14 @@ import pytest
 
 from deploy import probe
 from tests.fuzz import VOLUME, Target, bombard, of_bytes, of_frames, of_json, pieces
-from transport import quickjson
 from transport.errors import ProtocolError
-from transport.frames import GREETING, Decoder, Frame, Kind, encode, pack
-from transport.line import Handshake, Line, hello
-from transport.services import Services
-from transport.session import STDERR, STDIN, STDOUT, Session
+from transport.rpc.services import Services
 from transport.spawn import Spawn
 from transport.status import Status
+from transport.wire import quickjson
+from transport.wire.frames import GREETING, Decoder, Frame, Kind, encode, pack
+from transport.wire.line import Handshake, Line, hello
+from transport.wire.session import STDERR, STDIN, STDOUT, Session
 
 pytestmark = pytest.mark.timeout(150 + VOLUME // 10_000)
 
@@ -139,8 +139,9 @@ def feed_opener(data: bytes) -> None:
     job = session.open(Kind.SPAWN, SPAWN.to_json())
     session.data(job, STDIN, b"material" * 9)
     read, wake = os.pipe()
-    services = Services(session, {"echo": bytes}, wake, "c")
-    services._pool = AtOnce()  # type: ignore[assignment]  # what threads do is another test's
+    services = Services(
+        session, {"echo": bytes}, wake, "c", pool=AtOnce()
+    )  # what threads do is another test's
     try:
         for piece in pieces(data):
             for frame in session.receive(piece):

@@ -1,122 +1,125 @@
-"""Places lent to other machines: asked for seldom, never two for one, and given back when somebody is refused."""
+"""Places lent to other machines: asked for as needed, never two for one, given back as soon as they lie idle."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from quine import ledger
-from quine.grants import WAKE, Grant, Lender
-from quine.ledger import Ledger
-from quine.life import Limits
+from quine.agent.life import Limits
+from quine.budget.book import AGENT
+from quine.budget.grants import MAX_SHARES, Grant, Lender
+from quine.budget.ledger import Ledger
 from transport.errors import RequestError
 
 
 class Wire:
-    """Joins a share to its lender by function calls; what is posted is answered in a thread, which then wakes us."""
+    """Joins a share to its lender by function calls."""
 
     def __init__(self, lender: Lender) -> None:
         self.lender = lender
-        self.asks: list[dict[str, Any]] = []
-        self.lose = False  # the next answer
-        self.threads: list[threading.Thread] = []
+        self.bodies: list[bytes] = []
+        self.fates: list[str] = []  # of the next messages: "request" or "answer" is what is lost
+        self.meanwhile: list[Callable[[], object]] = []  # done while the next message is on its way
+
+    @property
+    def asks(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body in self.bodies]
 
     def ask(self, name: str, body: bytes) -> bytes:
-        asked = json.loads(body)
-        self.asks.append(asked)
-        given = self.lender.lend(
-            asked["ledger"], asked["ask"], asked["had"], asked["least"], asked["most"], asked["back"]
-        )
-        if self.lose:
-            self.lose = False
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        fate = self.fates.pop(0) if self.fates else ""
+        self.bodies.append(body)
+        if fate == "request":
             raise RequestError("lost")
-        return json.dumps({"places": given}).encode()
+        places = self.deliver(body)
+        if fate == "answer":
+            raise RequestError("lost")
+        return json.dumps({"places": places}).encode()
 
-    def post(self, name: str, body: bytes) -> Any:
-        return Posted(self, json.loads(body))
+    def deliver(self, body: bytes) -> int:
+        asked = json.loads(body)
+        return self.lender.lend(asked["ledger"], asked["ask"], asked["had"], asked["need"], asked["back"])
 
 
-class Posted:
-    def __init__(self, wire: Wire, asked: dict[str, Any]) -> None:
-        self.reply: bytes | None = None
-        self.asked = asked
-        thread = threading.Thread(target=self.work, args=(wire.lender,))
-        wire.threads.append(thread)
-        thread.start()
+class Share:
+    """A machine with its first agent, whose place the face of its job has at the origin."""
 
-    def work(self, lender: Lender) -> None:
-        asked = self.asked
-        try:
-            wanted = lender.watch(asked["ledger"], asked["back"], asked["heard"], asked["lost"])
-        except RequestError:
-            return
-        self.reply = json.dumps({"wanted": wanted}).encode()
-        os.kill(os.getpid(), WAKE)
+    def __init__(self, tree: Ledger, limits: Limits) -> None:
+        face = tree.take(limits.agents, 1)
+        assert face
+        self.face = face
+        self.ledger = Ledger.create(limits, share=True)
+        self.wire = Wire(Lender(tree, limits.agents))
+        self.grant = Grant(self.ledger, self.wire.ask)
+        self.ledger.beyond = self.grant
+        first = self.ledger.agents(limits.agents)
+        assert first
+        self.agents = first
 
-    def answer(self) -> bytes | None:
-        return self.reply
+    def fork(self, limit: int, count: int = 1) -> bool:
+        held = self.ledger.agents(limit, count)
+        self.agents += held or []
+        return held is not None
+
+    def kill(self) -> None:
+        """The last agent but the first; nothing tells of that."""
+        os.close(self.agents.pop())
+
+    def end(self) -> None:
+        self.kill()
+        self.grant.give_back()
 
     def close(self) -> None:
-        pass
+        """The job and its face end."""
+        self.wire.lender.close()
+        for fd in (*self.agents, *self.face, self.ledger.fd):
+            os.close(fd)
+        self.agents, self.face = [], []
 
 
 class Tree:
     """A ledger, and shares of it."""
 
     def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.limits = Limits(agents=limit)
         self.ledger = Ledger.create(self.limits)
-        self.held: list[list[int]] = []
-        self.made: list[tuple[Ledger, Wire, Grant]] = []
-        self.take(self.ledger)
+        self.agents = self.ledger.agents(limit) or []
+        self.shares: list[Share] = []
 
-    def share(self) -> tuple[Ledger, Wire]:
-        """A machine with its first agent, whose place the face has."""
-        assert self.take(self.ledger)
-        share = Ledger.create(self.limits, share=True)
-        wire = Wire(Lender(self.ledger, self.limits.agents))
-        grant = Grant(share, wire.ask, wire.post)
-        share.beyond = grant
-        self.made.append((share, wire, grant))
-        assert self.take(share)
-        return share, wire
+    def share(self) -> Share:
+        self.shares.append(Share(self.ledger, self.limits))
+        return self.shares[-1]
 
-    def take(self, ledger: Ledger, count: int = 1) -> list[int] | None:
-        held = ledger.agents(self.limits.agents, count)
-        if held:
-            self.held.append(held)
-        return held
+    def fork(self, count: int = 1) -> bool:
+        held = self.ledger.agents(self.limit, count)
+        self.agents += held or []
+        return held is not None
 
-    def end(self, held: list[int] | None) -> None:
-        assert held
-        self.held.remove(held)
-        for fd in held:
-            os.close(fd)
+    @property
+    def counted(self) -> int:
+        return self.ledger.book.count(AGENT)
 
     def close(self) -> None:
-        for share, wire, grant in self.made:
-            grant.close()
-            wire.lender.close()
-            for thread in wire.threads:
-                thread.join(10)
-            os.close(share.fd)
-        for fd in (fd for held in self.held for fd in held):
+        for share in self.shares:
+            share.close()
+        for fd in (*self.agents, self.ledger.fd):
             os.close(fd)
-        os.close(self.ledger.fd)
 
 
 @pytest.fixture
-def tree(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Tree]]:
-    # They give back at once, as far as the machine has time for them.
-    monkeypatch.setattr(ledger, "RECALL", 30.0)
+def tree() -> Iterator[Callable[[int], Tree]]:
     made: list[Tree] = []
-    before = signal.getsignal(WAKE)
 
     def make(limit: int) -> Tree:
         made.append(Tree(limit))
@@ -125,187 +128,312 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Tree]]:
     yield make
     for one in made:
         one.close()
-    signal.signal(WAKE, before)
 
 
 Make = Callable[[int], Tree]
 
 
-def test_ten_forks_ask_four_times_at_the_most(tree: Make) -> None:
+# -- any sequence of events --------------------------------------------------------------------------
+
+
+LIMIT = 7
+fates = st.lists(st.sampled_from(["", "request", "answer"]), max_size=3)
+numbers = st.integers(0, 2)
+
+
+class Places(RuleBasedStateMachine):
+    """One origin, three machines: agents begin, end, are killed; messages are lost, late or double; jobs end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = Tree(LIMIT)
+        for _ in range(3):
+            self.tree.share()
+
+    @property
+    def alive(self) -> int:
+        return len(self.tree.agents) + sum(len(share.agents) for share in self.tree.shares)
+
+    @rule(count=st.integers(1, 4))
+    def fork_here(self, count: int) -> None:
+        free = LIMIT - self.tree.counted
+        assert self.tree.fork(count) == (count <= free)
+
+    @rule(number=numbers, count=st.integers(1, 4), fate=fates, leaves=st.booleans())
+    def fork_there(self, number: int, count: int, fate: list[str], leaves: bool) -> None:
+        share = self.tree.shares[number]
+        if leaves and len(share.agents) > 1:
+            share.wire.meanwhile.append(share.end)
+        share.wire.fates = fate
+        free, alive = LIMIT - self.tree.counted, len(share.agents)
+        with contextlib.suppress(OSError):
+            if not share.fork(LIMIT, count) and not fate:
+                assert count > free or alive + count > LIMIT
+        share.wire.meanwhile, share.wire.fates = [], []
+
+    @precondition(lambda self: len(self.tree.agents) > 1)
+    @rule()
+    def end_here(self) -> None:
+        os.close(self.tree.agents.pop())
+
+    @rule(number=numbers, how=st.sampled_from(["end", "kill"]), fate=fates)
+    def end_there(self, number: int, how: str, fate: list[str]) -> None:
+        share = self.tree.shares[number]
+        if len(share.agents) > 1:
+            share.wire.fates = fate
+            getattr(share, how)()
+            share.wire.fates = []
+
+    @rule(number=numbers, late=st.integers(0, 10))
+    def a_message_comes_late_or_twice(self, number: int, late: int) -> None:
+        wire = self.tree.shares[number].wire
+        for body in wire.bodies[late : late + 1]:
+            before = self.tree.counted
+            try:
+                wire.deliver(
+                    body
+                )  # possible where nothing that was sent later has come: then it is only late
+            except RequestError:
+                assert self.tree.counted == before
+            with pytest.raises(RequestError, match="was before"):
+                wire.deliver(body)
+
+    @rule(number=numbers)
+    def the_job_is_lost_and_tried_again(self, number: int) -> None:
+        lost = self.tree.shares[number]
+        before, theirs = self.tree.counted, lost.wire.lender.places()
+        lost.close()
+        assert self.tree.counted == before - theirs
+        self.tree.shares[number] = Share(self.tree.ledger, self.tree.limits)
+
+    @rule()
+    def each_takes_a_step(self) -> None:
+        """After that nothing lies idle anywhere, so whatever is free can be had, and all of it."""
+        for share in self.tree.shares:
+            share.grant.give_back()
+        assert self.tree.counted == self.alive
+        free = LIMIT - self.alive
+        held = self.tree.ledger.agents(LIMIT, free)
+        assert held is not None
+        assert self.tree.ledger.agents(LIMIT) is None
+        for fd in held:
+            os.close(fd)
+
+    @invariant()
+    def never_more_than_the_limit(self) -> None:
+        assert self.alive <= self.tree.counted <= LIMIT
+        for share in self.tree.shares:
+            assert len(share.agents) <= share.wire.lender.places()
+
+    def teardown(self) -> None:
+        self.each_takes_a_step()
+        self.tree.close()
+
+
+Places.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPlaces = Places.TestCase
+
+
+def test_never_more_than_the_limit_when_all_fork_and_end_at_once(tree: Make) -> None:
+    """Three machines with three agents each, which begin and end others without regard to each other."""
+    top, lock = tree(9), threading.Lock()
+    shares = [top.share() for _ in range(3)]
+    alive, most, had = 4, 4, 0  # the root and the first of each machine
+
+    def work(share: Share) -> None:
+        nonlocal alive, most, had
+        for _ in range(15):
+            held = share.ledger.agents(9, 2)
+            if held is None:
+                continue
+            with lock:
+                alive, had = alive + 2, had + 1
+                most = max(most, alive)
+            with lock:
+                alive -= 2
+            for fd in held:
+                os.close(fd)
+            share.grant.give_back()
+
+    threads = [threading.Thread(target=work, args=(share,)) for share in shares for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert had
+    assert most <= 9
+    assert top.counted == 4  # each has given back what it had, without another step
+
+
+# -- one by one --------------------------------------------------------------------------------------
+
+
+def test_a_fork_asks_once_for_what_it_needs(tree: Make) -> None:
     top = tree(64)
-    share, wire = top.share()
-    for _ in range(10):
-        assert top.take(share)
-    assert len(wire.asks) <= 4
-    assert wire.lender.places() <= 12
+    share = top.share()
+    assert share.fork(64, 10)
+    assert [ask["need"] for ask in share.wire.asks] == [10]
+    assert share.wire.lender.places() == 11
 
 
-def test_ten_at_once_ask_once(tree: Make) -> None:
-    top = tree(64)
-    share, wire = top.share()
-    assert top.take(share, 10)
-    assert len(wire.asks) == 1
+def test_a_place_goes_back_with_the_end_of_its_agent(tree: Make) -> None:
+    top = tree(3)
+    one, other = top.share(), top.share()
+    assert not one.fork(3)
+    os.close(top.agents.pop())
+    assert one.fork(3)
+    assert not other.fork(3)
+    one.end()
+    assert other.fork(3)
 
 
-def test_a_place_that_is_free_again_is_not_asked_for(tree: Make) -> None:
-    top = tree(64)
-    share, wire = top.share()
-    for _ in range(10):
-        top.end(top.take(share))
-    assert len(wire.asks) == 1
+def test_the_place_of_a_killed_agent_goes_back_with_the_next_step_of_another(tree: Make) -> None:
+    top = tree(4)
+    share = top.share()
+    assert share.fork(4, 2)
+    share.kill()
+    assert not top.fork()
+    share.grant.give_back()
+    assert top.fork()
+    assert not top.fork()
 
 
-def test_never_more_than_the_limit(tree: Make) -> None:
+def test_an_agent_that_ends_while_another_one_asks_does_not_wait_for_it(tree: Make) -> None:
+    """The one that asks finds what has become idle, and gives it back."""
     top = tree(10)
-    shares = [top.share()[0] for _ in range(3)]
-    taken = 0
-    while any(top.take(share) for share in shares):
-        taken += 1
-    assert taken == 10 - 4  # one here, and the first of each machine
-    assert top.take(top.ledger) is None
+    share = top.share()
+    assert share.fork(10, 3)
+    before = len(share.wire.asks)
+    messages: list[int] = []
+    share.wire.meanwhile = [lambda: (share.end(), messages.append(len(share.wire.asks)))]
+    assert share.fork(10)
+    assert messages == [before]  # it sent none itself
+    assert top.counted == 1 + len(share.agents) == share.wire.lender.places() + 1
 
 
-def test_more_than_there_are_is_refused_and_takes_nothing(tree: Make) -> None:
+def test_an_agent_that_ends_while_another_one_gives_back_does_not_wait_for_it(tree: Make) -> None:
     top = tree(10)
-    share, wire = top.share()
-    assert top.take(share, 9) is None
-    assert wire.lender.places() == 1
-    assert top.take(share, 8)
-    assert top.take(share) is None
+    share = top.share()
+    assert share.fork(10, 3)
+    share.wire.meanwhile = [share.end]
+    share.end()
+    assert top.counted == 1 + len(share.agents)
 
 
-def test_what_lies_idle_comes_back_when_somebody_is_refused(tree: Make) -> None:
-    top = tree(10)
-    one, _ = top.share()
-    other, _ = top.share()
-    held = top.take(one, 7)
-    assert top.take(other) is None
-    top.end(held)
-    assert top.take(other, 3)  # from the other machine
-    assert top.take(top.ledger, 4)  # and here
-    assert top.take(one) is None
-
-
-def test_who_is_refused_keeps_nothing_from_others(tree: Make) -> None:
+def test_a_refused_fork_keeps_nothing_from_others(tree: Make) -> None:
     top = tree(8)
-    one, wire = top.share()
-    other, _ = top.share()
-    top.take(one, 2)
-    held = top.take(one, 2)
-    top.end(held)  # two lie idle
-    assert top.take(one, 5) is None
-    assert wire.lender.places() == 3
-    assert top.take(other, 3)
+    share = top.share()
+    assert share.fork(8, 2)
+    share.kill()
+    assert not share.fork(8, 7)
+    assert top.counted == 3
+    assert top.fork(5)
 
 
 def test_an_answer_that_is_lost_costs_no_place(tree: Make) -> None:
     top = tree(6)
-    share, wire = top.share()
-    wire.lose = True
+    share = top.share()
+    share.wire.fates = ["answer"]
     with pytest.raises(OSError, match="lost"):
-        top.take(share, 4)
-    assert wire.lender.places() == 5
-    assert top.take(share, 3)
-    assert wire.lender.places() == 4
-    assert top.take(top.ledger, 1)
+        share.fork(6, 4)
+    assert share.wire.lender.places() == 5
+    share.grant.give_back()
+    assert share.wire.lender.places() == 1
+    assert top.fork(4)
 
 
-def test_what_was_given_to_the_dead_comes_back_when_it_is_wanted(tree: Make) -> None:
+def test_a_machine_that_lies_has_what_it_was_lent_and_no_more(tree: Make) -> None:
     top = tree(6)
-    share, wire = top.share()
-    assert top.take(share)
-    wire.lose = True
-    with pytest.raises(OSError, match="lost"):
-        top.take(share, 3)
-    assert top.take(top.ledger, 3)
-
-
-def test_an_ask_that_comes_late_or_twice_gives_nothing(tree: Make) -> None:
-    top = tree(10)
-    share, wire = top.share()
-    top.take(share, 2)
-    with pytest.raises(RequestError, match="was before"):
-        wire.lender.lend(wire.asks[0]["ledger"], 1, 0, 3, 3, 0)
-    assert wire.lender.places() == 3
-    wire.lender.lend(wire.asks[0]["ledger"], 2, 1, 0, 0, 1)
-    wire.lender.lend(wire.asks[0]["ledger"], 3, 2, 0, 0, 1)  # a total, which says the same twice
-    assert wire.lender.places() == 2
-
-
-def test_a_machine_that_lies_has_what_it_was_lent_and_no_more(
-    tree: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    top = tree(6)
-    monkeypatch.setattr(ledger, "RECALL", 0.5)  # for one that will not hear
-    _, wire = top.share()
-    lender = wire.lender
-    assert lender.lend("0" * 32, 1, 0, 1, 1 << 20, 0) == 4
-    assert lender.lend("0" * 32, 2, 1, 1, 1, 0) == 0
-    assert lender.lend("0" * 32, 3, 1 << 40, 0, 0, 1 << 40) == 0  # gives back more than it has
+    lender = top.share().wire.lender
+    assert lender.lend("0" * 32, 1, 0, 1 << 20, 0) == 0
+    assert lender.lend("0" * 32, 2, 1, 4, 0) == 4
+    assert lender.lend("0" * 32, 3, 2, 1, 0) == 0
+    assert lender.lend("0" * 32, 4, 1 << 40, 0, 1 << 40) == 0  # gives back more than it has
     assert lender.places() == 1
-    assert top.take(top.ledger, 4)
-    for number in range(1, 64):
-        lender.lend(f"{number:032x}", 1, 0, 0, 0, 0)
-    with pytest.raises(RequestError, match="more than 64"):
-        lender.lend(f"{99:032x}", 1, 0, 0, 0, 0)
+    assert top.fork(4)
+    for number in range(1, MAX_SHARES):
+        lender.lend(f"{number:032x}", 1, 0, 0, 0)
+    with pytest.raises(RequestError, match=f"more than {MAX_SHARES}"):
+        lender.lend(f"{MAX_SHARES:032x}", 1, 0, 0, 0)
 
 
-def test_who_asks_when_the_job_has_ended_gets_nothing(tree: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler may have been about to ask the lender, or be waiting for the ledger, when its face closed that."""
+def test_a_job_that_has_ended_holds_nothing_and_gets_nothing(tree: Make) -> None:
     top = tree(10)
-    share, wire = top.share()
-    lend = top.ledger.lend
+    share = top.share()
+    assert share.fork(10, 5)
+    share.wire.lender.close()
+    assert top.counted == 2
+    with pytest.raises(OSError, match="has ended"):
+        share.fork(10)
+    with pytest.raises(RequestError, match="has ended"), share.wire.lender.inferring():
+        pass
 
-    def closed(*asked: int) -> list[int]:
-        given = lend(*asked)
-        wire.lender.close()
-        return given
 
-    monkeypatch.setattr(top.ledger, "lend", closed)
-    with pytest.raises(OSError, match="nobody waits"):
-        top.take(share, 4)
-    with pytest.raises(RequestError, match="has ended"):
-        wire.lender.lend("0" * 32, 1, 0, 1, 4, 0)
-    with pytest.raises(RequestError, match="has ended"):
-        wire.lender.watch("0" * 32, 0, 0, 0)
-    assert top.take(top.ledger, 8)
+def test_a_machine_below_another_one_that_has_ended_holds_nothing_and_gets_nothing(tree: Make) -> None:
+    top = tree(10)
+    lender = top.share().wire.lender
+    assert lender.lend("0" * 32, 1, 0, 3, 0) == 3
+    assert lender.lend("1" * 32, 1, 0, 2, 0) == 2
+    lender.end("0" * 32)
+    assert lender.places() == 3
+    with pytest.raises(RequestError, match="was before"):
+        lender.lend("0" * 32, 2, 1, 1, 0)
+    assert lender.lend("1" * 32, 2, 1, 1, 0) == 1
 
 
 def test_a_limit_of_ones_own_is_not_asked_about(tree: Make) -> None:
     top = tree(20)
-    share, wire = top.share()
-    assert share.agents(1, 1) is None
-    assert share.agents(3, 3) is None
-    assert not wire.asks
+    share = top.share()
+    assert not share.fork(1)
+    assert not share.fork(3, 3)
+    assert not share.wire.asks
+
+
+def most_at_once(lender: Lender, count: int) -> int:
+    """How many of so many threads were in an inference at one time."""
+    lock, inside, most = threading.Lock(), 0, 0
+
+    def infer() -> None:
+        nonlocal inside, most
+        for _ in range(5):
+            with lender.inferring():
+                with lock:
+                    inside += 1
+                    most = max(most, inside)
+                os.sched_yield()
+                with lock:
+                    inside -= 1
+
+    threads = [threading.Thread(target=infer) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return most
 
 
 def test_not_more_inferences_at_one_time_than_places(tree: Make) -> None:
     top = tree(20)
-    share, wire = top.share()
-    begun, go = threading.Semaphore(0), threading.Event()
-
-    def infer() -> None:
-        with wire.lender.inferring():
-            begun.release()
-            go.wait(120)
-
-    threads = [threading.Thread(target=infer) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert begun.acquire(timeout=120)
-    assert not begun.acquire(blocking=False)
-    assert top.take(share)
-    assert begun.acquire(timeout=120)
-    go.set()
-    for thread in threads:
-        thread.join(20)
+    share = top.share()
+    lender = share.wire.lender
+    assert most_at_once(lender, 4) == 1
+    assert share.fork(20)
+    with lender.inferring(), lender.inferring():
+        waiting = threading.Thread(target=most_at_once, args=(lender, 1))
+        waiting.start()
+        assert share.fork(20)  # which makes room for a third
+        waiting.join(60)
+        assert not waiting.is_alive()
+    assert most_at_once(lender, 8) <= 3
 
 
-def test_the_watcher_that_ends_leaves_nothing_idle(tree: Make) -> None:
+def test_the_inference_of_a_killed_agent_keeps_no_other_from_inferring(tree: Make) -> None:
+    """It goes on at the origin, where nobody hears that nobody waits for it; the place has come back."""
     top = tree(20)
-    share, wire = top.share()
-    top.end(top.take(share, 5))
-    assert wire.lender.places() == 6
-    assert share.beyond
-    share.beyond.finish()
-    assert wire.lender.places() == 1
+    share = top.share()
+    assert share.fork(20)
+    with share.wire.lender.inferring():
+        share.end()
+        assert share.wire.lender.places() == 1
+        assert most_at_once(share.wire.lender, 1) == 1

@@ -1,4 +1,4 @@
-"""The guard of a node: what a killed node leaves is ended, whoever was killed before, and nothing else is."""
+"""The launcher of a node as its guard: what a killed node leaves is ended, whoever was killed before, and no more."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents import QUINE, running
+from tests.agents import QUINE, running, until
 from tests.lab import Lab, Process, processes
-from tests.test_agent_killed import CONTAINER, containers, until
-from transport import ending, guard, inherit
-from transport.guard import Entry, Table
+from tests.support.machine import CONTAINER, containers
+from transport.job import ending, inherit
+from transport.job import table as tables_of
+from transport.job.table import Entry, Table, clear
 
 # its stderr is a pipe without a reader by then, on which the shell would say "Terminated"
 POLITE = "exec 2>/dev/null; trap 'echo 1 >ended; exit' TERM; echo up; while :; do sleep 73910; done"
@@ -80,6 +82,7 @@ def left(lab: Lab) -> Iterator[None]:
             processes.kill(process.pid)
 
 
+@pytest.mark.long
 def test_a_killed_node_leaves_no_job(lab: Lab, left: None) -> None:
     polite = start(lab, "local", "sh", "-c", POLITE)
     stubborn = start(lab, "local", "bash", "-c", STUBBORN.format(73911))
@@ -107,6 +110,7 @@ def test_what_an_ended_job_left_running_is_left(lab: Lab, left: None) -> None:
     assert running("sleep", "73915")
 
 
+@pytest.mark.long
 def test_a_successor_does_not_wait_for_the_guard_and_is_not_harmed(lab: Lab) -> None:
     """The jobs of the dead have their time; the next command runs at once, in a node that keeps its socket."""
     stubborn = start(lab, "local", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 73920; done")
@@ -182,6 +186,7 @@ def test_when_a_node_ends_so_does_its_guard(own_lab: Callable[..., Lab]) -> None
     gone(*guards(lab))
 
 
+@pytest.mark.long
 def test_a_stop_does_not_cut_a_pause_short_and_forgets_nobody(own_lab: Callable[..., Lab]) -> None:
     """Its client was killed, the leader took its TERM, another one of the session does not."""
     lab = own_lab(["h1"])
@@ -209,7 +214,7 @@ def test_a_node_in_the_foreground_is_guarded_too(own_lab: Callable[..., Lab]) ->
 
 @containers
 def test_where_process_1_reaps_nobody() -> None:
-    """Orphans of jobs, a killed node and its jobs: no zombie but that of the guard itself."""
+    """Orphans of jobs, a killed node and its jobs: no zombie but those of the node and of its launcher."""
     script = f"""
 import json, os, subprocess, sys, time
 quine = [{sys.executable!r}, "-P", "-m", "quine"]
@@ -237,8 +242,8 @@ facts = json.loads(subprocess.run([*quine, "node", "--status"], capture_output=T
 os.kill(facts["pid"], 9)
 for job in jobs:
     assert job.wait() == 74
-wait(lambda: open("/proc/%d/stat" % facts["guard"]).read().rpartition(")")[2].split()[0] == "Z")
-assert len(zombies()) == 1, zombies()
+wait(lambda: open("/proc/%d/stat" % facts["launcher"]).read().rpartition(")")[2].split()[0] == "Z")
+assert {{int(z.split()[0]) for z in zombies()}} <= {{facts["pid"], facts["launcher"]}}, zombies()
 assert not subprocess.run(["pgrep", "sleep"], capture_output=True).stdout
 """
     with tempfile.TemporaryDirectory() as home:  # a short name, for the socket
@@ -312,7 +317,7 @@ def test_a_job_whose_number_was_not_noted_is_found_by_its_memo(table: Table) -> 
         table.started(table.expect(noted.memo), noted.pid)
         table.expect(unnoted.memo)
         unnoted.alone()
-        guard.clear(table)
+        clear(table)
         assert (noted.ended(), unnoted.ended()) == (signal.SIGTERM, signal.SIGTERM)
         assert stranger.process.poll() is None
 
@@ -321,9 +326,9 @@ def test_a_number_that_is_somebody_elses_by_now_is_left_alone(table: Table) -> N
     with Sleeper() as sleeper:
         slot = table.expect(sleeper.memo)
         table.started(slot, sleeper.pid)
-        line = os.pread(table.fd, guard.SLOT, slot * guard.SLOT)
-        os.pwrite(table.fd, guard.NUMBER % (sleeper.pid, Entry(line).start - 1), slot * guard.SLOT)
-        guard.clear(table)
+        line = os.pread(table.fd, tables_of.SLOT, slot * tables_of.SLOT)
+        os.pwrite(table.fd, tables_of.NUMBER % (sleeper.pid, Entry(line).start - 1), slot * tables_of.SLOT)
+        clear(table)
         assert sleeper.process.poll() is None
 
 
@@ -339,7 +344,7 @@ def test_what_a_dead_leader_left(table: Table, abandoned: bool) -> None:
         table.started(slot, leader.pid)
         leader.wait()
         leader.stdout.close()
-        guard.clear(table, abandoned)
+        clear(table, abandoned)
         until(lambda: bool(ending.members(leader.pid)) == abandoned)
         processes.kill(pid)
 
@@ -353,22 +358,24 @@ def test_only_abandoned_tables_are_taken(table: Table) -> None:
     found = []
     for other in Table.abandoned(directory):
         found.append(Path(other.path).name)
-        guard.clear(other, abandoned=True)
+        clear(other, abandoned=True)
     assert sorted(found) == ["x.1.jobs", "y.1.jobs"]
     assert sorted(path.name for path in Path(directory).glob("*.jobs")) == [Path(table.path).name, "z.1.jobs"]
 
 
 def test_a_guard_whose_directory_is_gone_ends_the_jobs(table: Table, tmp_path: Path) -> None:
     """One that was slow to start used to fail there with a traceback, and its jobs went on."""
-    with Sleeper() as sleeper, subprocess.Popen(["true"]) as node:
+    with Sleeper() as sleeper:
         table.started(table.expect(sleeper.memo), sleeper.pid)
-        pidfd = os.pidfd_open(node.pid)
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        near.close()
         shutil.rmtree(os.path.dirname(table.path))
-        argv = [*QUINE, "node", "--guard", str(table.fd), str(pidfd)]
+        held = [table.fd, far.fileno()]
+        argv = [*QUINE, "node", "--launcher", *map(str, held), "1024"]
         done = subprocess.run(
-            argv, pass_fds=[table.fd, pidfd], capture_output=True, timeout=120, cwd=tmp_path, check=False
+            argv, pass_fds=held, capture_output=True, timeout=120, cwd=tmp_path, check=False
         )
-        os.close(pidfd)
+        far.close()
         assert sleeper.ended() == signal.SIGTERM
         assert done.returncode == 0 and b"1 jobs are ended" in done.stderr, done.stderr
 
@@ -376,10 +383,11 @@ def test_a_guard_whose_directory_is_gone_ends_the_jobs(table: Table, tmp_path: P
 def test_of_another_boot_there_is_nothing_to_end(table: Table) -> None:
     with Sleeper() as sleeper:
         table.started(table.expect(sleeper.memo), sleeper.pid)
-        os.pwrite(table.fd, (guard.HEADER + b" another").ljust(80, b"\0"), 0)
+        os.pwrite(table.fd, (tables_of.HEADER + b" another").ljust(80, b"\0"), 0)
         assert table.entries() == []
 
 
+@pytest.mark.long
 def test_many_at_once_are_ended_in_one_pause() -> None:
     """Not one after the other, and with fewer descriptors than there are of them."""
     script = "trap '' TERM; echo; sleep 73990; :"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from quine.guests.anthropic import AnthropicDialect
-from quine.guests.base import Message, Overflow, Refused, ToolResult, Unavailable
-from quine.guests.faults import Adapted
+from quine.providers.anthropic import AnthropicDialect
+from quine.providers.base import Message, Overflow, Refused, ToolResult, Unavailable
+from quine.providers.faults import Adapted
 from tests.dialects import Conformance
 from tests.lived import ASKED, CALLS, answered, sent
 from tests.provider import anthropic

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.guests.base import (
+from quine.agent.tools import TOOLS
+from quine.providers.base import (
     GuestError,
     Message,
     Overflow,
@@ -21,9 +22,8 @@ from quine.guests.base import (
     Unavailable,
     Usage,
 )
-from quine.guests.chat import ChatDialect
-from quine.guests.faults import Adapted
-from quine.tools import TOOLS
+from quine.providers.chat import ChatDialect
+from quine.providers.faults import Adapted
 from tests.agents import call
 from tests.provider import chat
 from tests.provider.server import KEY, Said
@@ -85,7 +85,7 @@ def fragment(index: int | None = None, **fields: Any) -> dict[str, Any]:
         ("https://openrouter.ai/api/v1", "https://openrouter.ai/api/v1/chat/completions"),
     ],
 )
-def test_where(base: str, url: str) -> None:
+def test_where_a_base_leads_to(base: str, url: str) -> None:
     assert ChatDialect("m").url(base) == url
 
 
@@ -507,6 +507,7 @@ CHUNK = (
 )
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(st.lists(CHUNK, max_size=4), JSON, st.sampled_from([200, 400, 404, 429, 500]))
 def test_whatever_comes_is_a_reply_or_an_error_of_ours(chunks: list[Any], body: Any, status: int) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from quine.guests.base import Message, Request, ToolResult, Usage
-from quine.guests.chat import ChatDialect
-from quine.guests.http import HttpGuest
-from quine.tools import TOOLS
+from quine.agent.tools import TOOLS
+from quine.providers.base import Message, Request, ToolResult, Usage
+from quine.providers.chat import ChatDialect
+from quine.providers.http import HttpGuest
 from tests.agents import OK, Agents, call
 from tests.lab import Lab
 from tests.provider import chat
@@ -132,6 +132,7 @@ def test_a_signal_in_the_middle_of_an_answer(agents: Agents, after: int) -> None
     assert agents.outcome()["termination_mode"] == "signal"
 
 
+@pytest.mark.long
 def test_trouble_on_the_way_is_not_seen(agents: Agents) -> None:
     soon = {"retry-after-ms": "1"}
     plan = [
@@ -145,6 +146,7 @@ def test_trouble_on_the_way_is_not_seen(agents: Agents) -> None:
     assert "stream_options" not in provider.bodies[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("turn", "code", "says"),
     [

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.guests.base import GuestError, Refused, Unavailable
-from quine.guests.faults import judge, overflow, printable, told
+from quine.providers.base import GuestError, Refused, Unavailable
+from quine.providers.faults import judge, overflow, printable, told
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,9 @@ def test_no_overflow(status: int, code: str, kind: str, message: str) -> None:
         (500, "a\x1b[31mb\udc80\u202e" + "c" * 9999, Unavailable, "a�[31mb�\ufffdcc"),
     ],
 )  # fmt: skip
-def test_faults(status: int, body: Any, kind: type[GuestError], words: str) -> None:
+def test_a_status_and_its_body_name_the_fault(
+    status: int, body: Any, kind: type[GuestError], words: str
+) -> None:
     fault = judge(status, told(body))
     assert type(fault) is kind
     assert words in str(fault)

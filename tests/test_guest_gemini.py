@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from quine.guests.base import Message, Refused, ToolCall, ToolResult, Unavailable
-from quine.guests.faults import Adapted
-from quine.guests.gemini import GeminiDialect
+from quine.providers.base import Message, Refused, ToolCall, ToolResult, Unavailable
+from quine.providers.faults import Adapted
+from quine.providers.gemini import GeminiDialect
 from tests.dialects import Conformance
 from tests.lived import ASKED, CALLS, answered
 from tests.provider import gemini

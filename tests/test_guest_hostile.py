@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from quine import tools
-from quine.guests.anthropic import AnthropicDialect
-from quine.guests.base import GuestError, Message, Reply, Request, ToolResult
-from quine.guests.chat import ChatDialect
-from quine.guests.gemini import GeminiDialect
-from quine.guests.responses import ResponsesDialect
+from quine.agent import tools
+from quine.providers.anthropic import AnthropicDialect
+from quine.providers.base import GuestError, Message, Reply, Request, ToolResult
+from quine.providers.chat import ChatDialect
+from quine.providers.gemini import GeminiDialect
+from quine.providers.responses import ResponsesDialect
 from tests.agents import OK, Agents, call, sh
 from tests.hostile import MEASURE, MEGABYTE, answered, bad_call, measured, mutated
 from tests.provider import anthropic, chat, gemini, responses
@@ -52,6 +52,7 @@ def reach(kind: str, provider: Provider) -> dict[str, str]:
     return {"QUINE_API_TYPE": kind, "QUINE_API_BASE": base, "QUINE_API_KEY": KEY, "QUINE_MODEL_ID": "m"}
 
 
+@pytest.mark.long
 @wires
 def test_bad_calls_from_a_server(agents: Agents, kind: str) -> None:
     """Each request that follows is what the vendor accepts: every call answered, once, in order, by its own id."""
@@ -68,6 +69,7 @@ def test_bad_calls_from_a_server(agents: Agents, kind: str) -> None:
     assert measured(done.stdout)[0] < 200 * MEGABYTE
 
 
+@pytest.mark.long
 @wires
 def test_names_that_their_vendor_would_not_take_back(agents: Agents, kind: str) -> None:
     """Models make them up, and each further request holds what they said."""
@@ -80,6 +82,7 @@ def test_names_that_their_vendor_would_not_take_back(agents: Agents, kind: str) 
     assert [text.startswith("Bad call: unknown tool") for text in agents.results()] == [True] * answered
 
 
+@pytest.mark.long
 @wires
 def test_mutated_answers(kind: str) -> None:
     """What a server may send is a reply or an error of the guest; a reply can be kept, sent back and answered."""

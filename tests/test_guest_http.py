@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.exits import Misconfigured
-from quine.guests import http, sse
-from quine.guests.base import Message, Overflow, Refused, Reply, Request, Unavailable
-from quine.guests.chat import ChatDialect
-from quine.guests.http import FIRST_PAUSE, LONGEST_PAUSE, OTHER_RETRIES, RETRIES, HttpGuest
-from quine.tools import TOOLS
+from quine.agent.tools import TOOLS
+from quine.base.exits import Misconfigured
+from quine.providers import http, sse
+from quine.providers.base import Message, Overflow, Refused, Reply, Request, Unavailable
+from quine.providers.chat import ChatDialect
+from quine.providers.http import FIRST_PAUSE, LONGEST_PAUSE, OTHER_RETRIES, RETRIES, HttpGuest
 from tests.provider import chat
 from tests.provider.server import (
     KEY,
@@ -251,6 +251,7 @@ def test_nobody_listens() -> None:
     assert len(guest.pauses) == OTHER_RETRIES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [0, 3], ids=["before the first event", "in the middle"])
 def test_silence_is_a_fault(after: int) -> None:
     turns: Iterator[Turn] = iter([Silent(HI, after)])  # then it answers, however often a slow one is asked
@@ -520,3 +521,14 @@ def test_a_request_is_in_memory_once() -> None:
         tracemalloc.stop()
     assert size < sum(map(len, body)) < 1.1 * size
     assert peak < 1.4 * size
+
+
+def test_a_server_that_is_not_there_is_named_with_the_reason() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and listens to nobody
+        base = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        with Guest(base) as guest, pytest.raises(Unavailable) as caught:
+            guest.infer(ASKED)
+    assert (
+        str(caught.value) == f"cannot reach the model server at {base}/chat/completions: connection refused"
+    )

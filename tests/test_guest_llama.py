@@ -15,11 +15,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quine.guests.base import Message, Overflow, Request, Tool, ToolCall, ToolResult
-from quine.guests.chat import ChatDialect
-from quine.guests.chatstream import ChatStream
-from quine.guests.http import HttpGuest
-from quine.tools import TOOLS
+from quine.agent.tools import TOOLS
+from quine.providers.base import Message, Overflow, Request, Tool, ToolCall, ToolResult
+from quine.providers.chat import ChatDialect
+from quine.providers.chatstream import ChatStream
+from quine.providers.http import HttpGuest
 from tests.agents import Agents
 
 HERE = Path(os.environ.get("QUINE_TEST_LLAMA") or "/nonexistent")

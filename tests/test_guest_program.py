@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from quine.exits import Misconfigured
-from quine.guests import program
-from quine.guests.base import GuestError, Message, Overflow, Refused, Request, Unavailable, Usage
-from quine.guests.program import ProgramGuest
-from quine.tools import TOOLS
-from tests.agents import Agents, left, running
-from tests.test_agent_killed import until
+from quine.agent.tools import TOOLS
+from quine.base.exits import Misconfigured
+from quine.providers import program
+from quine.providers.base import GuestError, Message, Overflow, Refused, Request, Unavailable, Usage
+from quine.providers.program import ProgramGuest
+from tests.agents import Agents, left, running, until
 
 ASKED = Request([Message("system", "s"), Message("user", "u")], TOOLS, "id", "mission", 3, {"k": "v"}, 77)
 Make = Callable[..., ProgramGuest]
@@ -54,6 +53,7 @@ def test_what_it_is_asked_and_what_it_says(make: Make, tmp_path: Path) -> None:
     assert "not JSON" in second.fault
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "kind", "words", "tries"),
     [
@@ -64,22 +64,24 @@ def test_what_it_is_asked_and_what_it_says(make: Make, tmp_path: Path) -> None:
         ("print('{\"error\": \"unavailable\", \"detail\": \"busy\"}')", Unavailable, "busy", program.ATTEMPTS),
         ("print('{\"error\": \"overflow\", \"detail\": \"too long\"}')", Overflow, "too long", 1),
         ("print('{\"error\": \"refused\", \"detail\": \"no\"}')", Refused, "no", 1),
-        ("", GuestError, "cannot be read", 1),
-        ("print('[]')", GuestError, "it is no object", 1),
-        ("print('{\"tool_calls\": [{\"name\": \"sh\"}]}')", GuestError, "no 'arguments'", 1),
-        ("print('{\"tool_calls\": [{\"name\": 1, \"arguments\": {}}]}')", GuestError, "no text", 1),
-        ("print('{\"tool_calls\": 7}')", GuestError, "cannot be read", 1),
-        ("print('{\"usage\": {\"input\": -1}}')", GuestError, "no count", 1),
-        ("print('{\"usage\": {\"input\": 1e999}}')", GuestError, "cannot be read", 1),
-        ("print('{\"usage\": {\"input\": ' + '9' * 30 + '}}')", GuestError, "no count", 1),
+        ("", Unavailable, "cannot be read", program.ATTEMPTS),
+        ("print('[]')", Unavailable, "it is no object", program.ATTEMPTS),
+        ("print('{\"tool_calls\": [{\"name\": \"sh\"}]}')", Unavailable, "no 'arguments'", program.ATTEMPTS),
+        ("print('{\"tool_calls\": [{\"name\": 1, \"arguments\": {}}]}')", Unavailable, "no text", program.ATTEMPTS),
+        ("print('{\"tool_calls\": 7}')", Unavailable, "cannot be read", program.ATTEMPTS),
+        ("print('{\"usage\": {\"input\": -1}}')", Unavailable, "no count", program.ATTEMPTS),
+        ("print('{\"usage\": {\"input\": 1e999}}')", Unavailable, "cannot be read", program.ATTEMPTS),
+        ("print('{\"usage\": {\"input\": ' + '9' * 30 + '}}')", Unavailable, "no count", program.ATTEMPTS),
         ("print('{\"error\": \"unavailable\", \"after\": -1}')", Unavailable, "no reason", program.ATTEMPTS),
-        ("print('{\"usage\": {\"bytes\": 1}}')", GuestError, "unknown key 'bytes'", 1),
-        ("print('{\"stop\": \"now\"}')", GuestError, "stop is none of", 1),
-        ("print('{\"text\": 5}')", GuestError, "text is no text", 1),
-        ("sys.stdout.buffer.write(b'\\xff')", GuestError, "cannot be read", 1),
+        ("print('{\"usage\": {\"bytes\": 1}}')", Unavailable, "unknown key 'bytes'", program.ATTEMPTS),
+        ("print('{\"stop\": \"now\"}')", Unavailable, "stop is none of", program.ATTEMPTS),
+        ("print('{\"text\": 5}')", Unavailable, "text is no text", program.ATTEMPTS),
+        ("sys.stdout.buffer.write(b'\\xff')", Unavailable, "cannot be read", program.ATTEMPTS),
     ],
 )  # fmt: skip
-def test_faults(make: Make, tmp_path: Path, code: str, kind: type, words: str, tries: int) -> None:
+def test_faults_of_a_program_are_told_apart(
+    make: Make, tmp_path: Path, code: str, kind: type, words: str, tries: int
+) -> None:
     log = tmp_path / "log"
     guest = make(f"sys.stdin.read(); open({str(log)!r}, 'a').write('x')\n{code}")
     notes: list[str] = []
@@ -117,7 +119,7 @@ def test_what_it_started_ends_with_it(make: Make) -> None:
     until(lambda: not running("sleep", "72098"))  # killed, and perhaps not dead yet
 
 
-def test_its_environment(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_has_the_key_and_not_its_descriptor(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUINE_CREDENTIALS_FD", "20")
     code = "print(json.dumps({'text': repr([os.environ.get(n) for n in ('QUINE_API_KEY', 'QUINE_CREDENTIALS_FD')])}))"
     assert make(code, key="canary").infer(ASKED).message.text == "['canary', None]"
@@ -142,6 +144,24 @@ def test_an_agent_of_it(tmp_path: Path) -> None:
     env = {"QUINE_API_TYPE": "program", "QUINE_API_BASE": "./guest"}
     done = agents.run(input=b"b\na\n", env=env)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"a\nb\n", b"")
+
+
+def test_rubbish_of_a_program_is_no_verdict_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 1 is the agent's own judgement, and nothing was judged."""
+    agents = Agents(tmp_path)
+    path = tmp_path / "guest"
+    path.write_text("#!/bin/sh\ncat >&2\necho rubbish\n")
+    path.chmod(0o755)
+    (tmp_path / "sitecustomize.py").write_text("import quine.providers.program as p\np.FIRST_PAUSE = 0.0\n")
+    env = {"QUINE_API_TYPE": "program", "QUINE_API_BASE": str(path), "PYTHONPATH": str(tmp_path)}
+    done = agents.run(env=env)
+    assert (done.returncode, done.stdout) == (75, b"")
+    assert (
+        done.stderr.startswith(b"quine: error: no reply from the guest: ")
+        and b"cannot be read" in done.stderr
+    )
 
 
 def test_a_signal_takes_the_program_with_it(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from quine.guests.base import Message, Overflow, Refused, ToolResult, Unavailable
-from quine.guests.faults import Adapted
-from quine.guests.responses import ResponsesDialect
+from quine.providers.base import Message, Overflow, Refused, ToolResult, Unavailable
+from quine.providers.faults import Adapted
+from quine.providers.responses import ResponsesDialect
 from tests.dialects import Conformance
 from tests.lived import ASKED, CALLS, answered
 from tests.provider import responses

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from quine import env
-from quine.exits import Misconfigured
-from quine.guests import Config, vendors
-from quine.guests.base import Refused, Request
-from quine.guests.script import ScriptGuest
-from quine.tools import TOOLS, schema
+from quine.agent import env
+from quine.agent.tools import TOOLS, schema
+from quine.base.exits import Misconfigured
+from quine.providers import Config, vendors
+from quine.providers.base import Refused, Request
+from quine.providers.script import ScriptGuest
 
 
 def script(tmp_path: Path, *lines: dict[str, Any]) -> ScriptGuest:
@@ -77,8 +77,8 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, words: str) -> None:
     assert words in caught.value.detail
 
 
-def test_one_line_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="has 1 line for this mission"):
+def test_a_line_is_used_once(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="has no reply left for this mission"):
         text(script(tmp_path, says("x")), "m", 1)
 
 

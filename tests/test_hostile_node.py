@@ -15,7 +15,7 @@ import pytest
 from tests.fuzz import MEGABYTE
 from tests.lab import Host, Lab
 from tests.stage import Ended, Plan, Stage
-from transport.frames import GREETING, HEADER, MAX_PAYLOAD, VERSION, Frame, Kind, encode
+from transport.wire.frames import GREETING, HEADER, MAX_PAYLOAD, VERSION, Frame, Kind, encode
 
 BOUND = 48 * MEGABYTE  # by which the node here may grow, whatever one hostile node does
 GREET: list[Any] = ["greet", {}]
@@ -61,10 +61,14 @@ FIRST_WORDS: dict[str, tuple[Plan, str]] = {
     "version of a thousand digits": (hello('{"version": ' + "9" * 4000 + "}"), "protocol version 9999"),
     "build": ([["greet", {"build": "0" * 64}], HOLD], "another build"),
     "no build": ([["greet", {"build": None}], HOLD], "another build"),
+    "an origin that is none": ([["greet", {"origin": 1, "began": 1}], HOLD], "hello with a bad origin"),
+    "an origin without a beginning": ([["greet", {"origin": "x"}], HOLD], "hello with a bad origin"),
     "no link": ([["greet", {"link": None}], HOLD], "hello without a link"),
     "another link": ([["greet", {"link": NAME}], HOLD], "another link"),
     "seen backwards": ([["greet", {"seen": -1}], HOLD], "bad count"),
     "seen no number": ([["greet", {"seen": "0"}], HOLD], "bad count"),
+    "no attempt": ([["greet", {"attempt": None}], HOLD], "without the number of its attempt"),
+    "attempt no number": ([["greet", {"attempt": True}], HOLD], "without the number of its attempt"),
     "seen beyond": ([["greet", {"seen": 10**9}], HOLD], "1000000000 bytes seen, outside 0..0"),
     "no JSON": (hello("{"), "without a JSON object"),
     "a list": (hello("[]"), "without a JSON object"),
@@ -76,6 +80,7 @@ FIRST_WORDS: dict[str, tuple[Plan, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", FIRST_WORDS)
 def test_first_words(stage: Stage, bad: Host, case: str) -> None:
     """Nothing was started: 69, and why."""
@@ -139,6 +144,7 @@ LATER: dict[str, tuple[Plan, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", LATER)
 def test_later(stage: Stage, bad: Host, case: str) -> None:
     """It was started, so its outcome is not known: 74, and nobody dials such a node again."""
@@ -193,12 +199,23 @@ def flood(count: int, *frames: dict[str, Any]) -> list[Any]:
 
 
 REQUEST = {"kind": "REQUEST", "channel": [2, 2], "json": {"name": "life", "job": "JOB"}}
+BODY = [
+    {"kind": "DATA", "channel": [2, 2], "offset": 60_000 * n, "payload": "x", "times": 60_000}
+    for n in range(4)
+]
+LARGE = {
+    "kind": "REQUEST",
+    "channel": [2, 2],
+    "json": {"name": "life", "job": "JOB", "capability": "x" * 60_000},
+}
 STRAY = {"kind": "REQUEST", "channel": [2, 2], "json": {"name": "life", "job": 99}}
 FLOODS: dict[str, tuple[Plan, str]] = {
     "pings": ([flood(3_000_000, {"kind": "PING", "stream": 0})], "a flood of words"),
     "pings unread": ([["deaf"], flood(3_000_000, {"kind": "PING", "stream": 0})], "a flood of words"),
     "seen": ([flood(3_000_000, {"kind": "SEEN"})], "a flood of words"),
     "requests": ([flood(100_000, REQUEST)], "more than 1024 requests of one job"),
+    "requests with large bodies": ([flood(900, REQUEST, *BODY)], "bytes of requests at one time"),
+    "requests with a large capability": ([flood(900, LARGE)], "request with a bad capability"),
     "requests of no job": ([flood(100_000, STRAY)], "too many channels"),
     "requests, taken back, unread": (
         [["deaf"], flood(200_000, STRAY, {"kind": "STOP", "stream": "life", "channel": [2, 2]})],
@@ -239,6 +256,7 @@ FLOODS: dict[str, tuple[Plan, str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", FLOODS)
 def test_flood(stage: Stage, bad: Host, case: str) -> None:
     plan, rule = FLOODS[case]
@@ -255,13 +273,19 @@ def test_flood(stage: Stage, bad: Host, case: str) -> None:
     served(stage, ended)
 
 
-@pytest.mark.parametrize("case", ["small data", "requests"])
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["small data", "requests", "large bodies", "large capabilities"])
 def test_flood_of_a_client_that_is_stopped(stage: Stage, bad: Host, case: str, tmp_path: Path) -> None:
     """What it does not take waits in the node here, which has a bound for that too."""
     go = tmp_path / "go"
     small = {"kind": "DATA", "stream": 1, "channel": "job", "offset": [0, 20], "payload": "x", "times": 20}
     taken_back = {"kind": "STOP", "stream": "life", "channel": [2, 2]}
-    floods = {"small data": flood(700_000, small), "requests": flood(30_000, REQUEST, taken_back)}
+    floods = {
+        "small data": flood(700_000, small),
+        "requests": flood(30_000, REQUEST, taken_back),
+        "large bodies": flood(900, REQUEST, *BODY),
+        "large capabilities": flood(900, LARGE),
+    }
     stage.give(bad, [*BEGIN, ["until", str(go)], floods[case], HOLD])
     client = stage.lab.popen(
         ["run", "-v", "--on", "bad", "--", "cat"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -270,8 +294,13 @@ def test_flood_of_a_client_that_is_stopped(stage: Stage, bad: Host, case: str, t
         assert client.stderr and b"started" in client.stderr.readline()
         client.send_signal(signal.SIGSTOP)
         go.touch()
-        if case == "small data":
-            stage.wait_log("bad: link ended: protocol error: more data than the window allows", 60)
+        rules = {
+            "small data": "more data than the window allows",
+            "large bodies": "bytes of requests at one",
+            "large capabilities": "request with a bad capability",
+        }
+        if case in rules:
+            stage.wait_log(f"bad: link ended: protocol error: .*{rules[case]}", 60)
         else:
             stage.wait(lambda: "flood" in stage.done(bad), 60)
         print(f"grown {stage.grown() >> 20} MB")
@@ -279,6 +308,21 @@ def test_flood_of_a_client_that_is_stopped(stage: Stage, bad: Host, case: str, t
     finally:
         client.kill()  # its job, too, is one that heeds no signal
         ended = stage.finish(client)
+    served(stage, ended)
+
+
+@pytest.mark.long
+def test_jobs_that_wait_for_another_host(stage: Stage, odd_host: Callable[..., Host]) -> None:
+    """What they are to be started with waits in the node here, until that host is reached."""
+    bad, mute = odd_host("bad", inventory={"may_fork": ["mute"]}), odd_host("mute")
+    stage.give(mute, [HOLD])
+    spawn = {"id": NAME, "tree": NAME, "argv": ["x" * 60_000], "where": "mute", "context": {"job": "JOB"}}
+    large = {"kind": "SPAWN", "channel": [2, 2], "json": spawn}
+    stage.give(bad, [*BEGIN, flood(900, large), ["exit", {}], HOLD])
+    ended = stage.against(bad)
+    print(f"grown {stage.grown() >> 20} MB")
+    assert ended.status == 0, ended.err
+    assert "bad: asks for a job on 'mute' and may not" in stage.log()
     served(stage, ended)
 
 
@@ -311,6 +355,7 @@ def test_lies_about_an_end_are_told_as_they_are(stage: Stage, bad: Host) -> None
 # -- what takes its time -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_those_who_never_come_to_the_point(stage: Stage, odd_host: Callable[..., Host]) -> None:
     """Nothing at all, half a hello, a byte a second: a dial has one end, and holds nobody else up until then."""
     begun = GREETING + encode(Frame(Kind.HELLO, payload=b'{"version"' + b" " * 900))
@@ -333,6 +378,7 @@ def test_those_who_never_come_to_the_point(stage: Stage, odd_host: Callable[...,
         served(stage, ended)
 
 
+@pytest.mark.long
 def test_half_a_frame_for_ever(stage: Stage, bad: Host) -> None:
     """A connection on which nothing comes any more is dead; the job's lease is over before it gets better."""
     half = HEADER.pack(1000, Kind.DATA, 1, 1, 0) + b"x" * 500
@@ -394,6 +440,7 @@ ASKED: dict[str, tuple[str, str, str]] = {
 }
 
 
+@pytest.mark.long
 def test_what_its_agents_may_not_have(stage: Stage, bad: Host, tmp_path: Path) -> None:
     """Other trees, files outside of the tapes, more than a body may hold: each is refused, and the job goes on."""
     data = tmp_path / "data"

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from deploy.inventory import ConfigError, Host, Inventory, find, jump_of, load
-from transport.errors import NoSuchHost
+from quine.remote.compose import settle
+from transport import rlimits
+from transport.errors import Misconfigured, NoSuchHost
+from transport.spawn import Spawn
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,7 +60,7 @@ def test_defaults_are_overridden_by_a_host(fleet: Inventory) -> None:
     assert [host.slots for host in fleet.hosts.values()] == [4, 2, 4, 0]
     assert fleet.host("gpu2").user == "me"
     bare = Host(name="x")
-    assert (bare.destination, bare.slots, bare.workdir, bare.lease) == ("x", 0, "~/quine", 60)
+    assert (bare.destination, bare.slots, bare.workdir, bare.lease) == ("x", 0, "~/quine", 600)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +91,24 @@ def test_where_that_means_nobody_names_those_it_knows(fleet: Inventory, where: s
     assert caught.value.status == 69
 
 
-def test_a_near_miss_is_guessed(fleet: Inventory) -> None:
+@pytest.mark.parametrize(
+    ("where", "meant"),
+    [
+        ("gpu11", "gpu1"),
+        ("GPU1", "gpu1"),
+        ("all", "any"),
+        ("ALL", "any"),
+        ("*", "any"),
+        ("gpu1 gpu2", "gpu1,gpu2"),
+        ("@db gpu1", "@db,gpu1"),
+        ("@GPU", "@gpu"),
+    ],
+)
+def test_a_near_miss_is_guessed(fleet: Inventory, where: str, meant: str) -> None:
     with pytest.raises(NoSuchHost) as caught:
-        fleet.host("gpu11")
-    assert caught.value.hint == "did you mean gpu1?"
+        fleet.matching(where)
+    assert caught.value.hint == f"did you mean {meant}?"
+    assert fleet.matching(meant)
 
 
 def test_this_machine_is_never_mixed_in(fleet: Inventory) -> None:
@@ -100,8 +117,11 @@ def test_this_machine_is_never_mixed_in(fleet: Inventory) -> None:
 
 
 def test_without_an_inventory_nobody_is_known() -> None:
-    with pytest.raises(NoSuchHost, match="there is no inventory"):
-        Inventory({}).select("any", {})
+    for where in ("any", "@gpu", "me@a:22"):
+        with pytest.raises(NoSuchHost, match=r"^there is no inventory, so '.*' means no host"):
+            Inventory({}).select(where, {})
+    with pytest.raises(NoSuchHost, match=r"^no such host: 'db1'; there is no inventory"):
+        Inventory({}).select("db1", {})
 
 
 def test_select_takes_the_one_with_most_free_slots(fleet: Inventory) -> None:
@@ -110,6 +130,37 @@ def test_select_takes_the_one_with_most_free_slots(fleet: Inventory) -> None:
     assert fleet.select("@gpu", {"gpu1": 3, "bad3": 3}).name == "gpu2"
     assert fleet.select("any", {"db1": 100}).name == "db1", "no limit is most"
     assert fleet.select("@gpu", {"gpu1": 5, "gpu2": 2, "bad3": 9}).name == "gpu2", "all are full: the least"
+
+
+def test_a_host_that_needs_what_is_not_built_takes_no_part_in_the_choice(tmp_path: Path) -> None:
+    known = inventory(
+        tmp_path,
+        "[hosts.a]\ntransport = 'slurm'\n[hosts.b]\nlimits = { pids = 9 }\n"
+        "[hosts.c]\ninference = 'direct'\nslots = 2\n[hosts.d]\nslots = 1\n",
+    )
+    assert (known.select("any", {}).name, known.select("any", {}, agent=True).name) == ("c", "d")
+    for name, why in (
+        ("a", 'transport = "slurm" is not built yet'),
+        ("b", "limit pids needs a cgroup: not built yet"),
+        ("c", 'inference = "direct" is not built yet'),
+    ):
+        with pytest.raises(Misconfigured) as caught:
+            known.select(name, {}, agent=True)
+        assert (caught.value.status, caught.value.detail, caught.value.host) == (2, why, name)
+    assert known.select("c", {}).name == "c"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("4096", 4096), ("1k", 1024), ("8G", 8 << 30), ("8GiB", 8 << 30), ("8gb", 8 << 30), ("1.5G", 3 << 29)],
+)
+def test_every_size_that_an_inventory_takes_can_be_set(tmp_path: Path, text: str, number: int) -> None:
+    """One table of names and one parser: what is valid here is no error over there."""
+    for name in rlimits.RLIMITS:
+        known = inventory(tmp_path, f"[hosts.a]\nlimits = {{ {name} = '{text}' }}")
+        spawn = Spawn(["x"])
+        settle(spawn, known.host("a"))
+        assert rlimits.parse(spawn.limits) == [(rlimits.RLIMITS[name], number)]
 
 
 @pytest.mark.parametrize(
@@ -141,9 +192,11 @@ def test_select_takes_the_one_with_most_free_slots(fleet: Inventory) -> None:
         ("[hosts.any]", "any is a word of WHERE"),
         ("[hosts.local]", "local is a word of WHERE"),
         ("[hosts.a]\nname = 'b'", r"\[hosts.a\]: name: unknown key"),
-        ("[hosts.a]\nlimits = { ram = 1 }", "no such limit: ram"),
+        ("[hosts.a]\nlimits = { ram = 1 }", "unknown limit 'ram'; known are .*stack, mem, pids"),
         ("[hosts.a]\nlimits = { mem = 'much' }", "'much' is neither a number nor a size"),
-        ("[hosts.a]\nlimits = { mem = -1 }", "negative"),
+        ("[hosts.a]\nlimits = { mem = -1 }", "limit mem: '-1' is neither"),
+        ("[hosts.a]\nlimits = { as = '1.5' }", "limit as: '1.5' is neither"),
+        ("[hosts.a]\nlimits = { as = '9999999T' }", "limit as: '9999999T' is too much"),
         ("[hosts.a]\nenv = { A = 1 }", r"\[hosts.a\]: env.A"),
         ("[hosts.a]\nenv = { 'A=B' = '1' }", "cannot be an environment variable"),
         ("[hosts.a]\ninference = 'maybe'", r"\[hosts.a\]: inference"),

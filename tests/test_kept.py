@@ -13,19 +13,21 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from quine import attach, copies, keeper, keeping, kept
-from quine.exits import Failure
-from quine.files.local import Local
-from quine.files.memory import Memory
-from quine.files.reserved import Unreserved
-from quine.life import new_session
-from quine.log import Log
+from quine.agent.life import new_session
+from quine.archive import copies, keeper, keeping, kept
+from quine.base.exits import Failure
+from quine.base.log import Log
+from quine.files.layers.reserved import Unreserved
+from quine.files.stores.local.local import Local
+from quine.files.stores.memory import Memory
+from quine.jobs import attach
 from tests.agents import OK, QUINE, Agents, Started, call, left, running, says, sh, until
 from tests.lab import Lab, processes
 from transport.address import boot_id, start_time
@@ -113,6 +115,7 @@ def test_a_tree_is_kept_whole_when_it_ends(agents: Kept) -> None:
     assert not left("--keep", root)
 
 
+@pytest.mark.long
 def test_it_is_found_from_another_machine(agents: Kept) -> None:
     root = family(agents)
     assert agents.settled()
@@ -149,6 +152,7 @@ def test_what_is_here_comes_first_and_is_said_to_be_here(agents: Kept) -> None:
     assert shown.returncode == 0 and b"because" in shown.stdout and not shown.stderr
 
 
+@pytest.mark.long
 def test_a_tape_is_there_while_its_agent_lives_and_its_end_is_waited_for(agents: Kept) -> None:
     fifo = agents.directory / "go"
     os.mkfifo(fifo)
@@ -182,6 +186,7 @@ def test_what_a_killed_root_has_written_is_kept(agents: Kept) -> None:
     assert not left("--keep", root)
 
 
+@pytest.mark.long
 def test_a_detached_agent_can_be_waited_for_elsewhere(agents: Kept) -> None:
     agents.script(says(sh("echo deliverable >&4")), says(call("exit", status=4, stderr="no")))
     with agents.start("work", "--detach") as process:
@@ -237,6 +242,7 @@ def test_a_wrong_switch_is_a_usage_error(agents: Kept) -> None:
     assert done.returncode == 2 and b"QUINE_FS_TAPES" in done.stderr
 
 
+@pytest.mark.long
 def test_a_store_that_is_away_fails_nobody_and_is_noted(agents: Kept) -> None:
     (agents.directory / "file").write_text("")
     agents.env["QUINE_FS"] = f"file://{agents.directory}/file/below"
@@ -248,6 +254,7 @@ def test_a_store_that_is_away_fails_nobody_and_is_noted(agents: Kept) -> None:
         processes.kill(pid)
 
 
+@pytest.mark.long
 def test_a_store_that_comes_back_is_given_all(agents: Kept) -> None:
     gate = agents.directory / "gate"
     gate.write_text("")
@@ -293,6 +300,7 @@ def begun(tier: Path, session: str) -> None:
     (tier / PLACE / f"{session}.jsonl").write_text(json.dumps({"type": "meta", "data": meta}) + "\n")
 
 
+@pytest.mark.long
 def test_who_waits_for_a_tree_that_is_silent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = new_session()
     begun(tmp_path / "tier", session)
@@ -481,8 +489,11 @@ def test_no_command_removes_the_record(agents: Kept) -> None:
         assert sorted(path.name for path in agents.kept().glob("*.jsonl")) == kept
 
 
-def test_a_child_that_was_never_started_has_its_record_there(agents: Kept, lab: Lab) -> None:
+def test_a_child_that_was_never_started_has_its_record_there(
+    agents: Kept, own_lab: Callable[..., Lab]
+) -> None:
     """It has no tape, so it is known by its parent."""
+    lab = own_lab(["h1"])  # with the home of these agents there is one more node
     agents.env |= {
         name: lab.env[name] for name in ("XDG_RUNTIME_DIR", "LAB_ORIGIN")
     }  # a node that the lab ends
@@ -514,6 +525,7 @@ def test_a_store_that_is_away_hides_nothing_that_is_here(agents: Kept) -> None:
     assert missing.returncode == 1 and b"the files tier" in missing.stderr
 
 
+@pytest.mark.long
 def test_what_a_store_holds_becomes_no_path_and_means_no_process(agents: Kept) -> None:
     agents.run(says(OK))
     assert agents.settled()

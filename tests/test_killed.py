@@ -25,8 +25,9 @@ import pytest
 from tests.agents import OK, call, says
 from tests.agents import sh as shell
 from tests.lab import Lab, Process, processes
-from tests.test_detach import folder, record, until
-from transport.ending import PAUSE
+from tests.support.detached import folder, record
+from tests.support.waiting import until
+from transport.job.ending import PAUSE
 
 KILLS = int(os.environ.get("QUINE_TEST_KILLS", 0))
 SEED = int(os.environ.get("QUINE_TEST_SEED", 20261122))
@@ -391,6 +392,7 @@ def arena(lab: Lab) -> Lab:
     return lab
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)  # half a minute where nobody else works
 @pytest.mark.skipif(bool(KILLS), reason="the long form runs")
 def test_each_killed_once(arena: Lab, tmp_path: Path) -> None:

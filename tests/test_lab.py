@@ -112,6 +112,7 @@ def test_a_host_with_a_full_disk(odd_host: Callable[..., Host], lab: Lab) -> Non
     assert not (host.home / "a").exists()  # the mount is the host's alone
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not can_separate(), reason="needs root, iproute2 and network namespaces")
 def test_a_host_with_a_network_of_its_own(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab([])
@@ -278,6 +279,20 @@ def test_a_proxy_refuses_newcomers_only(line) -> None:  # type: ignore[no-untype
         socket.create_connection(("127.0.0.1", proxy.port))
     client.sendall(b"a")
     assert client.recv(1) == b"a"
+
+
+def test_a_proxy_outlives_a_newcomer_that_comes_as_it_refuses() -> None:
+    """One look finds the order and the newcomer, and takes them in that order."""
+    from tests.lab.proxy import _Line
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = _Line(("127.0.0.1", 1), theirs, 0)
+        socket.create_connection(line.address).close()
+        line.obey("refuse", True)
+        line.accept()
+        assert line.accepted == 0
+        line.selector.close()
 
 
 def test_a_proxy_passes_each_half_close(line) -> None:  # type: ignore[no-untyped-def]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab
+from tests.support.imports import HEAVY, imported_by
+from tests.support.sessions import write_sessions
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("transport", "deploy", "quine")
@@ -24,23 +27,23 @@ MAY_IMPORT = {"transport": {"transport"}, "deploy": {"transport", "deploy"}, "qu
 
 # who may name a library at all; everything else goes through these files
 IMPORTERS = {
-    "asyncssh": {"transport/ssh.py"},
-    "httpx": {"quine/guests/http.py"},
-    "typer": {"quine/cli.py"},
+    "asyncssh": {"transport/carrier/ssh/ssh.py"},
+    "httpx": {"quine/providers/http.py"},
+    "typer": {"quine/cli/cli.py"},
     "fsspec": {
-        "quine/files/azure.py",
-        "quine/files/foreign.py",
-        "quine/files/fs.py",
-        "quine/files/generic.py",
-        "quine/files/google.py",
+        "quine/files/stores/azure.py",
+        "quine/files/stores/foreign.py",
+        "quine/files/python/fs.py",
+        "quine/files/stores/generic.py",
+        "quine/files/stores/google.py",
     },
-    "s3fs": {"quine/files/s3.py"},
+    "s3fs": {"quine/files/stores/object/s3.py"},
     "pydantic": {
         "deploy/inventory.py",
-        "quine/arrivals.py",
-        "quine/guests/chat.py",
-        "quine/guests/reading.py",
-        "quine/origin.py",
+        "quine/remote/arrivals.py",
+        "quine/providers/chat.py",
+        "quine/providers/reading.py",
+        "quine/remote/origin.py",
     },
 }
 NEVER = {"pickle", "marshal", "shelve", "dill"}  # data from elsewhere is parsed, not revived
@@ -144,8 +147,34 @@ def test_transport_needs_only_the_standard_library() -> None:
         if path.is_relative_to(ROOT / "transport")
         and (foreign := {top(name) for name in imports(path)} - known)
     }
-    assert wrong.pop("transport/ssh.py", ["asyncssh"]) == ["asyncssh"]
+    assert wrong.pop("transport/carrier/ssh/ssh.py", ["asyncssh"]) == ["asyncssh"]
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    "module", ["wire/frames", "wire/window", "wire/session", "wire/line", "client/client_core"]
+)
+def test_a_machine_of_the_protocol_has_no_descriptor_no_clock_and_no_thread(module: str) -> None:
+    """What a simulator drives, too: bytes in, bytes out, the time given."""
+    path = ROOT / "transport" / f"{module}.py"
+    taken = {top(name) for name in imports(path, types=False)}
+    taken |= {
+        alias.name
+        for node in walk(TREES[path], types=False)
+        if isinstance(node, ast.ImportFrom) and node.module == "transport.lean"
+        for alias in node.names
+    }
+    assert not taken & {
+        "asyncio",
+        "fcntl",
+        "os",
+        "random",
+        "select",
+        "socket",
+        "termios",
+        "threading",
+        "time",
+    }
 
 
 def test_nothing_revives_evaluates_or_goes_through_a_shell() -> None:
@@ -185,7 +214,6 @@ def test_files_stay_below_their_ceiling() -> None:
 
 # ------------------------------------------------------------------------- what a process really imports
 
-HEAVY = {"asyncssh", "httpx", "typer", "fsspec", "pydantic", "pex", "rich"}
 BLOCKING = HEAVY | {"asyncio", "argparse"}  # and 50 ms for asyncio: too dear for a command called in loops
 
 
@@ -200,12 +228,15 @@ def loaded(*statements: str) -> set[str]:
 @pytest.mark.parametrize(
     "module",
     [
-        "transport.client",
-        "quine.run",
-        "quine.options",
-        "quine.host",
-        "quine.ps",
-        "quine.files.commands",
+        "transport.client.client",
+        "quine.cli.run",
+        "quine.cli.options",
+        "quine.agent.host",
+        "quine.cli.ps",
+        "quine.cli.tape_command",
+        "quine.tape.tree",
+        "quine.tape.verify",
+        "quine.files.cli.commands",
         "quine.staging.face",
         "quine.staging.there",
     ],
@@ -224,7 +255,13 @@ def test_a_client_starts_without_what_the_wrappers_of_the_standard_library_load(
         )
         return set(done.stdout.decode().split())
 
-    client = ("quine.run", "transport.client", "transport.spawn", "quine.files.here", "quine.staging.face")
+    client = (
+        "quine.cli.run",
+        "transport.client.client",
+        "transport.spawn",
+        "quine.files.here",
+        "quine.staging.face",
+    )
     new = named(*client) - named()
     assert not new & {
         "collections",
@@ -236,27 +273,18 @@ def test_a_client_starts_without_what_the_wrappers_of_the_standard_library_load(
         "socket",
         "threading",
     }
-    answering = named(*client, "quine.staging.giving", "transport.services") - named()
+    answering = named(*client, "quine.staging.giving", "transport.rpc.services") - named()
     assert not answering & {"enum", "selectors", "signal", "socket"}
 
 
 def test_a_face_that_streams_loads_what_it_needs_to_stream_and_no_more() -> None:
     """Each of these is 3 to 10 ms of every `quine run` whose files are asked for."""
-    needed = loaded("import quine.staging.face", "import transport.services")
+    needed = loaded("import quine.staging.face", "import transport.rpc.services")
     assert not needed & {"hashlib", "concurrent", "logging"}
 
 
 def test_a_node_starts_without_the_heavy_libraries() -> None:
-    assert not loaded("import transport.node") & HEAVY
-
-
-def imported_by(lab: Lab, *args: str, env: dict[str, str] | None = None) -> set[str]:
-    """Top-level names that a whole `quine` process imported, from -X importtime."""
-    done = lab.run(args, env={"PYTHONPROFILEIMPORTTIME": "1", **(env or {})})
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line for line in done.stderr.decode().splitlines() if line.startswith("import time:")]
-    assert lines, "python did not say what it imported"
-    return {top(line.rpartition("|")[2].strip()) for line in lines}
+    assert not loaded("import transport.node.node") & HEAVY
 
 
 def test_a_plain_command_imports_the_standard_library_only(lab: Lab) -> None:
@@ -273,6 +301,47 @@ def test_a_command_of_the_files_tier_imports_the_standard_library_only(lab: Lab)
         assert not imported_by(lab, "fs", *words) & BLOCKING
 
 
+def test_tapes_are_shown_and_listed_with_the_standard_library_only(lab: Lab, tmp_path: Path) -> None:
+    (session,) = write_sessions(tmp_path, 1)
+    for words in (["show", session], ["ls"], ["tree"], ["cost"]):
+        assert not imported_by(lab, "tape", *words, env={"QUINE_DATA_DIR": str(tmp_path)}) & BLOCKING
+
+
 def test_a_scripted_agent_imports_the_standard_library_only(lab: Lab) -> None:
     env = lab.script([{"reply": {"tool_calls": [{"name": "exit", "arguments": {"status": "success"}}]}}])
     assert not imported_by(lab, "say nothing", env=env) & BLOCKING
+
+
+FOREIGN = re.compile(
+    r"(?:install|inject|add|--with)\s+'?\"?quine(?![-\w./])|\bquine\[(?!\{os\.getpid)|\bquine-(?:cli|core)\b"
+)
+
+
+def test_nobody_is_told_to_install_a_package_that_is_not_ours() -> None:
+    """`quine` in a registry of packages is another project; ours is `quine-agent`."""
+    texts = [
+        path
+        for pattern in (
+            "*.md",
+            "*.toml",
+            "Makefile",
+            "docs/**/*",
+            "examples/**/*",
+            "scripts/*",
+            "bench/**/*.py",
+        )
+        for path in ROOT.glob(pattern)
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+    wrong = [
+        f"{name_of(path)}:{number}: {line.strip()}"
+        for path in [*FILES, *texts, *(ROOT / "tests").rglob("*.py")]
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if FOREIGN.search(line)
+    ]
+    assert not wrong
+    assert all(
+        map(FOREIGN.search, ("pip install 'quine[s3]'", "pip install quine", "uv tool install quine "))
+    )
+    assert not FOREIGN.search("pip install 'quine-agent[s3]'")

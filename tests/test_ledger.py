@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.ledger import LEAST_REPLY, MOST_REPLY, Ledger, Spent
-from quine.life import Limits
+from quine.agent.life import Limits
+from quine.budget.ledger import LEAST_REPLY, MOST_REPLY, Hold, Ledger, Left, Mark, Spent
+from tests.support.machine import in_child, kill
 
 Make = Callable[..., Ledger]
 
@@ -33,32 +37,23 @@ def make() -> Iterator[Make]:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def waiting(meanwhile: Callable[[], object]) -> Iterator[list[bool]]:
+    """What a ledger would wait for happens `meanwhile`, in its first nap; the naps that it took."""
+    naps: list[bool] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(True)
+        meanwhile()
+
+    with mock.patch.object(time, "sleep", nap):
+        yield naps
+
+
 def close(fds: list[int] | None) -> None:
     assert fds is not None
     for fd in fds:
         os.close(fd)
-
-
-def in_child(what: Callable[[], object]) -> int:
-    """Run it in a forked process that then waits to be killed; its pid, once it has done it."""
-    done, told = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            what()
-            os.write(told, b"x")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(told)
-    assert os.read(done, 1) == b"x"
-    os.close(done)
-    return pid
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
 
 
 def test_places_for_agents_are_all_or_none(make: Make) -> None:
@@ -87,6 +82,29 @@ def test_a_place_dies_with_its_process_and_not_before(make: Make) -> None:
     close(ledger.agents(1))
 
 
+def test_a_share_has_as_many_places_as_were_granted() -> None:
+    ledger = Ledger.create(Limits(agents=9), share=True)
+    try:
+        with ledger.book.changing() as facts:
+            ledger.book.put(facts._replace(granted=3))
+        assert ledger.agents(9, 4) is None
+        two = ledger.agents(9, 2)
+        assert ledger.agents(9, 2) is None
+        close(ledger.agents(9, 1))
+        close(two)
+    finally:
+        os.close(ledger.fd)
+
+
+def test_what_a_dead_one_had_reserved_is_not_its_successors_who_has_no_limit(make: Make) -> None:
+    ledger = make()
+    narrow = Ledger(ledger.book, Mark(tokens=30_000))
+    kill(in_child(lambda: narrow.reserve(20, 3000)))
+    hold = ledger.reserve(20, 10)
+    assert narrow.left() == (30_000 - 10, None)
+    ledger.settle(hold, 0)
+
+
 def test_an_inference_waits_for_whichever_slot_is_free_first(make: Make) -> None:
     ledger = make(concurrent=2)
     first, second = (ledger.reserve(2, 10) for _ in range(2))
@@ -107,17 +125,49 @@ def test_what_is_reserved_is_not_given_twice(make: Make) -> None:
     hold = ledger.reserve(20, 1000)
     assert hold.output == 9000
     assert ledger.left() == (0, None)
-    got = []
-    waiting = threading.Thread(target=lambda: got.append(ledger.reserve(20, 1000)))
-    waiting.start()  # nothing is free now, but something may be when the first has settled
-    ledger.settle(hold, 1500)
-    waiting.join(20)
-    assert got[0].output == 10_000 - 1500 - 1000
-    ledger.settle(got[0], 8000)
+    # Nothing is free now, but something may be when the first has settled.
+    with waiting(lambda: ledger.settle(hold, 1500)) as naps:
+        next_one = ledger.reserve(20, 1000)
+    assert naps == [True]
+    assert next_one.output == 10_000 - 1500 - 1000
+    ledger.settle(next_one, 8000)
     assert ledger.left() == (500, None)
     with pytest.raises(Spent, match="9500 of 10000 tokens are used") as spent:
         ledger.reserve(20, 400)
     assert spent.value.option == "--max-tokens"
+
+
+def test_a_reply_of_the_least_size_is_begun_at_once(make: Make) -> None:
+    ledger = make(tokens=1000)
+    with waiting(lambda: pytest.fail("it waits for nobody")):
+        hold = ledger.reserve(20, 1000 - LEAST_REPLY)
+    assert hold.output == LEAST_REPLY
+    ledger.settle(hold, 0)
+
+
+def test_two_at_one_time_share_what_is_left(make: Make) -> None:
+    ledger = make(tokens=30_000)
+    first = ledger.reserve(20, 1000)
+    assert first.output == MOST_REPLY
+    second = ledger.reserve(20, 1000)
+    assert second.output == 30_000 - (1000 + MOST_REPLY) - 1000
+    for hold in (first, second):
+        ledger.settle(hold, 1000 + hold.output)
+    assert ledger.left() == (0, None)
+
+
+def test_two_at_one_time_share_the_money_that_is_left(make: Make) -> None:
+    ledger = make(cost=1.0)
+
+    def price(prompt: int, reply: int) -> float:
+        return (prompt + reply) / 20_000
+
+    first = ledger.reserve(20, 1000, price, Left(None, 0.6))
+    second = ledger.reserve(20, 1000, price)
+    assert first.output == pytest.approx(0.6 * 20_000 - 1000, abs=1)
+    assert second.output == pytest.approx(0.4 * 20_000 - 1000, abs=2)
+    for hold in (first, second):
+        ledger.settle(hold, 0)
 
 
 def test_what_a_killed_process_had_reserved_is_free_again(make: Make) -> None:
@@ -164,6 +214,25 @@ def test_a_descendant_gets_a_narrower_budget_and_never_a_wider_one(make: Make) -
     assert lied_to.left()[0] == 6000
 
 
+def test_a_descendant_gets_a_narrower_sum_from_now_on(make: Make) -> None:
+    ledger = make(cost=10.0)
+    ledger.settle(ledger.reserve(1, 10, lambda prompt, reply: 1.0), 0, 4.0)
+    told = ledger.to_json(Limits(cost=10.0))
+    sums = {1.0: 1.0, 5.0: 5.0, 7.0: 6.0, 0.0: 6.0}
+    for cost, left in sums.items():
+        descendant = Ledger.join(told, Limits(cost=cost))
+        assert descendant and descendant.left() == (None, left)
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(10, 10), (1000, 100), (0, 100)])
+def test_a_descendant_gets_less_time_and_never_more(make: Make, seconds: int, most: int) -> None:
+    ledger = make(deadline=100)
+    descendant = Ledger.join(ledger.to_json(Limits(deadline=100)), Limits(deadline=seconds))
+    assert descendant
+    left = descendant.time_left()
+    assert left is not None and 0 < left <= most
+
+
 def test_time(make: Make) -> None:
     assert make().time_left() is None
     left = make(deadline=100).time_left()
@@ -172,8 +241,8 @@ def test_time(make: Make) -> None:
 
 
 FIND = """
-from quine.ledger import Ledger
-from quine.life import Limits
+from quine.budget.ledger import Ledger
+from quine.agent.life import Limits
 ledger = Ledger.join(None, Limits())
 print(None if ledger is None else ledger.agents(1) is not None)
 """
@@ -198,19 +267,39 @@ def test_what_a_command_inherits_it_cannot_write_to(make: Make) -> None:
     assert os.get_inheritable(ledger.fd)
 
 
-@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 3000)), min_size=1, max_size=30))
-def test_never_more_than_the_limit(steps: list[tuple[int, int]]) -> None:
-    """Whatever is asked: as long as replies keep to what they were given, the total keeps to the limit."""
-    ledger = Ledger.create(Limits(tokens=20_000))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 5000), st.sampled_from([0, 100, 3000, 20_000]), st.integers(0, 3)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_never_more_than_the_limit(steps: list[tuple[int, int, int]]) -> None:
+    """Up to four at a time: as long as replies keep to what they were given, the total keeps to the limit.
+
+    Each begins before others have settled: so many are under way then, and one more only where it need not wait.
+    """
+    limit = 40_000
+    ledger = Ledger.create(Limits(tokens=limit))
+    under_way: list[tuple[Hold, int, int]] = []
+
+    def settle() -> None:
+        hold, prompt, reply = under_way.pop(0)
+        ledger.settle(hold, prompt + min(reply, hold.output))
+
     try:
-        for prompt, reply in steps:
+        for prompt, reply, others in steps:
+            while len(under_way) > others:
+                settle()
             try:
-                hold = ledger.reserve(4, prompt)
+                with waiting(settle):
+                    under_way.append((ledger.reserve(4, prompt), prompt, reply))
             except Spent:
-                assert 20_000 - ledger.totals()[1] - prompt < LEAST_REPLY
-                continue
-            ledger.settle(hold, prompt + min(reply, hold.output))
-        assert ledger.totals()[1] <= 20_000
+                assert limit - ledger.totals()[1] - prompt < LEAST_REPLY
+            assert ledger.totals()[1] + sum(prompt + hold.output for hold, prompt, _ in under_way) <= limit
+        while under_way:
+            settle()
+        assert ledger.totals()[1] <= limit
     finally:
         os.close(ledger.fd)
 

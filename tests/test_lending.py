@@ -23,19 +23,21 @@ from tests.breaks import CUTS, LONG, MiB
 from tests.lab import Lab
 from tests.test_streams import all_of, served
 from tests.test_streams_hosts import asked
-from transport import lendable, lending
-from transport.duplex import ClientDuplex, descriptors
+from transport.carrier.duplex import ClientDuplex, descriptors
+from transport.carrier.wire import Wire
 from transport.errors import Abandoned, ProtocolError
-from transport.frames import Kind
-from transport.incoming import Incoming
-from transport.session import STDIN, STDOUT, Session
-from transport.window import MAX_WINDOW, Flow
-from transport.wire import Wire
+from transport.node import lending
+from transport.rpc import lendable
+from transport.rpc.incoming import Incoming
+from transport.wire.frames import Kind
+from transport.wire.session import STDIN, STDOUT, Session
+from transport.wire.window import MAX_WINDOW, Flow
 
 pytestmark = pytest.mark.timeout(300 + 15 * CUTS)
 ROUNDS = 40 if LONG else 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("handler", ["echo", "spool"])
 @pytest.mark.parametrize("where", ["local", "h1"])
@@ -45,6 +47,7 @@ def test_bytes_and_descriptors_in_any_order(lab: Lab, where: str, handler: str, 
     assert same == "same" and int(count) > 0
 
 
+@pytest.mark.long
 def test_over_cuts(lab: Lab, through: Callable[..., str]) -> None:
     host, proxy = through("h1", lease=120), lab["h1"].proxy
     assert asked(lab, host, "put", 1) == "same"  # the link is there
@@ -146,6 +149,18 @@ def test_both_ends_agree_again(monkeypatch: pytest.MonkeyPatch) -> None:
     client.data(number, STDIN, b"after")
     carry(client, node)
     assert flows[1].offset == 101
+
+
+def test_what_was_acknowledged_is_said_before_the_stream_is_lent() -> None:
+    """Said after the return, it would be one that goes backwards."""
+    client, node, number = pair()
+    node.tell(number, Kind.ATTACH, {})
+    node.data(number, STDOUT, b"answer")
+    carry(client, node)
+    client.ack(number, STDOUT, 6)
+    client.lend(number, STDOUT, 6, {"fd": 0, "at": 0, "length": 100})
+    assert carry(client, node) == [Kind.ACK, Kind.LEND]
+    assert node.flow(number, STDOUT).acked == 6
 
 
 @pytest.mark.parametrize("stream", [STDIN, STDOUT])

@@ -17,7 +17,7 @@ started = []
 def hook(event, args):
     if event == "subprocess.Popen": started.append(str(args[0]))
 sys.addaudithook(hook)
-import transport.ssh
+import transport.carrier.ssh.ssh
 print(json.dumps(started))
 """
 

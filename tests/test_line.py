@@ -10,13 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from transport import line
 from transport.errors import ProtocolError
-from transport.frames import GREETING, HEADER_SIZE, LIFE, Frame, Kind, encode, header
-from transport.line import KEEP, MAX_WORDS, QUANTUM, Handshake, Line, hello
-from transport.session import GONE, STDERR, STDIN, STDOUT
 from transport.status import Status
-from transport.window import MAX_WINDOW
+from transport.wire import line
+from transport.wire.frames import GREETING, HEADER_SIZE, LIFE, Frame, Kind, encode, header
+from transport.wire.line import KEEP, MAX_WORDS, QUANTUM, Handshake, Line, hello
+from transport.wire.session import GONE, STDERR, STDIN, STDOUT
+from transport.wire.window import MAX_WINDOW
 
 NAME = "ab" * 16
 EXITED = Status("exited", 7).to_json()
@@ -167,6 +167,20 @@ def test_words_are_counted_from_beat_to_beat(pair: Pair) -> None:
         pair.server.ping(0)
 
 
+def test_a_connection_begins_without_words_that_were_due_on_the_last_one(pair: Pair) -> None:
+    """A late answer to a ping measures the pause, and how much was seen has been said in the hello."""
+    number = job(pair)
+    pair.opener.flow(number, STDIN).window = KEEP
+    for _ in range(5):
+        pair.opener.data(number, STDIN, b"x" * (QUANTUM // 4))
+    pair.write(pair.opener, KEEP)
+    pair.carry(pair.opener, KEEP)
+    list(pair.server.receive(encode(Frame(Kind.PING, offset=5))))
+    pair.cut()
+    pair.connect()
+    assert pair.server.beside() == []
+
+
 @pytest.mark.parametrize("lie", ["backwards", "beyond", "after the header", "inside"])
 def test_lies_about_what_was_seen(pair: Pair, lie: str) -> None:
     number = job(pair)
@@ -200,6 +214,8 @@ def test_a_second_hello_is_a_violation(pair: Pair) -> None:
         {"version": 2, "link": NAME, "seen": True},
         {"version": 2, "link": NAME, "seen": 1.0},
         {"version": 2, "link": NAME},
+        {"version": 2, "link": NAME, "seen": 0},
+        {"version": 2, "link": NAME, "seen": 0, "attempt": -1},
     ],
 )
 def test_a_hello_that_is_none(body: dict[str, object]) -> None:

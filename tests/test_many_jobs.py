@@ -14,11 +14,11 @@ import pytest
 
 from tests.lab import Lab, Process, peak_rss
 from transport import address
-from transport.frames import Frame, Kind
-from transport.link import HEARTBEAT
-from transport.session import STDIN, STDOUT, Session
+from transport.node.link import HEARTBEAT
 from transport.spawn import Spawn
 from transport.status import Status
+from transport.wire.frames import Frame, Kind
+from transport.wire.session import STDIN, STDOUT, Session
 
 JOBS = int(os.environ.get("QUINE_TEST_JOBS", 100))  # 1000 for the figure that is promised
 LINKS = int(os.environ.get("QUINE_TEST_LINKS", 3))  # 20
@@ -134,6 +134,7 @@ def test_a_thousand_jobs_at_once_on_one_link_and_twenty_links(own_lab: Callable[
     assert len(held) == 2 and max(held) < MOST, held
 
 
+@pytest.mark.long
 def test_a_thousand_readers_that_do_not_read(own_lab: Callable[..., Lab]) -> None:
     """What their producers have written is in pipes and windows, and both are bounded."""
     lab = own_lab(["h1"], lease=60)
@@ -155,6 +156,7 @@ def test_a_thousand_readers_that_do_not_read(own_lab: Callable[..., Lab]) -> Non
     assert len(held) == 2 and max(held) < MOST, held
 
 
+@pytest.mark.long
 def test_an_idle_link_costs_its_heartbeat_and_no_more(own_lab: Callable[..., Lab]) -> None:
     """A day of it is what these seconds say: both nodes, with a link between them that nobody uses."""
     lab = own_lab(["h1"], lease=60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -16,34 +15,19 @@ from typing import Any
 import pytest
 
 from deploy.inventory import Host, Inventory
-from quine.compose import Placer
+from quine.remote.compose import Placer
 from tests.agents import LOOK, OK, PATIENCE, call, says, sh, until
 from tests.lab import Lab
-from tests.test_run import read_until
+from tests.support.remote_agents import environment, results, tapes, warm
+from tests.support.remote_agents import reach as reach
+from tests.support.waiting import read_until
 from transport import address
 from transport.errors import Denied, NoSuchHost
-from transport.frames import GREETING, Kind
-from transport.line import Handshake, Line, hello
-from transport.link import Link
-from transport.node import Node
+from transport.node.link import Link
+from transport.node.node import Node
 from transport.spawn import Spawn
-
-
-@pytest.fixture
-def reach(lab: Lab) -> Lab:
-    """b1 may fork to b2, b2 to what bears the tag c, b3 and b4 nowhere. b4 is h1 again."""
-    lab.alias("b4", "h1", tags=["d"])
-    lab.alias("b3", "h3", tags=["c"])
-    lab.alias("b2", "h2", may_fork=["@c"])
-    lab.alias("b1", "h1", may_fork=["b2"])
-    warm(lab, "b1", "b2", "b3", "b4")
-    return lab
-
-
-def warm(lab: Lab, *hosts: str) -> None:
-    """Have the binary and a link there: what is tried is not how long that takes on a busy machine."""
-    first = [lab.popen(["run", "--on", host, "--", "true"]) for host in hosts]
-    assert [each.wait(120) for each in first] == [0] * len(hosts)
+from transport.wire.frames import GREETING, Kind
+from transport.wire.line import Handshake, Line, hello
 
 
 @pytest.fixture
@@ -51,28 +35,11 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def environment(lab: Lab, data: Path, *lines: dict[str, Any]) -> dict[str, str]:
-    return {**lab.script(lines, f"{data.parent.name}.jsonl"), "QUINE_DATA_DIR": str(data)}
-
-
-def tapes(data: Path) -> dict[str, list[dict[str, Any]]]:
-    found = {}
-    for path in data.glob("*.jsonl"):
-        whole = path.read_text().rpartition("\n")[0]  # a line may be on its way
-        if entries := [json.loads(line) for line in whole.splitlines()]:
-            found[entries[0]["data"]["mission"]] = entries
-    return found
-
-
 def lived(process: subprocess.Popen[bytes], data: Path, entries: int, *missions: str) -> None:
     """Wait until each of these has so many entries on its tape."""
     while min(len(tapes(data).get(mission, ())) for mission in missions) < entries:
         assert process.poll() is None
         time.sleep(LOOK)
-
-
-def results(data: Path, mission: str) -> list[str]:
-    return [entry["data"]["content"] for entry in tapes(data)[mission] if entry["type"] == "tool_result"]
 
 
 # -- agents ----------------------------------------------------------------------------------------
@@ -179,6 +146,7 @@ def test_a_plain_job_may_ask_too(reach: Lab) -> None:
     assert done.stdout == b"x\nb2\n77\n", done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whom", ["root", "child"])
 def test_a_signal_ends_all_of_it(reach: Lab, data: Path, whom: str) -> None:
     env = environment(
@@ -215,6 +183,7 @@ def test_who_has_asked_is_gone_and_so_is_what_it_asked_for(reach: Lab) -> None:
     assert reach.wait_idle() == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)  # each link is made anew eight times
 def test_a_break_of_either_link_is_not_noticed(reach: Lab, data: Path) -> None:
     """b1's and b2's connections are cut again and again while 20 MB go from b2 by way of the origin to b1.
@@ -255,6 +224,7 @@ def test_a_break_of_either_link_is_not_noticed(reach: Lab, data: Path) -> None:
     assert [result.splitlines()[2] for result in results(data, "child")] == [str(n) for n in range(12)]
 
 
+@pytest.mark.long
 def test_when_the_origin_is_gone_for_good_all_of_it_ends_in_peace(reach: Lab, data: Path) -> None:
     """The agent is told that its origin does not answer, and has the time to end its commands; so has its child."""
     reach.alias("b1", "h1", reach["h1"].proxy, may_fork=["b2"])

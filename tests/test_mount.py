@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.local import Local
+from quine.files.stores.local.local import Local
 from tests.agents import until
 from tests.mounting import Mount, needs_fuse, serving
 from tests.shelf import many
@@ -78,6 +78,7 @@ def test_tools_do_what_they_do_in_a_directory(mount: Mount, tmp_path: Path) -> N
     assert names(mount.store) == set(os.listdir(plain))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("git"), reason="no git here")
 def test_git_works_in_it(mount: Mount) -> None:
     script = """
@@ -343,7 +344,7 @@ def test_a_file_without_a_name_is_nobodys(mount: Mount) -> None:
 
 FULL = """
 import errno
-from quine.files.memory import Memory
+from quine.files.stores.memory import Memory
 class Full(Memory):
     def create(self, path, **given):
         writer = super().create(path, **given)
@@ -356,7 +357,45 @@ tier = Full("mount")
 """
 
 
-def test_close_tells_what_went_wrong(tmp_path: Path) -> None:
+SMALL = """
+from quine.files.stores.memory import Memory
+tier = Memory("mount")
+tier.most = 100_000
+"""
+
+
+def test_what_no_file_of_the_tier_can_have_is_refused_as_it_is_written(tmp_path: Path) -> None:
+    with serving(tmp_path, SMALL) as path:
+        fd = os.open(path / "large", os.O_CREAT | os.O_WRONLY)
+        assert os.write(fd, bytes(100_000)) == 100_000
+        with pytest.raises(OSError) as caught:
+            os.write(fd, b"x")
+        assert caught.value.errno == errno.EDQUOT
+        os.close(fd)
+        assert (path / "large").stat().st_size == 100_000
+
+
+def test_what_could_not_be_committed_is_not_said_to_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor by the second fsync; and what the last close could not commit is there."""
+    spools = tmp_path / "spools"
+    spools.mkdir()
+    monkeypatch.setenv("TMPDIR", str(spools))
+    with serving(tmp_path, FULL) as path:
+        fd = os.open(path / "large", os.O_CREAT | os.O_WRONLY)
+        os.write(fd, b"x" * 200_000)
+        for act in (os.fsync, os.fsync, os.close):
+            with pytest.raises(OSError) as caught:
+                act(fd)
+            assert caught.value.errno == errno.EDQUOT
+        until(lambda: len(list(spools.iterdir())) == 1)
+        (kept,) = spools.iterdir()
+        assert kept.name.endswith("-large") and kept.read_bytes() == b"x" * 200_000
+
+
+def test_close_tells_what_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with serving(tmp_path, FULL) as path:
         (path / "small").write_bytes(b"x" * 1000)
         fd = os.open(path / "large", os.O_CREAT | os.O_WRONLY)
@@ -394,6 +433,7 @@ def test_what_a_tier_has_not_is_refused(mount: Mount) -> None:
     assert os.listdir(mount.path) == ["f"]
 
 
+@pytest.mark.long
 def test_ten_thousand_names(mount: Mount) -> None:
     folder = mount.store / "many"
     folder.mkdir()
@@ -419,7 +459,7 @@ def test_holes_take_no_room(mount: Mount) -> None:
 
 
 TOLD_BY_LISTINGS = """
-from quine.files.local import Local
+from quine.files.stores.local.local import Local
 from quine.mount import reading
 reading.BELIEVED = 3600
 class Listing(Local):
@@ -431,6 +471,7 @@ tier = Listing(STORE)
 """
 
 
+@pytest.mark.long
 def test_what_a_listing_told_of_many_is_not_asked_for_each(tmp_path: Path) -> None:
     folder = tmp_path / "store" / "many"
     folder.mkdir(parents=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.local import Local
+from quine.files.stores.local.local import Local
 from quine.mount import again
 from quine.mount.content import WHOLE
 from quine.mount.fuse import Op, Request
@@ -25,7 +25,7 @@ pytestmark = needs_fuse
 # `always` is replaced whenever somebody was told of it or has opened it, so that no answer is true when it arrives.
 # `gone` is removed then, and of `turns` a file and a directory take turns.
 SHIFTY = """
-from quine.files.local import Local
+from quine.files.stores.local.local import Local
 from quine.files.tier import Tier
 number = 0
 class Shifty(Local):
@@ -106,6 +106,7 @@ def test_what_is_always_replaced_is_written(shifty: tuple[Path, Local]) -> None:
         assert again.read(5) == b"mine "
 
 
+@pytest.mark.long
 def test_what_many_write_and_read_at_one_time_is_always_replaced(shifty: tuple[Path, Local]) -> None:
     path = shifty[0] / "always"
     code = (

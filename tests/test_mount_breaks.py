@@ -126,6 +126,7 @@ def work(lab: Lab, host: str, root: Path) -> dict[str, list[object]]:
     return dict(kept)
 
 
+@pytest.mark.long
 def test_cut_at_random_while_programs_work_in_it(
     lab: Lab, through: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from quine.mount import mounts, places
 from tests.agents import OK, QUINE, Agents, Started, says, sh, until
 from tests.lab import Lab
 from tests.mounting import ROOT, Mount, ending, first_line, needs_fuse, serving
-from tests.test_elsewhere import environment
+from tests.support.remote_agents import environment
 
 pytestmark = needs_fuse
 
@@ -255,7 +255,7 @@ def test_an_agent_elsewhere_has_them(lab: Lab, tmp_path: Path) -> None:
         {"reply": {"tool_calls": [{"name": "sh", "arguments": {"command": 'echo far >"$QUINE_MOUNT/f"'}}]}},
         {"reply": {"tool_calls": [{"name": "exit", "arguments": {"status": 0}}]}},
     ]
-    done = lab.run(["--on", "h1", "--mount", "write it"], env=environment(lab, data, script))
+    done = lab.run(["--on", "h1", "--mount", "write it"], env=environment(lab, data, *script))
     assert done.returncode == 0, done.stderr
     assert (data / "fs" / "f").read_bytes() == b"far\n"
 
@@ -264,7 +264,7 @@ def test_an_agent_elsewhere_has_them(lab: Lab, tmp_path: Path) -> None:
 
 SLOW = """
 import time
-from quine.files.memory import Memory
+from quine.files.stores.memory import Memory
 class Slow(Memory):
     def stat(self, path):
         if path == "d/slow":

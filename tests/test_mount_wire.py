@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.files.memory import Memory
+from quine.files.stores.memory import Memory
 from quine.files.tier import Entry
 from quine.mount import fuse, mounts
 from quine.mount.fuse import Op

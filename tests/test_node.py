@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,8 +16,20 @@ import pytest
 
 from tests.agents import until
 from tests.lab import Lab, Process, clear_peak, peak_rss
-from tests.test_run import read_until
-from transport.frames import GREETING, HEADER, LIFE, MAX_PAYLOAD, NAMES, VERSION, Frame, Kind, encode, pack
+from tests.support.waiting import read_until
+from transport.node import starter
+from transport.wire.frames import (
+    GREETING,
+    HEADER,
+    LIFE,
+    MAX_PAYLOAD,
+    NAMES,
+    VERSION,
+    Frame,
+    Kind,
+    encode,
+    pack,
+)
 
 MiB = 1 << 20
 
@@ -131,6 +144,7 @@ def test_bad_frames_end_their_link_and_its_jobs(
     assert alive(lab)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "garbage",
     [b"", b"\xff" * 70_000, GREETING + b"\xff" * 100, GREETING + encode(Frame(Kind.SPAWN, 1, 0, 0, b"{}"))],
@@ -238,6 +252,7 @@ def test_the_socket_is_the_users_alone(lab: Lab, call: Callable[[], socket.socke
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.long
 def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])
     assert lab.run(["node", "--status"]).returncode != 0
@@ -275,6 +290,7 @@ def test_an_idle_node_goes(own_lab: Callable[..., Lab]) -> None:
     assert alive(lab)
 
 
+@pytest.mark.long
 def test_a_node_that_ends_slowly_does_not_block_the_next(own_lab: Callable[..., Lab]) -> None:
     """It gives its jobs their pause; meanwhile the next command starts its successor and waits for it."""
     lab = own_lab(["h1"])
@@ -301,6 +317,30 @@ def test_a_stale_socket_and_a_killed_node_do_not_block_the_next(own_lab: Callabl
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
     os.kill(node(lab).pid, 9)
     assert alive(lab)
+
+
+def test_a_lock_has_one_name_and_its_holders_an_order(tmp_path: Path) -> None:
+    """As long as a file is open nothing else has its inode, so a copy, or what replaces it, is another one."""
+    said = []
+    for name in ("one", "one", "copy"):
+        if name == "copy":
+            shutil.copy(tmp_path / "one", tmp_path / "copy")
+        fd = os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600)
+        said.append(starter.seat(fd))
+        os.close(fd)
+    first, second, other = said
+    assert first["origin"] == second["origin"] != other["origin"]
+    assert first["began"] < second["began"]  # type: ignore[operator]
+
+
+def test_a_lock_that_cannot_be_marked_has_no_name(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    fd = os.open(path, os.O_RDONLY)
+    assert starter.seat(fd) == {}
+    path.write_bytes(b"\xff" * 32)
+    assert starter.seat(fd) == {}
+    os.close(fd)
 
 
 def test_a_job_inherits_nothing_of_who_started_the_node(own_lab: Callable[..., Lab]) -> None:

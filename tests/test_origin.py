@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from quine import env, host, origin
-from quine.env import Settings
-from quine.exits import Failure
-from quine.guests.base import (
+from quine.agent import env, host, personas
+from quine.agent.env import Settings
+from quine.agent.life import Life, Limits, new_session
+from quine.agent.tools import TOOLS
+from quine.base.exits import Failure
+from quine.budget.ledger import Ledger
+from quine.providers.base import (
     GuestError,
     Message,
     Overflow,
@@ -24,11 +27,9 @@ from quine.guests.base import (
     Unavailable,
     Usage,
 )
-from quine.guests.relay import RelayGuest
-from quine.ledger import Ledger
-from quine.life import Life, Limits, new_session
-from quine.tape import RelaySink, Tape, digest, read
-from quine.tools import TOOLS
+from quine.providers.relay import RelayGuest
+from quine.remote import origin
+from quine.tape.tape import RelaySink, Tape, digest, read
 from tests.fuzz import peak
 from transport.errors import RequestError
 
@@ -73,8 +74,24 @@ def meta(session: str, root: str, parent: str = "", depth: int = 0, born: str = 
     }
 
 
+def told_life(services: Services) -> Life:
+    """As another machine is told it, less the age of the tree."""
+    return Life.from_json(json.loads(services["life"](b"")))._replace(age=0.0)
+
+
+def test_the_age_of_a_tree_goes_across(life: Life, tmp_path: Path) -> None:
+    """The clock of the other machine is its own, so it is told how long ago the tree began."""
+    ledger = Ledger.create(life.limits, begun=personas.now() - 50_000_000_000)
+    try:
+        environ = {"QUINE_API_TYPE": "script", "QUINE_API_BASE": "/dev/null", "QUINE_DATA_DIR": str(tmp_path)}
+        told = Life.from_json(json.loads(origin.services(life, ledger, environ)["life"](b"")))
+        assert 50 <= told.age < 50 + 60
+    finally:
+        os.close(ledger.fd)
+
+
 def test_life_goes_across(services: Services, life: Life) -> None:
-    assert Life.from_json(json.loads(services["life"](b""))) == life
+    assert told_life(services) == life
 
 
 def test_a_whole_life_goes_across() -> None:
@@ -103,7 +120,7 @@ def test_infer(services: Services, life: Life) -> None:
     request = Request([Message("user", "x")], TOOLS, life.session, "mission")
     assert guest.infer(request) == Reply(Message("assistant", "first"))
     assert guest.infer(request._replace(ordinal=1)).message.text == ""
-    with pytest.raises(Refused, match="asked for one more"):
+    with pytest.raises(Refused, match="has no reply left for this mission"):
         guest.infer(request._replace(ordinal=2))
 
 
@@ -115,7 +132,7 @@ def test_errors_of_the_guest_cross_by_kind(
         def infer(self, request: Request) -> Reply:
             raise error
 
-    monkeypatch.setattr("quine.guests.build", lambda config: Failing())
+    monkeypatch.setattr("quine.providers.build", lambda config: Failing())
     with pytest.raises(type(error), match=str(error)) as caught:
         RelayGuest(ask(services)).infer(Request([], TOOLS, life.session))
     assert type(caught.value) is type(error)
@@ -262,7 +279,7 @@ def test_one_inference_of_a_session_at_a_time(
                 seen.append(str(caught.value))
             return Reply(Message("assistant", "x"))
 
-    monkeypatch.setattr("quine.guests.build", lambda config: Nosy())
+    monkeypatch.setattr("quine.providers.build", lambda config: Nosy())
     RelayGuest(ask(services)).infer(Request([], TOOLS, life.session))
     assert len(seen) == 2
 
@@ -281,7 +298,7 @@ def test_blocks_of_a_provider_come_back_only_where_they_came_from(
                 Message("assistant", "x", raw={"anthropic": [{"signature": "s1", "b": 1, "a": 0.1}]})
             )
 
-    monkeypatch.setattr("quine.guests.build", lambda config: Echo())
+    monkeypatch.setattr("quine.providers.build", lambda config: Echo())
     (tmp_path / "s.jsonl").touch()
     environ = {
         "QUINE_API_TYPE": "script",
@@ -343,7 +360,7 @@ def test_a_face_on_the_way_passes_on_what_is_its_childs(
     own.sync()
     child = life._replace(session=new_session(), parent=life.session, depth=1, mission="mission of a child")
     face = between(services, child, ledger)
-    assert Life.from_json(json.loads(face["life"](b""))) == child
+    assert told_life(face) == child
     tape = Tape(RelaySink(ask(face), child.session))
     tape.add("meta", meta(child.session, life.root, life.session, 1))
     tape.sync()

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.packets import LENGTH, TAG, by_packet
+from transport.carrier.ssh.packets import LENGTH, TAG, by_packet
 
 
 @given(st.lists(st.binary(max_size=60), max_size=8), st.lists(st.integers(0, 700), max_size=12))

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine import prices
-from quine.exits import Misconfigured
-from quine.guests.base import Usage
+from quine.base.exits import Misconfigured
+from quine.budget import prices
+from quine.providers.base import Usage
 
 ROOT = Path(prices.__file__).parent
 NOBODY = {"XDG_CONFIG_HOME": "/nonexistent"}
@@ -124,11 +124,16 @@ def test_our_own_file_is_sound() -> None:
     with open(ROOT / "prices.toml", "rb") as file:
         told = tomllib.load(file)["models"]
     for name in told:
-        price = prices._find(name, prices._prices(NOBODY))
-        assert price is not None
-        assert 0 < price.cache_read < price.input <= price.cache_write <= 1.25 * price.input < price.output
-        if price.long:
-            assert price.input < price.long_input and price.output < price.long_output, name
+        few = 1000  # tokens: no prompt is long with that
+        dollars = [
+            of(name.replace("*", ""), *usage)
+            for usage in ((few, 0, few), (few,), (few, 0, 0, few), (0, few), (few * 1000,), (few * 1000, few))
+        ]
+        assert None not in dollars, name
+        read, fresh, write, reply, long, both = (one or 0.0 for one in dollars)
+        assert 0 < read < fresh <= write <= 1.25 * fresh * (1 + 1e-9) < reply, name
+        if "long" in told[name]:
+            assert long > 1.1 * 1000 * fresh and both - long > 1.1 * reply, name
 
 
 @given(st.text(max_size=30))
@@ -137,7 +142,7 @@ def test_any_name_may_be_asked_for(name: str) -> None:
 
 
 def test_who_asks_for_no_price_reads_no_toml() -> None:
-    code = "import sys, quine.prices; print('tomllib' in sys.modules)"
+    code = "import sys, quine.budget.prices; print('tomllib' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ}
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
+import re
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from transport import ending, process
-from transport.errors import ProtocolError, Refused
+from transport import rlimits
+from transport.errors import ProtocolError
+from transport.job import ending, process, starting
 from transport.status import Status
 
 
@@ -30,9 +32,16 @@ def finish(child: process.Child) -> tuple[Status, bytes]:
 
 
 def start(argv: list[str], **limits: str) -> process.Child:
-    child = process.launch(argv, dict(os.environ), "/", process.parse_limits(limits))
+    child = process.launch(argv, dict(os.environ), "/", rlimits.parse(limits))
     assert isinstance(child, process.Child)
     return child
+
+
+def refused(argv: list[str], cwd: str, why: str) -> None:
+    """It is not started, which is not the fault of the command."""
+    status = process.launch(argv, {}, cwd, [])
+    assert isinstance(status, Status) and (status.state, status.code) == ("unreachable", 69)
+    assert re.fullmatch(why, status.detail), status
 
 
 def test_a_child_has_its_pipes_and_nothing_else_of_ours() -> None:
@@ -46,27 +55,46 @@ def test_signals_are_as_a_login_has_them() -> None:
     assert {int(line.split()[1], 16) & ours for line in out.splitlines()} == {0}
 
 
+def test_nothing_is_executed_while_its_parent_holds_the_report() -> None:
+    """An open report says that nothing ran: it tells a start that is given up from one that came through."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    poll = select.poll()
+    poll.register(near, select.POLLIN)
+    early: list[list[tuple[int, int]]] = []
+
+    class Slow(socket.socket):
+        def close(self) -> None:
+            if not early:
+                early.append(poll.poll(200))
+            super().close()
+
+    ours, theirs = process.pipes()
+    with near, Slow(fileno=far.detach()) as report:
+        pid = starting.fork(starting.Start(["true"], {"PATH": os.environ["PATH"]}, "/", theirs), report)
+        assert early == [[]] and poll.poll(20_000)
+    for fd in (*ours, *theirs):
+        os.close(fd)
+    assert os.waitpid(pid, 0)[0] == pid
+
+
 @pytest.mark.parametrize(
     ("argv", "code"), [(["/no/such"], 127), (["no-such-command"], 127), (["/etc/passwd"], 126)]
 )
 def test_what_cannot_be_started_says_why(argv: list[str], code: int) -> None:
     status = process.launch(argv, dict(os.environ), "/", [])
     assert isinstance(status, Status) and (status.state, status.code) == ("exited", code)
-    with pytest.raises(Refused, match="no such directory"):
-        process.launch(["true"], {}, "/no/such", [])
+    refused(["true"], "/no/such", "no such directory: /no/such")
 
 
 def test_a_directory_that_cannot_be_entered_is_not_the_commands_fault() -> None:
-    with pytest.raises(Refused, match=r"cannot start in /x+: file name too long"):
-        process.launch(["true"], {}, "/" + "x" * 300, [])
+    refused(["true"], "/" + "x" * 300, "cannot start in /x+: file name too long")
 
 
 def test_a_directory_of_somebody_else(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may do everything")
     (tmp_path / "theirs").mkdir(0o600)
-    with pytest.raises(Refused, match=f"cannot start in {tmp_path}/theirs: permission denied"):
-        process.launch(["true"], {}, str(tmp_path / "theirs"), [])
+    refused(["true"], str(tmp_path / "theirs"), f"cannot start in {tmp_path}/theirs: permission denied")
 
 
 def test_limits() -> None:
@@ -74,19 +102,18 @@ def test_limits() -> None:
     assert out == b"77\n2048\n"
     for limits in ({"nofile": "many"}, {"nope": "1"}, {"mem": "1G"}, {"as": "-1"}, {"as": ""}):
         with pytest.raises(ProtocolError):
-            process.parse_limits(limits)
+            rlimits.parse(limits)
 
 
 def test_out_of_descriptors_nothing_is_left_open() -> None:
     """At every point of a start where the next descriptor may be refused."""
     code = """
 import os, resource
-from transport import process
+from transport.job import process
 from transport.status import Status
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 before = os.listdir('/proc/self/fd')
 refused = 0
-process._stock = process._room = 1 << 20  # no room is made
 for soft in range(len(before), len(before) + 16):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:
@@ -114,8 +141,9 @@ assert 3 < refused < 16, refused
 
 INSIDE = """
 import asyncio, os, select, signal, sys
-from transport import process
+from transport.job import process, starting
 from transport.status import restore_signals
+make = starting.Start
 def become(*argv):
     def run():
         restore_signals()
@@ -127,8 +155,9 @@ def ended(child):
         out += data
     select.select([child.pidfd], [], [])
     return child.reap(), out
-def start(inside, cwd='/', keep=()):
-    return process.launch(['/no/such'], {'PATH': os.environ['PATH'], 'SAID': 'yes'}, cwd, [], keep, inside=inside)
+def start(inside, cwd='/', keep=(), limits=()):
+    starting.Start = lambda *words, **more: make(*words, **more, inside=inside)
+    return process.launch(['/no/such'], {'PATH': os.environ['PATH'], 'SAID': 'yes'}, cwd, list(limits), keep)
 async def main():
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -137,7 +166,7 @@ async def main():
 
 
 def inside(code: str) -> None:
-    """Run a coroutine's body as a node would: in a loop, with its signals."""
+    """Run a coroutine's body in a loop, with signals of its own: a copy has nothing of that."""
     body = "".join(f"    {line}\n" for line in code.strip().splitlines())
     done = subprocess.run(
         [sys.executable, "-c", f"{INSIDE}{body}asyncio.run(main())"], capture_output=True, check=False
@@ -178,10 +207,12 @@ def test_a_copy_that_cannot_be_started_says_why_and_one_that_fails_never_comes_b
     inside("""
 def part(*args):
     raise PermissionError(13, 'no')
-there, process._part = process._part, part
+there, starting._part = starting._part, part
 status = start(become('true'))
-assert (status.state, status.code) == ('exited', 126), status
-process._part = there
+assert (status.state, status.code) == ('unreachable', 69) and 'defect' in status.detail, status
+starting._part = there
+status = start(become('true'), '/no/such')
+assert (status.state, status.code) == ('unreachable', 69) and 'no such directory' in status.detail, status
 before = os.listdir('/proc/self/fd')
 def fail():
     raise ValueError
@@ -190,28 +221,8 @@ assert status.code == 69, status
 for fd in (child.stdin, child.stdout, child.stderr, child.pidfd):
     os.close(fd)
 assert os.listdir('/proc/self/fd') == before
-limited = process.launch(['sh', '-c', 'ulimit -n'], dict(os.environ), '/', [(7, 77)], inside=fail)
-assert ended(limited)[1] == b'77\\n'
+assert ended(start(become('sh', '-c', 'ulimit -n'), limits=[(7, 77)]))[1] == b'77\\n'
 """)
-
-
-def test_many_jobs_raise_the_nodes_limit_and_not_the_jobs() -> None:
-    code = """
-import os, resource
-from transport import process
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
-process._stock = process._room = 128
-children = [process.launch(['sh', '-c', 'ulimit -Sn; ulimit -Hn'], dict(os.environ), '/', []) for _ in range(60)]
-assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 128
-for child in children:
-    assert os.read(child.stdout, 100).split()[0] == b'128'
-    os.waitpid(child.pid, 0)
-"""
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1024:
-        pytest.skip("the hard limit here is too low")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_kill_session_finds_groups_of_their_own() -> None:

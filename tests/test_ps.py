@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine import procs, roster
-from quine.life import new_session
+from quine.agent.life import new_session
+from quine.base import procs
+from quine.jobs import roster
 from tests.agents import OK, QUINE, Agents, Started, call, running, says, sh, until
+from tests.support.values import JSON
 from transport.address import boot_id
 
 NONE, SOME = "^\\{\\}$", "."
@@ -203,6 +205,31 @@ def test_wait_for_a_signalled_root(agents: Agents) -> None:
     assert (fact["state"], fact["signal"], fact["code"]) == ("signaled", "TERM", 143)
 
 
+def test_wait_for_a_root_that_ends_meanwhile_has_its_status(agents: Agents) -> None:
+    """Its tape told nothing of the end when the wait began, and its parent reaps it at once."""
+    os.mkfifo(agents.directory / "go")
+    agents.script(says(sh("touch up; read x <go")), says(call("exit", status=9, stderr="nine")))
+    with agents.start("work", stderr=subprocess.DEVNULL) as process:
+        until((agents.directory / "up").exists)
+        words = [*QUINE, "wait", listed(agents)["work"]["id"]]
+        with subprocess.Popen(words, cwd=agents.directory, env=agents.env) as waiting:
+            until(lambda: "anon_inode:[pidfd]" in descriptors(waiting.pid))
+            os.kill(waiting.pid, signal.SIGSTOP)
+            go(agents)
+            assert process.wait(120) == 9
+            os.kill(waiting.pid, signal.SIGCONT)
+            assert waiting.wait(120) == 9
+
+
+def descriptors(pid: int) -> set[str]:
+    found = set()
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
 def test_an_agent_cannot_be_waited_for_by_its_own_command(agents: Agents) -> None:
     agents.run(says(sh("quine wait $QUINE_SESSION_ID; echo $? >&4")), says(OK))
     assert "waits for this command" in agents.results()[0]
@@ -214,7 +241,7 @@ def test_an_unknown_id(agents: Agents) -> None:
     for verb in ("wait", "logs", "kill"):
         done = quine(agents, verb, f"{known[:-1]}z")
         assert (done.returncode, done.stdout) == (2, "")
-        assert f"no such job: {known[:-1]}z\nquine: hint: known are {known}\n" in done.stderr
+        assert f"no such job: {known[:-1]}z\nquine: hint: known are {known}; an id has only" in done.stderr
         assert quine(agents, verb, "").returncode == 2
     assert quine(agents, "wait", known, "nobody").returncode == 2
     agents.run(says(OK))
@@ -231,7 +258,11 @@ def test_an_unknown_id(agents: Agents) -> None:
         ("logs", "no id"),
         ("kill -HUP", "no id"),
         ("kill -l NOISE", "no such signal: 'NOISE'"),
-        ("ps --follow", "no such option: --follow"),
+        ("kill -FOO x", "no such signal: 'FOO'\nquine: hint: quine kill -l\n"),
+        ("kill x -99", "no such signal: '99'\nquine: hint: quine kill -l\n"),
+        ("kill -s foo x", "no such signal: 'foo'\nquine: hint: quine kill -l\n"),
+        ("kill -list", "no such option: -ist"),
+        ("ps --stdin", "no such option: --stdin"),
         ("attach", "no id"),
         ("attach x y", "attach takes one id"),
     ],
@@ -243,7 +274,7 @@ def test_usage(agents: Agents, words: str, error: str) -> None:
 
 
 def test_these_verbs_import_no_library() -> None:
-    code = "import quine.ps, sys; print(*sys.modules)"
+    code = "import quine.cli.ps, sys; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
@@ -258,7 +289,19 @@ def test_these_verbs_import_no_library() -> None:
 def test_ps(agents: Agents) -> None:
     with loose(agents, says(OK, match="^child")) as job:
         head, row = quine(agents, "ps").stdout.splitlines()
-        assert head.split() == ["ID", "HOST", "PID", "STATE", "EXIT", "SECONDS", "TREE", "COMMAND"]
+        assert head.split() == [
+            "ID",
+            "HOST",
+            "PID",
+            "STATE",
+            "EXIT",
+            "SECONDS",
+            "TREE",
+            "TURN",
+            "COST",
+            "DOING",
+            "COMMAND",
+        ]
         assert row.split()[:2] == [job[:18], "local"]
         assert row.split()[3:5] == ["running", "-"]
         assert quine(agents, "kill", "-STOP", job).returncode == 0
@@ -280,11 +323,6 @@ def until_it_is(agents: Agents, state: str) -> None:
     until(lambda: listed(agents)["child"]["state"] == state)
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
 FIELDS = st.sampled_from(
     [
         "mission",
@@ -363,7 +401,7 @@ def test_logs(agents: Agents) -> None:
         go(agents)
         assert following.communicate(timeout=120)[0] == "more\n"
         assert following.returncode == 0
-        assert quine(agents, "logs", "--both", job).stderr == "warned\nwhy"
+        assert quine(agents, "logs", "--both", job).stderr == "warned\nwhy\n"
         for words in (("--both", "--offset=1"), ("--offset=-1",), ("--both", "--stderr")):
             assert quine(agents, "logs", *words, job).returncode == 2
     root = listed(agents)["work"]["id"]

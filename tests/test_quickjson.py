@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport import quickjson
+from transport.wire import quickjson
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -70,7 +70,7 @@ def test_deep_nesting_is_an_error_and_no_crash(pair: object) -> None:
 def test_refuses_also_where_json_was_never_imported() -> None:
     code = """
 import sys
-from transport import quickjson
+from transport.wire import quickjson
 for bad in ('{"a', '"', '{"a" 1}', '[1', '"\\\\x"'):
     try:
         quickjson.loads(bad)

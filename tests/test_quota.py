@@ -17,16 +17,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.book import PUT, Book, Numbers
-from quine.exits import Misconfigured
-from quine.files.local import Local
-from quine.files.memory import Memory, forget
-from quine.files.quota import Quota, bounded
-from quine.files.tier import Entry, Tier, Writer
-from quine.ledger import Ledger
-from quine.life import Limits
+from quine.agent.life import Limits
+from quine.base.exits import Misconfigured
+from quine.budget.book import PUT, Book, Numbers
+from quine.budget.ledger import Ledger
+from quine.files.layers.quota import LEAST, Quota, bounded
+from quine.files.stores.local.local import Local
+from quine.files.stores.memory import Memory, forget
+from quine.files.tier import BLOCK, Entry, Tier, Writer
+from quine.files.wire.remote import Remote
+from quine.files.wire.service import LARGE, Service
+from tests import streams
 from tests.agents import OK, Agents, says, sh
-from tests.test_ledger import in_child, kill
+from tests.support.machine import in_child, kill
 from tests.tiers import below, get, put
 
 LIMIT = 1_000_000
@@ -46,7 +49,7 @@ def tier(book: Book, tmp_path: Path) -> Quota:
 
 
 def held(tier: Tier) -> int:
-    return sum(entry.size for entry in tier.walk(""))
+    return sum(max(entry.size, LEAST) for entry in tier.walk("") if entry.is_file)
 
 
 def full(what: Callable[[], object]) -> None:
@@ -61,14 +64,30 @@ def test_what_does_not_fit_is_refused(tier: Quota, book: Book) -> None:
     assert below(tier) == ["a"]
     put(tier, "b", bytes(400_000))
     full(lambda: put(tier, "c", b"x"))
-    put(tier, "empty")
     assert book.numbers().stored == held(tier) == LIMIT
+
+
+@pytest.mark.parametrize("size", [0, 1, LEAST])
+def test_files_that_are_empty_or_small_are_bounded_too(tier: Quota, book: Book, size: int) -> None:
+    for number in range(most := LIMIT // LEAST):
+        put(tier, f"d/{number}", bytes(size))
+    assert book.numbers().stored == held(tier) == most * LEAST
+    full(lambda: put(tier, "more"))
+    full(lambda: tier.create("more", size=0))
+    full(lambda: tier.copy("d/0", "more"))
+    put(tier, "d/0", bytes(LEAST))
+    tier.rename("d/0", "d/1")
+    put(tier, "more", bytes(size))
+    full(lambda: put(tier, "d/0", bytes(size)))
+    tier.remove("d", recursive=True)
+    tier.remove("more")
+    assert book.numbers().stored == 0
 
 
 def test_a_size_that_is_known_is_refused_before_a_byte_is_written(tier: Quota) -> None:
     full(lambda: tier.create("a", size=LIMIT + 1))
     put(tier, "a", b"x", size=LIMIT)  # a size is no promise
-    put(tier, "b", bytes(LIMIT - 1))
+    put(tier, "b", bytes(LIMIT - LEAST))
 
 
 def test_a_size_that_is_not_known_is_refused_while_it_comes(tier: Quota, book: Book) -> None:
@@ -86,7 +105,7 @@ def test_what_is_replaced_and_removed_counts_no_more(tier: Quota, book: Book) ->
         put(tier, "a", bytes(LIMIT))
         put(tier, "a", bytes(LIMIT), size=LIMIT)
     put(tier, "a", bytes(10))
-    assert book.numbers().stored == 10
+    assert book.numbers().stored == LEAST
     put(tier, "d/b", bytes(500_000))
     put(tier, "d/c/e", bytes(300_000))
     tier.rename("d/b", "a")
@@ -119,6 +138,61 @@ def test_a_copy_and_a_hole_count_as_they_are_read(tier: Quota, book: Book) -> No
     assert book.numbers().stored == held(tier) == LIMIT
 
 
+class Copying(Memory):
+    """Copies by itself."""
+
+    copies = True
+    asked = 0
+    meanwhile: Callable[[], object] | None = None
+
+    def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
+        self.asked += 1
+        if self.meanwhile:
+            self.meanwhile()
+        return super().copy(source, target, if_absent)
+
+
+def test_a_copy_is_left_to_the_store_and_counted(book: Book) -> None:
+    store = Copying("copying")
+    tier = Quota(store, book)
+    try:
+        put(tier, "a", bytes(400_000))
+        tier.copy("a", "b")
+        assert (store.asked, book.numbers().stored) == (1, 800_000)
+        full(lambda: tier.copy("a", "c"))
+        with pytest.raises(FileExistsError):
+            tier.copy("a", "b", if_absent=True)
+        assert (store.asked, book.numbers().stored) == (1, 800_000)
+        put(tier, "b", b"x")
+        tier.copy("b", "a")
+        assert book.numbers().stored == held(tier) == 2 * LEAST
+        for source in ("none", ""):
+            with pytest.raises((FileNotFoundError, IsADirectoryError)):
+                tier.copy(source, "a")
+        store.meanwhile = lambda: put(Memory("copying"), "b", bytes(10_000))  # by another tree
+        tier.copy("b", "c")
+        assert book.numbers().stored == 2 * LEAST + 10_000
+        assert book.count(PUT) == 0
+    finally:
+        forget("copying")
+
+
+def test_a_copy_whose_answer_was_lost_is_counted(book: Book) -> None:
+    class Lost(Copying):
+        def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
+            super().copy(source, target, if_absent)
+            raise OSError(errno.EIO, "lost")
+
+    tier = Quota(Lost("copying"), book)
+    try:
+        put(tier, "a", bytes(10_000))
+        with pytest.raises(OSError, match="lost"):
+            tier.copy("a", "b")
+        assert book.numbers().stored == held(tier) == 20_000
+    finally:
+        forget("copying")
+
+
 def test_descriptors_are_counted(tier: Quota, book: Book, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(LIMIT + 1))
     with (tmp_path / "file").open("rb", buffering=0) as file:
@@ -130,7 +204,7 @@ def test_descriptors_are_counted(tier: Quota, book: Book, tmp_path: Path) -> Non
             assert writer.take(file.fileno(), LIMIT + 1) == LIMIT
             writer.commit()
     tier.remove("a")
-    for size, much in ((1000, 1000), (10, 2000)):
+    for size, much in ((10_000, 10_000), (10, 20_000)):
         with tier.create("a", size=size) as writer:
             os.write(writer.fileno(), bytes(much))
             writer.commit()
@@ -138,7 +212,7 @@ def test_descriptors_are_counted(tier: Quota, book: Book, tmp_path: Path) -> Non
     with tier.create("a", size=1) as writer:
         os.write(writer.fileno(), bytes(LIMIT + 1))
         full(writer.commit)
-    assert book.numbers().stored == held(tier) == 2000
+    assert book.numbers().stored == held(tier) == 20_000
 
 
 def test_who_comes_second_costs_nothing(tier: Quota, book: Book) -> None:
@@ -152,7 +226,7 @@ def test_who_comes_second_costs_nothing(tier: Quota, book: Book) -> None:
             with pytest.raises(FileExistsError):
                 late.commit()
         tier.remove("late")
-    assert book.numbers().stored == 3
+    assert book.numbers().stored == LEAST
     assert book.count(PUT) == 0
 
 
@@ -181,10 +255,30 @@ def test_a_commit_that_fails_is_counted_where_it_was_kept(book: Book, keeps: boo
     store.keeps = keeps
     for path in ("a", "b", "a"):
         with pytest.raises(OSError, match="lost"):
-            put(tier, path, bytes(1000))
-    assert book.numbers().stored == held(tier) == (2000 if keeps else 0)
+            put(tier, path, bytes(10_000))
+    assert book.numbers().stored == held(tier) == (20_000 if keeps else 0)
     assert book.count(PUT) == 0
     forget("failing")
+
+
+def test_what_another_tree_puts_there_meanwhile_is_not_ours(book: Book) -> None:
+    """The answer was lost, nothing was kept, and what stands there now is of another size: it is not counted."""
+
+    class Overtaken(Memory):
+        def create(self, path: str, **more: object) -> Writer:  # type: ignore[override]
+            writer = super().create(path, **more)  # type: ignore[arg-type]
+
+            def failing() -> Entry:
+                put(Memory("overtaken"), path, bytes(10))
+                raise OSError(errno.EIO, "lost")
+
+            writer.commit = failing  # type: ignore[method-assign]
+            return writer
+
+    with pytest.raises(OSError, match="lost"):
+        put(Quota(Overtaken("overtaken"), book), "a", bytes(1000))
+    assert book.numbers().stored == 0
+    forget("overtaken")
 
 
 class Unheard(Local):
@@ -202,20 +296,20 @@ class Unheard(Local):
 def test_a_change_whose_answer_was_lost_is_counted(book: Book, tmp_path: Path) -> None:
     tier = Quota(Unheard(str(tmp_path / "store")), book)
     for path in ("a", "b", "c"):
-        put(tier, path, bytes(1000))
+        put(tier, path, bytes(10_000))
     for act in (lambda: tier.remove("a"), lambda: tier.rename("b", "c")):
         with pytest.raises(OSError, match="lost"):
             act()
     with pytest.raises(FileNotFoundError):
         tier.rename("none", "c")
-    assert book.numbers().stored == held(tier) == 1000
+    assert book.numbers().stored == held(tier) == 10_000
 
 
 def test_a_smaller_file_whose_answer_was_lost_is_counted(book: Book) -> None:
     store = Failing("failing")
-    put(Quota(Memory("failing"), book), "a", bytes(1000))
+    put(Quota(Memory("failing"), book), "a", bytes(10_000))
     tier = Quota(store, book)
-    for keeps, size in ((False, 1000), (True, 10)):
+    for keeps, size in ((False, 10_000), (True, LEAST)):
         store.keeps = keeps
         with pytest.raises(OSError, match="lost"):
             put(tier, "a", bytes(10))
@@ -234,6 +328,14 @@ def test_what_goes_through_a_descriptor_and_what_follows_it_are_together_within_
         full(lambda: writer.write(b"x"))
         writer.commit()
     assert held(tier) == LIMIT
+
+
+def test_what_a_job_sends_beyond_the_size_it_told_is_counted_as_it_comes(tier: Quota) -> None:
+    """Not at the commit: a job that never comes to it would fill the disk meanwhile."""
+    with streams.joined(Service(lambda: tier)) as relay, Remote(relay).create("a", size=LARGE) as writer:  # type: ignore[arg-type]
+        writer.write(bytes(LARGE))
+        full(lambda: [writer.write(bytes(BLOCK)) for _ in range(64)])
+    assert held(tier) == 0
 
 
 # -- many ------------------------------------------------------------------------------------------
@@ -365,17 +467,17 @@ STEPS = st.lists(
         st.sampled_from(["put", "absent", "remove", "all", "rename", "copy"]),
         st.sampled_from(["a", "b", "d/a", "d/b", "d"]),
         st.sampled_from(["a", "b", "d/a", "d/b", "d", "e/f"]),
-        st.integers(0, 60),
+        st.sampled_from([0, 1, LEAST, 2 * LEAST, 3 * LEAST + 1, 5 * LEAST, 6 * LEAST]),
     ),
     max_size=30,
 )
 
 
-@given(STEPS)
-def test_the_count_is_what_is_there(steps: list[tuple[str, str, str, int]]) -> None:
-    book = Book.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=100), "quine-quota")
+@given(STEPS, st.sampled_from([Memory, Copying]))
+def test_the_count_is_what_is_there(steps: list[tuple[str, str, str, int]], kind: type[Memory]) -> None:
+    book = Book.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=10 * LEAST), "quine-quota")
     forget("count")
-    tier = Quota(Memory("count"), book)
+    tier = Quota(kind("count"), book)
     try:
         for what, path, other, size in steps:
             before, there = list(tier.walk("")), held(tier)
@@ -394,8 +496,8 @@ def test_the_count_is_what_is_there(steps: list[tuple[str, str, str, int]]) -> N
             except OSError as problem:
                 assert list(tier.walk("")) == before
                 if problem.errno == errno.EDQUOT:  # rightly
-                    assert what != "put" or there + size > 100
-            assert book.numbers().stored == held(tier) <= 100
+                    assert what != "put" or there + max(size, LEAST) > 10 * LEAST
+            assert book.numbers().stored == held(tier) <= 10 * LEAST
             assert book.count(PUT) == 0
     finally:
         os.close(book.fd)
@@ -407,25 +509,25 @@ def test_the_count_is_what_is_there(steps: list[tuple[str, str, str, int]]) -> N
 def test_the_root_of_the_tree_decides(tmp_path: Path) -> None:
     store = Local(str(tmp_path / "store"))
     assert bounded(store, {}) is store
-    ledger = Ledger.create(Limits(stored=1000))
+    ledger = Ledger.create(Limits(stored=1_000_000))
     try:
         first, second = bounded(store, {}), bounded(store, {"QUINE_FS_QUOTA": "1T"})
-        put(first, "a", bytes(600))
-        full(lambda: put(second, "b", bytes(600)))
-        assert ledger.book.numbers().stored == 600
+        put(first, "a", bytes(600_000))
+        full(lambda: put(second, "b", bytes(600_000)))
+        assert ledger.book.numbers().stored == 600_000
     finally:
         os.close(ledger.fd)
 
 
 def test_commands_of_an_agent_share_its_quota(tmp_path: Path) -> None:
     agents = Agents(tmp_path)
-    agents.env["QUINE_FS_QUOTA"] = "1k"
+    agents.env["QUINE_FS_QUOTA"] = "1M"
     done = agents.run(
-        says(sh("head -c 600 /dev/zero | quine fs put - a")),
-        says(sh("head -c 600 /dev/zero | QUINE_FS_QUOTA=1T quine fs put - b")),
+        says(sh("head -c 600000 /dev/zero | quine fs put - a")),
+        says(sh("head -c 600000 /dev/zero | QUINE_FS_QUOTA=1T quine fs put - b")),
         says(
             sh(
-                "quine fs rm a && head -c 1000 /dev/zero | env -u QUINE_FS_QUOTA quine fs put - c; quine fs ls"
+                "quine fs rm a && head -c 1000000 /dev/zero | env -u QUINE_FS_QUOTA quine fs put - c; quine fs ls"
             )
         ),
         says(OK),
@@ -434,7 +536,7 @@ def test_commands_of_an_agent_share_its_quota(tmp_path: Path) -> None:
     first, second, third = agents.results()[:3]
     assert first.startswith("[EXIT CODE] 0\n")
     assert second.startswith("[EXIT CODE] 1\n")
-    assert "the tree has 600 of 1024 bytes in the files tier" in second
+    assert "the tree has 600000 of 1048576 bytes in the files tier" in second
     assert third.startswith("[EXIT CODE] 0\n[STDOUT]\nc\n")
 
 
@@ -442,9 +544,9 @@ def test_who_becomes_nobodys_child_still_counts_with_the_tree(tmp_path: Path) ->
     """As a mount does, which outlives whoever asked for it, with a variable of its own."""
     code = """
 import os, sys
-from quine.files import quota
-from quine.files.local import Local
-from transport import inherit
+from quine.files.layers import quota
+from quine.files.stores.local.local import Local
+from transport.job import inherit
 told = int(sys.argv[2])
 book = quota.of_our_tree()
 if os.fork():
@@ -452,7 +554,7 @@ if os.fork():
 os.setsid()
 inherit.close_others({book.fd, told})
 tier = quota.bounded(Local(sys.argv[1]), {"QUINE_FS_QUOTA": "1T"})
-for size in (600, 500):
+for size in (600_000, 500_000):
     try:
         with tier.create(str(size)) as writer:
             writer.write(bytes(size))
@@ -461,7 +563,7 @@ for size in (600, 500):
     except OSError as problem:
         os.write(told, problem.strerror.encode())
 """
-    ledger = Ledger.create(Limits(stored=1000))
+    ledger = Ledger.create(Limits(stored=1_000_000))
     reading, writing = os.pipe()
     try:
         root = str(Path(__file__).parents[1])
@@ -470,22 +572,25 @@ for size in (600, 500):
         subprocess.run(command, pass_fds=[writing], env={"PYTHONPATH": root}, check=True, timeout=120)
         os.close(writing)
         with os.fdopen(reading, "rb") as file:
-            told = b"the tree has 600 of 1000 bytes in the files tier, and no room for 500 more"
+            told = b"the tree has 600000 of 1000000 bytes in the files tier, and no room for 500000 more"
             assert file.read() == b"done " + told
-        assert ledger.book.numbers().stored == 600
+        assert ledger.book.numbers().stored == 600_000
     finally:
         os.close(ledger.fd)
 
 
 def test_without_a_tree_it_is_of_this_process(tmp_path: Path) -> None:
     store = Local(str(tmp_path / "store"))
-    tier = bounded(store, {"QUINE_FS_QUOTA": "1k"})
+    before = set(os.listdir("/proc/self/fd"))
+    tier = bounded(store, {"QUINE_FS_QUOTA": "1M"})
     assert isinstance(tier, Quota)
     try:
-        put(tier, "a", bytes(1024))
+        put(tier, "a", bytes(1 << 20))
         full(lambda: put(tier, "b", b"x"))
-        assert get(tier, "a") == bytes(1024)
+        assert get(tier, "a") == bytes(1 << 20)
     finally:
-        os.close(tier._account._book.fd)
+        for fd in set(os.listdir("/proc/self/fd")) - before:
+            with contextlib.suppress(OSError):
+                os.close(int(fd))
     with pytest.raises(Misconfigured, match="QUINE_FS_QUOTA must be a size as 500M or 2G, not much"):
         bounded(store, {"QUINE_FS_QUOTA": "much"})

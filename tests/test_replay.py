@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from quine import rebuild, verify
-from quine.exits import Misconfigured
-from quine.guests.base import Message, Refused, Request, ToolResult
-from quine.guests.replay import ReplayGuest
-from quine.life import new_session
-from quine.tape import FileSink, Tape
+from quine.agent.life import new_session
+from quine.base.exits import Misconfigured
+from quine.providers.base import Message, Refused, Request, ToolResult
+from quine.providers.replay import ReplayGuest
+from quine.tape import rebuild, verify
+from quine.tape.tape import FileSink, Tape
 from tests.agents import OK, QUINE, UNTIL_ENDED, Agents, call, left, says, sh
 
 RECORDER = f"""#!{sys.executable} -I
@@ -150,6 +150,7 @@ def test_a_result_that_is_sent_again_has_its_place(tmp_path: Path) -> None:
     assert messages[1:] == [results[2], results[1]]
 
 
+@pytest.mark.long
 def test_a_tree_is_lived_again(agents: Agents) -> None:
     agents.run(*TREE)
     done = replay(agents)
@@ -159,6 +160,7 @@ def test_a_tree_is_lived_again(agents: Agents) -> None:
     assert replay(agents).stdout == "5 lives replayed, none departed\n"
 
 
+@pytest.mark.long
 def test_where_it_departs(agents: Agents) -> None:
     note = agents.directory / "note"
     note.write_text("then")
@@ -214,6 +216,7 @@ def test_a_child_in_the_background_has_other_names(agents: Agents) -> None:
     assert done.stdout == "2 lives replayed, none departed\n"
 
 
+@pytest.mark.long
 def test_a_nested_quine_is_lived_again(agents: Agents) -> None:
     nested = "quine 'inner mission' && quine 'inner mission'"
     agents.run(
@@ -235,6 +238,7 @@ def test_an_end_that_differs_departs(agents: Agents) -> None:
     assert replay(agents).returncode == 0, "cut off where it was: it goes on"
 
 
+@pytest.mark.long
 def test_material_and_wisdom_are_as_they_were(agents: Agents) -> None:
     agents.run(
         says(sh("cat $QUINE_DATA_DIR/stdin-* | wc -c")), says(OK),
@@ -315,5 +319,5 @@ def test_the_guest_by_itself(tmp_path: Path) -> None:
     guest.infer(Request([Message("user", "never said")], [], new_session()))
     assert notes == [f"message 1 is not what was sent in {path.stem}"]
     assert (got.message, got.usage.input, got.stop) == (reply, 7, "length")
-    with pytest.raises(Refused, match="1 reply for this life"):
+    with pytest.raises(Refused, match="the tape has no reply left for this life"):
         guest.infer(Request([], [], new_session(), ordinal=1))

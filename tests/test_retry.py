@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from quine.jobs import Status as Told
-from quine.run import LONG, Notes
+from quine.agent.jobs import Status as Told
+from quine.cli.run import LONG, Notes
 from tests.agents import OK, call, says
 from tests.breaks import QUIET
 from tests.lab import Lab
 from tests.screen import Screen
-from tests.test_elsewhere import tapes
+from tests.support.remote_agents import tapes
 
-# On its first host it kills the node that started it, so nobody can tell how it ended; then it says where it is.
-ONCE = 'if mkdir "$0" 2>/dev/null; then {} kill -9 $PPID; else {}; fi'
+# On its first host it kills the node, which is its launcher's parent, so nobody can tell how it ended; then it says
+# where it is.
+ONCE = 'if mkdir "$0" 2>/dev/null; then {} kill -9 $(ps -o ppid= -p $PPID); else {}; fi'
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_lost_with_a_part_of_its_output(lab: Lab, tmp_path: Path) -> None:
     """Nobody downstream could tell the two beginnings apart."""
     words = ["run", "--on", "h1,h2", "--retry", "1", "--idempotent", "--"]
     process = lab.popen(
-        [*words, "sh", "-c", "echo up; read line; kill -9 $PPID"],
+        [*words, "sh", "-c", "echo up; read line; kill -9 $(ps -o ppid= -p $PPID)"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -155,7 +156,7 @@ def test_lost_with_a_part_of_its_output(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_a_lost_agent_lives_again_as_another_session(lab: Lab, tmp_path: Path) -> None:
-    command = f"mkdir {tmp_path}/once && kill -9 $(ps -o ppid= -p $PPID); echo $QUINE_NODE_NAME >&4"
+    command = f"mkdir {tmp_path}/once && kill -9 $(ps -o ppid= -p $(ps -o ppid= -p $PPID)); echo $QUINE_NODE_NAME >&4"
     lines = [says(call("sh", command=command)), says(OK)]
     env = {**lab.script(lines, "again.jsonl"), "QUINE_DATA_DIR": str(tmp_path / "data")}
     words = ["--on", "h1,h2", "--retry", "1", "--idempotent", "--report", str(tmp_path / "r"), "work"]
@@ -196,7 +197,7 @@ def test_a_signal_ends_the_pause_before_the_next_try(lab: Lab, dead: str) -> Non
         (["run", "--retry", "1", "--", "true"], b"it needs --on WHERE"),
         (["run", "--on", "h1", "--idempotent", "--", "true"], b"it needs --retry N"),
         (["run", "--on", "h1", "--retry", "x", "--", "true"], b"--retry x: should be a number"),
-        (["run", "--on", "h1", "--retry", "-1", "--", "true"], b"--retry -1: should be a number"),
+        (["run", "--on", "h1", "--retry", "-1", "--", "true"], b"--retry -1: must not be negative"),
         (["--retry", "1", "work"], b"it needs --on WHERE"),
         (["--idempotent", "work"], b"it needs --retry N"),
     ],
@@ -219,7 +220,7 @@ def test_a_guest_is_told_of_a_lost_child(lab: Lab, tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         says(call("fork", intent="child", host="h1", wait=True), match="^root"),
         says(OK, match="^root"),
-        says(call("sh", command="kill -9 $(ps -o ppid= -p $PPID)"), match="^child"),
+        says(call("sh", command="kill -9 $(ps -o ppid= -p $(ps -o ppid= -p $PPID))"), match="^child"),
         says(OK, match="^child"),
     ]
     env = {**lab.script(lines, "lost.jsonl"), "QUINE_DATA_DIR": str(tmp_path)}
@@ -244,8 +245,7 @@ def test_a_lost_connection_is_told_when_it_takes_long(capfd: pytest.CaptureFixtu
     up = {**down, "up": True, "seconds": 12.3, "why": ""}
     assert said({}, down, up) == ""
     assert said({}, down, long, longer, up, up) == (
-        f"quine: h1: the connection is lost since 10 s, trying again; gone{end}"
-        f"quine: h1: the connection is back after 12 s{end}"
+        f"quine: h1: connection lost 10 s ago; reconnecting: gone{end}quine: h1: reconnected after 12 s{end}"
     )
     assert said({"verbose": True}, down, up, down).count("\n") == 3
     assert said({"quiet": True}, long) == ""

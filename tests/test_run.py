@@ -17,24 +17,11 @@ from pathlib import Path
 import pytest
 
 from tests.agents import PATIENCE, until
-from tests.lab import Lab, Process, peak_rss, processes
+from tests.lab import Lab, peak_rss, processes
+from tests.support.machine import nodes
+from tests.support.waiting import read_until
 
 MiB = 1 << 20
-
-
-def nodes(found: list[Process]) -> list[Process]:
-    return [process for process in found if process.daemon and "--dial" not in process.argv]
-
-
-def read_until(pipe: int, text: bytes, seconds: float = PATIENCE) -> bytes:
-    """Read a pipe until `text` has come; readiness by what the far command says, never by sleeping."""
-    deadline, got = time.monotonic() + seconds, b""
-    while text not in got:
-        assert select.select([pipe], [], [], max(0, deadline - time.monotonic()))[0], f"only {got!r} came"
-        data = os.read(pipe, 65536)
-        assert data, f"ended after {got!r}"
-        got += data
-    return got
 
 
 @pytest.fixture
@@ -59,6 +46,7 @@ def started(lab: Lab) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 # -- status ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 256, 64))
 def test_every_exit_status(lab: Lab, first: int) -> None:
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
@@ -86,7 +74,9 @@ def test_not_found_and_not_executable(lab: Lab) -> None:
 def test_a_directory_that_is_not_there(lab: Lab) -> None:
     done = lab.run(["run", "--on", "h1", "--cwd", "/no/such", "--", "pwd"])
     assert done.returncode == 69
-    assert done.stderr.startswith(b"quine: h1: error: no such directory: /no/such\nquine: h1: hint: ")
+    assert done.stderr.startswith(
+        b"quine: h1: error: no such directory: /no/such; not run: pwd\nquine: h1: hint: "
+    )
 
 
 def test_the_report(lab: Lab, tmp_path: Path) -> None:
@@ -111,6 +101,18 @@ def test_a_report_goes_to_a_descriptor_and_never_replaces_a_device(lab: Lab, tmp
     lab.run(["run", "--on", "h1", "--report", tmp_path / "pipe", "--", "true"], check=True)
     assert b'"state":"exited"' in reader.communicate(timeout=PATIENCE)[0]
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_report_goes_where_a_link_leads_and_the_link_stays(lab: Lab, tmp_path: Path) -> None:
+    """To a file, to a name that is not there yet, to a descriptor of ours, as behind the > of a shell."""
+    (tmp_path / "file").write_bytes(b"old")
+    for link, target in (("l1", "file"), ("l2", "new"), ("l3", "/dev/stderr")):
+        (tmp_path / link).symlink_to(target)
+        done = lab.run(["run", "--on", "local", "--report", tmp_path / link, "--", "true"], check=True)
+        assert os.readlink(tmp_path / link) == target
+        report = done.stderr if target.startswith("/dev") else (tmp_path / target).read_bytes()
+        assert report.count(b'"state":"exited"') == 1
+    assert sorted(os.listdir(tmp_path)) == ["file", "l1", "l2", "l3", "new"]
 
 
 def test_argv_environment_and_directory_cross_unchanged(lab: Lab) -> None:
@@ -200,7 +202,7 @@ def test_mistakes_of_the_caller(lab: Lab, tmp_path: Path) -> None:
     done = lab.sh("quine --on h1 \"$(printf '\\377')\"")
     assert done.returncode == 2 and b"not UTF-8" in done.stderr
     assert b"command not found" in lab.run(["run", "-q", "--on", "h1", "--", "nosuch"]).stderr
-    assert lab.sh("quine hosts >/dev/full").returncode == 1
+    assert lab.sh("quine hosts >/dev/full").returncode == 74
     assert b"quine 0." in lab.run(["run", "--version"]).stdout
 
 
@@ -216,11 +218,14 @@ def test_limits_hold_over_there(lab: Lab) -> None:
     assert done.stdout == b"64\n"
     done = lab.run(["run", "--on", "h1", "--limit", "nonsense=1", "--", "true"])
     assert done.returncode == 2 and b"unknown limit" in done.stderr
+    assert done.stderr.rstrip().endswith(b"known are as, core, cpu, data, fsize, nofile, nproc, stack")
     lab.alias("limited", "h1", limits={"nofile": 77})
     lab.alias("unbuilt", "h1", limits={"mem": "1G"})
     assert lab.run(["run", "--on", "limited", "--", "sh", "-c", "ulimit -n"]).stdout == b"77\n"
     done = lab.run(["run", "--on", "unbuilt", "--", "true"])
-    assert done.returncode == 77 and b"not built yet" in done.stderr
+    assert done.returncode == 2 and b"unbuilt: error: limit mem needs a cgroup: not built yet" in done.stderr
+    lab.alias("sized", "h1", limits={"fsize": "1.5KiB", "core": 0})
+    assert lab.run(["run", "--on", "sized", "--", "sh", "-c", "ulimit -f"]).stdout == b"3\n"
 
 
 def test_a_relative_directory_is_below_the_jobs_own(lab: Lab) -> None:
@@ -237,6 +242,7 @@ def test_a_relative_directory_is_below_the_jobs_own(lab: Lab) -> None:
 # -- streams ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_256_megabytes_both_ways(lab: Lab, tmp_path: Path) -> None:
     """Identical, and nobody on the way above 80 MB."""
     lab.stop_nodes()  # what others have had them keep in memory is not counted
@@ -269,6 +275,7 @@ def test_256_megabytes_both_ways(lab: Lab, tmp_path: Path) -> None:
         assert peak_rss(node.pid) < 80 * MiB, str(node)
 
 
+@pytest.mark.long
 def test_a_reader_that_sleeps_stops_the_producer(lab: Lab) -> None:
     """The producer over there is blocked by its pipe, memory stays, and then nothing is missing."""
     lab.stop_nodes()  # as above
@@ -379,6 +386,7 @@ def test_a_socket_whose_reader_has_gone_ends_the_producer(lab: Lab) -> None:
     assert lab.wait_idle() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["TERM", "HUP"])
 def test_a_signal_gets_through_when_only_our_reader_is_slow(lab: Lab, name: str) -> None:
     """The job over there is over; its output waits for a reader that does not read."""
@@ -470,6 +478,7 @@ def test_three_interrupts_leave_a_command_that_ignores_them(
     assert lab.wait_idle() == []
 
 
+@pytest.mark.long
 def test_kill_9_of_the_client(lab: Lab, started: Callable[..., subprocess.Popen[bytes]]) -> None:
     """Also what moved into groups of its own, and what ignores TERM."""
     # a session of its own is outside the job, as with any job control
@@ -485,6 +494,7 @@ def test_kill_9_of_the_client(lab: Lab, started: Callable[..., subprocess.Popen[
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_kill_9_of_the_node_here(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"], lease=1)
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
@@ -521,6 +531,7 @@ def test_kill_9_of_the_sshd_session_is_survived(own_lab: Callable[..., Lab]) -> 
     assert lab.wait_idle(90) == []
 
 
+@pytest.mark.long
 def test_a_link_that_stays_down_longer_than_the_lease(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"], lease=1)
     process = lab.popen(
@@ -540,6 +551,7 @@ def test_a_link_that_stays_down_longer_than_the_lease(own_lab: Callable[..., Lab
     assert lab.run(["run", "--on", "h1", "--", "echo", "again"]).stdout == b"again\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("death", ["client", "link"])
 def test_a_lost_origin_is_no_end_of_file(own_lab: Callable[..., Lab], death: str) -> None:
     """What reads its stdin to the end must not take a cut for it and go on with half of the material."""
@@ -566,6 +578,7 @@ def test_a_lost_origin_is_no_end_of_file(own_lab: Callable[..., Lab], death: str
 # -- many ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_300_at_once_over_one_connection(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])
     done = lab.sh(
@@ -597,7 +610,7 @@ while [ $# -lt 2 ] && ! [ -e met ]; do sleep 0.01; set -- held/*; done
     assert len(counts) == 12 and max(counts) == 2
 
 
-def test_where(lab: Lab) -> None:
+def test_a_where_of_tags_and_names_chooses_the_host(lab: Lab) -> None:
     lab.alias("t1", "h1", tags=["gpu"])
     lab.alias("t2", "h2", tags=["gpu", "bad"])
     name = ["--", "sh", "-c", "echo $QUINE_NODE_NAME"]

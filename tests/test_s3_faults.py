@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from quine.files import s3
-from quine.files.object_io import PART
-from quine.files.objects import ObjectTier
-from quine.files.s3 import TRIES, Bucket
+from quine.files.stores.object import s3
+from quine.files.stores.object.object_io import PART
+from quine.files.stores.object.objects import ObjectTier
+from quine.files.stores.object.s3 import TRIES, Bucket
 from tests.faulty import Faulty, Handler, asks, broken, done_but, fault, faulty, instead, lost, torn, without
-from tests.test_tier_stores import refused
+from tests.support.acts import refused
 from tests.tiers import below, get, put
 from tests.weed import BUCKET, Weed
 
@@ -155,8 +155,9 @@ def test_a_body_that_breaks_off_again_and_again_goes_on(tier: ObjectTier, proxy:
 def test_the_first_of_many_parts_where_only_one_put_is_decided(
     weed: Weed, proxy: Faulty, tier: ObjectTier
 ) -> None:
-    """Some stores heed If-None-Match of a put, and not of what completes an upload."""
+    """Some stores heed If-None-Match of a put, and neither of what completes an upload nor of a copy."""
     proxy.rule(asks("POST", UPLOAD), without("If-None-Match"), 1000)
+    proxy.rule(lambda asked: "x-amz-copy-source" in asked.headers, without("If-None-Match"), 1000)
     put(tier, "lock", b"", if_absent=True)
     refused(errno.ENOTSUP, lambda: put(tier, "big.lock", bytes(PART + 1), if_absent=True))
     put(tier, "big", bytes(PART + 1))

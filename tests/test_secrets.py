@@ -106,6 +106,7 @@ def leaves_nothing(tree: Tree, out: bytes, err: bytes) -> None:
     assert tree.in_files() == set()
 
 
+@pytest.mark.long
 def test_a_whole_tree(tree: Tree) -> None:
     """Root with a background job and a nested quine, a child, a grandchild; then the next life; then a foreign program.
 
@@ -181,6 +182,7 @@ def echoes(status: int, kind: str) -> Fault:
     return Fault(status, kind, {"retry-after-ms": "1"}, f"Incorrect API key provided: {KEY}. You can find it")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
@@ -216,6 +218,7 @@ def test_a_password_in_the_base(tree: Tree) -> None:
     ] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["python", "subshell", "shells"])
 def test_each_reaches_its_guest(tree: Tree, where: str) -> None:
     """A quine that is called from another language, from a subshell, and two shells further down."""

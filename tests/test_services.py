@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from transport import services
-from transport.frames import Kind
-from transport.services import Services
-from transport.session import STDIN, Session
+from transport.rpc import services
+from transport.rpc.services import Services
+from transport.wire.frames import Kind
+from transport.wire.session import STDIN, Session
 
 
 class Asker:
@@ -22,7 +22,8 @@ class Asker:
         self.read, self.wake = os.pipe()
         os.set_blocking(self.wake, False)
         self.face, self.node = Session(True, {}), Session(False, {})
-        self.services = Services(self.face, handlers, self.wake, "c")
+        self.notes: list[str] = []
+        self.services = Services(self.face, handlers, self.wake, "c", self.notes.append)
         self.answers: dict[int, str | None] = {}
         self.carry()
 
@@ -34,8 +35,8 @@ class Asker:
                 if frame.kind == Kind.REPLY:
                     self.answers[frame.channel] = frame.body()["error"]
 
-    def ask(self, body: bytes, whole: bool = True) -> int:
-        number = self.node.open(Kind.REQUEST, {"name": "work", "capability": "c"})
+    def ask(self, body: bytes, whole: bool = True, name: str = "work") -> int:
+        number = self.node.open(Kind.REQUEST, {"name": name, "capability": "c"})
         self.carry()
         for at in range(0, len(body), 50_000):
             if number in self.answers:
@@ -75,11 +76,15 @@ def asker(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[As
         assert gate.wait(120)
         return b"%d" % len(body)
 
-    made = Asker({"work": work})
+    def fail(body: bytes) -> bytes:
+        raise ValueError(f"no such {body!r}")
+
+    made = Asker({"work": work, "tape": lambda body: b"", "fail": fail})
     yield made
     gate.set()
     made.services.close()
-    assert made.services._pool is None or made.services._pool.shutdown(wait=True) is None
+    for pool in made.services._pools.values():
+        pool.shutdown()
     os.close(made.read)
     os.close(made.wake)
 
@@ -98,3 +103,40 @@ def test_what_was_taken_back_counts_while_it_is_worked_on(asker: Asker, gate: th
     last = asker.ask(b"x")
     asker.wait(1)
     assert asker.answers[last] is None and asker.services._held == 0
+
+
+def test_a_cheap_request_does_not_wait_for_those_that_block(
+    asker: Asker, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "THREADS", 2)
+    for _ in range(3):  # one more than there are threads for it
+        asker.ask(b"x")
+    written = asker.ask(b"x", name="tape")
+    asker.wait(1)
+    assert asker.answers == {written: None}
+    gate.set()
+    asker.wait(3)
+    assert len(asker.answers) == 4
+
+
+def test_where_no_thread_can_be_started_a_request_is_refused_and_never_runs(
+    asker: Asker, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    gate.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        first = asker.ask(b"a")
+    assert asker.answers == {first: "no thread can be started at the origin"}
+    second = asker.ask(b"b")  # its thread finds the first in the queue
+    asker.wait(1)
+    assert asker.answers[second] is None
+
+
+def test_the_traceback_of_a_handlers_defect_is_for_the_log(asker: Asker) -> None:
+    failed = asker.ask(b"x", name="fail")
+    asker.wait(1)
+    assert asker.answers[failed] == "no such b'x'"
+    assert any("Traceback" in note and "in fail" in note for note in asker.notes), asker.notes

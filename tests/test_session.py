@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport.errors import ProtocolError
-from transport.frames import LIFE, MAX_PAYLOAD, NAMES, VERSION, Frame, Kind, encode, pack
-from transport.session import (
+from transport.errors import ProtocolError, Refused
+from transport.status import Status
+from transport.wire import session
+from transport.wire.frames import LIFE, MAX_PAYLOAD, NAMES, VERSION, Frame, Kind, encode, pack
+from transport.wire.session import (
     ENDED,
     GONE,
     MAX_CONTROL,
+    MOST_ASKED,
     OPENING,
     RUNNING,
     STDERR,
@@ -25,7 +28,6 @@ from transport.session import (
     Session,
     diagram,
 )
-from transport.status import Status
 
 EXITED = Status("exited", 0).to_json()
 
@@ -362,3 +364,101 @@ def test_hostile_frames_are_protocol_errors_or_nothing(frames: list[Frame]) -> N
                 list(end.receive(encode(frame)))
         except ProtocolError:
             pass
+
+
+def test_a_channel_too_many_is_refused_by_its_own_end(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other end would end the link for it, and with it every job."""
+    monkeypatch.setattr(session, "MAX_CHANNELS", 3)
+    requests = [
+        wire.server.open(Kind.REQUEST, {}) for _ in range(3)
+    ]  # of the other end: they count for it alone
+    wire.exchange()
+    jobs = [wire.job() for _ in range(3)]
+    with pytest.raises(Refused, match="3 jobs and requests"):
+        wire.opener.open(Kind.SPAWN, {"id": "x"})
+    with pytest.raises(Refused):
+        wire.server.open(Kind.REQUEST, {})
+    wire.opener.abandon(jobs[0])
+    wire.server.abandon(requests[0])
+    again = wire.opener.open(Kind.SPAWN, {"id": "x"})
+    wire.server.open(Kind.REQUEST, {})
+    wire.exchange()
+    assert again in wire.server.channels and len(wire.server.channels) == len(wire.opener.channels) == 6
+
+
+def test_a_peer_that_opens_a_channel_too_many_is_none(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_CHANNELS", 3)
+    for number in (1, 3, 5):
+        assert list(wire.server.receive(encode(Frame(Kind.SPAWN, number, payload=b"{}"))))
+    with pytest.raises(ProtocolError, match="too many channels"):
+        list(wire.server.receive(encode(Frame(Kind.SPAWN, 7, payload=b"{}"))))
+
+
+def test_a_channel_whose_last_word_waits_behind_its_data_counts_until_it_was_sent(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "MAX_CHANNELS", 1)
+    number = wire.opener.open(Kind.REQUEST, {})
+    wire.exchange()
+    wire.opener.data(number, STDIN, b"whole")
+    wire.opener.eof(number, STDIN)
+    wire.opener.abandon(number)
+    with pytest.raises(Refused):
+        wire.opener.open(Kind.REQUEST, {})
+    wire.exchange()
+    wire.opener.open(Kind.REQUEST, {})
+    wire.exchange()
+    assert len(wire.server.channels) == 1
+
+
+def under_way(end: Session) -> int:
+    """Bytes of bodies that the accepting end has asked and that were not acknowledged, counted anew."""
+    asked = [channel for channel in end.channels.values() if channel.mine != end.opener]
+    return sum(channel.flows[STDIN].offset - channel.flows[STDIN].acked for channel in asked)
+
+
+def test_bodies_of_many_requests_have_one_bound(wire: Wire) -> None:
+    """Each is within its window, and a receiver that takes nothing would have to hold them all."""
+    payload = b"x" * MAX_PAYLOAD
+    with pytest.raises(ProtocolError, match="bytes of requests at one time"):
+        for _ in range(MOST_ASKED // MAX_PAYLOAD + 1):
+            wire.server.data(wire.server.open(Kind.REQUEST, {}), STDIN, payload)
+            wire.exchange()
+    assert wire.opener.asked <= MOST_ASKED + MAX_PAYLOAD
+
+
+def test_there_is_room_for_bodies_below_their_bound_and_none_at_it(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "ASKED", 100)
+    number = wire.server.open(Kind.REQUEST, {})
+    wire.exchange()
+    for size, crowded in ((99, False), (1, True)):
+        wire.server.data(number, STDIN, b"x" * size)
+        wire.exchange()
+        assert wire.opener.crowded(None) is crowded is wire.server.crowded(None)
+
+
+def test_what_is_asked_is_counted_alike_at_both_ends(wire: Wire) -> None:
+    rng = random.Random(7)
+    numbers: list[int] = []
+    for _ in range(2000):
+        act = rng.randrange(6)
+        if act == 0 or not numbers:
+            numbers.append(wire.server.open(Kind.REQUEST, {}))
+            wire.exchange()
+            wire.opener.tell(numbers[-1], Kind.ATTACH, {})
+        number = rng.choice(numbers)
+        if act == 1:
+            numbers.remove(number)
+            wire.server.abandon(number)
+        elif act in (2, 3):
+            flow = wire.server.flow(number, STDIN)
+            if size := rng.randint(0, min(MAX_PAYLOAD, flow.credit)):
+                wire.server.data(number, STDIN, b"x" * size)
+        elif act == 4 and number in wire.opener.channels:
+            flow = wire.opener.flow(number, STDIN)
+            wire.opener.ack(number, STDIN, rng.randint(flow.acked, flow.offset))
+        wire.exchange()
+        assert wire.server.asked == under_way(wire.server) == under_way(wire.opener) == wire.opener.asked
+    assert wire.server.asked > 0

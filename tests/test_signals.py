@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 BEGIN = """
 import _thread, os, signal, time
-from quine.signals import KICK, Signals, Terminated
+from quine.agent.signals import KICK, Signals, Terminated
 
 signals = Signals()
 signals.install()
@@ -37,9 +38,9 @@ def in_thread(number):
 """
 
 
-def outcome(code: str) -> str:
+def outcome(code: str, cwd: Path | None = None) -> str:
     whole = BEGIN + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, timeout=60, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -85,7 +86,7 @@ def test_a_call_is_not_disturbed_by_a_signal_that_means_nothing_to_it() -> None:
     assert outcome(code) == "b'answer' 0"
 
 
-def test_nothing_is_left_of_it() -> None:
+def test_insistence_leaves_no_descriptor_no_mask_and_no_handler() -> None:
     code = """
     before = os.listdir("/proc/self/fd")
     for _ in range(50):
@@ -99,3 +100,72 @@ def test_nothing_is_left_of_it() -> None:
     print(signal.getsignal(KICK) == signal.SIG_DFL)
     """
     assert outcome(code).split() == ["True", "set()", "True"]
+
+
+def test_a_peer_that_has_gone_is_no_signal_to_us() -> None:
+    """The kernel sends SIGPIPE for our own write, and says that it is ours."""
+    code = """
+    os.close(waits)
+    with signals.quiet():
+        try:
+            os.write(gives, b"x")
+        except BrokenPipeError:
+            print("broken", signal.SIGPIPE in signal.sigpending())
+    print(signals.fatal, signal.SIGPIPE in signal.sigpending())
+    """
+    assert outcome(code) == "broken True\n0 False"
+
+
+def test_a_sigpipe_that_somebody_sent_counts_while_we_write() -> None:
+    code = """
+    import subprocess
+    with signals.quiet():
+        subprocess.run(["kill", "-PIPE", str(os.getpid())], check=True)
+    print(signals.fatal)
+    """
+    assert outcome(code) == "13"
+
+
+SILENT = """
+import select, socket
+from quine.agent import signals as module
+from transport.errors import RequestError
+from transport.rpc.requests import Relay
+
+module.HURRY, module.STEP = 0.2, 0.01
+node = socket.socket(socket.AF_UNIX)
+node.bind("node")
+node.listen()
+
+
+def ask(size):
+    try:
+        Relay("node", "token", "capability").request("tape", bytes(size), signals.ready)
+    except RequestError as error:
+        print(signals.fatal, error)
+"""
+GIVEN_UP = "15 the origin cannot be reached: no answer for 0.2 s"
+
+
+@pytest.mark.parametrize("size", [10, 1 << 24])
+def test_a_request_without_an_answer_is_given_up_after_a_signal_that_came_before_it(
+    tmp_path: Path, size: int
+) -> None:
+    code = f"os.kill(os.getpid(), signal.SIGTERM)\nask({size})"
+    assert outcome(SILENT + code, tmp_path) == GIVEN_UP
+
+
+def test_a_request_that_waits_is_given_up_after_a_signal(tmp_path: Path) -> None:
+    code = """
+def reads():
+    peer = node.accept()[0]
+    seen = b""
+    while b"tape" not in seen:
+        seen += peer.recv(1 << 16)
+    os.kill(os.getpid(), signal.SIGTERM)
+    told = os.read(waits, 1)
+
+_thread.start_new_thread(reads, ())
+ask(10)
+"""
+    assert outcome(SILENT + code, tmp_path) == GIVEN_UP

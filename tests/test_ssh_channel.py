@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
+from asyncssh.channel import SSHChannel
+from asyncssh.constants import MSG_CHANNEL_WINDOW_ADJUST
+from asyncssh.logging import SSHLogger
 
-from transport.channel import AT_ONCE, SshDuplex
+from transport.carrier.ssh.channel import AT_ONCE, SshDuplex
 
 
 class Wire:
@@ -18,6 +22,10 @@ class Wire:
         self.closed = 0
         self.keepalive = 15.0
         self.broken = False  # the other end has closed it; connection_lost comes in the next turn of the loop
+
+        self._recv_buf: list[bytes] = []
+
+    def _deliver_data(self, data: bytes, datatype: int | None) -> None: ...
 
     def write(self, data: bytes) -> None:
         if self.broken:
@@ -201,3 +209,47 @@ def test_close_tells_the_end_at_once() -> None:
         assert wire.closed >= 2, "the channel and its connection"
 
     asyncio.run(scene())
+
+
+def test_what_is_kept_while_reading_is_paused_is_bounded_by_the_window() -> None:
+    """Also after many short pauses: the peer sends as much as it is allowed to, of which little is taken each time."""
+    window, packet = 8 * AT_ONCE, 32 << 10
+    opened = 0
+
+    class Connection:
+        """What asyncssh's channel uses of its connection. Each word from it opens the window."""
+
+        logger = SSHLogger(logging.getLogger())
+
+        def add_channel(self, _: Any) -> int:
+            return 0
+
+        def send_packet(self, kind: int, payload: bytes, **_: Any) -> None:
+            nonlocal opened
+            assert kind == MSG_CHANNEL_WINDOW_ADJUST
+            opened += int.from_bytes(payload[4:], "big")
+
+    class Slow(Log):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            duplex.pause_reading()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        channel: Any = SSHChannel(Connection(), loop, None, "strict", window, packet)  # type: ignore[arg-type]
+        channel._recv_state, channel._send_state, channel._send_chan = "open", "open", 0
+        channel._session, channel._recv_paused = duplex, False
+        duplex.connection_made(channel)
+        duplex.attach(slow)
+        sent = 0
+        for _ in range(200):
+            while sent + packet <= window + opened:
+                channel._accept_data(bytes(packet))
+                sent += packet
+            assert sent - sum(map(len, slow.heard)) <= window
+            await asyncio.sleep(0)
+            duplex.resume_reading()
+        assert sum(map(len, slow.heard)) > 4 * window
+
+    duplex, slow = SshDuplex(), Slow()
+    asyncio.run(main())

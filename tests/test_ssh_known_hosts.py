@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.known_hosts import KnownHosts, matches, name_of, parse
+from transport.carrier.ssh.known_hosts import KnownHosts, matches, name_of, parse
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBp6ndiISvbBCiCCZujMNBiRrjOxSSfqlBl3f69wp82i"
 OTHER = KEY[:-1] + "j"

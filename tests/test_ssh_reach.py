@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from transport import reach
+from transport.carrier import reach
+from transport.carrier.reach import SshTarget
 from transport.errors import Unreachable
-from transport.reach import SshTarget
 
 
 def listening() -> socket.socket:

@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,13 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.exits import Misconfigured
+from quine.base.exits import Misconfigured
 from quine.staging import aside, objects, renames, survey, words
-from quine.staging.content import Broken, Changed, Feed, measure, parse_head, tell
+from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
 from quine.staging.face import Staging
-from quine.staging.manifest import BadManifest, Manifest, digest_of, parse, stays
+from quine.staging.manifest import SIZE, BadManifest, Manifest, digest_of, parse, stays
 from quine.staging.tree import Tree, bits, set_bits
-from tests.test_staging_hosts import facts
+from tests.support.trees import facts
 from tests.wired import Relay, bring, stage
 from tests.wired import cache as cache
 from tests.wired import here as here
@@ -107,6 +108,57 @@ def _new(path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("size", [9, BLOCK + 1], ids=["small", "large"])
+def test_a_content_that_is_another_one_is_refused(there: Path, size: int) -> None:
+    manifest, data = Manifest(), bytes(size)
+    manifest.add(b"a", stat.S_IFREG | 0o644, 0, len(data), hashlib.blake2b(data, digest_size=SIZE).digest())
+
+    class Line:
+        def read(self, size: int) -> bytes:
+            return b"forged!!!"[:size]  # again and again
+
+    layout = aside.Layout(os.fsencode(there), manifest, {}, {})
+    layout.open()
+    try:
+        with pytest.raises(Broken, match="a came with another content"):
+            layout.fill(Feed(Line()), set(layout.wanted()), None, None)  # type: ignore[arg-type]
+    finally:
+        layout.close()
+    assert list(there.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "rm -r t",
+        "rm t/d/a",
+        "printf 2 > t/d/a",
+        "chmod 600 t/d/a",
+        "ln -sfn c t/l",
+        "cp -p t/d/a x; mv x t/d/a",
+    ],
+)
+def test_what_is_changed_right_after_it_was_laid_out_is_laid_out_again(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """A record says of what it finds that it is what should be there: it must not find what others have made of it."""
+    (here / "t/d").mkdir(parents=True)
+    (here / "t/d/a").write_text("1")
+    (here / "t/l").symlink_to("d")
+    commit = aside.Layout.commit
+
+    def changed(self: aside.Layout, undo: bool = False) -> None:
+        commit(self, undo)
+        monkeypatch.setattr(aside.Layout, "commit", commit)
+        subprocess.run(["sh", "-c", change], cwd=there, check=True)
+
+    monkeypatch.setattr(aside.Layout, "commit", changed)
+    stage(here, there, "t")
+    stage(here, there, "t")
+    assert facts(there) == facts(here)
+    assert stage(here, there, "t") < 200, "and is then known"
+
+
 def test_one_file_that_changed_is_all_that_is_sent(here: Path, there: Path) -> None:
     (here / "t").mkdir()
     for number in range(50):
@@ -147,6 +199,7 @@ def test_fewer_blocks_than_bytes_are_no_holes(
     assert facts(there) == facts(here)
 
 
+@pytest.mark.long
 def test_files_that_change_right_after_they_were_written_are_seen(here: Path, there: Path) -> None:
     """Within one tick of the clock the facts of a file may stay what they were."""
     for number in range(30):
@@ -213,6 +266,7 @@ def test_the_whole_directory(here: Path, there: Path, monkeypatch: pytest.Monkey
     open_up(here.parent)
 
 
+@pytest.mark.long
 def test_there_may_be_more_directories_than_descriptors(here: Path, there: Path) -> None:
     names = [f"d{number}" for number in range(200)]
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -311,9 +365,94 @@ def test_nothing_comes_back_where_one_thing_cannot(here: Path, there: Path) -> N
     assert sorted(path.name for path in here.iterdir()) == ["a", "b", "c"]
 
 
-def test_a_rename_that_fails_takes_the_others_back(
+def refused_link(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_files_come_back_where_there_are_no_hard_links(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """With protected_hardlinks another user's file is not linked; CIFS and exFAT have none at all."""
+    for name in ("a", "b"):
+        (there / name).write_text("new")
+        (here / name).write_text("old")
+
+    def link(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    assert bring(here, there, "a", "b") == ("", [])
+    assert [(here / name).read_text() for name in ("a", "b")] == ["new", "new"]
+    assert sorted(os.listdir(here)) == ["a", "b"]
+
+
+def test_the_journal_is_synced_before_the_first_rename(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (there / "a").write_text("new")
+    (here / "a").write_text("old")
+    done: list[str] = []
+    fsync, rename, commit = os.fsync, os.rename, aside.Layout.commit
+
+    def synced(fd: int) -> None:
+        done.append("sync " + os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).partition("-aside-")[0])
+        fsync(fd)
+
+    def renamed(source: Any, target: Any, **more: int) -> None:
+        done.append(f"rename {os.fsdecode(target)}")
+        rename(source, target, **more)
+
+    def watched(self: aside.Layout, undo: bool = False) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", synced)
+            patch.setattr(os, "rename", renamed)
+            commit(self, undo)
+        (here.parent / "done").write_text("\n".join(done))  # of a process of its own
+
+    monkeypatch.setattr(aside.Layout, "commit", watched)
+    assert bring(here, there, "a") == ("", [])
+    said = (here.parent / "done").read_text().split("\n")
+    assert said == ["sync journal.new", "rename journal", "sync .quine", "rename a"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what root may not open is only simulated")
+def test_a_mode_is_not_given_through_a_link_that_is_swapped_in(
+    here: Path, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file that may not be read, between the attempt to open it and the change."""
+    (here / "a").write_text("1")
+    (here / "a").chmod(0o600)
+    outside = tmp_path / "outside"
+    outside.write_text("private")
+    outside.chmod(0o400)
+    stage(here, there, "a")
+    (here / "a").chmod(0o666)
+    finish, opened = aside.Layout._finish, os.open
+
+    def swapped(self: aside.Layout, index: int, name: bytes, folder: int) -> None:
+        def unreadable(path: Any, flags: int, *more: Any, **given: Any) -> int:
+            if path == name and not flags & os.O_PATH:
+                (there / "a").unlink()
+                (there / "a").symlink_to(outside)
+                raise PermissionError(errno.EACCES, "not for you")
+            return opened(path, flags, *more, **given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", unreadable)
+            finish(self, index, name, folder)
+
+    monkeypatch.setattr(aside.Layout, "_finish", swapped)
+    stage(here, there, "a")
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o400
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_rename_that_fails_takes_the_others_back(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", refused_link)
     for name in ("a", "b", "c", "n"):
         (there / name).write_text("new")
         (here / name).write_text("old")
@@ -395,9 +534,10 @@ def test_what_somebody_has_made_meanwhile_is_as_it_was_where_a_part_cannot_come(
     open_up(here.parent)
 
 
+@pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("moment", range(1, 8))
 def test_who_comes_after_a_crash_finds_old_or_finishes(
-    here: Path, there: Path, tmp_path: Path, moment: int
+    here: Path, there: Path, tmp_path: Path, moment: int, links: bool
 ) -> None:
     """A process that dies at one rename after the other; then somebody recovers."""
     for name in ("a", "b", "c"):
@@ -422,6 +562,8 @@ def test_who_comes_after_a_crash_finds_old_or_finishes(
             taking._apart = lambda layout, folder: layout.commit(undo=True)  # type: ignore[assignment, func-returns-value]
             os.environ["XDG_CACHE_HOME"] = str(tmp_path / "none\0"[:-1])
             taking.os.rename = dying  # type: ignore[assignment]
+            if not links:
+                taking.os.link = refused_link  # type: ignore[assignment]
             status = 3 if any(bring(here, there, "a", "b", "c", "d")) else 0
         finally:
             os._exit(status)
@@ -653,6 +795,7 @@ def test_what_a_host_keeps_is_bounded_and_ours_alone(here: Path, cache: Path, tm
     assert not (folder / "dead.part").exists()
 
 
+@pytest.mark.long
 def test_small_packs_are_made_one_and_all_of_it_is_still_here(
     here: Path, tmp_path: Path, cache: Path
 ) -> None:
@@ -699,6 +842,7 @@ def test_who_has_looked_before_a_merge_finds_it_after(
     known.close()
 
 
+@pytest.mark.long
 @given(st.sets(st.binary(min_size=32, max_size=32), max_size=200), st.data())
 def test_few_are_searched_for_and_many_are_read(there_: set[bytes], data: st.DataObject) -> None:
     table = memoryview(b"".join(objects._ENTRY.pack(each, 1, 2) for each in sorted(there_)))
@@ -813,6 +957,7 @@ CHANGES = st.tuples(
 )
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.lists(CHANGES, max_size=3), min_size=1, max_size=4))
 def test_whatever_has_changed_on_either_side_is_seen_and_nothing_else_is_sent(

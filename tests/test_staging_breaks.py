@@ -21,8 +21,8 @@ from tests import breaks
 from tests.agents import until
 from tests.breaks import LONG
 from tests.lab import Lab, Process, processes
-from tests.test_staging_hosts import facts
-from tests.test_staging_hosts import there as there
+from tests.support.trees import facts
+from tests.support.trees import there as there
 
 ROUNDS = int(os.environ.get("QUINE_TEST_BREAKS", "3"))
 SEED = int(os.environ.get("QUINE_TEST_SEED", "20261122"))
@@ -39,6 +39,7 @@ def plant(top: Path, size: int, seed: int = 1) -> None:
         (top / f"large{number}").write_bytes(rng.randbytes(size // 5))
 
 
+@pytest.mark.long
 def test_each_content_crosses_the_link_once_for_a_host(
     lab: Lab, through: Callable[..., str], tmp_path: Path, there: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_each_content_crosses_the_link_once_for_a_host(
     assert facts(there / "1") == facts(there / "2") == facts(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_cuts_in_both_directions(
     lab: Lab, through: Callable[..., str], tmp_path: Path, there: Path, number: int
@@ -94,6 +96,7 @@ def victim(lab: Lab, who: str) -> list[Process]:
     }[who]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", ["wrapper", "face", "node there", "node here"])
 def test_who_is_killed_while_files_go_leaves_nothing_half(
     lab: Lab, tmp_path: Path, there: Path, who: str
@@ -116,6 +119,7 @@ def test_who_is_killed_while_files_go_leaves_nothing_half(
     until(lambda: not list(there.glob(".quine*")))  # of those who were killed nothing lies about
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", ["wrapper", "face", "node there", "node here"])
 def test_who_is_killed_while_files_come_leaves_the_old_or_the_new(
     lab: Lab, tmp_path: Path, there: Path, who: str
@@ -210,5 +214,8 @@ def test_a_disk_that_is_full_is_said_and_nothing_is_started(lab: Lab, tmp_path: 
     ]
     done = lab.run(words, cwd=tmp_path)
     assert done.returncode == 69
-    assert done.stderr == b"quine: h1: error: the files cannot be laid out there: file too large\n"
+    assert (
+        done.stderr
+        == b"quine: h1: error: the files cannot be laid out there: file too large; not run: touch started\n"
+    )
     assert list(there.iterdir()) == []

@@ -2,79 +2,22 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import os
-import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.agents import OK, call, says, sh
 from tests.lab import Lab
-from tests.test_elsewhere import environment, leave, tapes
-from tests.test_may_fork import reach as reach
+from tests.support.remote_agents import environment, leave, tapes
+from tests.support.remote_agents import reach as reach
+from tests.support.trees import facts
+from tests.support.trees import there as there
+from tests.support.trees import work as work
 
 BLOCK = 1 << 20
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    (folder / "src" / "deep").mkdir(parents=True)
-    (folder / "src" / "a.c").write_text("int a;")
-    (folder / "src" / "deep" / "empty").write_bytes(b"")
-    (folder / "src" / "nothing").mkdir()
-    (folder / "src" / "link").symlink_to("a.c")
-    (folder / "Makefile").write_text("all:")
-    return folder
-
-
-@pytest.fixture
-def there(lab: Lab) -> Iterator[Path]:
-    """A directory of h1 for this test alone."""
-    folder = lab["h1"].home / f"stage-{os.urandom(4).hex()}"
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder)
-
-
-def facts(top: Path) -> dict[str, Any]:
-    """Kind, permissions, time and content of everything below."""
-    found: dict[str, Any] = {}
-    for path in sorted(top.rglob("*")):
-        info = path.lstat()
-        if path.is_symlink():
-            found[str(path.relative_to(top))] = os.readlink(path)
-        else:
-            held = content(path) if path.is_file() else None
-            found[str(path.relative_to(top))] = (info.st_mode, info.st_mtime_ns, held)
-    return found
-
-
-def content(path: Path) -> bytes | tuple[int, str]:
-    """What a file holds; of a large one its size and a digest, for which a hole of a gigabyte is not read."""
-    size, digest = path.stat().st_size, hashlib.sha256()
-    if size <= BLOCK:
-        return path.read_bytes()
-    with open(path, "rb", buffering=0) as file:
-        at = 0
-        while at < size:
-            try:
-                at = os.lseek(file.fileno(), at, os.SEEK_DATA) // BLOCK * BLOCK
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    raise
-                break  # only a hole is left
-            block = os.pread(file.fileno(), BLOCK, at)
-            if block.count(0) < len(block):  # whether zeros are a hole is not asked here
-                digest.update(b"%d " % at + block)
-            at += BLOCK
-    return size, digest.hexdigest()
 
 
 def test_files_are_there_before_the_command_starts(lab: Lab, work: Path, there: Path) -> None:
@@ -197,10 +140,11 @@ def test_the_streams_are_the_commands_own(lab: Lab, work: Path) -> None:
     assert (work / "src" / "b").read_bytes() == done.stdout
 
 
+@pytest.mark.long
 def test_an_agent_has_its_files_and_returns_others(lab: Lab, work: Path, tmp_path: Path) -> None:
     command = "cat src/a.c >&4; echo r >result"
     reply = {"reply": {"tool_calls": [{"name": "sh", "arguments": {"command": command}}]}}
-    env = environment(lab, tmp_path / "data", [reply, leave()])
+    env = environment(lab, tmp_path / "data", reply, leave())
     done = lab.run(["--on", "h1", "--files", "src", "--returns", "result", "go"], env=env, cwd=work)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"int a;", b"")
     assert (work / "result").read_text() == "r\n"
@@ -216,7 +160,7 @@ def test_fork_sends_files_and_has_returns(lab: Lab, work: Path, tmp_path: Path) 
         {"match": "parent", "reply": {"tool_calls": [{"name": "fork", "arguments": arguments}]}},
         {"match": "parent", **leave()},
     ]
-    env = environment(lab, tmp_path / "data", replies)
+    env = environment(lab, tmp_path / "data", *replies)
     done = lab.run(["parent"], env=env, cwd=work)
     assert (done.returncode, done.stderr) == (0, b"")
     assert (work / "made").read_text() == "6\n"
@@ -225,15 +169,15 @@ def test_fork_sends_files_and_has_returns(lab: Lab, work: Path, tmp_path: Path) 
     assert "--returns none: nothing there to be brought back" in results[0]
 
 
+@pytest.mark.long
 def test_a_child_of_an_agent_elsewhere_has_its_files_from_there(
     reach: Lab, work: Path, tmp_path: Path
 ) -> None:
     """From b1 to b2 by way of the origin, which has neither them nor a say in them."""
     made = call("fork", intent="child", host="b2", wait=True, context="none", files=["own"], returns=["back"])
-    env = environment(reach, tmp_path / "data", [
+    env = environment(reach, tmp_path / "data",
         says(sh("mkdir own; cat src/a.c >own/x"), made, sh("cat back >&4"), OK, match="^root"),
-        says(sh("{ cat own/x; echo $QUINE_NODE_NAME; } >back"), OK, match="^child"),
-    ])  # fmt: skip
+        says(sh("{ cat own/x; echo $QUINE_NODE_NAME; } >back"), OK, match="^child"))  # fmt: skip
     done = reach.run(["--on", "b1", "--files", "src", "root"], env=env, cwd=work)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"int a;b2\n", b"")
     assert not (work / "back").exists() and not (work / "own").exists()
@@ -242,7 +186,7 @@ def test_a_child_of_an_agent_elsewhere_has_its_files_from_there(
 def test_a_fork_that_names_what_is_not_there_starts_nothing(lab: Lab, work: Path, tmp_path: Path) -> None:
     bad = call("fork", intent="child", host="h1", wait=True, files=["src", "nope"])
     worse = call("fork", intent="child", host="h1", wait=True, returns=["../x"])
-    env = environment(lab, tmp_path / "data", [says(bad, worse, OK)])
+    env = environment(lab, tmp_path / "data", says(bad, worse, OK))
     assert lab.run(["parent"], env=env, cwd=work).returncode == 0
     (tape,) = tapes(tmp_path / "data").values()
     results = [entry["data"]["content"] for entry in tape if entry["type"] == "tool_result"]

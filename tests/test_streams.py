@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.agents import until
-from transport import incoming as incoming_module
 from transport.errors import Abandoned, ProtocolError, RequestError
-from transport.frames import CHUNK, Kind, header
-from transport.incoming import Incoming, Streaming
-from transport.outgoing import Asked, Connection, Pool
-from transport.services import Services
-from transport.session import STDIN, STDOUT, Session
-from transport.window import INITIAL_WINDOW, MAX_WINDOW
+from transport.rpc import incoming as incoming_module
+from transport.rpc.incoming import Incoming, Streaming
+from transport.rpc.outgoing import Asked, Connection, Pool
+from transport.rpc.services import Services
+from transport.wire.frames import CHUNK, Kind, header
+from transport.wire.session import STDIN, STDOUT, Session
+from transport.wire.window import INITIAL_WINDOW, MAX_WINDOW
 
 BODY = bytes(range(256)) * 4001  # a million bytes and a bit; where one is missing, all that follow are others
 SIZES = st.lists(st.integers(1, 150_000), max_size=6)
@@ -133,6 +133,7 @@ class Met:
 # -- bytes ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(
     writes=SIZES,
@@ -213,7 +214,8 @@ def test_a_handler_that_ends_early(sent: int, reads: int, writes: int, fails: bo
             assert fails and str(error) == "no more"
         writer.join()
         assert got == BODY[: len(got)] and bodies == [BODY[: min(sent, reads)]]
-        assert not told or sent > reads
+        # who has sent just what was read may hear of the failure before he says that this was all
+        assert not told or sent > reads or (fails and sent == reads)
 
 
 @settings(max_examples=40)
@@ -447,7 +449,7 @@ def test_handlers_take_turns_in_order(monkeypatch: pytest.MonkeyPatch, gate: thr
 
 
 def test_too_many_at_one_time(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transport.services.MAX_OPEN", 3)
+    monkeypatch.setattr("transport.rpc.services.MAX_OPEN", 3)
     numbers = [raw.ask() for _ in range(4)]
     assert raw.answers == {numbers[3]: "too many requests at one time"}
 

@@ -36,6 +36,7 @@ def test_two_hundred_at_one_time(lab: Lab) -> None:
     assert asked(lab, "h1", "many", 200, 100_000) == "same"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threads", [1, 16])
 def test_short_ones_use_few_connections(lab: Lab, threads: int) -> None:
     count = 10_000 if LONG else 500
@@ -54,6 +55,7 @@ def test_streams_that_wait_hold_up_nobody(lab: Lab) -> None:
     assert asked(lab, "h1", "mixed", 100) == "cba same"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "end"), [("closed", "abandoned"), ("killed", "abandoned"), ("ended", "whole")]
 )
@@ -75,6 +77,7 @@ def test_a_face_leaves_with_its_job_whoever_waits_in_it(lab: Lab) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (7, b"", b"")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["put", "get", "both"])
 def test_over_cuts(lab: Lab, through: Callable[..., str], verb: str) -> None:
     host, proxy = through("h1", lease=120), lab["h1"].proxy

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from quine import bill, tree, verify
-from quine.exits import Failure, Misconfigured
-from quine.guests.base import Message, ToolCall, ToolResult
-from quine.life import is_session, new_session
-from quine.tape import FileSink, Tape, message_of, read
+from quine.agent.life import is_session, new_session
+from quine.base.exits import Failure, Misconfigured
+from quine.providers.base import Message, ToolCall, ToolResult
+from quine.tape import bill, tree, verify
+from quine.tape.tape import FileSink, Tape, message_of, read
 
 
 def write(folder: Path, session: str, parent: str = "", root: str = "", **more: object) -> Tape:
@@ -67,6 +67,22 @@ def test_nothing_is_written_before_sync(tmp_path: Path) -> None:
     tape.sync()
     assert len(list(tmp_path.iterdir())) == 1
     tape.close()
+
+
+def test_what_waits_is_not_written_by_a_forked_child(tmp_path: Path) -> None:
+    tape = write(tmp_path, new_session())
+    tape.disown()
+    tape.sync()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tape_that_was_closed_is_continued_by_its_writer(tmp_path: Path) -> None:
+    """After an exec that failed."""
+    sink = FileSink(str(tmp_path / "t.jsonl"))
+    for line in (b"1", b"2"):
+        sink.put([line])
+        sink.close()
+    assert (tmp_path / "t.jsonl").read_bytes() == b"1\n2\n"
 
 
 def test_an_existing_tape_is_never_touched(tmp_path: Path) -> None:
@@ -318,3 +334,33 @@ def test_a_price_that_the_provider_told(tmp_path: Path) -> None:
     tape.message(Message("assistant", "x"), usage={"input": 10, "output": 1, "cost": 0.25})
     end(tape)
     assert bill.cost(tmp_path).splitlines()[1].split() == ["unheard-of", "1", "10", "0", "0", "1", "0.2500"]
+
+
+def test_entries_are_synced_after_they_are_written_and_before_sync_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut takes what only the page cache has."""
+    events: list[str] = []
+    writev, fsync = os.writev, os.fsync
+
+    def written(fd: int, parts: list[memoryview]) -> int:
+        events.append("write")
+        return writev(fd, parts)
+
+    def synced(fd: int) -> None:
+        events.append(f"sync {os.fstat(fd).st_size}")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "writev", written)
+    monkeypatch.setattr(os, "fsync", synced)
+    path = tmp_path / "t.jsonl"
+    tape = Tape(FileSink(str(path)))
+    for number in range(3):
+        tape.add("message", {"n": number})
+        tape.add("message", {"n": number})
+        tape.sync()
+        assert events == ["write", f"sync {path.stat().st_size}"]
+        events.clear()
+        tape.sync()
+        assert not events
+    tape.close()

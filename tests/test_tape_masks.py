@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from quine import verify
-from quine.capture import Capture
-from quine.guests.base import Message, ToolCall, ToolResult
-from quine.life import new_session
-from quine.tape import MASK, NAMES, PLAIN, FileSink, Mask, Tape, message_of, read
+from quine.agent.capture import Capture
+from quine.agent.life import new_session
+from quine.base.exits import Failure
+from quine.providers.base import Message, ToolCall, ToolResult
+from quine.tape import verify
+from quine.tape.tape import MASK, NAMES, PLAIN, FileSink, Mask, MaskedSink, Tape, digest, message_of, read
 from tests.agents import OK, Agents, says, sh
 
 HOSTILE = [
@@ -79,6 +81,7 @@ def test_a_hostile_secret_is_not_written(tmp_path: Path, secret: str) -> None:
     assert back[2].tool_calls[0].args == {"command": f"echo {MASK}"}, "what was masked can still be read"
 
 
+@pytest.mark.long
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(secret=st.text(min_size=8, max_size=20), around=st.text(max_size=20))
 def test_any_secret_in_any_text(tmp_path: Path, secret: str, around: str) -> None:
@@ -130,3 +133,98 @@ def test_an_agent_that_prints_its_password(tmp_path: Path) -> None:
     (path,) = agents.data.glob("*.jsonl")
     assert "hunter2-hunter2" not in path.read_text()
     assert f"{MASK}{MASK}" in agents.results()[0]
+
+
+# -- of agents on another machine, which knows no secret of ours ----------------------------------------
+
+
+class Kept:
+    """A sink that keeps the lines, or fails."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.full = False
+
+    def put(self, lines: Sequence[bytes]) -> None:
+        if self.full:
+            raise Failure(74, "no space left on device")
+        self.lines += lines
+
+    def close(self) -> None: ...
+
+
+def state_of(folder: Path, lines: list[bytes]) -> str:
+    path = folder / f"{new_session()}.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return verify.verify(path).state
+
+
+def lived_elsewhere(secret: str) -> list[bytes]:
+    """The lines of a tape, as an end without secrets sends them."""
+    kept = Kept()
+    tape = Tape(kept)
+    tape.add("meta", {"session_id": (own := new_session()), "root_session_id": own, "mission": secret})
+    for message in everywhere(secret):
+        tape.message(message)
+    tape.message(Message("user", "nothing to hide"))
+    tape.add("outcome", {"exit_code": 0, "stderr": secret, "termination_mode": "exit"})
+    tape.sync()
+    return kept.lines
+
+
+@pytest.mark.parametrize("secret", HOSTILE)
+def test_what_comes_from_elsewhere_is_as_if_it_had_been_written_here(tmp_path: Path, secret: str) -> None:
+    sent, here = lived_elsewhere(secret), Kept()
+    sink = MaskedSink(here, Mask([secret]))
+    for line in sent:
+        sink.put([line])
+    entries = [json.loads(line) for line in here.lines]
+    told = [text for entry in entries for text in strings(entry["data"])]
+    assert not [text for text in told if secret in text]
+    assert state_of(tmp_path, here.lines) == verify.OK
+    came = [json.loads(line) for line in sent]
+    assert [(e["type"], e["seq"], e["ts"]) for e in entries] == [(e["type"], e["seq"], e["ts"]) for e in came]
+    assert sum(map(len, here.lines)) <= sum(map(len, sent))
+
+
+def test_what_holds_no_secret_is_written_as_it_came() -> None:
+    sent, here = lived_elsewhere("nothing"), Kept()
+    MaskedSink(here, Mask(["a-real-secret"])).put(sent)
+    assert here.lines == sent
+
+
+def test_lines_that_could_not_be_written_come_again(tmp_path: Path) -> None:
+    sent, here = lived_elsewhere("very-secret"), Kept()
+    sink = MaskedSink(here, Mask(["very-secret"]))
+    sink.put(sent[:2])
+    here.full = True
+    with pytest.raises(Failure):
+        sink.put(sent[2:])
+    here.full = False
+    sink.put(sent[2:])
+    assert len(here.lines) == len(sent)
+    assert state_of(tmp_path, here.lines) == verify.OK
+
+
+@pytest.mark.parametrize("broken", [b"", b',"seal":"' + b"0" * 64 + b'"'], ids=["none", "another"])
+def test_a_seal_that_did_not_hold_is_not_made_good(tmp_path: Path, broken: bytes) -> None:
+    *sent, outcome = lived_elsewhere("very-secret")
+    at = outcome.index(b',"seal":"')
+    here = Kept()
+    MaskedSink(here, Mask(["very-secret"])).put([*sent, outcome[:at] + broken + outcome[at + 74 :]])
+    assert b"very-secret" not in b"".join(here.lines)
+    assert state_of(tmp_path, here.lines) == verify.BROKEN
+
+
+def test_a_line_can_be_spelled_otherwise_but_not_made_longer() -> None:
+    first = b'{"type":"meta","data":{"a":"very\\u002dsecret","n":%s},"seq":0,"ts":1,"prev":""}'
+    here = Kept()
+    MaskedSink(here, Mask(["very-secret"])).put([first % b"1"])
+    assert json.loads(here.lines[0])["data"] == {"a": MASK, "n": 1}
+    with pytest.raises(Failure, match="longer"):
+        MaskedSink(here, Mask([])).put([first % b"[%s]" % b",".join([b"1e15"] * 9)])
+    deep = b"[" * 900 + b"]" * 900
+    with pytest.raises(Failure, match="deep"):
+        MaskedSink(here, Mask(["very-secret"])).put([first % deep])
+    assert len(here.lines) == 1
+    assert digest(here.lines[0]) != digest(first % b"1")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from quine import bill, rebuild, tree, verify
-from quine.exits import Misconfigured
-from quine.guests.base import ToolCall
-from quine.replay import dry, replay
-from quine.tape import message_of, read
-from quine.tapes import moment, sessions
+from quine.base.exits import Misconfigured
+from quine.providers.base import ToolCall
+from quine.tape import bill, rebuild, tree, verify
+from quine.tape.replay import dry, replay
+from quine.tape.tape import message_of, read
+from quine.tape.tapes import moment, sessions
 
 ROOT, CHILD = "679c7ab2-db0d-4cee-8f5c-366c156f063d", "d78cf630-7357-4852-8355-1b53d866d7bc"
 MILLISECONDS = 1771287370189

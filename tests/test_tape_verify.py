@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quine import procs, verify
-from quine.exits import Misconfigured
-from quine.guests.base import Message, ToolCall, ToolResult, Usage
-from quine.life import new_session
-from quine.tape import FileSink, Tape
+from quine.agent.life import new_session
+from quine.base import procs
+from quine.base.exits import Misconfigured
+from quine.providers.base import Message, ToolCall, ToolResult, Usage
+from quine.tape import verify
+from quine.tape.tape import FileSink, Tape
 from transport.address import boot_id
 
 SESSION = "01a20022-c549-722d-a851-397867099135"
@@ -54,6 +55,7 @@ def test_a_whole_tape_is_ok(tmp_path: Path, made: bytes) -> None:
     assert judged(tmp_path / "a.jsonl", made) == (tmp_path / "a.jsonl", verify.OK, 5, [])
 
 
+@pytest.mark.long
 def test_every_changed_byte_is_found(tmp_path: Path, made: bytes) -> None:
     """The last newline alone can be lost in an honest way: then the outcome is torn, and said to be."""
     path = tmp_path / "a.jsonl"
@@ -68,6 +70,7 @@ def test_every_changed_byte_is_found(tmp_path: Path, made: bytes) -> None:
             assert {n for n, _ in faults(verdict)} & {line - 1, line, line + 1}, (line, verdict.faults)
 
 
+@pytest.mark.long
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.data())
 def test_any_single_byte_is_found(tmp_path: Path, made: bytes, data: st.DataObject) -> None:

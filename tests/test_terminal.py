@@ -20,9 +20,10 @@ import pytest
 from tests.agents import PATIENCE, until
 from tests.lab import Lab
 from tests.screen import Screen
-from tests.test_run import nodes, read_until
-from transport import process
+from tests.support.machine import nodes
+from tests.support.waiting import read_until
 from transport.errors import ProtocolError
+from transport.job import process
 from transport.spawn import Spawn
 from transport.terminal import HELP, LEAVE, SUSPEND, Escapes
 
@@ -161,7 +162,7 @@ def test_leaving_by_keys(lab: Lab, screen: Screen) -> None:
     client = bash(screen, lab)
     screen.type(b"sleep 1000\r~.")
     assert client.wait(PATIENCE) == 74
-    screen.wait(b"left by ~.; pid ")
+    screen.wait(b"disconnected by ~.; sent SIGHUP to pid ")
     assert screen.settings == screen.found
     assert lab.wait_idle() == []
 
@@ -200,6 +201,7 @@ def test_a_client_killed_at_once_is_a_terminal_hung_up(lab: Lab, screen: Screen,
     assert (tmp_path / "up").read_text() == "hung\n"
 
 
+@pytest.mark.long
 def test_what_ignores_the_hangup_is_killed(lab: Lab, screen: Screen) -> None:
     client = screen.start(lab, sh("trap '' HUP TERM; echo up; while :; do sleep 1; done"))
     screen.wait(b"up\r\n")
@@ -231,10 +233,10 @@ def test_nobody_at_the_terminal_any_more(lab: Lab) -> None:
 def test_a_defect_of_ours(lab: Lab, screen: Screen) -> None:
     program = """
 import os, sys
-from transport import client
+from transport.client import client
 from transport.spawn import Spawn
 from transport.terminal import description
-client.Face._tell_size = lambda self: 1 / 0
+client.Face.tell_size = lambda self: 1 / 0
 command = ["sh", "-c", "echo up; cat"]
 context = {"inventory": os.environ["QUINE_INVENTORY"]}
 client.run(Spawn(command, where="h1", context=context, terminal=description(0, os.environ)))
@@ -269,8 +271,8 @@ def test_the_connection_breaks(lab: Lab, verbose: bool) -> None:
         screen.wait(b"one\r\none\r\n")
         assert lab["h1"].proxy.cut()
         if verbose:
-            screen.wait(b"quine: cuttable: the connection is lost since 0 s, trying again; ")
-            screen.wait(b"quine: cuttable: the connection is back after ")
+            screen.wait(b"quine: cuttable: connection lost 0 s ago; reconnecting")
+            screen.wait(b"quine: cuttable: reconnected after ")
         screen.type(b"two\r")
         shown = screen.wait(b"two\r\ntwo\r\n")
         assert b"quine: " not in shown or verbose
@@ -358,6 +360,7 @@ def test_suspended_by_a_signal(lab: Lab, screen: Screen, name: str) -> None:
 # -- streams ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_ten_megabytes_for_a_slow_reader(lab: Lab, screen: Screen, tmp_path: Path) -> None:
     material = random.Random(1).randbytes(10_000_000)
     (tmp_path / "material").write_bytes(material)

@@ -21,7 +21,7 @@ import pytest
 from tests.agents import QUINE, left, sh, until
 from tests.canary import Search
 from tests.lab import Lab, processes
-from tests.test_may_fork import warm
+from tests.support.remote_agents import warm
 from tests.weed import BUCKET, KEY, SECRET, Weed
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -95,6 +95,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, 
     yield {"QUINE_FS": f"s3://{BUCKET}/three/{uuid.uuid4()}", **weed.environ}
 
 
+@pytest.mark.long
 def test_three_hosts_build_one_report(lab: Lab, tmp_path: Path, store: dict[str, str], gates: Gates) -> None:
     log = gzip.decompress((EXAMPLES / "access.log.gz").read_bytes())
     data = tmp_path / "data"
@@ -175,6 +176,7 @@ def the_record_of_the_tree(tmp_path: Path, env: dict[str, str], data: Path) -> N
     assert SECRET.encode() not in tree.stdout + verified.stdout
 
 
+@pytest.mark.long
 def test_the_search_would_find_it(lab: Lab) -> None:
     """Somebody who does take the key to a host is found out, in each of the places."""
     job = lab.popen(

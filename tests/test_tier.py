@@ -243,6 +243,7 @@ def test_a_pipe_is_taken_to_its_end(tier: Tier) -> None:
 # -- names -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_name_is_kept_as_it_is(tier: Tier) -> None:
     for name in NAMES:
         put(tier, f"names/{name}", os.fsencode(name))
@@ -605,6 +606,7 @@ def test_a_file_has_a_url(tier: Tier) -> None:
     assert tier.url_of("a/b").endswith("/a/b")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3 * 3600 if LONG else 300)
 def test_many_files(store: Store) -> None:
     """Eight at a time, as `quine fs put -r` has them."""

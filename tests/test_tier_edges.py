@@ -7,14 +7,15 @@ import errno
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from quine.files import parts
-from quine.files.fs import QuineFileSystem
-from quine.files.local import Local
+from quine.files.layers.reserved import Unreserved
+from quine.files.python.fs import QuineFileSystem
+from quine.files.stores.local import parts
+from quine.files.stores.local.local import Local
 from tests.tiers import below, get, put
 
 
@@ -111,3 +112,75 @@ def test_a_file_that_python_gets_follows_no_link_of_another(tier: Local, tmp_pat
     fs.get("a", str(tmp_path / "out"))
     assert (tmp_path / "victim").read_text() == "mine"
     assert (tmp_path / "out").read_bytes() == b"new" and not (tmp_path / "out").is_symlink()
+
+
+# -- names that are kept ---------------------------------------------------------------------------
+
+ALIASES = [
+    ".quine",
+    ".QUINE",
+    ".Quine",
+    ".quine.",
+    ".quine ",
+    ".quine:x",
+    "quine~1",
+    "QUINE~12",
+    ".qu\u200dine",
+]
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_a_name_that_a_filesystem_takes_for_a_reserved_one_is_reserved(name: str, tmp_path: Path) -> None:
+    """On a mount that knows no case `.QUINE/sessions` is the record of trees."""
+    store = Local(str(tmp_path))
+    tier = Unreserved(store)
+    put(store, f"{name}/sessions", b"record")
+    assert below(tier) == [] and list(tier.walk("")) == []
+    for act in (
+        lambda: put(tier, f"{name}/sessions", b"forged"),
+        lambda: tier.remove(name, recursive=True),
+        lambda: tier.rename(name, "mine"),
+        lambda: tier.stat(f"{name}/sessions"),
+    ):
+        with pytest.raises(OSError) as caught:
+            act()
+        assert caught.value.errno in (errno.EPERM, errno.ENOENT)
+    assert get(store, f"{name}/sessions") == b"record"
+
+
+@pytest.mark.parametrize("name", [".quine-parts", ".QUINE-parts", ".quine-parts.", "quine-~1"])
+def test_the_place_of_parts_has_no_other_name(name: str, tmp_path: Path) -> None:
+    tier = Local(str(tmp_path))
+    for path in (name, f"{name}/x", f"d/{name}/x"):
+        with pytest.raises(PermissionError):
+            put(tier, path)
+
+
+@pytest.mark.parametrize(
+    "name", ["quine", ".quine2", "a.quine", ".quin", "quine~", "~1", "quine~a", ".quine-part"]
+)
+def test_other_names_are_everybodys(name: str, tmp_path: Path) -> None:
+    tier = Unreserved(Local(str(tmp_path)))
+    put(tier, name, b"1")
+    assert below(tier) == [name]
+
+
+@pytest.mark.parametrize("path", ["..", "../x", "a/../../x", "a/..", "a/../x"])
+def test_the_store_itself_lets_nothing_lead_out(path: str, tmp_path: Path) -> None:
+    """Whoever calls it has cleaned a path before; it does not rely on that."""
+    (tmp_path / "x").write_bytes(b"outside")
+    tier = Local(str(tmp_path / "root"))
+    put(tier, "a/b", b"1")
+    acts: list[Callable[[], object]] = [
+        lambda: put(tier, path),
+        lambda: tier.open(path),
+        lambda: tier.stat(path),
+        lambda: list(tier.list(path)),
+        lambda: tier.mkdir(path, exist_ok=True),
+        lambda: tier.remove(path, recursive=True),
+        lambda: tier.rename("a/b", path),
+    ]
+    for act in acts:
+        with pytest.raises(PermissionError):
+            act()
+    assert (tmp_path / "x").read_bytes() == b"outside" and get(tier, "a/b") == b"1"

@@ -22,11 +22,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.exits import Misconfigured
-from quine.files import beneath, names, parts, plain
-from quine.files.local import Local
-from quine.files.memory import Memory, forget
-from quine.files.open import open_store
+from quine.base.exits import Misconfigured
+from quine.files import names
+from quine.files.stores.local import beneath, parts, plain
+from quine.files.stores.local.local import Local
+from quine.files.stores.memory import Memory, forget
+from quine.files.stores.open import open_store
 from quine.files.tier import Tier
 from tests.agents import Started, until
 from tests.tiers import below, get, opened, put
@@ -377,6 +378,7 @@ def test_many_who_sweep_leave_what_is_alive(root: Path) -> None:
     assert left(root) == []
 
 
+@pytest.mark.long
 def test_who_is_killed_at_any_moment_leaves_a_whole_file_or_none(root: Path) -> None:
     store = opened(f"file://{root}")
     for moment in range(4):
@@ -535,6 +537,7 @@ def test_a_name_may_have_255_bytes_and_a_path_so_many() -> None:
     fails(errno.ENAMETOOLONG, lambda: names.clean("a/" * (names.LONGEST_PATH // 2 + 1)))
 
 
+@pytest.mark.long
 def test_a_deep_path_goes_there_and_back(tier: Local) -> None:
     """No recursion and no descriptor for each level: a path may have two thousand of them."""
     deep = "/".join(["d"] * 300)

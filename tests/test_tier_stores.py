@@ -20,23 +20,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine import env
-from quine.exits import Misconfigured
-from quine.files import credentials, keys
-from quine.files.generic import Generic
-from quine.files.generic_io import about
-from quine.files.object_io import PART
-from quine.files.objects import ObjectTier
-from quine.files.open import open_store
-from quine.files.s3 import Bucket, Unmet, settings
+from quine.agent import env
+from quine.base.exits import Misconfigured
+from quine.files import credentials, place
+from quine.files.stores import foreign
+from quine.files.stores.generic import Generic
+from quine.files.stores.generic_io import about
+from quine.files.stores.object import keys
+from quine.files.stores.object.object_io import PART
+from quine.files.stores.object.object_moves import Mover
+from quine.files.stores.object.objects import ObjectTier
+from quine.files.stores.object.s3 import Bucket, Unmet, settings
+from quine.files.stores.open import open_store
 from quine.files.tier import Tier
 from tests.clouds import AZURITE, CONTAINER, Azure, Google
 from tests.lab import Lab, processes
 from tests.losing import losing
-from tests.test_tier_together import together
+from tests.support.acts import refused, together
 from tests.tiers import below, get, put
 from tests.weed import BUCKET, SECRET, Weed
-from transport import inherit
+from transport.job import inherit
 
 
 def opened(url: str, environ: Mapping[str, str] | None = None) -> Tier:
@@ -55,13 +58,6 @@ def tier(bucket: Bucket, tmp_path: Path) -> ObjectTier:
     return ObjectTier(f"s3://{BUCKET}", bucket, str(tmp_path).lstrip("/"))
 
 
-def refused(number: int, act: Callable[[], object]) -> OSError:
-    with pytest.raises(OSError) as caught:
-        act()
-    assert caught.value.errno == number, caught.value
-    return caught.value
-
-
 # -- keys ------------------------------------------------------------------------------------------
 
 NAMES = st.lists(
@@ -70,6 +66,7 @@ NAMES = st.lists(
 ).map(lambda parts: os.fsdecode(b"".join(parts).replace(b"\0", b"0").replace(b"/", b"%")))  # fmt: skip
 
 
+@pytest.mark.long
 @given(NAMES, NAMES)
 def test_a_key_is_one_names_and_no_others(one: str, other: str) -> None:
     key = keys.key_of(one)
@@ -116,7 +113,7 @@ def test_more_than_one_page(tier: ObjectTier, bucket: Bucket, monkeypatch: pytes
         return begin(method, **call)
 
     monkeypatch.setattr(bucket, "begin", few)
-    monkeypatch.setattr("quine.files.s3.MORE", 7)
+    monkeypatch.setattr("quine.files.stores.object.s3.MORE", 7)
     for future in [begin("put_object", Key=f"{tier.base}d/{name}", Body=b"") for name in some]:
         bucket.done(future, "")
     assert below(tier, "d") == some and len(pages) >= 4
@@ -188,6 +185,7 @@ def test_a_move_whose_answer_was_lost_loses_no_file(weed: Weed, tmp_path: Path, 
         put(tier, "before", b"")  # the store is tried out
         put(tier, "first", b"", if_absent=True)
         put(tier, "job", b"work")
+        tier.rename("first", "moved")
         line.most = times
         line.lost = 0
         with contextlib.suppress(OSError):
@@ -204,16 +202,16 @@ def test_what_is_put_while_its_directory_is_moved_stays(
     """A file that is replaced, and one that comes, between its copy and its removal: both were acknowledged."""
     for name in ("a", "b", "c"):
         put(tier, f"d/{name}", b"old")
-    each = tier._each
+    each = Mover._each
 
-    def busy(objects: Any, begin: Any) -> Any:
-        result = each(objects, begin)
-        monkeypatch.setattr(tier, "_each", each)
+    def busy(self: Mover, objects: Any, begin: Any) -> Any:
+        result = each(self, objects, begin)
+        monkeypatch.setattr(Mover, "_each", each)
         put(tier, "d/b", b"new")
         put(tier, "d/later", b"new")
         return result
 
-    monkeypatch.setattr(tier, "_each", busy)
+    monkeypatch.setattr(Mover, "_each", busy)
     tier.rename("d", "e")
     assert below(tier, "e") == ["a", "b", "c"]
     assert [get(tier, f"d/{name}") for name in below(tier, "d")] == [b"new", b"new"]
@@ -386,6 +384,7 @@ def test_a_chain_with_copies_of_its_own_is_only_read(weed: Weed, tmp_path: Path)
     tier.close()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("drivers")
 @pytest.mark.parametrize(
     ("url", "says", "hint"),
@@ -398,6 +397,8 @@ def test_a_chain_with_copies_of_its_own_is_only_read(weed: Weed, tmp_path: Path)
         ("gs:///x", "no name of a bucket or container", "gs://NAME"),
         ("sftp://me:hush-hush@host/x", "takes no password", "ssh agent"),
         ("sftp://-oProxyCommand=x/x", "no host", "sftp://"),
+        ("az://c/p?sv=1&sig=hush-hush", "takes no query", "QUINE_FS_OPTIONS"),
+        ("s3://b?X-Amz-Signature=hush-hush", "takes no query", "QUINE_FS_OPTIONS"),
         ("s3://bucket/../x", "no root of a tier", ""),
     ],
 )
@@ -418,7 +419,7 @@ def test_a_driver_that_is_missing(url: str, module: str, extra: str, monkeypatch
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(Misconfigured, match=f"{url[:2]}:// needs a driver") as caught:
         opened(url)
-    assert f"quine[{extra}]" in caught.value.hint
+    assert caught.value.hint.endswith(f"[{extra}]'")
 
 
 @pytest.mark.usefixtures("drivers")
@@ -497,6 +498,7 @@ def test_a_part_does_not_outlive_its_connection(served: Tier, sftp_lab: Lab, tmp
     assert os.listdir(tmp_path / ".quine-parts") == []
 
 
+@pytest.mark.long
 def test_a_server_that_is_gone_is_told_once(
     own_lab: Callable[..., Lab],
     tmp_path: Path,
@@ -548,6 +550,10 @@ def test_a_url_is_shown_without_what_opens_it() -> None:
         ("simplecache::ftp://me:pw@host:21/dir", "simplecache::ftp://me@host:21/dir"),
         ("https://host/x?sig=pw", "https://host/x"),
         ("s3://bucket/a@b:c", "s3://bucket/a@b:c"),
+        ("s3://bucket/a?b", "s3://bucket/a?b"),
+        ("az://c/p?sv=2024-01-01&sig=pw", "az://c/p"),
+        ("gs://b/p?X-Goog-Signature=pw", "gs://b/p"),
+        ("simplecache::s3://b/p?X-Amz-Signature=pw", "simplecache::s3://b/p"),
         ("file:///a:b@c", "file:///a:b@c"),
         ("origin:a", "origin:a"),
     ):
@@ -585,6 +591,65 @@ def test_keys_are_kept_for_the_store_that_is_used() -> None:
         os.close(fd)
 
 
+def test_a_signature_in_a_url_is_on_no_tape_and_on_no_other_machine() -> None:
+    url = f"az://c/p?sv=2024-01-01&sig={HUSH}"
+    environ = {"QUINE_FS": url, "QUINE_DATA_DIR": "/nowhere"}
+    assert inherit.scrubbed(environ) == {"QUINE_DATA_DIR": "/nowhere"}
+    assert credentials.shown(url) == "az://c/p" and place.shareable("az://c/p?sig=x", {}) == "az://c/p"
+    assert HUSH in credentials.secrets_of(url, "")
+
+
+ROLES = {
+    "AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/secrets/token",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/1",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.23/v1/credentials",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "/var/run/secrets/token",
+    "AWS_SHARED_CREDENTIALS_FILE": "/etc/aws",
+    "AZURE_FEDERATED_TOKEN_FILE": "/var/run/secrets/token",
+}
+
+
+def test_where_a_role_finds_its_keys_stays_in_the_environment() -> None:
+    environ = {**ROLES, "AWS_CONTAINER_AUTHORIZATION_TOKEN": HUSH, "QUINE_DATA_DIR": "/nowhere"}
+    env.adopt({}, environ)
+    assert ROLES.items() <= environ.items() and HUSH not in str(environ)
+
+
+def test_a_role_of_azure_is_left_to_its_library() -> None:
+    known = {"AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t", "AZURE_STORAGE_ACCOUNT_NAME": "a"}
+    told = foreign._of_driver("az", {**known, "AZURE_STORAGE_CLIENT_ID": "c", **ROLES}, {})
+    assert told == {"account_name": "a", "anon": False, "skip_instance_cache": True}
+
+
+def test_a_store_is_opened_by_the_keys_of_a_file_that_the_environment_names(
+    weed: Weed, tmp_path: Path
+) -> None:
+    """As an agent does it, whose environment has no secrets."""
+    keys = weed.options
+    (tmp_path / "keys").write_text(
+        f"[default]\naws_access_key_id = {keys['key']}\naws_secret_access_key = {keys['secret']}\n"
+    )
+    code = (
+        "import os; from quine.agent import env; from quine.files.stores.open import open_store\n"
+        "env.adopt({}, os.environ)\n"
+        f"tier = open_store('s3://{BUCKET}{tmp_path}', os.environ, '')\n"
+        "with tier.create('a') as writer: writer.write(b'1'); writer.commit()\n"
+        "print(tier.stat('a').size)\n"
+    )
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "QUINE_DATA_DIR": str(tmp_path / "data"),
+        "AWS_ENDPOINT_URL": weed.endpoint,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "keys"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"1\n"), done.stderr
+
+
 def test_nodes_and_jobs_are_not_given_them() -> None:
     environ = {
         "QUINE_FS_OPTIONS": "{}",
@@ -595,6 +660,19 @@ def test_nodes_and_jobs_are_not_given_them() -> None:
     }
     assert inherit.scrubbed(environ) == {"PATH": "/bin"}
     assert "QUINE_FS" in inherit.scrubbed({"QUINE_FS": "sftp://me@host:22/d"})
+
+
+def test_no_error_of_a_bucket_holds_a_key() -> None:
+    keys = {"key": "AKIA" + HUSH, "secret": HUSH + "1", "token": HUSH + "2"}
+    bucket = Bucket("b", {}, keys)
+    for value in keys.values():
+        said = str(bucket.fault(ValueError(f"signed by {value} for nobody"), "p"))
+        assert HUSH not in said and "signed by ***" in said
+
+        class Refused(Exception):
+            response = {"Error": {"Code": "AccessDenied", "Message": f"The key {value} is not known"}}  # noqa: RUF012
+
+        assert HUSH not in str(bucket.fault(Refused(), "p"))
 
 
 def test_what_is_unmet_is_no_error_of_the_system(bucket: Bucket) -> None:
@@ -710,10 +788,11 @@ def test_servers_of_clouds_that_are_away() -> None:
             raise RuntimeError("a driver's own") from fault
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("drivers")
 def test_what_a_driver_logs_is_not_said() -> None:
     program = (
-        "import logging, os; from quine.files.open import open_store;"
+        "import logging, os; from quine.files.stores.open import open_store;"
         "open_store('gs://shelf', {'QUINE_FS_OPTIONS': '{\"token\": \"anon\"}'}, '');"
         "logging.getLogger('gcsfs').error('a traceback');"
         "print(os.environ['GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT'])"

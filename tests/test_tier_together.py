@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from quine.files import names
 from quine.files.tier import Tier
+from tests.support.acts import together
 from tests.tiers import MAKERS, Store, below, get, makers, marked, put, whole
 
 EXAMPLES = int(os.environ.get("QUINE_TEST_TIER", 0)) // 100
@@ -34,26 +35,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     with MAKERS[request.param](request, tmp_path) as store:
         yield store
         store.tier.close()
-
-
-def together(*acts: Callable[[], object]) -> None:
-    """All at the same moment; what one raises is raised."""
-    gate, wrong = threading.Barrier(len(acts)), []
-
-    def run(act: Callable[[], object]) -> None:
-        gate.wait()
-        try:
-            act()
-        except BaseException as problem:
-            wrong.append(problem)
-
-    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if wrong:
-        raise wrong[0]
 
 
 # -- threads ---------------------------------------------------------------------------------------
@@ -76,6 +57,7 @@ def test_one_of_many_is_the_first(store: Store) -> None:
         won.clear()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("if_absent", [False, True])
 def test_one_of_many_moves_it(store: Store, if_absent: bool) -> None:
     store.needs("rename")
@@ -94,6 +76,7 @@ def test_one_of_many_moves_it(store: Store, if_absent: bool) -> None:
         tier.remove(f"claimed/{moved.pop()}")
 
 
+@pytest.mark.long
 def test_readers_see_one_version_whole(store: Store) -> None:
     tier, over = store.tier, threading.Event()
     begun = threading.Barrier(3)  # who reads has begun before anybody writes
@@ -141,6 +124,7 @@ def test_readers_see_one_version_whole(store: Store) -> None:
     assert below(tier) == ["a"]
 
 
+@pytest.mark.long
 def test_who_puts_wins_over_who_removes_the_directory(store: Store) -> None:
     """A directory that came with a file is empty for a moment before it, and whoever removes it then loses nothing."""
     tier, over = store.tier, threading.Event()
@@ -168,6 +152,7 @@ def test_who_puts_wins_over_who_removes_the_directory(store: Store) -> None:
     assert len(below(tier, "kept")) == count
 
 
+@pytest.mark.long
 def test_listing_what_comes_and_goes(store: Store) -> None:
     tier, over = store.tier, threading.Event()
     for index in range(20):
@@ -208,6 +193,7 @@ def results(processes: list[subprocess.Popen[bytes]]) -> list[bytes]:
     return outputs
 
 
+@pytest.mark.long
 def test_one_of_many_processes_is_the_first(store: Store) -> None:
     store.needs("processes")
     store.needs("if_absent")
@@ -219,6 +205,7 @@ def test_one_of_many_processes_is_the_first(store: Store) -> None:
     assert len(below(store.tier, "locks")) == count
 
 
+@pytest.mark.long
 def test_processes_replace_the_same_file(store: Store) -> None:
     store.needs("processes")
     put(store.tier, "a", marked("first", 1000))
@@ -235,12 +222,14 @@ def test_processes_replace_the_same_file(store: Store) -> None:
     assert below(store.tier) == ["a"]
 
 
+@pytest.mark.long
 def test_processes_put_into_the_same_new_directory(store: Store) -> None:
     store.needs("processes")
     results([started(store, "append", "deep/new/directory", str(n), "15") for n in range(3)])
     assert len(below(store.tier, "deep/new/directory")) == 45
 
 
+@pytest.mark.long
 def test_who_is_killed_leaves_nothing(store: Store) -> None:
     store.needs("processes")
     put(store.tier, "there", b"old")
@@ -429,6 +418,7 @@ def allowed(store: Store, step: tuple[object, ...]) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_any_order_of_operations(store: Store) -> None:
     numbers = iter(range(1 << 30))
 
@@ -457,7 +447,7 @@ def test_the_library_is_not_needed(tmp_path: Path) -> None:
     """A local tier is opened, used and closed without what speaks to other stores."""
     code = """
 import sys
-from quine.files.open import open_store
+from quine.files.stores.open import open_store
 tier = open_store("origin:", {}, sys.argv[1])
 with tier.create("a", if_absent=True) as writer:
     writer.write(b"x")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LEAVERS = """
 import os, subprocess, sys, tempfile, threading
 
@@ -49,6 +51,7 @@ SEEN = {
 }
 
 
+@pytest.mark.long
 def test_the_watch_sees_everything(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[1]
     (tmp_path / "test_leavers.py").write_text(LEAVERS)

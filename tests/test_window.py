@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.errors import ProtocolError
-from transport.window import INITIAL_WINDOW, MAX_WINDOW, Flow
+from transport.wire.window import ACK_QUANTUM, INITIAL_WINDOW, MAX_WINDOW, Flow
 
 
 @given(st.lists(st.tuples(st.sampled_from(["data", "ack"]), st.integers(0, 70_000)), max_size=60))
@@ -64,7 +64,9 @@ def test_a_stopped_stream_may_run_out_but_gets_no_credit() -> None:
     flow = Flow()
     flow.stop()
     assert flow.credit == 0
-    flow.data(0, MAX_WINDOW + 5)  # in flight when nobody listened any more: dropped, not a violation
+    flow.data(0, MAX_WINDOW)  # in flight when nobody listened any more: dropped, not a violation
+    with pytest.raises(ProtocolError, match="more data than the window allows"):
+        flow.data(MAX_WINDOW, 1)  # no window was ever so large
 
 
 def _rounds(
@@ -100,3 +102,41 @@ def test_growth_has_a_budget() -> None:
     flow = Flow()
     _rounds(flow, trip=0.1, rounds=8, spare=100)
     assert flow.window == INITIAL_WINDOW + 100
+
+
+@pytest.mark.parametrize("peak", [1, INITIAL_WINDOW, 4 * ACK_QUANTUM, MAX_WINDOW])
+def test_small_frames_are_acknowledged_together_and_before_the_window_is_full(peak: int) -> None:
+    """One acknowledgement for each frame costs a tenth of the speed; one at a full window stops the sender."""
+    flow = Flow()
+    flow.data(0, peak)
+    enough = min(ACK_QUANTUM, max(peak, INITIAL_WINDOW) // 2)
+    assert not flow.worth(enough - 1)
+    assert flow.worth(enough)
+    flow.ack(min(enough, peak))
+    assert not flow.worth(flow.acked + enough - 1)
+
+
+def test_a_round_that_a_loan_is_in_is_not_measured() -> None:
+    flow = Flow()
+    flow.data(0, INITIAL_WINDOW)
+    flow.measure_sent(0.0)
+    flow.lend("ours")
+    flow.returned("ours", 0, INITIAL_WINDOW, 0)
+    assert flow.measure_acked(0.001) == 0
+    assert flow.window == INITIAL_WINDOW
+
+
+def test_a_stream_that_has_ended_is_not_lent() -> None:
+    flow = Flow()
+    flow.eof(0)
+    flow.lend("theirs")
+    assert not flow.lent
+
+
+def test_the_next_sender_has_the_window_that_the_receiver_goes_by() -> None:
+    flow = Flow()
+    flow.data(0, 4 * INITIAL_WINDOW)
+    flow.ack(4 * INITIAL_WINDOW)
+    assert flow.take_over() == 3 * INITIAL_WINDOW
+    assert flow.credit == 4 * INITIAL_WINDOW
+    assert flow.take_over() == 0

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from quine.files.open import open_store
+from quine.files.stores.open import open_store
 from quine.files.tier import Tier
 from tests.clouds import AZURITE, CONTAINER
 from tests.weed import BUCKET
@@ -136,7 +136,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 @maker("memory", "processes", "descriptors")
 def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    from quine.files.memory import forget
+    from quine.files.stores.memory import forget
 
     name = f"{os.getpid()}/{tmp_path}"
     yield opened(f"memory://{name}")

@@ -26,6 +26,18 @@ def settings(path: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
     return words, dict(word.split("=", 1) for word in words.get("SetEnv", []))
 
 
+async def copy(source: asyncio.StreamReader, sink: asyncssh.SSHWriter[bytes]) -> None:
+    """To the end of either. What is left in the pipe of a client that went is read and dropped."""
+    lost = False
+    while data := await source.read(1 << 16):
+        if not lost:
+            try:
+                sink.write(data)
+                await sink.drain()
+            except (OSError, asyncssh.Error):
+                lost = True
+
+
 async def serve(path: Path) -> None:
     words, extra = settings(path)
     account = pwd.getpwuid(os.getuid())
@@ -58,7 +70,10 @@ async def serve(path: Path) -> None:
             cwd=account.pw_dir,
             start_new_session=True,
         )
-        await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
+        await process.redirect(stdin=child.stdin)
+        assert child.stdout and child.stderr
+        # Not by redirect: the status would close the channel before what the command said has been read
+        await asyncio.gather(copy(child.stdout, process.stdout), copy(child.stderr, process.stderr))
         status = await child.wait()
         if status < 0:
             process.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.lab import processes
-from tests.lab.machine import SSHD, free_port, make_key, search_path
+from tests.lab.machine import RUN, SSHD, free_port, make_key, search_path
 from tests.lab.network import Network
 from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
@@ -47,6 +47,12 @@ class Settings:
     sshd: tuple[str, ...] = ()  # more lines for sshd_config
     env: Mapping[str, str] = field(default_factory=dict)
     inventory: Mapping[str, object] = field(default_factory=dict)  # keys for the inventory, over ours
+    bare: bool = False  # True: nothing of ours is there yet, also in a lab whose hosts have this build
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether this build runs there as it would after a deployment."""
+        return self.python and not (self.bare or self.scripts or self.mount or "HOME" in self.env)
 
 
 class Host:
@@ -270,12 +276,14 @@ class Host:
     def environment(self) -> dict[str, str]:
         """What a session over there is given."""
         name, _, value = self.mark.partition("=")
+        run, _, number = RUN.partition("=")
         return {
             "HOME": str(self.home),
             "PATH": self.path,
             "XDG_RUNTIME_DIR": str(self.run),
             "TMPDIR": str(self.tmp),
             name: value,
+            run: number,
             **self.settings.env,
         }
 

@@ -21,33 +21,43 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from tests.lab import processes
+from tests.lab import image, processes
 from tests.lab.host import Host, Settings
-from tests.lab.machine import SSHD, make_key, remove, toml
+from tests.lab.machine import RUN, SSHD, make_key, remove, toml
 from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILDS = ROOT / ".lab-cache" / "build"  # binaries built for labs: once per state of the sources, not per lab
 LEASE = 2  # seconds a job outlives its link, in this inventory: tests wait for it
+DEPLOY = 600.0  # seconds to build the binary and bring it to a host, on a busy machine
 TIMEOUT = 120.0  # seconds; a first command brings the binary there, unpacked, on a busy machine
 
 Data = bytes | str | None
+
+SSH_CONFIG = "Host *\n  StrictHostKeyChecking accept-new\n  HashKnownHosts no\n"
 
 
 class Lab:
     """A context manager. `lab["h1"]` is a Host."""
 
     def __init__(
-        self, names: Iterable[str] = ("h1", "h2", "h3"), directory: Path | None = None, lease: int = LEASE
+        self,
+        names: Iterable[str] = ("h1", "h2", "h3"),
+        directory: Path | None = None,
+        lease: int = LEASE,
+        installed: bool = False,
     ) -> None:
+        """`installed`: hosts have this build from the start, where their Settings do not say otherwise."""
         self.names = tuple(names)
         self.lease = lease
+        self.installed = installed
         self.id = uuid.uuid4().hex[:12]
         self.hosts: dict[str, Host] = {}
         self._aliases: dict[str, dict[str, object]] = {}
@@ -75,6 +85,8 @@ class Lab:
             (self._short / "o").mkdir(mode=0o700)
             # ports change from lab to lab, host keys do not: an old port may now be another host's
             (self.home / ".ssh" / "known_hosts").unlink(missing_ok=True)
+            # first contacts are silent, whatever the machine's own configuration says; tests of them have their own
+            (self.home / ".ssh" / "config").write_text(SSH_CONFIG)
             BUILDS.mkdir(parents=True, exist_ok=True)
             builds = self.home / ".cache" / "quine" / "build"
             if not builds.is_symlink():
@@ -113,6 +125,8 @@ class Lab:
             name, base, self._short / name, f"{self.id}-{name}", self.identity, settings or Settings()
         )
         self.hosts[name] = host
+        if self.installed and host.settings.ordinary:
+            image.install(image.image(_deployed), host.home)
         host.start()
         self._write_inventory()
         return host
@@ -190,6 +204,7 @@ class Lab:
     def env(self) -> dict[str, str]:
         """The environment of a command at the origin, made from nothing."""
         name, _, value = self.mark.partition("=")
+        run, _, number = RUN.partition("=")
         return {
             "HOME": str(self.home),
             "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/bin:/bin",
@@ -200,6 +215,7 @@ class Lab:
             "XDG_RUNTIME_DIR": str(self._short / "o"),
             "QUINE_INVENTORY": str(self.inventory),
             name: value,
+            run: number,
         }
 
     def run(
@@ -349,3 +365,13 @@ class Lab:
 
 def describe(args: Sequence[str | Path]) -> str:
     return " ".join(["quine", *map(str, args)])[:200]
+
+
+@contextmanager
+def _deployed() -> Iterator[Path]:
+    """The home of a host to which this build was deployed, and where an agent has run."""
+    with Lab(["image"]) as lab:
+        script = lab.script([{"reply": {"tool_calls": [{"name": "exit", "arguments": {"status": 0}}]}}])
+        lab.run(["--on", "image", "warm up"], env=script, check=True, timeout=DEPLOY)
+        lab.stop_nodes()
+        yield lab["image"].home

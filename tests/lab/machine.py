@@ -12,6 +12,7 @@ import socket
 import stat
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -19,6 +20,8 @@ SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/l
 SYSTEM = Path("/usr/bin")
 # Who is not root may have namespaces, too: within one of users, in which he is root over what is his.
 UNSHARE = ["unshare", *(["--map-root-user"] if os.getuid() else [])]
+# In the environment of all that this process starts, hosts of the lab included: several suites run on one machine.
+RUN = f"LAB_RUN={uuid.uuid4().hex[:12]}"
 PORTS = 10_000  # the first that a lab takes
 
 _random = random.SystemRandom()  # not the one that hypothesis seeds: labs beside each other must differ

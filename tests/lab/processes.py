@@ -34,12 +34,12 @@ class Process:
     @property
     def daemon(self) -> bool:
         """A node or the dial that leads to one: they outlive the command that started them, by design."""
-        return self._is_node and "--guard" not in self.argv
+        return self._is_node and "--launcher" not in self.argv
 
     @property
     def guard(self) -> bool:
-        """The process beside a node that outlives it, to end its jobs."""
-        return self._is_node and "--guard" in self.argv
+        """The process beside a node that outlives it, to start and to end its jobs."""
+        return self._is_node and "--launcher" in self.argv
 
     @property
     def _is_node(self) -> bool:
@@ -49,10 +49,16 @@ class Process:
         return f"{self.pid} {' '.join(self.argv) or '(no argv)'}"
 
 
+def _read(pid: int, name: str) -> bytes:
+    """A file of /proc/PID; without pathlib, for the watch reads thousands of them a second."""
+    with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+        return file.read()
+
+
 def _stat(pid: int) -> tuple[str, int, int] | None:
     """(command name, ppid, start time), None for a process that is gone or a zombie."""
     try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+        text = _read(pid, "stat").decode(errors="replace")
     except OSError:
         return None
     name, _, rest = text.partition("(")[2].rpartition(")")  # the name may hold spaces and brackets
@@ -71,7 +77,7 @@ def find(pid: int) -> Process | None:
     if facts is None:
         return None
     try:
-        raw = (PROC / str(pid) / "cmdline").read_bytes()
+        raw = _read(pid, "cmdline")
     except OSError:
         return None
     argv = tuple(os.fsdecode(word) for word in raw.split(b"\0")[:-1])
@@ -82,8 +88,8 @@ def _environment(pid: int) -> bytes:
     """What a process had at its exec. In the middle of one it has neither environment nor argv: that is waited for."""
     deadline = time.monotonic() + EXEC
     while True:
-        environment = (PROC / str(pid) / "environ").read_bytes()
-        if environment or (PROC / str(pid) / "cmdline").read_bytes() or time.monotonic() > deadline:
+        environment = _read(pid, "environ")
+        if environment or _read(pid, "cmdline") or time.monotonic() > deadline:
             return environment
         os.readlink(PROC / str(pid) / "exe")  # OSError: a zombie, or a thread of the kernel's
         os.sched_yield()
@@ -103,16 +109,25 @@ def marked(*marks: str) -> list[Process]:
     return found
 
 
+def children(pid: int) -> dict[int, str]:
+    """Live children of a process and their command names, {} if it is gone.
+
+    The kernel lists them; to look through all processes for them takes far longer.
+    """
+    found: list[bytes] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):  # a thread that has just ended
+                found += _read(pid, f"task/{task}/children").split()
+    facts = ((int(child), _stat(int(child))) for child in found)
+    return {child: fact[0] for child, fact in facts if fact}
+
+
 def descendants(root: int, name: str = "") -> list[int]:
     """Live processes below `root`; with `name`, only along a line of processes whose name begins so."""
-    children: dict[int, list[int]] = {}
-    for pid in _pids():
-        facts = _stat(pid)
-        if facts and facts[0].startswith(name):
-            children.setdefault(facts[1], []).append(pid)
     found, todo = [], [root]
     while todo:
-        below = children.get(todo.pop(), [])
+        below = [pid for pid, own in children(todo.pop()).items() if own.startswith(name)]
         found += below
         todo += below
     return found

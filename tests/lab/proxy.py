@@ -243,7 +243,10 @@ class _Line:
         return count
 
     def accept(self) -> None:
-        near, _ = self.listener.accept()
+        try:
+            near, _ = self.listener.accept()
+        except OSError:
+            return  # an order of the same round has closed the listener, or the newcomer is gone again
         self.accepted += 1
         try:
             far = socket.create_connection(self.target, timeout=5)

@@ -1,0 +1,58 @@
+"""What tests take from the machine: namespaces, forked processes, the nodes among the processes of a lab."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests.lab.machine import UNSHARE
+from tests.lab.processes import Process
+from tests.support.waiting import until
+
+CONTAINER = [*UNSHARE, "--pid", "--fork", "--mount-proc", "--kill-child"]
+containers = pytest.mark.skipif(
+    subprocess.run([*CONTAINER, "true"], capture_output=True).returncode != 0,
+    reason="needs namespaces",
+)
+
+
+def in_child(what: Callable[[], object]) -> int:
+    """Run it in a forked process that then waits to be killed; its pid, once it has done it."""
+    done, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            what()
+            os.write(told, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(told)
+    assert os.read(done, 1) == b"x"
+    os.close(done)
+    return pid
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def nodes(found: list[Process]) -> list[Process]:
+    return [process for process in found if process.daemon and "--dial" not in process.argv]
+
+
+def only_node(look: Callable[[], list[Process]]) -> Process:
+    """The node among `look()`, once it is the only one: a fork has its argv until the exec, a replaced one lingers."""
+    found: list[Process] = []
+
+    def single() -> bool:
+        found[:] = nodes(look())
+        return len(found) == 1
+
+    until(single, "one node")
+    return found[0]

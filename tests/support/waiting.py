@@ -1,0 +1,37 @@
+"""Waiting for a condition: never by a fixed sleep, always with one deadline."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.agents import LOOK, PATIENCE
+
+
+def until(true: Callable[[], Any], what: str) -> Any:
+    """Look until `true()` is true; returns its value. `what` names it in the failure."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := true()):
+        assert time.monotonic() < deadline, f"not so: {what}"
+        time.sleep(LOOK)
+    return value
+
+
+def read_until(pipe: int, text: bytes, seconds: float = PATIENCE) -> bytes:
+    """Read a pipe until `text` has come; readiness by what the far command says, never by sleeping."""
+    deadline, got = time.monotonic() + seconds, b""
+    while text not in got:
+        assert select.select([pipe], [], [], max(0, deadline - time.monotonic()))[0], f"only {got!r} came"
+        data = os.read(pipe, 65536)
+        assert data, f"ended after {got!r}"
+        got += data
+    return got
+
+
+def wait_for(path: Path) -> None:
+    """Until the file is there, which a command of the agent makes."""
+    until(path.exists, str(path))

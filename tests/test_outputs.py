@@ -1,0 +1,158 @@
+"""What quine's own processes write: to full devices, to readers that have gone, to descriptors made non-blocking."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from quine.base import exits
+from tests.lab import Lab
+from tests.support.detached import detach
+from tests.support.waiting import until
+from transport.client.output import Output
+
+
+@pytest.mark.parametrize("to", [">&-", ">/dev/full"])
+def test_a_verb_that_cannot_print_is_lost_and_says_so_once(lab: Lab, to: str) -> None:
+    job = detach(lab, "--", "echo", "x")
+    lab.run(["wait", job], check=True)
+    put = lab.run(["fs", "put", "-", "file"], input="x", env={"QUINE_FS": f"file://{lab.work}/tier"})
+    assert put.returncode == 0, put
+    why = "no space left on device" if "full" in to else "bad file descriptor"
+    for words in (
+        "ps", "ps --help", "hosts", "hosts --help", "doctor", "kill -l", "--help", "--version", "--completion bash",
+        f"logs {job}", "fs ls", "fs cat file", "fs --help", "tape --help", "run --help", "run --detach -- true",
+    ):  # fmt: skip
+        env = {"QUINE_FS": f"file://{lab.work}/tier"} if "fs" in words else {}
+        done = lab.sh(f"quine {words} {to}", env=env)
+        assert done.returncode == 74, (words, done)
+        said = done.stderr.decode()
+        assert said.startswith("quine: error: cannot write") and said.endswith(f": {why}\n"), words
+        assert said.count("\n") == 1, words
+
+
+def test_a_verb_that_prints_nothing_needs_no_stdout(lab: Lab) -> None:
+    done = lab.sh("quine wait $(quine run --detach -- true) >&-")
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "words", ["hosts", "run --on h1 -- echo x", "run --help", "logs JOB", "attach JOB", "ps -a"]
+)
+def test_output_that_a_full_device_does_not_take_is_lost(lab: Lab, words: str) -> None:
+    """And not 1, which is the verdict of an agent, or the status of a command."""
+    if "JOB" in words:
+        words = words.replace("JOB", detach(lab, "--", "echo", "x"))
+        lab.run(["wait", words.split()[1]], check=True)
+    done = lab.sh(f"quine {words} >/dev/full")
+    assert (done.returncode, done.stdout) == (74, b"")
+    host, command = ("h1: ", "; lost: echo x") if "h1" in words else ("", "")
+    expected = f"quine: {host}error: cannot write stdout: no space left on device{command}\n"
+    assert done.stderr.decode() == expected
+
+
+def test_the_report_of_a_command_whose_output_was_not_taken_says_lost(lab: Lab, tmp_path: Path) -> None:
+    lab.sh(f"quine run --on h1 --report {tmp_path}/r -- echo x >/dev/full")
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["state"], report["code"]) == ("lost", 74)
+
+
+@pytest.mark.parametrize("command", ["seq 1000000", "sh -c 'seq 1000000; exit $?'"])
+def test_a_long_output_that_a_full_device_does_not_take_is_lost(
+    lab: Lab, tmp_path: Path, command: str
+) -> None:
+    """The command dies of SIGPIPE, but no reader has left: 141 would say so."""
+    done = lab.sh(f"quine run --on h1 --report {tmp_path}/r -- {command} >/dev/full")
+    assert done.returncode == 74 and b"cannot write stdout: no space left on device" in done.stderr
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["state"], report["code"], report["signal"]) == ("lost", 74, None)
+
+
+def test_the_own_status_of_a_command_whose_output_was_not_taken_stays(lab: Lab) -> None:
+    done = lab.sh("quine run --on h1 -- sh -c 'echo x; exit 5' >/dev/full")
+    assert done.returncode == 5 and b"cannot write stdout" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["hosts", "run --help"])
+def test_a_reader_that_has_gone_ends_a_verb_by_sigpipe(lab: Lab, words: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [lab.quine, *words.split()],
+        env=lab.env,
+        cwd=lab.work,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (-13, b"")
+
+
+@pytest.mark.parametrize("verb", ["logs", "attach", "ps", "hosts"])
+def test_a_pipe_that_is_non_blocking_gets_the_whole(lab: Lab, verb: str) -> None:
+    """Another process that has it made it so: what does not fit now waits."""
+    words = [verb]
+    if verb in ("logs", "attach"):
+        job = detach(lab, "--", "head", "-c", "300000", "/dev/zero")
+        lab.run(["wait", job], check=True)
+        words.append(job)
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(write, False)
+    filled = os.write(write, bytes(4096))
+    with open(os.devnull, "rb") as null:
+        process = subprocess.Popen(
+            [lab.quine, *words], env=lab.env, cwd=lab.work, stdin=null, stdout=write, stderr=subprocess.PIPE
+        )
+    wchan = Path(f"/proc/{process.pid}/wchan")
+    until(lambda: process.poll() is not None or "poll" in wchan.read_text(), "it waits for its reader")
+    os.close(write)
+    with open(read, "rb") as file:
+        whole = file.read()[filled:]
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, b"")
+    assert len(whole) == 300_000 if verb in ("logs", "attach") else whole.endswith(b"\n")
+
+
+def test_a_full_pipe_that_cannot_be_opened_anew_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's, say. Its writer must hear ^C while nobody reads."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    reading, writing = os.pipe()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        output = Output(writing)
+    output.put(bytes(1 << 20))
+    for _ in range(1000):
+        assert output.write()
+    assert 0 < output.taken < 1 << 20 and output.taken + output.pending == 1 << 20
+    output.close()
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_message_waits_for_a_full_stderr_that_is_non_blocking() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    filled = 0
+    try:
+        while True:
+            filled += os.write(write, bytes(4096))
+    except BlockingIOError:
+        pass
+    pid = os.fork()
+    if not pid:
+        exits.complain("something", "a cure", fd=write)
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as file:
+        assert file.read()[filled:] == b"quine: error: something\nquine: hint: a cure\n"
+    assert os.waitpid(pid, 0)[1] == 0
