@@ -1,11 +1,14 @@
 # Everything here is safe to repeat. `make demo` and `make test` do all the set-up they need.
 
 PYTHON ?= python3
-WORKERS ?= auto
+WORKERS ?= $(shell echo $$((2 * $$(nproc))))  # most tests wait for processes more than they compute
 BIN := .venv/bin
 READY := .venv/.ready
+AZURITE := .lab-cache/azurite/node_modules/.bin/azurite-blob
 
-.PHONY: setup demo test lint types check bench clean
+SECONDS ?= 600
+
+.PHONY: setup demo test test-all mutants soak lint types check bench clean
 
 setup: $(READY)
 
@@ -19,7 +22,20 @@ demo: setup
 	@$(BIN)/python examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not long and not backends"
+
+test-all: setup $(AZURITE)
+	QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)" $(BIN)/python -m pytest -n $(WORKERS)
+
+# A server of Azure's protocol. Where there is no npm its tests are skipped, and say so.
+$(AZURITE):
+	-if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix .lab-cache/azurite azurite; fi
+
+mutants: setup
+	$(BIN)/python scripts/mutants.py $(ARGS)
+
+soak: setup
+	$(BIN)/python -m tests.sim --soak $(SECONDS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -28,7 +44,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types test-all
 
 bench: setup
 	$(BIN)/python -m bench

@@ -1,14 +1,14 @@
 """python -m bench [FIGURE…]: bring up a host, measure, print the table.
 
-Figures: client, line, memory, stream, streams, fairness, agent, guests, fork, tape, conversation, crowd, breaks, files,
-stage; without a name all of them.
+Figures: client, line, memory, stream, streams, fairness, agent, guests, fork, tape, conversation, seeing, crowd,
+breaks, files, hostile, stage; without a name all of them.
 """
 
 from __future__ import annotations
 
 import sys
 
-from bench import agent, breaks, client, crowd, files, stage, stream, streams, tape
+from bench import agent, breaks, client, crowd, files, hostile, stage, stream, streams, tape
 from bench.measure import Row, table
 from tests.lab import Lab
 
@@ -24,9 +24,11 @@ FIGURES = {
     "fork": agent.fork,
     "tape": tape.rate,
     "conversation": tape.memory,
+    "seeing": tape.seeing,
     "crowd": crowd.run,
     "breaks": breaks.run,
     "files": files.run,
+    "hostile": hostile.run,
     "stage": stage.run,
 }
 

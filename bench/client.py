@@ -12,7 +12,7 @@ from tests.lab import Lab, Process
 
 SERIAL = """
 import sys, time, statistics
-from transport import client
+from transport.client import client
 from transport.spawn import Spawn
 context = {"inventory": sys.argv[1], "cwd": "/", "ssh_agent": None}
 times = []
@@ -110,7 +110,7 @@ def long_line(lab: Lab) -> list[Row]:
 
 
 def idle_memory(lab: Lab) -> list[Row]:
-    """Resident memory of the node over there, and of the one here, after some jobs; what its guard adds to it."""
+    """Resident memory of the node over there, and of the one here, after some jobs; what its launcher adds to it."""
 
     def is_node(process: Process) -> bool:
         return process.daemon and "--dial" not in process.argv
@@ -123,7 +123,7 @@ def idle_memory(lab: Lab) -> list[Row]:
     own = _kilobytes(guard, "smaps_rollup", "Private_Dirty") / 1024
     return [
         Row("idle node over there, resident", there, "MB", reach="≤ 35, aim 20", met=there <= 35),
-        Row("its guard, not shared with it", own, "MB", reach="≤ 6", met=own <= 6),
+        Row("its launcher, private memory", own, "MB", reach="≤ 6", met=own <= 6),
         Row("idle node at the origin (with ssh loaded), resident", here, "MB"),
     ]
 

@@ -1,21 +1,27 @@
-"""The tape: what its durability costs beside a bare write and fsync, and what a long conversation costs in memory."""
+"""The tape: what its durability costs beside a bare write and fsync, what a long conversation costs in memory, and how
+long it takes to list and to show sessions where there are many.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.measure import Row, alternate
-from quine.guests.base import Message, ToolResult
-from quine.tape import FileSink, Tape
-from tests.agents import OK, Agents, says, sh
+from quine.providers.base import Message, ToolResult
+from quine.tape.tape import FileSink, Tape
+from tests.agents import OK, QUINE, Agents, says, sh
 from tests.lab import Lab
+from tests.support.sessions import write_sessions
 
 ENTRIES = 1000
 TEXT = "what a command printed, " * 40  # about a kilobyte, as results have
 MEGABYTE = 1 << 20
 RESULTS = 10
+SESSIONS = 10_000
 
 
 def rate(lab: Lab) -> list[Row]:
@@ -72,3 +78,48 @@ def memory(lab: Lab) -> list[Row]:
         more = peak(total * MEGABYTE // RESULTS) - peak(1)
     figure = f"memory of an agent with a conversation of {total} MB, beyond that of an empty one"
     return [Row(figure, more, "MB", "the conversation", total, "≤ 3 ×", more <= 3 * total)]
+
+
+def seeing(lab: Lab) -> list[Row]:
+    """`quine ps` and `tape show` over many sessions, a tenth of them lives of one process."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "data")
+        ids = write_sessions(folder, SESSIONS, lives=SESSIONS // 10, turns=20)
+        env = {**Agents(Path(name)).env, "QUINE_DATA_DIR": str(folder)}
+
+        def quine(*words: str) -> Callable[[], object]:
+            return lambda: subprocess.run([*QUINE, *words], env=env, check=True, capture_output=True)
+
+        def ends() -> None:
+            """The peer: the first and the last line of each file, by the tools for that, in one pass."""
+            script = (
+                "find . -name '*.jsonl' -exec head -qn1 {} + ; find . -name '*.jsonl' -exec tail -qn1 {} +"
+            )
+            subprocess.run(["sh", "-c", script], cwd=folder, check=True, capture_output=True)
+
+        ps, peer = (1000 * t for t in alternate(5, quine("ps"), ends))
+        one = ids[SESSIONS // 20]
+        single = Path(name, "single")
+        (only,) = write_sessions(single, 1, turns=20)
+        shows = quine("tape", "show", one), quine("tape", "show", "--data-dir", str(single), only)
+        show, alone = (1000 * t for t in alternate(5, *shows))
+    return [
+        Row(
+            f"quine ps over {SESSIONS} sessions",
+            ps,
+            "ms",
+            "head and tail of each",
+            peer,
+            "≤ 3 ×",
+            ps <= 3 * peer,
+        ),
+        Row(
+            "quine tape show of one of them",
+            show,
+            "ms",
+            "the same of a directory with one",
+            alone,
+            "≤ 2 ×",
+            show <= 2 * alone,
+        ),
+    ]
