@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
-from quine.staging import content, renames, taking
+from quine.files.stores.local import beneath
+from quine.staging import aside as laying
+from quine.staging import content, objects, renames, survey, taking
+from quine.staging import there as over_there
 from quine.staging.aside import Layout
 from quine.staging.content import Changed, measure
+from quine.staging.face import Staging
 from quine.staging.manifest import Manifest
 from quine.staging.survey import ASIDE
 from quine.staging.tree import Tree
-from tests.wired import bring
+from tests.wired import Relay, bring, inside
 from tests.wired import cache as cache
 from tests.wired import here as here
 from tests.wired import there as there
@@ -144,3 +151,54 @@ def test_what_is_renamed_is_renamed_by_a_process_that_no_signal_to_ours_reaches(
     assert undo and apart
     assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= set(blocked)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
+def test_a_signal_at_any_line_leaves_nothing_aside(here: Path, there: Path, cache: Path, step: int) -> None:
+    """A directory of its own stayed for ever: the signal had come between the mkdir and the open of it."""
+    (here / "t" / "d").mkdir(parents=True)
+    for name in ("a", "d/b"):
+        (here / "t" / name).write_text(name)
+    (here / "t" / "l").symlink_to("a")
+    staging = Staging(["t"], [], str(here))
+    ours = {module.__file__ for module in (laying, renames, beneath, content, objects, over_there)}
+    lines = 0
+    while _ends_at_line(lines, ours, staging, there):
+        assert not list(there.glob(".quine*")), lines
+        for what in (there / "t", cache):
+            shutil.rmtree(what, ignore_errors=True)
+        lines += step
+    assert lines > 100
+    assert not list(there.glob(".quine*"))
+    assert (there / "t" / "d" / "b").read_text() == "d/b"
+
+
+def _ends_at_line(lines: int, ours: set[str | None], staging: Staging, there: Path) -> bool:
+    """Lay out in a process to which the signal comes after so many lines of `ours`. False: there are not so many."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename not in ours:
+            return None
+        if event == "line":
+            lines -= 1
+            if lines < 0:
+                raise over_there._Ended(
+                    signal.SIGTERM
+                )  # ends the tracing, as a first signal ends the heeding
+        return trace
+
+    if pid := os.fork():
+        return {0: True, 1: False}[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]
+    status = 2
+    try:
+        relay = Relay(staging.giving().given)
+        sys.settrace(trace)
+        with inside(there):
+            over_there._staged(relay, survey.ONCE)  # type: ignore[arg-type]
+        status = 1
+    except over_there._Ended:
+        status = 0
+    finally:
+        sys.settrace(None)
+        os._exit(status)

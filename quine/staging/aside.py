@@ -138,10 +138,12 @@ class Layout:
         self._base = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._base, fcntl.LOCK_SH)  # against who would clear it away before it is locked
         try:
+            # known before it is made: a signal between the two would leave it there
             self._name = ASIDE + os.urandom(8).hex().encode()
             try:
                 os.mkdir(self._name, 0o700, dir_fd=self._base)
             except OSError as error:  # of the base: our name says nothing to anybody
+                self._name = b""
                 raise OSError(error.errno, error.strerror, os.path.abspath(self._path)) from None
             self._top = os.open(self._name, FOLDER, dir_fd=self._base)
             fcntl.flock(self._top, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,9 +174,9 @@ class Layout:
                 spot, digest = self._spots[index], manifest.marks[index]
                 parent, _, last = spot.rpartition(b"/")
                 if parent != above:
-                    if folder != self._new:
-                        os.close(folder)
-                    above, folder = parent, self._new
+                    done, folder, above = folder, self._new, parent
+                    if done != self._new:
+                        os.close(done)
                     if parent:
                         folder = os.open(parent, FOLDER, dir_fd=self._new)
                 mode = manifest.modes[index]
@@ -406,17 +408,21 @@ class Layout:
         return True
 
     def close(self) -> None:
-        """Away with what was made and not renamed, unless renames could neither be done nor undone."""
-        if self._top >= 0 and not self.is_journalled():
+        """Away with what was made and not renamed, unless renames could neither be done nor undone.
+
+        Whoever was interrupted in the middle of it may do it again.
+        """
+        if self._name and not (self._top >= 0 and self.is_journalled()):
             remove(self._name, self._base)
         self.leave()
 
     def leave(self) -> None:
         """Let go, and leave what was made to who comes next."""
-        for fd in (self._new, self._top, self._base):
-            if fd >= 0:
-                os.close(fd)
+        held = [fd for fd in (self._new, self._top, self._base) if fd >= 0]
+        self._name = b""
         self._top = self._new = self._base = -1
+        for fd in held:
+            os.close(fd)
 
 
 def _kept(facts: os.stat_result) -> int:

@@ -9,6 +9,7 @@ Laws
    After it: a process of its own, so a command that was killed in any way has nothing left to answer.
 2. What goes wrong is told to the face, which speaks of it; here only where that cannot be reached.
 3. The look at what is here runs while the origin looks at what it has.
+4. A signal that ends this process leaves nothing of it lying about: the first is heeded after that, others are not.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from transport.rpc.outgoing import Asked
 
 NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+FATAL = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ELSEWHERE = "choose another directory with --cwd, or workdir in the inventory"
 EMPTY = bytes(survey.FACTS.size)
 
@@ -46,10 +48,9 @@ class _Ended(BaseException):
 def main(words: list[str]) -> int:
     """Exit status, or the process becomes the command."""
     phase, key, command = words[0], words[1], words[3:]
-    previous = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    for number, action in previous.items():
-        if action is signal.SIG_IGN:
-            signal.signal(number, action)
+    for number in FATAL:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
     try:
         relay = Relay.from_environment()
         if relay is None:
@@ -59,6 +60,9 @@ def main(words: list[str]) -> int:
         else:
             done = _prepared(relay, key, command if phase == "agent" else [])
         relay.close()
+        if phase == "out":
+            return 0
+        return _become(phase, command) if done else NOT_STARTED
     except _Ended as ended:
         from transport.status import die_of
 
@@ -68,19 +72,20 @@ def main(words: list[str]) -> int:
         if not str(error).startswith((AGAIN, KNOWN)):
             complain(f"staging: {error}", "", os.environ.get("QUINE_NODE_NAME", ""))
         return NOT_STARTED
-    if phase == "out":
-        return 0
-    return _become(phase, command) if done else NOT_STARTED
 
 
 def _end(number: int, _frame: object) -> None:
+    for each in FATAL:
+        signal.signal(each, signal.SIG_IGN)  # a second one would come into the middle of the cleaning up
     raise _Ended(number)
 
 
 def _become(phase: str, command: list[str]) -> int:
     from transport.status import restore_signals
 
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in FATAL:
+        if signal.getsignal(number) is _end:
+            signal.signal(number, signal.SIG_DFL)
     restore_signals()
     try:
         if phase == "agent":
@@ -194,10 +199,14 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
     found = _look(roots)
     layout = Layout(b".", manifest, found.by_name(), known, exact=True)
     try:
-        _fill(layout, manifest, asked, feed, objects, digest)
-        layout.commit()
-    finally:
-        layout.close()
+        try:
+            _fill(layout, manifest, asked, feed, objects, digest)
+            layout.commit()
+        finally:
+            layout.close()
+    except _Ended:
+        layout.close()  # it may have come into the middle of the first
+        raise
     if not place:
         return  # it is looked at once
     # What was made last would be too new for the record, and a look takes longer.

@@ -14,7 +14,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -30,6 +30,7 @@ class Process:
     ppid: int
     start: int
     argv: tuple[str, ...]
+    copy: bool = False  # forked from one with the same argv that is still there, and no other program so far
 
     @property
     def daemon(self) -> bool:
@@ -38,8 +39,8 @@ class Process:
 
     @property
     def guard(self) -> bool:
-        """The process beside a node that outlives it, to start and to end its jobs."""
-        return self._is_node and "--launcher" in self.argv
+        """The process beside a node that outlives it, to start and to end its jobs. A copy of it is a job."""
+        return self._is_node and "--launcher" in self.argv and not self.copy
 
     @property
     def _is_node(self) -> bool:
@@ -106,7 +107,11 @@ def marked(*marks: str) -> list[Process]:
             continue  # gone, or of another user
         if not needles.isdisjoint(environment.split(b"\0")) and (process := find(pid)):
             found.append(process)
-    return found
+    words = {process.pid: process.argv for process in found}
+    return [
+        replace(process, copy=True) if words.get(process.ppid) == process.argv else process
+        for process in found
+    ]
 
 
 def children(pid: int) -> dict[int, str]:
