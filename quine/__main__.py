@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-from quine.base.exits import DEFECT, LOST, Failure, NoGuest, complain, write_all
+from quine.base.errors import DEFECT, LOST, Failure, NoGuest, complain, write_all
 from transport.job import inherit
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -218,7 +218,7 @@ def agent(words: list[str]) -> int:
 
 def _live(values: dict[str, object], mission: list[str]) -> int:
     """An agent whose command line can be read."""
-    from quine.base.exits import Misconfigured
+    from quine.base.errors import Misconfigured
 
     text = " ".join(mission)
     if "file" in values:
@@ -256,7 +256,7 @@ def _live(values: dict[str, object], mission: list[str]) -> int:
 
 
 def _read_mission(path: str) -> str:
-    from quine.base.exits import Misconfigured
+    from quine.base.errors import Misconfigured
 
     try:
         if path == "-":

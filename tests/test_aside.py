@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.base import aside
+from quine.base import atomic
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,10 +22,10 @@ def left(path: Path) -> list[str]:
 
 def test_a_file_is_made_and_replaced_whole(tmp_path: Path) -> None:
     target = tmp_path / "r"
-    aside.write(str(target), b"one", 0o640)
+    atomic.write(str(target), b"one", 0o640)
     assert target.read_bytes() == b"one" and stat.S_IMODE(target.stat().st_mode) == 0o640
     with open(target, "rb") as before:
-        aside.write(str(target), b"two")
+        atomic.write(str(target), b"two")
         assert before.read() == b"one" and target.read_bytes() == b"two"
     assert left(tmp_path) == ["r"]
 
@@ -34,13 +34,13 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
     target = tmp_path / "r"
     target.write_bytes(b"")
     target.chmod(0o604)
-    aside.write(str(target), b"x", 0o640)
+    atomic.write(str(target), b"x", 0o640)
     assert stat.S_IMODE(target.stat().st_mode) == 0o604
 
 
 def test_what_is_not_committed_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "r").write_bytes(b"as it was")
-    with pytest.raises(ZeroDivisionError), aside.Aside(str(tmp_path / "r")) as file:
+    with pytest.raises(ZeroDivisionError), atomic.Aside(str(tmp_path / "r")) as file:
         file.write(b"half")
         raise ZeroDivisionError
     assert left(tmp_path) == ["r"] and (tmp_path / "r").read_bytes() == b"as it was"
@@ -53,7 +53,7 @@ def test_a_link_stays_and_the_file_behind_it_is_replaced(tmp_path: Path, there: 
         (tmp_path / "data" / "r").write_bytes(b"old")
     (tmp_path / "second").symlink_to("data/r")
     (tmp_path / "link").symlink_to(tmp_path / "second")
-    aside.write(str(tmp_path / "link"), b"new")
+    atomic.write(str(tmp_path / "link"), b"new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "second").is_symlink()
     assert (tmp_path / "data" / "r").read_bytes() == b"new" and left(tmp_path / "data") == ["r"]
 
@@ -62,7 +62,7 @@ def test_a_relative_link_in_a_linked_directory_leads_where_the_kernel_goes(tmp_p
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "short").symlink_to("a/b")
     (tmp_path / "a" / "b" / "link").symlink_to("../r")
-    aside.write(str(tmp_path / "short" / "link"), b"x")
+    atomic.write(str(tmp_path / "short" / "link"), b"x")
     assert (tmp_path / "a" / "r").read_bytes() == b"x"
 
 
@@ -70,7 +70,7 @@ def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match="symbolic links"):
-        aside.write(str(tmp_path / "a"), b"x")
+        atomic.write(str(tmp_path / "a"), b"x")
 
 
 @pytest.mark.parametrize("linked", [False, True], ids=["named", "linked"])
@@ -83,7 +83,7 @@ def test_a_device_is_written_and_stays(tmp_path: Path, linked: bool) -> None:
     except PermissionError:
         pytest.skip("devices cannot be made or opened here")
     (tmp_path / "link").symlink_to("null")
-    aside.write(str(tmp_path / ("link" if linked else "null")), b"x")
+    atomic.write(str(tmp_path / ("link" if linked else "null")), b"x")
     assert stat.S_ISCHR(device.lstat().st_mode) and (tmp_path / "link").is_symlink()
     assert left(tmp_path) == ["link", "null"]
 
@@ -95,7 +95,7 @@ def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
     got: list[bytes] = []
     reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
     reader.start()
-    aside.write(str(tmp_path / "link"), b"x" * 100_000)
+    atomic.write(str(tmp_path / "link"), b"x" * 100_000)
     reader.join()
     assert got == [b"x" * 100_000] and stat.S_ISFIFO(pipe.lstat().st_mode)
 
@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_replaced_is_written_in_place(
         raise OSError(16, "Device or resource busy")
 
     monkeypatch.setattr(os, "rename", busy)
-    aside.write(str(target), b"x")
+    atomic.write(str(target), b"x")
     assert target.read_bytes() == b"x" and target.stat().st_ino == number and left(tmp_path) == ["r"]
     monkeypatch.undo()
 
@@ -145,16 +145,16 @@ def test_a_file_that_cannot_be_replaced_is_written_in_place(
         return real(path, flags, mode)
 
     monkeypatch.setattr(os, "open", closed)
-    aside.write(str(target), b"yz")
+    atomic.write(str(target), b"yz")
     assert target.read_bytes() == b"yz" and target.stat().st_ino == number
     with pytest.raises(PermissionError):
-        aside.write(str(tmp_path / "new"), b"x")
+        atomic.write(str(tmp_path / "new"), b"x")
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:
     for path in (tmp_path / "no" / "r", tmp_path):
         with pytest.raises(OSError) as raised:
-            aside.write(str(path), b"x")
+            atomic.write(str(path), b"x")
         assert raised.value.filename == str(path)
     assert left(tmp_path) == []
 
@@ -162,7 +162,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
 def test_two_at_a_time_each_leave_a_whole(tmp_path: Path) -> None:
     target = str(tmp_path / "r")
     bodies = [bytes([65 + n]) * 50_000 for n in range(8)]
-    threads = [threading.Thread(target=aside.write, args=(target, body)) for body in bodies]
+    threads = [threading.Thread(target=atomic.write, args=(target, body)) for body in bodies]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -173,8 +173,8 @@ def test_two_at_a_time_each_leave_a_whole(tmp_path: Path) -> None:
 def test_a_file_of_our_own_replaces_a_link_and_has_its_mode(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"")
     (tmp_path / "link").symlink_to("other")
-    aside.write(str(tmp_path / "link"), b"x", 0o700, own=True)
+    atomic.write(str(tmp_path / "link"), b"x", 0o700, own=True)
     assert not (tmp_path / "link").is_symlink() and stat.S_IMODE((tmp_path / "link").stat().st_mode) == 0o700
     assert (tmp_path / "other").read_bytes() == b""
-    aside.write(str(tmp_path / "link"), b"y", 0o600, own=True)
+    atomic.write(str(tmp_path / "link"), b"y", 0o600, own=True)
     assert stat.S_IMODE((tmp_path / "link").stat().st_mode) == 0o600

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.jobs import elsewhere
 
 ID = "01a2012b-9e35-7c17-974b-28781c831bee"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.cli.completion import ACTIONS, SHELLS, script
 from quine.cli.options import TABLE, UNBUILT, VERBS
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.base.exits import Failure, Misconfigured
+from quine.base.errors import Failure, Misconfigured
 from quine.files.cli import globs, listing
 from quine.files.cli.commands import Call
 from quine.files.cli.crew import Crew, Stopped

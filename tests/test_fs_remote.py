@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quine.base.exits import LOST, NOT_STARTED, Failure, Misconfigured
+from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
 from quine.files.cli.crew import failure
 from quine.files.stores.local.local import Local
 from quine.files.tier import BLOCK, Entry, Reader, Tier, Unsure, Writer, pour, stale

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.base.exits import Failure, Misconfigured
+from quine.base.errors import Failure, Misconfigured
 from quine.files import names
 from quine.files.tier import Entry
 from quine.files.wire import words

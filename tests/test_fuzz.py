@@ -18,7 +18,7 @@ import pytest
 from deploy.inventory import ConfigError, load
 from quine.agent.life import Life, Limits, new_session
 from quine.agent.tools import TOOLS
-from quine.base.exits import Failure
+from quine.base.errors import Failure
 from quine.budget.ledger import Ledger, Spent
 from quine.cli import listing
 from quine.jobs import census, elsewhere, roster

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.agent.tools import TOOLS
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.providers import http, sse
 from quine.providers.base import Message, Overflow, Refused, Reply, Request, Unavailable
 from quine.providers.chat import ChatDialect

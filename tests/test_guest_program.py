@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quine.agent.tools import TOOLS
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.providers import program
 from quine.providers.base import GuestError, Message, Overflow, Refused, Request, Unavailable, Usage
 from quine.providers.program import ProgramGuest

@@ -10,7 +10,7 @@ import pytest
 
 from quine.agent import env
 from quine.agent.tools import TOOLS, schema
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.providers import Config, vendors
 from quine.providers.base import Refused, Request
 from quine.providers.script import ScriptGuest

@@ -22,7 +22,7 @@ import pytest
 
 from quine.agent.life import new_session
 from quine.archive import copies, keeper, keeping, kept
-from quine.base.exits import Failure
+from quine.base.errors import Failure
 from quine.base.log import Log
 from quine.files.layers.reserved import Unreserved
 from quine.files.stores.local.local import Local

@@ -14,7 +14,7 @@ from quine.agent import env, host, personas
 from quine.agent.env import Settings
 from quine.agent.life import Life, Limits, new_session
 from quine.agent.tools import TOOLS
-from quine.base.exits import Failure
+from quine.base.errors import Failure
 from quine.budget.ledger import Ledger
 from quine.providers.base import (
     GuestError,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.base import exits
+from quine.base import errors
 from tests.lab import Lab
 from tests.support.detached import detach
 from tests.support.waiting import until
@@ -150,7 +150,7 @@ def test_a_message_waits_for_a_full_stderr_that_is_non_blocking() -> None:
         pass
     pid = os.fork()
     if not pid:
-        exits.complain("something", "a cure", fd=write)
+        errors.complain("something", "a cure", fd=write)
         os._exit(0)
     os.close(write)
     with open(read, "rb") as file:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.budget import prices
 from quine.providers.base import Usage
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.agent.life import Limits
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.budget.book import PUT, Book, Numbers
 from quine.budget.ledger import Ledger
 from quine.files.layers.quota import LEAST, Quota, bounded

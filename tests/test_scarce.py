@@ -22,7 +22,7 @@ from quine.agent.jobs import Job, Jobs
 from quine.agent.shell import Shell
 from quine.agent.signals import Signals
 from quine.base import procs
-from quine.base.exits import Failure
+from quine.base.errors import Failure
 from quine.jobs import detach
 from quine.remote import arrivals
 from tests.agents import OK, Agents, call, says

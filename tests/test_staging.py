@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.staging import aside, objects, renames, survey, words
 from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
 from quine.staging.face import Staging

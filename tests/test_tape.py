@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quine.agent.life import is_session, new_session
-from quine.base.exits import Failure, Misconfigured
+from quine.base.errors import Failure, Misconfigured
 from quine.providers.base import Message, ToolCall, ToolResult
 from quine.tape import bill, tree, verify
 from quine.tape.tape import FileSink, Tape, message_of, read

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quine.agent.capture import Capture
 from quine.agent.life import new_session
-from quine.base.exits import Failure
+from quine.base.errors import Failure
 from quine.providers.base import Message, ToolCall, ToolResult
 from quine.tape import verify
 from quine.tape.tape import MASK, NAMES, PLAIN, FileSink, Mask, MaskedSink, Tape, digest, message_of, read

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.providers.base import ToolCall
 from quine.tape import bill, rebuild, tree, verify
 from quine.tape.replay import dry, replay

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quine.agent.life import new_session
 from quine.base import procs
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.providers.base import Message, ToolCall, ToolResult, Usage
 from quine.tape import verify
 from quine.tape.tape import FileSink, Tape

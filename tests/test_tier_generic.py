@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.files.stores.generic import Generic
 from quine.files.stores.open import open_store
 from quine.files.tier import Entry, Tier

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.files import names
 from quine.files.stores.local import beneath, parts, plain
 from quine.files.stores.local.local import Local

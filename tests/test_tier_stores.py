@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.agent import env
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.files import credentials, place
 from quine.files.stores import foreign
 from quine.files.stores.generic import Generic

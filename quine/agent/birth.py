@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NoReturn
 from quine.agent.capture import Capture
 from quine.agent.ends import Reborn
 from quine.agent.jobs import Status, write_aside
-from quine.base import private, procs
-from quine.base.exits import DEFECT, complain
+from quine.base import dirs, procs
+from quine.base.errors import DEFECT, complain
 from transport.wire import quickjson
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign:
 def _streams(loop: Loop, job: Job, outs: list[int]) -> None:
     """The child's ends of stdout and stderr into `outs`; ours go into the job."""
     if job.directory:
-        private.make(job.directory)
+        dirs.make(job.directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         for name in ("stdout", "stderr"):
             outs.append(os.open(os.path.join(job.directory, name), flags, 0o600))

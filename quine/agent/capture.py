@@ -15,7 +15,7 @@ import fcntl
 import os
 import termios
 
-from quine.base import private
+from quine.base import dirs
 
 LIMIT = 1 << 30  # bytes of one stream that are kept; who prints more is ended and told so
 CHUNK = 1 << 18
@@ -84,7 +84,7 @@ class Capture:
     def _spill(self) -> None:
         self._spilt = True
         try:
-            private.make(os.path.dirname(self._path))
+            dirs.make(os.path.dirname(self._path))
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except OSError as error:
             self._fault = error.strerror or str(error)

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from quine.agent import personas, shown
 from quine.agent.life import Life, Limits, is_session
-from quine.base import aside, private, sizes
-from quine.base.exits import Misconfigured
+from quine.base import atomic, dirs, sizes
+from quine.base.errors import Misconfigured
 from quine.budget import book
 from quine.budget.ledger import Ledger
 from quine.files import credentials, place
@@ -280,9 +280,9 @@ def ensure_quine(data_dir: str, environ: MutableMapping[str, str] = os.environ) 
     beside = os.path.dirname(sys.executable)
     if not os.access(os.path.join(beside, "quine"), os.X_OK):
         beside = os.path.join(data_dir, "bin")
-        private.make(beside)
+        dirs.make(beside)
         text = f'#!/bin/sh\nexec {quote(sys.executable)} -P -m quine "$@"\n'
-        aside.write(os.path.join(beside, "quine"), text.encode(), 0o700, own=True)
+        atomic.write(os.path.join(beside, "quine"), text.encode(), 0o700, own=True)
     # Last, not first: the user's own python and tools come before those that lie beside ours.
     environ["PATH"] = os.pathsep.join([*places, beside])
 

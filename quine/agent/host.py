@@ -22,8 +22,8 @@ from quine.agent.life import Life, is_session, new_session
 from quine.agent.loop import Face, Loop
 from quine.agent.signals import Signals, Terminated
 from quine.archive import keeping
-from quine.base import private
-from quine.base.exits import DEADLINE, NOT_STARTED, TRY_AGAIN, Denied, Failure, Misconfigured, NotBuilt
+from quine.base import dirs
+from quine.base.errors import DEADLINE, NOT_STARTED, TRY_AGAIN, Denied, Failure, Misconfigured, NotBuilt
 from quine.base.log import Log
 from quine.budget import inference
 from quine.cli.options import find_inventory
@@ -272,7 +272,7 @@ def _guest(settings: Settings, life: Life, ask: Ask | None) -> tuple[Guest, Life
 def _make_data_dir(path: str) -> None:
     """Everything of ours lies in it: 0700 from the first moment."""
     try:
-        private.make(path)
+        dirs.make(path)
         if not os.access(path, os.W_OK | os.X_OK):
             code = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code))

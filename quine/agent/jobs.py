@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.signals import Signals
-from quine.base import aside, private, procs
+from quine.base import atomic, dirs, procs
 from transport.address import boot_id
 from transport.wire import quickjson
 
@@ -72,7 +72,7 @@ class Job:
             return  # it has a record since it began
         directory = os.path.join(folder, "jobs", self.session)
         with contextlib.suppress(OSError):  # on a full disk the result of the fork tells it all the same
-            private.make(directory)
+            dirs.make(directory)
             write_aside(os.path.join(directory, "status"), self.status._asdict())
             self._record(directory, parent, 0, 0)
 
@@ -281,4 +281,4 @@ def _status(word: int, told: bytes) -> Status:
 
 def write_aside(path: str, value: dict[str, Any]) -> None:
     """A small file that is there whole or not at all. Raises OSError."""
-    aside.write(path, quickjson.dumps(value).encode(), 0o600, own=True)
+    atomic.write(path, quickjson.dumps(value).encode(), 0o600, own=True)

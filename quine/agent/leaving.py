@@ -17,7 +17,7 @@ from quine.agent.jobs import Status, write_aside
 from quine.agent.life import Life
 from quine.agent.loop import Loop
 from quine.base import procs
-from quine.base.exits import DEFECT, Failure, complain
+from quine.base.errors import DEFECT, Failure, complain
 from transport.wire import quickjson
 
 

@@ -30,7 +30,7 @@ from quine.agent.tools import exit as exit_tool
 from quine.agent.tools import fork as fork_tool
 from quine.agent.tools import sh as sh_tool
 from quine.base import procs
-from quine.base.exits import DEADLINE, DENIED, FAILED, NOT_STARTED, TRY_AGAIN, Failure
+from quine.base.errors import DEADLINE, DENIED, FAILED, NOT_STARTED, TRY_AGAIN, Failure
 from quine.base.log import Log
 from quine.budget import inference
 from quine.budget.ledger import Ledger, Spent
@@ -375,7 +375,7 @@ class Loop:
         self.tape.sync()
 
     def _finish(self, ended: Ended) -> End:
-        from quine.base.exits import complain, say
+        from quine.base.errors import complain, say
 
         for job in self.jobs.finished():
             self.child_ended(job)

@@ -15,7 +15,7 @@ import os
 import signal
 import struct
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.files.place import RESERVED
 from quine.providers.vendors import KEYS
 from transport.address import own_command, start_time

@@ -20,8 +20,8 @@ from quine.agent.jobs import write_aside
 from quine.agent.life import is_session
 from quine.archive import keeping
 from quine.archive.copies import RESULTS, Copies
-from quine.base import private
-from quine.base.exits import LOST, Failure
+from quine.base import dirs
+from quine.base.errors import LOST, Failure
 from quine.files.tier import BLOCK, Entry, Tier
 from quine.jobs import roster
 from quine.jobs.roster import Agent
@@ -136,7 +136,7 @@ def _failed(error: OSError) -> Failure:
 def _made_equal(tier: Tier) -> Path:
     digest = hashlib.sha256(tier.url.encode(errors="surrogateescape")).hexdigest()[:16]
     folder = Path(os.path.expanduser("~/.cache/quine/tier")) / digest
-    private.make(str(folder))
+    dirs.make(str(folder))
     known = _versions(folder)
     found = dict(_there(tier))
     for name in known.keys() - found.keys():
@@ -179,7 +179,7 @@ def _fetch(tier: Tier, entry: Entry, folder: Path) -> str:
     """Its name there, "" where it was gone again."""
     name = entry.path.removeprefix(f"{keeping.PLACE}/")
     target = folder / name
-    private.make(str(target.parent))
+    dirs.make(str(target.parent))
     aside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with tier.open(entry.path) as reader, open(aside, "wb") as file:

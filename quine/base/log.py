@@ -12,7 +12,7 @@ import contextlib
 import os
 import time
 
-from quine.base.exits import say
+from quine.base.errors import say
 
 
 class Log:

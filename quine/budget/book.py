@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from quine.base.exits import DEFECT, Failure, Misconfigured
+from quine.base.errors import DEFECT, Failure, Misconfigured
 from transport.job.inherit import reopened
 
 NAME = "quine-ledger"

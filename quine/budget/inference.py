@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.budget.ledger import Ledger, Left, Spent
 from quine.providers import FILES, Config
 from quine.providers.base import Guest, GuestError, Message, Reply, Request, Usage

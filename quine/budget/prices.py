@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.providers.base import Usage
 
 VARIABLE = "QUINE_PRICES"

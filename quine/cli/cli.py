@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quine.base.exits import FAILED, OK, USAGE, Misconfigured, complain
+from quine.base.errors import FAILED, OK, USAGE, Misconfigured, complain
 
 if TYPE_CHECKING:
     from deploy.inventory import Host, Inventory

@@ -13,7 +13,7 @@ Laws
 
 from __future__ import annotations
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.cli.options import TABLE, UNBUILT, VERBS, rows
 from quine.cli.tape_command import HELP
 from quine.files.cli import grammar

@@ -50,7 +50,7 @@ def examine(inventory: str | None = None, ask: bool = False) -> list[Finding]:
 
 
 def _look(look: Callable[[], Finding]) -> Finding:
-    from quine.base.exits import Failure
+    from quine.base.errors import Failure
     from transport.errors import Refused
 
     try:
@@ -114,7 +114,7 @@ def _unwritable(folder: Path) -> str:
 
 def _guest(ask: bool = False) -> Finding:
     from quine.agent import env
-    from quine.base.exits import Failure
+    from quine.base.errors import Failure
 
     try:
         # on a copy: adopting takes the secrets out
@@ -189,7 +189,7 @@ def _binary() -> Finding:
 def _keys(inventory: str | None) -> list[Path]:
     """Key files that may be tried: the usual ones, and what ~/.ssh/config and the inventory name."""
     from deploy.inventory import load
-    from quine.base.exits import Failure
+    from quine.base.errors import Failure
     from transport.errors import Refused
 
     named = [f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa")]

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from shlex import join, quote
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.base.text import plain
 from quine.cli.options import VERBS, find_inventory
 

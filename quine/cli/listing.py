@@ -12,7 +12,7 @@ import contextlib
 import os
 import time
 
-from quine.base.exits import NOT_STARTED, OK
+from quine.base.errors import NOT_STARTED, OK
 from quine.jobs import roster
 from quine.jobs.roster import ALIVE, Agent
 from transport.wire import quickjson

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import signal
 import time
 
 from quine.base import procs
-from quine.base.exits import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
+from quine.base.errors import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
 from quine.cli.options import parse_around, rows, usage
 from quine.jobs import roster
 from quine.jobs.roster import Agent

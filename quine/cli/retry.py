@@ -15,7 +15,7 @@ import random
 import stat
 import time
 
-from quine.base.exits import Misconfigured, say
+from quine.base.errors import Misconfigured, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 
-from quine.base.exits import Misconfigured, complain, say
+from quine.base.errors import Misconfigured, complain, say
 from quine.cli.options import environment, find_inventory, limits, parse, usage
 
 RSYNC = ["rsync", "--server"]  # what rsync -e 'quine run --on' asks for: relative paths are those of a login

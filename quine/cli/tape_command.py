@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from quine.base.exits import FAILED, OK, Failure, Misconfigured, complain
+from quine.base.errors import FAILED, OK, Failure, Misconfigured, complain
 from quine.cli.options import parse_around, usage
 
 TYPE_CHECKING = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from quine.base.exits import DEFECT, NOT_STARTED, OK, complain
+from quine.base.errors import DEFECT, NOT_STARTED, OK, complain
 from quine.base.text import plain, table
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.files.place import GIVE_STORE, GONE, NO_ORIGIN
 from transport.lean import Mapping
 

@@ -16,7 +16,7 @@ import select
 import time
 
 from quine.base import procs
-from quine.base.exits import FAILED, LOST, OK, Failure, Misconfigured, write_all
+from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured, write_all
 from quine.jobs import roster
 from quine.jobs.roster import Agent
 from transport.client.output import Output

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from quine.agent.life import is_session
 from quine.base import procs
-from quine.base.exits import complain
+from quine.base.errors import complain
 from quine.jobs import roster
 from quine.jobs.roster import Agent
 from quine.tape.index import Index

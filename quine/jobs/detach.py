@@ -19,8 +19,8 @@ import sys
 import time
 
 from quine.agent.life import Life, is_session, new_session
-from quine.base import private, sizes
-from quine.base.exits import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
+from quine.base import dirs, sizes
+from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
 from quine.cli.options import TABLE, environment, limits
 from quine.cli.run import caller, leave, services, show, starting_directory
 from quine.files.place import GIVE_STORE, GONE, NO_ORIGIN
@@ -143,7 +143,7 @@ def _start(
     jobs = os.path.join(state_directory(), "jobs")
     directory = _directory(job)
     try:
-        private.make(jobs)
+        dirs.make(jobs)
         stdin = None if values.get("stdin") else _taken(jobs)
         try:
             os.mkdir(directory, 0o700)
@@ -263,7 +263,7 @@ def _alone(job: str) -> None:
     """
     jobs = os.path.join(state_directory(), "jobs")
     try:
-        private.make(jobs)
+        dirs.make(jobs)
         low = os.open(f"{jobs}/.laying", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fd = fcntl.fcntl(low, fcntl.F_DUPFD, inherit.FIRST_FD)

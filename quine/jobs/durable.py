@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from quine.base.exits import say
+from quine.base.errors import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

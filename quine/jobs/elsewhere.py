@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from quine.agent.life import SHOWN, is_session
-from quine.base.exits import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain, write_all
+from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain, write_all
 from quine.base.text import plain
 from quine.cli.options import find_inventory
 from quine.jobs.detach import verb_there

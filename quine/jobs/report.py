@@ -12,7 +12,7 @@ import fcntl
 import os
 import stat
 
-from quine.base.exits import DENIED, NOT_STARTED, Failure, Misconfigured, complain, write_all
+from quine.base.errors import DENIED, NOT_STARTED, Failure, Misconfigured, complain, write_all
 from transport.wire import quickjson
 
 TYPE_CHECKING = False
@@ -41,7 +41,7 @@ def _check_descriptor(fd: int) -> None:
 
 
 def _check_file(path: str) -> None:
-    from quine.base.aside import Aside
+    from quine.base.atomic import Aside
 
     try:
         there = os.stat(path)
@@ -60,7 +60,7 @@ def _check_file(path: str) -> None:
 
 
 def write(target: str, status: Status, where: str = "local", **facts: object) -> None:
-    """Write it, whole, to a descriptor's number or to a file (quine/base/aside.py); say so where that fails.
+    """Write it, whole, to a descriptor's number or to a file (quine/base/atomic.py); say so where that fails.
 
     `where` is the host that was asked for, which is named where none was chosen. `cost` and `agents` are null where
     no ledger counts them; of a plain command everything of agents is.
@@ -73,9 +73,9 @@ def write(target: str, status: Status, where: str = "local", **facts: object) ->
         if target.isdecimal():
             write_all(int(target), data)
         else:
-            from quine.base import aside
+            from quine.base import atomic
 
-            aside.write(target, data)
+            atomic.write(target, data)
     except OSError as error:
         complain(f"cannot write the report to {target}: {_why(error)}")
 

@@ -12,8 +12,8 @@ import errno
 import os
 import signal
 
-from quine.base.exits import NOT_STARTED, Failure, Misconfigured, complain
-from quine.base.exits import USAGE as WRONG_USAGE
+from quine.base.errors import NOT_STARTED, Failure, Misconfigured, complain
+from quine.base.errors import USAGE as WRONG_USAGE
 from quine.files.here import tier_here
 from quine.files.place import absolute
 from transport import address

@@ -15,7 +15,7 @@ import os
 import select
 import signal
 
-from quine.base.exits import NOT_STARTED, Failure
+from quine.base.errors import NOT_STARTED, Failure
 from quine.files.here import tier_here
 from quine.files.layers import quota
 from quine.files.place import settle

@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import os
 
-from quine.base import private
+from quine.base import dirs
 from quine.mount import mounts
 from transport import address
 
@@ -22,7 +22,7 @@ _SUFFIX = ".lock"
 def folder() -> str:
     """Raises Refused where the runtime directory cannot be trusted, OSError."""
     path = os.path.join(address.runtime_directory(), "mounts")
-    private.make(path)
+    dirs.make(path)
     return path
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from quine.base.exits import FAILED
+from quine.base.errors import FAILED
 from transport.wire import quickjson
 
 DEEPEST = 200  # levels of a value from a guest; Python's own JSON goes down to about 900

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from quine.base.exits import USAGE
+from quine.base.errors import USAGE
 from quine.providers.base import GuestError, Overflow, Refused, Unavailable
 
 SHOWN = 500  # characters of a server's text in a message

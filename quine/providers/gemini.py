@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from quine.base.exits import USAGE
+from quine.base.errors import USAGE
 from quine.providers import faults
 from quine.providers.base import (
     GuestError,

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import httpx
 
 from quine import __version__
-from quine.base.exits import FAILED, USAGE, Misconfigured
+from quine.base.errors import FAILED, USAGE, Misconfigured
 from quine.providers import sse
 from quine.providers.base import DEEPEST, GuestError, Refused, Reply, Request, Unavailable, too_deep
 from quine.providers.faults import Adapted, printable

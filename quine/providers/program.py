@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from quine.base.exits import TRY_AGAIN, USAGE, Misconfigured
+from quine.base.errors import TRY_AGAIN, USAGE, Misconfigured
 from quine.providers.base import (
     DEEPEST,
     GuestError,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.providers.base import Message, Overflow, Refused, Reply, Request, unheard
 from quine.tape.rebuild import Place, beside, children, context, meta, nested, steps, take
 from quine.tape.same import Same

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.providers.base import Message, Refused, Reply, Request, ToolCall, Usage, unheard
 from transport.wire import quickjson
 

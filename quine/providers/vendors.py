@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from quine.base.exits import Misconfigured, NoGuest
+from quine.base.errors import Misconfigured, NoGuest
 from quine.providers import FILES, KNOWN, Config
 
 OPENAI = "https://api.openai.com/v1"

@@ -53,7 +53,7 @@ def node(words: list[str]) -> int:
         if ready >= 0:
             os.write(ready, b"\n")
             return 0
-        from quine.base.exits import complain
+        from quine.base.errors import complain
 
         complain("a node is running here already", "quine node --status, or quine node --stop")
         return 1
@@ -219,7 +219,7 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
         os.environ["QUINE_MOUNT"] = "auto"
     os.environ.update(environment(values, os.environ))
     if limited := limits(values):
-        from quine.base.exits import Misconfigured
+        from quine.base.errors import Misconfigured
         from transport.errors import ProtocolError
         from transport.job.process import limit_self
 
@@ -235,7 +235,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     from quine.agent.host import life_from
     from quine.agent.life import another
     from quine.archive import keeping
-    from quine.base.exits import LOST
+    from quine.base.errors import LOST
     from quine.cli.options import environment, limits
     from quine.cli.run import caller, callers_environment, show, staging, starting_directory
 

@@ -27,7 +27,7 @@ from quine.agent import env, personas, prompt, tools
 from quine.agent.env import MOST
 from quine.agent.life import Life
 from quine.agent.signals import ANSWER
-from quine.base.exits import DEADLINE, Failure
+from quine.base.errors import DEADLINE, Failure
 from quine.budget import inference
 from quine.budget.grants import Lender
 from quine.budget.ledger import Ledger, Spent

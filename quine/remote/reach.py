@@ -45,7 +45,7 @@ def at_start(inventory: str | None, ask: Ask | None) -> str:
 
 def from_origin() -> list[dict[str, Any]]:
     """The hosts that a command of a job may use, by asking. Raises Failure."""
-    from quine.base.exits import NOT_STARTED, Failure
+    from quine.base.errors import NOT_STARTED, Failure
     from transport.errors import RequestError
 
     try:

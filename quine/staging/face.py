@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from quine.base.exits import FAILED, NOT_STARTED
+from quine.base.errors import FAILED, NOT_STARTED
 from quine.staging import survey, words
 from transport.client import client
 from transport.spawn import Spawn

@@ -18,7 +18,7 @@ import struct
 import time
 from bisect import bisect_left
 
-from quine.base import private
+from quine.base import dirs
 from quine.staging.manifest import SIZE
 from quine.staging.survey import cache
 from transport.rpc.lendable import write_all
@@ -95,7 +95,7 @@ class Objects:
         """One job at a time does this of that name, for a while: who comes later finds what it has done."""
         fd = -1
         with contextlib.suppress(OSError):
-            private.make(self.folder)
+            dirs.make(self.folder)
             fd = os.open(f"{self.folder}/{what}-{name[:2]}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             until = time.monotonic() + PATIENCE
@@ -131,7 +131,7 @@ class Pack:
         self._at = self._begun = 0
         self._skip = False
         with contextlib.suppress(OSError):
-            private.make(folder)
+            dirs.make(folder)
             path = f"{folder}/{self._name}.part"
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is somebody's: not to be cleaned away

@@ -17,8 +17,8 @@ import stat
 import struct
 import time
 
-from quine.base import private
-from quine.base.aside import Aside
+from quine.base import dirs
+from quine.base.atomic import Aside
 from quine.staging.manifest import SIZE, BadManifest, Manifest, parse
 from transport.lean import blake2b
 
@@ -255,7 +255,7 @@ def remember(
         return
     folder = cache("seen")
     try:
-        private.make(folder)
+        dirs.make(folder)
         with Aside(os.path.join(folder, key), 0o600, own=True) as file:
             file.write(f"{_HEADER} {digest} {found.hash} -{named}\n".encode())
             file.write(len(packed).to_bytes(8, "little"))

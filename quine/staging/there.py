@@ -19,7 +19,7 @@ import os
 import signal
 import time
 
-from quine.base.exits import NOT_STARTED, complain
+from quine.base.errors import NOT_STARTED, complain
 from quine.staging import survey
 from quine.staging.aside import Layout
 from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, said, tell

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 
 MAGIC = "*?["
 

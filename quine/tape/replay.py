@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from quine.agent.life import new_session
-from quine.base import private
-from quine.base.exits import FAILED, OK, Misconfigured
+from quine.base import dirs
+from quine.base.errors import FAILED, OK, Misconfigured
 from quine.base.text import plain
 from quine.tape import rebuild
 from quine.tape.same import Same
@@ -94,7 +94,7 @@ def replay(folder: Path, session: str) -> tuple[int, str]:
             f"quine tape replay {one.root}",
         )
     place = folder.absolute() / "replays" / new_session()
-    private.make(str(place))
+    dirs.make(str(place))
     _run(one, place)
     try:
         (root,) = (s.path for s in sessions(place).values() if rebuild.beside(s.path, s.parent) is None)

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from quine.base import private
-from quine.base.exits import DEFECT, LOST, Failure
+from quine.base import dirs
+from quine.base.errors import DEFECT, LOST, Failure
 from quine.providers.base import Message, ToolResult
 from transport.errors import RequestError
 from transport.wire import quickjson
@@ -66,7 +66,7 @@ class FileSink:
     def put(self, lines: Sequence[bytes]) -> None:
         try:
             if self._fd < 0:
-                private.make(os.path.dirname(self.path))
+                dirs.make(os.path.dirname(self.path))
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
                 # Made once: a file that is there already is another session's, or an attempt to be it.
                 flags |= os.O_CREAT | os.O_EXCL if self._size < 0 else 0

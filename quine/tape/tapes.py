@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quine.base.exits import Misconfigured, complain
+from quine.base.errors import Misconfigured, complain
 from quine.base.text import plain as plain
 from quine.providers.base import Usage
 from quine.tape.index import LONGEST, ends

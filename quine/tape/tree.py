@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quine.base.exits import FAILED, Failure
+from quine.base.errors import FAILED, Failure
 from quine.base.text import plain, table
 from quine.jobs import roster
 from quine.jobs.roster import Agent

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quine.agent.life import is_session
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.base.text import plain
 from quine.jobs import roster
 from quine.tape.index import Index

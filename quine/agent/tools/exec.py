@@ -23,7 +23,7 @@ from quine.agent.life import Life, new_session
 from quine.agent.signals import Terminated
 from quine.agent.tools import schema
 from quine.base import procs
-from quine.base.exits import Failure, complain
+from quine.base.errors import Failure, complain
 from quine.providers.base import Tool, Usage
 from transport.address import own_command
 from transport.errors import Refused

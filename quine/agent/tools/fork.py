@@ -16,7 +16,7 @@ from quine.agent.ends import Result, sections
 from quine.agent.jobs import Job, Status
 from quine.agent.life import Life, new_session
 from quine.agent.tools import schema
-from quine.base.exits import NOT_STARTED, Misconfigured
+from quine.base.errors import NOT_STARTED, Misconfigured
 from quine.providers.base import Message, Tool, ToolCall, ToolResult
 
 if TYPE_CHECKING:

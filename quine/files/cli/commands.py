@@ -13,7 +13,7 @@ import errno
 import os
 import signal
 
-from quine.base.exits import FAILED, OK, Misconfigured, complain
+from quine.base.errors import FAILED, OK, Misconfigured, complain
 from quine.files import names
 from quine.files.cli import globs
 from quine.files.cli.crew import FULL, UNREACHED, failure, words
@@ -100,7 +100,7 @@ class Call:
 
     def say(self, text: str) -> None:
         if self.values.get("verbose"):
-            from quine.base.exits import say
+            from quine.base.errors import say
 
             say(text + "\n")
 
@@ -162,7 +162,7 @@ def _tell_of_nothing(tier: Tier) -> None:
     """By default each directory has a tier of its own: who is in another one than he thinks finds nothing at all."""
     root = tier.directory_here()
     if root and not os.path.lexists(root):
-        from quine.base.exits import say
+        from quine.base.errors import say
 
         cure = "QUINE_FS or --fs names another"
         say(f"quine: hint: the files tier is {escaped(root)}, where nothing was put yet; {cure}\n")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import time
 
-from quine.base.exits import FAILED, LOST, NOT_STARTED, OK, Failure, complain
+from quine.base.errors import FAILED, LOST, NOT_STARTED, OK, Failure, complain
 from quine.files.cli.progress import Progress
 from quine.files.cli.shown import Hungup, escaped
 from quine.files.tier import Unsure

@@ -12,8 +12,8 @@ import errno
 import os
 import stat
 
-from quine.base.aside import follow
-from quine.base.exits import Misconfigured, write_all
+from quine.base.atomic import follow
+from quine.base.errors import Misconfigured, write_all
 from quine.files import names
 from quine.files.cli import disk
 from quine.files.cli.shown import escaped

@@ -8,7 +8,7 @@ Laws
 
 from __future__ import annotations
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ Laws
 
 from __future__ import annotations
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.files import names
 from quine.files.cli import globs
 from quine.files.cli.grammar import number

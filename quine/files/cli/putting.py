@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 
-from quine.base.exits import OK, Misconfigured
+from quine.base.errors import OK, Misconfigured
 from quine.files import names
 from quine.files.cli import disk
 from quine.files.cli.progress import Progress

@@ -14,7 +14,7 @@ import os
 import stat
 import time
 
-from quine.base.exits import LOST, Failure
+from quine.base.errors import LOST, Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

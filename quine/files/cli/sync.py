@@ -15,7 +15,7 @@ from __future__ import annotations
 import errno
 import os
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.files import names
 from quine.files.cli import disk, targets
 from quine.files.cli.getting import get_file

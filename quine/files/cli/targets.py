@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.files import names
 from quine.files.cli.crew import JOBS, MOST, Crew
 from quine.files.cli.grammar import PREFIX, number

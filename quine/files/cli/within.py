@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 
-from quine.base.exits import FAILED
+from quine.base.errors import FAILED
 from quine.files import names
 from quine.files.cli.shown import escaped
 from quine.files.cli.targets import Target, below, crew_of, keeps, needed, operands

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.files import credentials, names
 from quine.files.tier import Tier
 from transport.carrier.reach import SshTarget

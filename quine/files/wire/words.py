@@ -18,7 +18,7 @@ import os
 import struct
 from typing import NamedTuple
 
-from quine.base.exits import Failure
+from quine.base.errors import Failure
 from quine.files import names
 from quine.files.tier import Entry
 from transport.wire import quickjson

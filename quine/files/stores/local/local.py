@@ -17,7 +17,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-from quine.base import private
+from quine.base import dirs
 from quine.files import names
 from quine.files.stores.local import beneath, parts
 from quine.files.stores.local.beneath import TRIES, about
@@ -250,7 +250,7 @@ class Local(Tier):
         if ".." in within or any(names.is_alias(each, parts.NAME) for each in within):
             raise PermissionError(errno.EPERM, "is a name that the files tier keeps for itself", path)
         if make and not os.path.isdir(self.root):
-            private.make(self.root)
+            dirs.make(self.root)
         try:
             root = beneath.top(self.root)
         except FileNotFoundError:

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from quine.base.exits import Misconfigured
+from quine.base.errors import Misconfigured
 from quine.files.tier import is_unreached
 
 TRIES = 4  # of a call, with pauses between them

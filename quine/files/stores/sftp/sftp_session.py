@@ -107,7 +107,7 @@ class Session:
             raise await self._fault(fault, client, path) from None
 
     def _say(self, text: str) -> None:
-        from quine.base.exits import say
+        from quine.base.errors import say
 
         say(f"quine: {self.target.name}: {text}\n")
 

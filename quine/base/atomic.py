@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 
-from quine.base.exits import write_all
+from quine.base.errors import write_all
 
 MOST_LINKS = 40  # as the kernel
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # why nothing can be made beside a file
