@@ -60,9 +60,9 @@ def main() -> None:
 def _hide_secrets() -> None:
     """Whatever this process is for, and however long it lives: /proc shows no key of who started it."""
     if names := os.environ.keys() - inherit.scrubbed(os.environ).keys():
-        from quine.agent import shown
+        from quine.agent import exposure
 
-        shown.forget(names)
+        exposure.forget(names)
 
 
 def _ready_streams() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.agent.capture import HEADERS, Capture, quoted
-from quine.agent.ends import sections
+from quine.agent.outcome import sections
 
 
 @given(

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import transport.status
-from quine.agent import birth
-from quine.agent.jobs import Job, Status
-from quine.agent.life import Life, new_session
+from quine.agent import fork as birth
+from quine.agent.children import Job, Status
+from quine.agent.session import Life, new_session
 from quine.tape.tape import message_of, read
 from tests.agents import OK, UNTIL_ENDED, Agents, call, left, says, section, sh
 

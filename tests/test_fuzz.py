@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from deploy.inventory import ConfigError, load
-from quine.agent.life import Life, Limits, new_session
+from quine.agent.session import Life, Limits, new_session
 from quine.agent.tools import TOOLS
 from quine.base.errors import Failure
 from quine.budget.ledger import Ledger, Spent

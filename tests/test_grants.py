@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from quine.agent.life import Limits
+from quine.agent.session import Limits
 from quine.budget.book import AGENT
 from quine.budget.grants import MAX_SHARES, Grant, Lender
 from quine.budget.ledger import Ledger

@@ -15,7 +15,7 @@ import pytest
 from deploy import hostlist
 from deploy.inventory import Host, Inventory
 from quine.agent import prompt
-from quine.agent.life import Life, new_session
+from quine.agent.session import Life, new_session
 from quine.remote import reach_service
 from tests.agents import OK, QUINE, Agents, call, says, sh
 from tests.lab import Lab

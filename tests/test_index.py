@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.agent.life import new_session
+from quine.agent.session import new_session
 from quine.cli.tape_command import main as tape
 from quine.tape.index import BLOCK, Ends, Index, ends
 from quine.tape.tapes import sessions

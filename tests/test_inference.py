@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from quine.agent.life import Limits
+from quine.agent.session import Limits
 from quine.agent.signals import Terminated
 from quine.budget import inference
 from quine.budget.ledger import Ledger, Spent

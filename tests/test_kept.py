@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from quine.agent.life import new_session
+from quine.agent.session import new_session
 from quine.archive import copies, keeper, keeping, kept
 from quine.base.errors import Failure
 from quine.base.log import Log

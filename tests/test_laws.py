@@ -231,7 +231,7 @@ def loaded(*statements: str) -> set[str]:
         "transport.client.client",
         "quine.cli.run",
         "quine.cli.options",
-        "quine.agent.host",
+        "quine.agent.main",
         "quine.cli.ps",
         "quine.cli.tape_command",
         "quine.tape.tree",

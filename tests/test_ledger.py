@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.agent.life import Limits
+from quine.agent.session import Limits
 from quine.budget.ledger import LEAST_REPLY, MOST_REPLY, Hold, Ledger, Left, Mark, Spent
 from tests.support.machine import in_child, kill
 
@@ -242,7 +242,7 @@ def test_time(make: Make) -> None:
 
 FIND = """
 from quine.budget.ledger import Ledger
-from quine.agent.life import Limits
+from quine.agent.session import Limits
 ledger = Ledger.join(None, Limits())
 print(None if ledger is None else ledger.agents(1) is not None)
 """

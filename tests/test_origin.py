@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from quine.agent import env, host, personas
+from quine.agent import env, main, personas
 from quine.agent.env import Settings
-from quine.agent.life import Life, Limits, new_session
+from quine.agent.session import Life, Limits, new_session
 from quine.agent.tools import TOOLS
 from quine.base.errors import Failure
 from quine.budget.ledger import Ledger
@@ -399,12 +399,12 @@ def test_a_mission_that_cannot_be_asked_for_is_not_guessed(tmp_path: Path) -> No
 
         return ask
 
-    assert host._assigned(settings, refuse("no service named 'life' at the origin")) is None
+    assert main._assigned(settings, refuse("no service named 'life' at the origin")) is None
     with pytest.raises(Failure) as caught:
-        host._assigned(settings, refuse("the origin cannot be reached"))
+        main._assigned(settings, refuse("the origin cannot be reached"))
     assert caught.value.status == 75
     with pytest.raises(Failure) as caught:
-        host._assigned(settings, lambda name, body: b"{}")
+        main._assigned(settings, lambda name, body: b"{}")
     assert caught.value.status == 69
 
 

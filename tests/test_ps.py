@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.agent.life import new_session
+from quine.agent.session import new_session
 from quine.base import procs
 from quine.jobs import roster
 from tests.agents import OK, QUINE, Agents, Started, call, running, says, sh, until

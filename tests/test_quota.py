@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.agent.life import Limits
+from quine.agent.session import Limits
 from quine.base.errors import Misconfigured
 from quine.budget.book import PUT, Book, Numbers
 from quine.budget.ledger import Ledger

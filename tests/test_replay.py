@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quine.agent.life import new_session
+from quine.agent.session import new_session
 from quine.base.errors import Misconfigured
 from quine.providers.base import Message, Refused, Request, ToolResult
 from quine.providers.replay import ReplayGuest

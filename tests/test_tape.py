@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.agent.life import is_session, new_session
+from quine.agent.session import is_session, new_session
 from quine.base.errors import Failure, Misconfigured
 from quine.providers.base import Message, ToolCall, ToolResult
 from quine.tape import bill, tree, verify

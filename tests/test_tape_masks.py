@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from quine.agent.capture import Capture
-from quine.agent.life import new_session
+from quine.agent.session import new_session
 from quine.base.errors import Failure
 from quine.providers.base import Message, ToolCall, ToolResult
 from quine.tape import verify

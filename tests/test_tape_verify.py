@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quine.agent.life import new_session
+from quine.agent.session import new_session
 from quine.base import procs
 from quine.base.errors import Misconfigured
 from quine.providers.base import Message, ToolCall, ToolResult, Usage

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
-from quine.agent import personas, shown
-from quine.agent.life import Life, Limits, is_session
+from quine.agent import exposure, personas
+from quine.agent.session import Life, Limits, is_session
 from quine.base import atomic, dirs, sizes
 from quine.base.errors import Misconfigured
 from quine.budget import book
@@ -75,7 +75,7 @@ class Settings(NamedTuple):
 def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> Settings:
     """Read the environment, take the secrets out of it, complete it; Misconfigured names what is wrong."""
     memo = inherit.read(environ) or _recovered(environ)
-    if environ is os.environ and environ.get("LC_CTYPE") == "C.UTF-8" and not shown.given("LC_CTYPE"):
+    if environ is os.environ and environ.get("LC_CTYPE") == "C.UTF-8" and not exposure.given("LC_CTYPE"):
         del environ["LC_CTYPE"]  # Python has put it there for itself (PEP 538); no command asked for it
     secrets = _texts(memo.get("environ"))
     for option, variable in OPTIONS.items():
@@ -90,7 +90,7 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
     masked = _store(environ, removed, secrets)
     for name in [n for n, v in environ.items() if any(len(s) >= 8 and s in v for s in secrets.values())]:
         removed[name] = environ.pop(name)
-    shown.forget(removed.keys())
+    exposure.forget(removed.keys())
     if environ.get("QUINE_FS") == place.GONE:
         del environ["QUINE_FS"]  # an agent that has no origin elsewhere is its own
     if environ.get("QUINE_FS"):
@@ -145,7 +145,7 @@ def _store(environ: MutableMapping[str, str], removed: dict[str, str], secrets: 
     secrets.update(credentials.kept(url, removed))
     if credentials.shown(url) != url:
         environ[credentials.URL] = credentials.shown(url)
-        shown.forget([credentials.URL])
+        exposure.forget([credentials.URL])
     return credentials.secrets_of(
         secrets.get(credentials.URL, url), options or secrets.get(credentials.OPTIONS, "")
     )

@@ -18,17 +18,17 @@ from signal import SIGALRM
 from typing import TYPE_CHECKING, Any
 
 from quine.agent import prompt, tools
-from quine.agent.account import Account
-from quine.agent.ends import End, Ended, Moved, Result
+from quine.agent.children import Job, Jobs
 from quine.agent.env import Settings, here
-from quine.agent.jobs import Job, Jobs
-from quine.agent.life import Life
+from quine.agent.outcome import End, Ended, Moved, Result
+from quine.agent.session import Life
 from quine.agent.shell import Shell
 from quine.agent.signals import Signals, Terminated
 from quine.agent.tools import exec as exec_tool
 from quine.agent.tools import exit as exit_tool
 from quine.agent.tools import fork as fork_tool
 from quine.agent.tools import sh as sh_tool
+from quine.agent.usage import Account
 from quine.base import procs
 from quine.base.errors import DEADLINE, DENIED, FAILED, NOT_STARTED, TRY_AGAIN, Failure
 from quine.base.log import Log

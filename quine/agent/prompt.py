@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 
-from quine.agent.life import Life
+from quine.agent.session import Life
 from quine.providers.base import Message
 from transport.wire import quickjson
 

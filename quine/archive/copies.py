@@ -13,7 +13,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from quine.agent.life import is_session
+from quine.agent.session import is_session
 from quine.archive.keeping import PLACE
 from quine.files.tier import BLOCK, Tier
 from quine.jobs import roster

@@ -16,8 +16,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quine.agent.jobs import write_aside
-from quine.agent.life import is_session
+from quine.agent.children import write_aside
+from quine.agent.session import is_session
 from quine.archive import keeping
 from quine.archive.copies import RESULTS, Copies
 from quine.base import dirs

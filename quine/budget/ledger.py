@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from quine.agent.life import Limits
+from quine.agent.session import Limits
 from quine.budget.book import AGENT, INFER, LONGEST, NAME, SHORTEST, Book, Numbers, inherited, release
 from transport.job.inherit import held_above
 

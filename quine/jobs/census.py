@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from quine.agent.life import is_session
+from quine.agent.session import is_session
 from quine.base import procs
 from quine.base.errors import complain
 from quine.jobs import roster

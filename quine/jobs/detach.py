@@ -18,7 +18,7 @@ import os
 import sys
 import time
 
-from quine.agent.life import Life, is_session, new_session
+from quine.agent.session import Life, is_session, new_session
 from quine.base import dirs, sizes
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
 from quine.cli.options import TABLE, environment, limits

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from quine.agent.life import SHOWN, is_session
+from quine.agent.session import SHOWN, is_session
 from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain, write_all
 from quine.base.text import plain
 from quine.cli.options import find_inventory

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from quine.agent.life import Life, is_session
+from quine.agent.session import Life, is_session
 from quine.base.errors import Failure
 from quine.tape.tape import Sink, digest
 from transport.errors import RequestError

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from deploy.inventory import Host, Inventory
     from quine.agent.env import Settings
-    from quine.agent.life import Life
+    from quine.agent.session import Life
     from quine.budget.ledger import Ledger
     from quine.files.here import Services
     from transport.carrier.duplex import Duplex
@@ -211,7 +211,7 @@ def _mounted(spawn: Spawn) -> None:
 
 def agent_here(mission: str, values: dict[str, object]) -> int:
     """The agent as this very process."""
-    from quine.agent import host
+    from quine.agent import main as host
     from quine.cli.options import environment, limits
 
     os.environ.pop("QUINE_DETACHED", None)
@@ -232,8 +232,8 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
 
 def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's face."""
-    from quine.agent.host import life_from
-    from quine.agent.life import another
+    from quine.agent.main import life_from
+    from quine.agent.session import another
     from quine.archive import keeping
     from quine.base.errors import LOST
     from quine.cli.options import environment, limits
@@ -365,7 +365,7 @@ def _agent(where: str, life: Life) -> Spawn:
 
 def _log(life: Life, environ: Mapping[str, str]) -> Callable[[str], None]:
     """Where it is noted what an agent elsewhere has asked for and may not: in its log at the origin."""
-    from quine.agent.host import is_relayed
+    from quine.agent.main import is_relayed
     from quine.base.log import Log
     from transport.job import inherit
 
@@ -389,7 +389,7 @@ def _services(
     """
     import threading
 
-    from quine.agent.host import is_relayed
+    from quine.agent.main import is_relayed
     from quine.cli.run import reach
     from quine.files import here
     from quine.remote.reach import asker

@@ -25,7 +25,7 @@ from pydantic import Field
 from quine import providers as guests
 from quine.agent import env, personas, prompt, tools
 from quine.agent.env import MOST
-from quine.agent.life import Life
+from quine.agent.session import Life
 from quine.agent.signals import ANSWER
 from quine.base.errors import DEADLINE, Failure
 from quine.budget import inference

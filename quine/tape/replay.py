@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from quine.agent.life import new_session
+from quine.agent.session import new_session
 from quine.base import dirs
 from quine.base.errors import FAILED, OK, Misconfigured
 from quine.base.text import plain

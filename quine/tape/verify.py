@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quine.agent.life import is_session
+from quine.agent.session import is_session
 from quine.base.errors import Misconfigured
 from quine.base.text import plain
 from quine.jobs import roster

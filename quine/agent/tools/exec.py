@@ -18,8 +18,8 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from quine.agent import env, personas
-from quine.agent.ends import End, Moved, Result
-from quine.agent.life import Life, new_session
+from quine.agent.outcome import End, Moved, Result
+from quine.agent.session import Life, new_session
 from quine.agent.signals import Terminated
 from quine.agent.tools import schema
 from quine.base import procs

@@ -11,10 +11,10 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quine.agent import birth, env, prompt
-from quine.agent.ends import Result, sections
-from quine.agent.jobs import Job, Status
-from quine.agent.life import Life, new_session
+from quine.agent import env, fork, prompt
+from quine.agent.children import Job, Status
+from quine.agent.outcome import Result, sections
+from quine.agent.session import Life, new_session
 from quine.agent.tools import schema
 from quine.base.errors import NOT_STARTED, Misconfigured
 from quine.providers.base import Message, Tool, ToolCall, ToolResult
@@ -240,7 +240,7 @@ def _start(
     loop.tape.sync()  # the child may run, and end, before we do anything else
     held = {fd for each in prepared for fd in _held(each)}
     try:
-        birth.give(loop, life, job, spec.stdin, slot, held - {spec.stdin, *slot})
+        fork.give(loop, life, job, spec.stdin, slot, held - {spec.stdin, *slot})
     except OSError as error:
         # The tape says already that it was forked. Where it would have had its record, none was made.
         job.directory = ""

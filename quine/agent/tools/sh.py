@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from quine.agent import env
-from quine.agent.ends import Result, sections
+from quine.agent.outcome import Result, sections
 from quine.providers.base import Tool
 
 if TYPE_CHECKING:

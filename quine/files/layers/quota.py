@@ -51,7 +51,7 @@ def bounded(tier: Tier, environ: Mapping[str, str]) -> Tier:
 
 def of_our_tree() -> Book | None:
     """The book that we descend from. Who will be nobody's child keeps its descriptor, and is still counted in it."""
-    from quine.agent.life import Limits
+    from quine.agent.session import Limits
     from quine.budget.ledger import Ledger
 
     ledger = Ledger.join(None, Limits())

@@ -19,16 +19,16 @@ import signal
 from typing import TYPE_CHECKING, NoReturn
 
 from quine.agent.capture import Capture
-from quine.agent.ends import Reborn
-from quine.agent.jobs import Status, write_aside
+from quine.agent.children import Status, write_aside
+from quine.agent.outcome import Reborn
 from quine.base import dirs, procs
 from quine.base.errors import DEFECT, complain
 from transport.wire import quickjson
 
 if TYPE_CHECKING:
-    from quine.agent.jobs import Job
-    from quine.agent.life import Life
+    from quine.agent.children import Job
     from quine.agent.loop import Loop
+    from quine.agent.session import Life
 
 LONGEST_DETAIL = 2000  # characters of a report, which has to fit into a pipe
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quine.providers.base import Usage
 
 if TYPE_CHECKING:
-    from quine.agent.life import Life
+    from quine.agent.session import Life
     from transport.status import Status
 
 

@@ -11,11 +11,11 @@ import contextlib
 import os
 from typing import NoReturn
 
-from quine.agent.ends import End
+from quine.agent.children import Status, write_aside
 from quine.agent.env import Settings
-from quine.agent.jobs import Status, write_aside
-from quine.agent.life import Life
 from quine.agent.loop import Loop
+from quine.agent.outcome import End
+from quine.agent.session import Life
 from quine.base import procs
 from quine.base.errors import DEFECT, Failure, complain
 from transport.wire import quickjson

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quine import providers as guests
-from quine.agent import env, leaving, prompt, shown
-from quine.agent.ends import End, Reborn
+from quine.agent import ending, env, exposure, prompt
 from quine.agent.env import Settings
-from quine.agent.life import Life, is_session, new_session
 from quine.agent.loop import Face, Loop
+from quine.agent.outcome import End, Reborn
+from quine.agent.session import Life, is_session, new_session
 from quine.agent.signals import Signals, Terminated
 from quine.archive import keeping
 from quine.base import dirs
@@ -61,7 +61,7 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
         with signals.calling_out():
             life = _assigned(settings, ask)
     except Terminated as terminated:
-        return leaving.leave(End(128 + terminated.number, terminated.number))
+        return ending.leave(End(128 + terminated.number, terminated.number))
     assigned = life is not None
     if life is None:
         if ask is not None and "lineage" not in settings.memo:
@@ -86,8 +86,8 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
         if options.get("binary") and not life.material_file:
             life = _save_material(life, settings, signals)
     except Terminated as terminated:
-        return leaving.leave(End(128 + terminated.number, terminated.number))
-    return leaving.leave(_lives(life, settings, guest, price, ask, signals, held, face))
+        return ending.leave(End(128 + terminated.number, terminated.number))
+    return ending.leave(_lives(life, settings, guest, price, ask, signals, held, face))
 
 
 def _admitted(settings: Settings, life: Life) -> list[int]:
@@ -150,7 +150,7 @@ def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int
     ask = _relay()
     _share_places(settings, ask, signals)
     guest, life, price = _guest(settings, life, ask)
-    return leaving.leave(
+    return ending.leave(
         _lives(life, settings, guest, price, ask, signals, held, face, former["jobs"], former["record"])
     )
 
@@ -177,9 +177,9 @@ def _lives(
         except Exception as error:
             if os.getpid() == ours:
                 raise
-            end = leaving.unborn(error)  # a forked child: the code around us is its parent's
-            leaving.note(end, record, signals.tied)
-            leaving.vanish(end)
+            end = ending.unborn(error)  # a forked child: the code around us is its parent's
+            ending.note(end, record, signals.tied)
+            ending.vanish(end)
         loop.jobs.adopt(jobs or [])
         try:
             end = loop.live()
@@ -187,10 +187,10 @@ def _lives(
             life, held, record, jobs = child.life, child.slots, child.record, None
             # What it says on stderr is a result of its parent's, and the report is its parent's.
             settings = settings._replace(report="", top=False, verbose=False)
-            shown.mission(life.shown)
+            exposure.mission(life.shown)
             continue
         except Exception as error:
-            end = leaving.defect(error, loop)
+            end = ending.defect(error, loop)
         first = os.getpid() == ours and settings.top
         beyond = None if first or end.signal else loop.ledger.beyond
         if first or beyond:
@@ -203,11 +203,11 @@ def _lives(
                 beyond.give_back()
         if first and ask is not None:
             _tidy(settings.data_dir)
-        leaving.note(end, record, signals.tied)
+        ending.note(end, record, signals.tied)
         if os.getpid() != ours:
-            leaving.vanish(end)
+            ending.vanish(end)
         if settings.report:
-            leaving.report(settings, life, end)
+            ending.report(settings, life, end)
         if os.getpid() == ours and settings.top and ask is None and keeping.wanted(os.environ):
             keeping.finish(life.root, keeping.HURRY if end.signal else keeping.PATIENCE)
         return end

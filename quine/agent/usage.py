@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quine.agent import prompt
-from quine.agent.life import Limits
+from quine.agent.session import Limits
 from quine.budget import inference
 from quine.budget.ledger import LEAST_REPLY, Ledger, Left
 from quine.providers.base import Guest, Message, Reply, Usage
