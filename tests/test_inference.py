@@ -9,7 +9,7 @@ import pytest
 
 from quine.agent.session import Limits
 from quine.agent.signals import Terminated
-from quine.budget import inference
+from quine.budget import metering
 from quine.budget.ledger import Ledger, Spent
 from quine.providers.base import Message, Reply, Request, Unavailable, Usage, unheard
 
@@ -41,10 +41,10 @@ Infer = Callable[[Reply | BaseException], object]
 @pytest.fixture
 def infer(ledger: Ledger) -> Infer:
     request = Request([Message("user", "x" * 4000)], ())
-    return lambda answer: inference.infer(Stub(answer), request, ledger, 4, None)
+    return lambda answer: metering.infer(Stub(answer), request, ledger, 4, None)
 
 
-PROMPT = 1000 + inference.TOOLS  # tokens: four letters are one
+PROMPT = 1000 + metering.TOOLS  # tokens: four letters are one
 
 
 def test_a_reply_is_charged_what_the_guest_tells(infer: Infer, ledger: Ledger) -> None:

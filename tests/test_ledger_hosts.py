@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from quine.budget.book import NAME, Book
+from quine.budget.shared_counters import NAME, Book
 from tests.agents import OK, call, says, sh
 from tests.crowd import Crowd, meet
 from tests.lab import Lab

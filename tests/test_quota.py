@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from quine.agent.session import Limits
 from quine.base.errors import Misconfigured
-from quine.budget.book import PUT, Book, Numbers
 from quine.budget.ledger import Ledger
+from quine.budget.shared_counters import PUT, Book, Numbers
 from quine.files.layers.quota import LEAST, Quota, bounded
 from quine.files.stores.local.local import Local
 from quine.files.stores.memory import Memory, forget

@@ -24,7 +24,7 @@ from quine.agent import exposure, personas
 from quine.agent.session import Life, Limits, is_session
 from quine.base import atomic, dirs, sizes
 from quine.base.errors import Misconfigured
-from quine.budget import book
+from quine.budget import shared_counters
 from quine.budget.ledger import Ledger
 from quine.files import credentials, place
 from quine.providers import FILES, Config
@@ -248,8 +248,10 @@ def join_ledger(settings: Settings, limits: Limits, share: bool = False, age: fl
     `share`: the origin of the tree is elsewhere, and we are its first agent here; the tree is `age` seconds old.
     """
     told = settings.memo.get("lineage")
-    held = inherit.held_above(book.NAME, inherit.NAME)
-    joined = Ledger.join(told.get("ledger") if isinstance(told, dict) else None, limits, held[book.NAME])
+    held = inherit.held_above(shared_counters.NAME, inherit.NAME)
+    joined = Ledger.join(
+        told.get("ledger") if isinstance(told, dict) else None, limits, held[shared_counters.NAME]
+    )
     if joined is None:
         settings = settings._replace(start=here())
         begun = personas.now() - int(age * 1e9)

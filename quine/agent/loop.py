@@ -32,7 +32,7 @@ from quine.agent.usage import Account
 from quine.base import procs
 from quine.base.errors import DEADLINE, DENIED, FAILED, NOT_STARTED, TRY_AGAIN, Failure
 from quine.base.log import Log
-from quine.budget import inference
+from quine.budget import metering
 from quine.budget.ledger import Ledger, Spent
 from quine.providers.base import (
     Guest,
@@ -77,7 +77,7 @@ class Loop:
         life: Life,
         settings: Settings,
         guest: Guest,
-        price: inference.Price | None,
+        price: metering.Price | None,
         tape: Tape,
         signals: Signals,
         log: Log,
@@ -256,7 +256,7 @@ class Loop:
             self.ledger.beyond.give_back()  # of children that were killed, before this takes long
         with self.signals.calling_out():
             # One that is relayed is paid at the origin, and counts here against marks that were set here.
-            reply = inference.infer(
+            reply = metering.infer(
                 self._guest,
                 request,
                 self.ledger,

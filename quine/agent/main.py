@@ -25,7 +25,7 @@ from quine.archive import keeping
 from quine.base import dirs
 from quine.base.errors import DEADLINE, NOT_STARTED, TRY_AGAIN, Denied, Failure, Misconfigured, NotBuilt
 from quine.base.log import Log
-from quine.budget import inference
+from quine.budget import metering
 from quine.cli.options import find_inventory
 from quine.providers.base import Guest
 from quine.providers.relay import RelayGuest
@@ -123,10 +123,10 @@ def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[L
     life = _own(settings, mission, options)
     assert settings.ledger is not None
     if config:
-        inference.price(config, bool(settings.ledger.mark.cost))
+        metering.price(config, bool(settings.ledger.mark.cost))
         life = life._replace(model=config.model)
     elif ask := _relay():
-        from quine.budget.grants import Grant
+        from quine.budget.leases import Grant
 
         settings.ledger.beyond = Grant(settings.ledger, ask)
     _admitted(settings, life)  # the place is this process's, for it ends when the agent over there has ended
@@ -159,7 +159,7 @@ def _lives(
     life: Life,
     settings: Settings,
     guest: Guest,
-    price: inference.Price | None,
+    price: metering.Price | None,
     ask: Ask | None,
     signals: Signals,
     held: list[int],
@@ -217,7 +217,7 @@ def _begun(
     life: Life,
     settings: Settings,
     guest: Guest,
-    price: inference.Price | None,
+    price: metering.Price | None,
     ask: Ask | None,
     signals: Signals,
     held: list[int],
@@ -260,12 +260,12 @@ def _tape(life: Life, settings: Settings, ask: Ask | None, signals: Signals) -> 
     return Tape(RelaySink(send, life.session), secrets)
 
 
-def _guest(settings: Settings, life: Life, ask: Ask | None) -> tuple[Guest, Life, inference.Price | None]:
+def _guest(settings: Settings, life: Life, ask: Ask | None) -> tuple[Guest, Life, metering.Price | None]:
     if ask is not None:
         return RelayGuest(ask), life, None
     config = env.guest(settings)
     assert settings.ledger is not None
-    price = inference.price(config, bool(settings.ledger.mark.cost))
+    price = metering.price(config, bool(settings.ledger.mark.cost))
     return guests.build(config), life._replace(model=config.model), price
 
 
@@ -359,7 +359,7 @@ def _share_places(settings: Settings, ask: Ask | None, signals: Signals) -> None
     """Where the origin is elsewhere: how this machine gets more places for agents of the tree, and gives them back."""
     if ask is None:
         return
-    from quine.budget.grants import Grant
+    from quine.budget.leases import Grant
 
     assert settings.ledger is not None
 

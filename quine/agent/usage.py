@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from quine.agent import prompt
 from quine.agent.session import Limits
-from quine.budget import inference
+from quine.budget import metering
 from quine.budget.ledger import LEAST_REPLY, Ledger, Left
 from quine.providers.base import Guest, Message, Reply, Usage
 
@@ -20,7 +20,7 @@ LATE = 0.8  # share of the time of the tree after which the guest is told to com
 
 
 class Account:
-    def __init__(self, limits: Limits, ledger: Ledger, guest: Guest, price: inference.Price | None) -> None:
+    def __init__(self, limits: Limits, ledger: Ledger, guest: Guest, price: metering.Price | None) -> None:
         self.usage = Usage()
         self.turns = 0
         self.inferences = 0
@@ -48,7 +48,7 @@ class Account:
 
     def used(self, messages: Sequence[Message]) -> int:
         """Tokens of the conversation: as the guest has told, and about so many since."""
-        return self._context + inference.tokens(messages[self._told :])
+        return self._context + metering.tokens(messages[self._told :])
 
     def notes(self, messages: Sequence[Message], result: str) -> list[str]:
         """What the last `result` of a batch is followed by."""
@@ -56,7 +56,7 @@ class Account:
         if limit := self._limits.turns:
             lines.append(f"[TURNS LEFT] {max(0, limit - self.turns)}")
         # What has come since the guest counted is in its next prompt: without it the warning comes a batch too late.
-        used = self.used(messages) + inference.tokens([Message("user", result)])
+        used = self.used(messages) + metering.tokens([Message("user", result)])
         window = self._limits.window
         lines.append(f"[CONTEXT USED] {round(used / 1000)}K of {round(window / 1000)}K")
         lines += self._of_tree()
@@ -94,7 +94,7 @@ class Account:
         """Can so many inferences with prompts of so many tokens be paid?"""
         tokens, dollars = self.left(surely=True)
         # What the guest has counted has the tools in it.
-        prompt = max(prompt, inference.TOOLS) if self._context else prompt + inference.TOOLS
+        prompt = max(prompt, metering.TOOLS) if self._context else prompt + metering.TOOLS
         if tokens is not None and tokens < count * (prompt + LEAST_REPLY):
             return False
         return dollars is None or not self._price or dollars >= count * self._price.about(prompt, LEAST_REPLY)

@@ -20,7 +20,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from quine.agent.session import Limits
-from quine.budget.book import AGENT, INFER, LONGEST, NAME, SHORTEST, Book, Numbers, inherited, release
+from quine.budget.shared_counters import (
+    AGENT,
+    INFER,
+    LONGEST,
+    NAME,
+    SHORTEST,
+    Book,
+    Numbers,
+    inherited,
+    release,
+)
 from transport.job.inherit import held_above
 
 LEAST_REPLY = 256  # tokens: with less than that no reply is worth its prompt

@@ -28,8 +28,8 @@ from quine.agent.env import MOST
 from quine.agent.session import Life
 from quine.agent.signals import ANSWER
 from quine.base.errors import DEADLINE, Failure
-from quine.budget import inference
-from quine.budget.grants import Lender
+from quine.budget import metering
+from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger, Spent
 from quine.providers.base import (
     DEEPEST,
@@ -65,7 +65,7 @@ class _Infer(Strict):
 
 
 class _Ledger(Strict):
-    """quine/budget/grants.py says what it means. `ended`: the job of the share has ended, and all of it comes back."""
+    """quine/budget/leases.py says what it means. `ended`: the job of the share has ended, and all of it comes back."""
 
     ledger: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     back: Annotated[int, Field(ge=0, le=1 << 40)] = 0
@@ -237,7 +237,7 @@ class _Origin(_Face):
 
         super().__init__(life, ledger, spent, Arrivals(life, file, self._born), hosts)
         self._config = env.guest(settings, {**environ})
-        self._price = inference.price(self._config, bool(ledger.mark.cost))
+        self._price = metering.price(self._config, bool(ledger.mark.cost))
         self._guest: Guest | None = None
         self._lender = Lender(ledger, life.limits.agents)
         # session -> tokens of its conversation, messages that those are
@@ -284,7 +284,7 @@ class _Origin(_Face):
         told = {
             "left": self._ledger.left(),
             "surely": self._ledger.left(surely=True),
-            "cost": inference.cost_of(self._guest, reply.usage, self._price),
+            "cost": metering.cost_of(self._guest, reply.usage, self._price),
         }
         return json.dumps({**reply.to_json(), **told}).encode()
 
@@ -295,10 +295,8 @@ class _Origin(_Face):
         session, messages = request.session, request.messages
         # How long the conversation is by the provider's count, and not by what a machine elsewhere says.
         context, told = self._known.get(session, (0, 0))
-        known = context + inference.tokens(messages[told:])
-        reply = inference.infer(
-            guest, request, self._ledger, self._life.limits.concurrent, self._price, known
-        )
+        known = context + metering.tokens(messages[told:])
+        reply = metering.infer(guest, request, self._ledger, self._life.limits.concurrent, self._price, known)
         with self._lock:
             if len(self._known) >= MAX_SESSIONS:
                 del self._known[next(iter(self._known))]

@@ -2,7 +2,7 @@
 
 Each file counts as LEAST bytes at least: an empty one, too, has a name and an inode, or is an object that is paid for.
 
-The count is in the book of the tree (quine/budget/book.py), so all processes of the tree at the origin share it:
+The count is in the book of the tree (quine/budget/shared_counters.py), so all processes of the tree at the origin share it:
 faces of jobs elsewhere, and commands of agents here.
 
 Laws
@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 
 from quine.base import sizes
-from quine.budget.book import GATE, PATH, PUT, TURN, Book, Numbers, lock
+from quine.budget.shared_counters import GATE, PATH, PUT, TURN, Book, Numbers, lock
 from quine.files.tier import BLOCK, Entry, Reader, Tier, Writer, error
 
 # Bytes that are reserved at once by who does not know how much is to come, where there is plenty.

@@ -27,8 +27,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from quine.budget.book import AGENT, ASKING, LONGEST, SHORTEST, release
 from quine.budget.ledger import Ledger
+from quine.budget.shared_counters import AGENT, ASKING, LONGEST, SHORTEST, release
 from transport.errors import RequestError
 from transport.wire import quickjson
 
