@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.measure import Row, alternate
 from quine.providers.base import Message, ToolResult
-from quine.tape.tape import FileSink, Tape
+from quine.tape.writer import FileSink, Tape
 from tests.agents import OK, QUINE, Agents, says, sh
 from tests.lab import Lab
 from tests.support.sessions import write_sessions

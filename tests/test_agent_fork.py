@@ -17,7 +17,7 @@ import transport.status
 from quine.agent import fork as birth
 from quine.agent.children import Job, Status
 from quine.agent.session import Life, new_session
-from quine.tape.tape import message_of, read
+from quine.tape.writer import message_of, read
 from tests.agents import OK, UNTIL_ENDED, Agents, call, left, says, section, sh
 
 

@@ -31,8 +31,8 @@ from quine.providers.http import _fed, _parse
 from quine.providers.relay import RelayGuest
 from quine.providers.responses import ResponsesDialect
 from quine.remote import origin
-from quine.tape import bill, rebuild, tapes, tree, verify
-from quine.tape.tape import FileSink, Tape
+from quine.tape import cost, reader, render, requests, verify
+from quine.tape.writer import FileSink, Tape
 from tests.fuzz import VOLUME, Target, bombard, of_bytes, of_json, of_lines, pieces
 from tests.provider import anthropic, chat, gemini, responses
 from tests.provider.server import Said
@@ -94,14 +94,14 @@ def test_tape(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         path.write_bytes(data)
         verify.verify(path).text()
         verify.verify(path).json()
-        known = tapes.sessions(tmp_path)
-        for do in (tree.ls, tree.show, tree.tree, bill.cost):
+        known = reader.sessions(tmp_path)
+        for do in (render.ls, render.show, render.tree, cost.cost):
             try:
                 shown = do(tmp_path)
             except Failure:
                 continue
             assert "\x1b" not in shown
-        for read in (rebuild.requests, rebuild.children):
+        for read in (requests.requests, requests.children):
             try:
                 list(read(path))
             except (OSError, ValueError):

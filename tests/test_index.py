@@ -15,7 +15,7 @@ import pytest
 from quine.agent.session import new_session
 from quine.cli.tape_command import main as tape
 from quine.tape.index import BLOCK, Ends, Index, ends
-from quine.tape.tapes import sessions
+from quine.tape.reader import sessions
 from tests.agents import OK, QUINE, Agents, call, says, sh
 from tests.support.sessions import NOBODY, write_sessions
 

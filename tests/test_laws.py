@@ -234,7 +234,7 @@ def loaded(*statements: str) -> set[str]:
         "quine.agent.main",
         "quine.cli.ps",
         "quine.cli.tape_command",
-        "quine.tape.tree",
+        "quine.tape.render",
         "quine.tape.verify",
         "quine.files.cli.commands",
         "quine.staging.face",

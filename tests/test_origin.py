@@ -29,7 +29,7 @@ from quine.providers.base import (
 )
 from quine.providers.relay import RelayGuest
 from quine.remote import origin
-from quine.tape.tape import RelaySink, Tape, digest, read
+from quine.tape.writer import RelaySink, Tape, digest, read
 from tests.fuzz import peak
 from transport.errors import RequestError
 

@@ -16,8 +16,8 @@ from quine.agent.session import new_session
 from quine.base.errors import Misconfigured
 from quine.providers.base import Message, Refused, Request, ToolResult
 from quine.providers.replay import ReplayGuest
-from quine.tape import rebuild, verify
-from quine.tape.tape import FileSink, Tape
+from quine.tape import requests, verify
+from quine.tape.writer import FileSink, Tape
 from tests.agents import OK, QUINE, UNTIL_ENDED, Agents, call, left, says, sh
 
 RECORDER = f"""#!{sys.executable} -I
@@ -63,7 +63,7 @@ def record(agents: Agents, *lines: dict[str, Any], **more: Any) -> dict[str, lis
 
 def rebuilt(agents: Agents) -> dict[str, list[list[Message]]]:
     return {
-        path.stem: [list(sent.messages) for sent in rebuild.requests(path) if sent.line]
+        path.stem: [list(sent.messages) for sent in requests.requests(path) if sent.line]
         for path in agents.data.glob("*.jsonl")
     }
 
@@ -143,10 +143,10 @@ def test_a_result_that_is_sent_again_has_its_place(tmp_path: Path) -> None:
     tape.message(results[2], again=True)
     tape.sync()
     tape.close()
-    (sent,) = rebuild.requests(tmp_path / "a.jsonl")
+    (sent,) = requests.requests(tmp_path / "a.jsonl")
     assert [m.result.text for m in sent.messages if m.result] == ["cut", "cut"]
     messages = [sent.messages[0], *results[:2]]
-    rebuild.take(messages, list(rebuild.steps(tmp_path / "a.jsonl"))[3])
+    requests.take(messages, list(requests.steps(tmp_path / "a.jsonl"))[3])
     assert messages[1:] == [results[2], results[1]]
 
 

@@ -13,8 +13,8 @@ import pytest
 from quine.agent.session import is_session, new_session
 from quine.base.errors import Failure, Misconfigured
 from quine.providers.base import Message, ToolCall, ToolResult
-from quine.tape import bill, tree, verify
-from quine.tape.tape import FileSink, Tape, message_of, read
+from quine.tape import cost, render, verify
+from quine.tape.writer import FileSink, Tape, message_of, read
 
 
 def write(folder: Path, session: str, parent: str = "", root: str = "", **more: object) -> Tape:
@@ -130,7 +130,7 @@ def test_tree(tmp_path: Path) -> None:
     running = write(tmp_path, grand, child, root, node="h2", pid=12345, mission="grand")
     running.sync()
     running.close()
-    drawn = tree.tree(tmp_path).splitlines()
+    drawn = render.tree(tmp_path).splitlines()
     assert drawn[0].split() == ["NODE", "PID", "EXIT", "SECONDS", "SESSION", "MISSION"]
     rows = {line.split()[0] + line.split()[2]: line for line in drawn[1:]}
     assert rows["localexec"].startswith("local")
@@ -140,14 +140,14 @@ def test_tree(tmp_path: Path) -> None:
     assert "\x1b" not in "".join(drawn)
     assert "…" in rows["h13"]
     assert len(drawn) == 5
-    assert tree.tree(tmp_path, grand[:30]) == "\n".join(drawn) + "\n"
+    assert render.tree(tmp_path, grand[:30]) == "\n".join(drawn) + "\n"
 
 
 def test_the_latest_tree_is_drawn(tmp_path: Path) -> None:
     for mission in ("old", "new"):
         end(write(tmp_path, new_session(), mission=mission))
-    assert "new" in tree.tree(tmp_path)
-    assert "old" not in tree.tree(tmp_path)
+    assert "new" in render.tree(tmp_path)
+    assert "old" not in render.tree(tmp_path)
 
 
 def test_show(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_show(tmp_path: Path) -> None:
     tape.message(Message("assistant", "thought\x07", (ToolCall("c", "sh", {"command": "a\nb"}),)))
     tape.message(Message("tool", result=ToolResult("c", "sh", "x" * 5000)))
     end(tape)
-    shown = tree.show(tmp_path, session[:8])
+    shown = render.show(tmp_path, session[:8])
     assert "-> sh" in shown
     assert "thought\\x07" in shown
     assert "(5000 characters)" in shown
@@ -165,19 +165,19 @@ def test_show(tmp_path: Path) -> None:
 
 def test_no_such_session(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="no tapes"):
-        tree.tree(tmp_path)
+        render.tree(tmp_path)
     end(write(tmp_path, new_session()))
     end(write(tmp_path, new_session()))
     for wrong in ("x", "0"):
         with pytest.raises(Misconfigured):
-            tree.tree(tmp_path, wrong)
+            render.tree(tmp_path, wrong)
 
 
 def test_foreign_files_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("garbage\n")
     (tmp_path / "y.jsonl").write_text(json.dumps({"type": "message", "data": {}}) + "\n")
     end(write(tmp_path, new_session()))
-    assert len(tree.tree(tmp_path).splitlines()) == 2
+    assert len(render.tree(tmp_path).splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_odd_tapes_are_drawn(tmp_path: Path, change: dict[str, object]) -> None:
     ]
     lines = [json.dumps({"type": kind, "data": data, "seq": "x", "ts": ts}) + "\n" for kind, data in entries]
     (tmp_path / f"{session}.jsonl").write_text("".join(lines))
-    assert len(tree.tree(tmp_path).splitlines()) == 2
-    assert tree.show(tmp_path).startswith("[x] meta")
+    assert len(render.tree(tmp_path).splitlines()) == 2
+    assert render.show(tmp_path).startswith("[x] meta")
 
 
 def test_a_long_chain_of_lives_and_a_circle(tmp_path: Path) -> None:
@@ -211,18 +211,18 @@ def test_a_long_chain_of_lives_and_a_circle(tmp_path: Path) -> None:
     for before, session in zip(["", *ids], ids, strict=False):
         meta = {"parent_session_id": before, "root_session_id": ids[0], "born": "exec"}
         (tmp_path / f"{session}.jsonl").write_text(json.dumps({"type": "meta", "data": meta}) + "\n")
-    assert len(tree.tree(tmp_path).splitlines()) == 1201
+    assert len(render.tree(tmp_path).splitlines()) == 1201
     one, two = new_session(), new_session()
     for session, parent in ((one, two), (two, one)):
         meta = {"parent_session_id": parent, "root_session_id": one}
         (tmp_path / f"{session}.jsonl").write_text(json.dumps({"type": "meta", "data": meta}) + "\n")
-    assert len(tree.tree(tmp_path, one).splitlines()) == 3
+    assert len(render.tree(tmp_path, one).splitlines()) == 3
 
 
 def test_a_bad_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n")
     end(write(tmp_path, new_session()))
-    assert len(tree.tree(tmp_path).splitlines()) == 2
+    assert len(render.tree(tmp_path).splitlines()) == 2
     assert "deep.jsonl, line 1" in capfd.readouterr().err
 
 
@@ -298,21 +298,21 @@ def test_ls_and_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tape = write(tmp_path, running, model_id="m")
     tape.sync()
     tape.close()
-    head, *rows = tree.ls(tmp_path).splitlines()
+    head, *rows = render.ls(tmp_path).splitlines()
     assert " ".join(head.split()) == "SESSION BEGUN SECONDS MODEL TURNS IN OUT EXIT MODE MISSION"
     assert [row.split()[0] for row in rows] == [first[:18], child[:18], running[:18]]
     assert rows[0].split()[3:] == ["1.5", "claude-opus-5", "2", "3000", "110", "3", "exit", "a\\x1bb"]
     assert rows[2].split()[4:] == ["m", "-", "0", "0", "-", "-", "m"]
-    facts = [json.loads(line) for line in tree.ls(tmp_path, as_json=True).splitlines()]
+    facts = [json.loads(line) for line in render.ls(tmp_path, as_json=True).splitlines()]
     assert [(one["session"], one["exit"], one["tokens_in"]) for one in facts] == [
         (first, 3, 3000), (child, 3, 3000), (running, "-", 0),
     ]  # fmt: skip
     price = (200 * 5 + 800 * 0.5 + 100 * 25 + 2000 * 5 + 10 * 25) / 1e6
-    (row,) = map(json.loads, bill.cost(tmp_path, first, as_json=True).splitlines())
+    (row,) = map(json.loads, cost.cost(tmp_path, first, as_json=True).splitlines())
     assert row["usd"] == pytest.approx(price) and row["complete"] and row["cache_read"] == 800
-    known, unknown = map(json.loads, bill.cost(tmp_path, child, whole_tree=True, as_json=True).splitlines())
+    known, unknown = map(json.loads, cost.cost(tmp_path, child, whole_tree=True, as_json=True).splitlines())
     assert (known["usd"], unknown["usd"], unknown["complete"]) == (row["usd"], None, False)
-    shown = bill.cost(tmp_path).splitlines()
+    shown = cost.cost(tmp_path).splitlines()
     assert shown[2].split() == ["my-model", "2", "3000", "800", "0", "110", "unknown", "price"]
     assert shown[3].split() == [
         "total",
@@ -326,14 +326,14 @@ def test_ls_and_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "unknown",
         "prices",
     ]
-    assert bill.cost(tmp_path, running).splitlines()[1].split()[-1] == "0.0000"
+    assert cost.cost(tmp_path, running).splitlines()[1].split()[-1] == "0.0000"
 
 
 def test_a_price_that_the_provider_told(tmp_path: Path) -> None:
     tape = write(tmp_path, new_session(), model_id="unheard-of")
     tape.message(Message("assistant", "x"), usage={"input": 10, "output": 1, "cost": 0.25})
     end(tape)
-    assert bill.cost(tmp_path).splitlines()[1].split() == ["unheard-of", "1", "10", "0", "0", "1", "0.2500"]
+    assert cost.cost(tmp_path).splitlines()[1].split() == ["unheard-of", "1", "10", "0", "0", "1", "0.2500"]
 
 
 def test_entries_are_synced_after_they_are_written_and_before_sync_returns(

@@ -16,7 +16,7 @@ from quine.agent.session import new_session
 from quine.base.errors import Failure
 from quine.providers.base import Message, ToolCall, ToolResult
 from quine.tape import verify
-from quine.tape.tape import MASK, NAMES, PLAIN, FileSink, Mask, MaskedSink, Tape, digest, message_of, read
+from quine.tape.writer import MASK, NAMES, PLAIN, FileSink, Mask, MaskedSink, Tape, digest, message_of, read
 from tests.agents import OK, Agents, says, sh
 
 HOSTILE = [

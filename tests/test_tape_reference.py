@@ -10,10 +10,10 @@ import pytest
 
 from quine.base.errors import Misconfigured
 from quine.providers.base import ToolCall
-from quine.tape import bill, rebuild, tree, verify
+from quine.tape import cost, render, requests, verify
+from quine.tape.reader import moment, sessions
 from quine.tape.replay import dry, replay
-from quine.tape.tape import message_of, read
-from quine.tape.tapes import moment, sessions
+from quine.tape.writer import message_of, read
 
 ROOT, CHILD = "679c7ab2-db0d-4cee-8f5c-366c156f063d", "d78cf630-7357-4852-8355-1b53d866d7bc"
 MILLISECONDS = 1771287370189
@@ -118,7 +118,7 @@ def test_moments_in_every_plausible_form(told: Any, seconds: float) -> None:
 
 
 def test_it_is_listed(folder: Path) -> None:
-    first, second = map(json.loads, tree.ls(folder, as_json=True).splitlines())
+    first, second = map(json.loads, render.ls(folder, as_json=True).splitlines())
     assert (first["session"], first["begun"], first["seconds"]) == (ROOT, MILLISECONDS / 1000, 96.5)
     assert (first["model"], first["turns"], first["mission"]) == (
         "claude-sonnet-4-5",
@@ -126,23 +126,23 @@ def test_it_is_listed(folder: Path) -> None:
         "# Count\n\nthe files.",
     )
     assert (second["session"], second["root"], second["exit"], second["seconds"]) == (CHILD, ROOT, "-", 1.0)
-    assert len(tree.ls(folder).splitlines()) == 3
+    assert len(render.ls(folder).splitlines()) == 3
 
 
 def test_it_is_drawn(folder: Path) -> None:
-    _, first, second = tree.tree(folder).splitlines()
+    _, first, second = render.tree(folder).splitlines()
     assert first.startswith("?") and second.startswith("  ?")
-    shown = tree.show(folder, ROOT)
+    shown = render.show(folder, ROOT)
     assert shown.startswith("[0] meta\n") and "-> nothing" in shown and "[7] outcome" not in shown
     assert "tokens_in: 40000" in shown
 
 
 def test_it_is_priced_by_the_session(folder: Path) -> None:
     """It tells the tokens of the whole only: the price is an estimate, and said to be one."""
-    (row,) = map(json.loads, bill.cost(folder, as_json=True).splitlines())
+    (row,) = map(json.loads, cost.cost(folder, as_json=True).splitlines())
     assert (row["inferences"], row["tokens_in"], row["estimated"]) == (2, 40_000, True)
     assert row["usd"] == pytest.approx((40_000 * 3 + 2000 * 15) / 1e6)
-    assert "~0.1500" in bill.cost(folder)
+    assert "~0.1500" in cost.cost(folder)
 
 
 def test_it_has_no_chain_to_verify(folder: Path) -> None:
@@ -159,7 +159,7 @@ def test_its_requests_are_rebuilt_and_not_run(folder: Path) -> None:
         (1, 7, 4),
         (2, 0, 6),
     ]
-    assert [sent.ordinal for sent in rebuild.requests(folder / f"{CHILD}.jsonl")] == [0]
+    assert [sent.ordinal for sent in requests.requests(folder / f"{CHILD}.jsonl")] == [0]
     with pytest.raises(Misconfigured, match="cannot be run again"):
         replay(folder, ROOT)
 
@@ -168,7 +168,7 @@ def test_parents_in_a_circle(tmp_path: Path) -> None:
     write(tmp_path, ROOT, parent_session_id=CHILD)
     write(tmp_path, CHILD, parent_session_id=ROOT)
     assert len(sessions(tmp_path)) == 2
-    assert len(tree.tree(tmp_path).splitlines()) >= 2
+    assert len(render.tree(tmp_path).splitlines()) >= 2
 
 
 def test_lines_of_any_length_and_blank_ones(tmp_path: Path) -> None:

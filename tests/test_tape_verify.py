@@ -15,7 +15,7 @@ from quine.base import procs
 from quine.base.errors import Misconfigured
 from quine.providers.base import Message, ToolCall, ToolResult, Usage
 from quine.tape import verify
-from quine.tape.tape import FileSink, Tape
+from quine.tape.writer import FileSink, Tape
 from transport.address import boot_id
 
 SESSION = "01a20022-c549-722d-a851-397867099135"

@@ -46,7 +46,7 @@ from quine.providers.base import (
     ToolResult,
     Unavailable,
 )
-from quine.tape.tape import Tape
+from quine.tape.writer import Tape
 
 if TYPE_CHECKING:
     from transport.status import Status

@@ -30,7 +30,7 @@ from quine.cli.options import find_inventory
 from quine.providers.base import Guest
 from quine.providers.relay import RelayGuest
 from quine.remote import reach
-from quine.tape.tape import FileSink, RelaySink, Tape
+from quine.tape.writer import FileSink, RelaySink, Tape
 from transport.job import inherit
 from transport.wire import quickjson
 

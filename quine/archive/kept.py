@@ -25,7 +25,7 @@ from quine.base.errors import LOST, Failure
 from quine.files.tier import BLOCK, Entry, Tier
 from quine.jobs import roster
 from quine.jobs.roster import Agent
-from quine.tape import tapes
+from quine.tape import reader as tapes
 from transport.wire import quickjson
 
 AT_ONCE = 8  # files that are fetched at one time

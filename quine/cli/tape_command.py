@@ -124,7 +124,7 @@ def _named(sessions: list[str]) -> str:
 
 def _ls(values: dict[str, object], sessions: list[str]) -> int:
     from quine.archive import keeping
-    from quine.tape import tree
+    from quine.tape import render
 
     there, status = None, OK
     if keeping.wanted(os.environ):
@@ -135,7 +135,7 @@ def _ls(values: dict[str, object], sessions: list[str]) -> int:
         except Failure as failure:
             complain(failure.detail, failure.hint)
             status = failure.status
-    print(tree.ls(_folder(values), "json" in values, there), end="")
+    print(render.ls(_folder(values), "json" in values, there), end="")
     return status
 
 
@@ -148,32 +148,32 @@ def _save(values: dict[str, object], sessions: list[str]) -> int:
 
 
 def _show(values: dict[str, object], sessions: list[str]) -> int:
-    from quine.tape import tree
+    from quine.tape import render
 
     session = _named(sessions)
     if "follow" in values:
-        from quine.tape.following import follow
+        from quine.tape.follow import follow
 
         for text in follow(_holding(values, session), session):
             print(text, end="", flush=True)
         return OK
-    print(tree.show(_holding(values, session), session), end="")
+    print(render.show(_holding(values, session), session), end="")
     return OK
 
 
 def _tree(values: dict[str, object], sessions: list[str]) -> int:
-    from quine.tape import tree
+    from quine.tape import render
 
     session = _named(sessions)
-    print(tree.tree(_holding(values, session), session), end="")
+    print(render.tree(_holding(values, session), session), end="")
     return OK
 
 
 def _cost(values: dict[str, object], sessions: list[str]) -> int:
-    from quine.tape import bill
+    from quine.tape import cost
 
     session = _named(sessions)
-    print(bill.cost(_holding(values, session), session, "tree" in values, "json" in values), end="")
+    print(cost.cost(_holding(values, session), session, "tree" in values, "json" in values), end="")
     return OK
 
 

@@ -25,7 +25,7 @@ from quine.base.text import plain
 from quine.cli.options import find_inventory
 from quine.jobs.detach import verb_there
 from quine.jobs.roster import ALIVE
-from quine.tape.tapes import HUGE
+from quine.tape.reader import HUGE
 from transport.client import client
 from transport.errors import Refused
 from transport.node import starter

@@ -30,7 +30,7 @@ from quine.base.errors import FAILED, USAGE, Misconfigured
 from quine.providers import sse
 from quine.providers.base import DEEPEST, GuestError, Refused, Reply, Request, Unavailable, too_deep
 from quine.providers.faults import Adapted, printable
-from quine.tape.tape import Mask
+from quine.tape.writer import Mask
 
 # Tries after the first one, by HTTP status: who is throttled comes back more often than who is answered by a defect.
 RETRIES = {429: 5, 529: 5}

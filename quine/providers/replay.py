@@ -19,8 +19,8 @@ from pathlib import Path
 
 from quine.base.errors import Misconfigured
 from quine.providers.base import Message, Overflow, Refused, Reply, Request, unheard
-from quine.tape.rebuild import Place, beside, children, context, meta, nested, steps, take
-from quine.tape.same import Same
+from quine.tape.normalize import Same
+from quine.tape.requests import Place, beside, children, context, meta, nested, steps, take
 from transport.wire import quickjson
 
 PATIENCE = 5.0  # seconds until a parent, which goes on meanwhile, must have noted on its tape that it forked

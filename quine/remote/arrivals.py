@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quine.agent.session import Life, is_session
 from quine.base.errors import Failure
-from quine.tape.tape import Sink, digest
+from quine.tape.writer import Sink, digest
 from transport.errors import RequestError
 from transport.wire import quickjson
 

@@ -45,7 +45,7 @@ from quine.providers.base import (
 from quine.providers.relay import error_to_json, spent_to_json
 from quine.remote import reach
 from quine.remote.arrivals import MAX_SESSIONS, Arrivals, Strict, parse
-from quine.tape.tape import FileSink, Mask, MaskedSink, RelaySink, Sink, digest
+from quine.tape.writer import FileSink, Mask, MaskedSink, RelaySink, Sink, digest
 from transport.errors import RequestError
 from transport.wire import quickjson
 

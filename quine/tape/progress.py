@@ -18,8 +18,9 @@ class Progress(NamedTuple):
 
 def progress(path: str) -> Progress:
     """Of one tape. All fields are empty where it is too large to be read for that, or is no tape."""
-    from quine.tape import bill, tapes
-    from quine.tape.tape import entries
+    from quine.tape import cost as bill
+    from quine.tape import reader
+    from quine.tape.writer import entries
 
     turns, doing = 0, "inference"
     waiting: list[str] = []  # calls without a result
@@ -36,7 +37,7 @@ def progress(path: str) -> Progress:
                 waiting.pop(0)
             elif kind == "outcome":
                 doing = "ending"
-        session = tapes.summary(Path(path))
+        session = reader.summary(Path(path))
     except (OSError, ValueError):
         return Progress()
     return Progress(turns, bill.known(session) if session else None, waiting[0] if waiting else doing)

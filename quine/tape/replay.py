@@ -22,10 +22,10 @@ from quine.agent.session import new_session
 from quine.base import dirs
 from quine.base.errors import FAILED, OK, Misconfigured
 from quine.base.text import plain
-from quine.tape import rebuild
-from quine.tape.same import Same
-from quine.tape.tape import entries
-from quine.tape.tapes import Session, find, sessions
+from quine.tape import requests
+from quine.tape.normalize import Same
+from quine.tape.reader import Session, find, sessions
+from quine.tape.writer import entries
 from transport.address import own_command
 from transport.wire import quickjson
 
@@ -48,7 +48,7 @@ NONE = "There is no material: descriptor 3 is empty"
 LINES = 20  # of a difference that are shown
 
 
-Started = dict[str, dict[rebuild.Place, Path]]
+Started = dict[str, dict[requests.Place, Path]]
 
 
 class Departure(NamedTuple):
@@ -73,7 +73,7 @@ def dry(folder: Path, session: str) -> Iterator[str]:
     """The requests of one life as JSON lines; nothing is run."""
     one = find(folder, session)
     try:
-        for sent in rebuild.requests(one.path):
+        for sent in requests.requests(one.path):
             facts = {"session": one.id, "ordinal": sent.ordinal, "line": sent.line}
             messages = [message.to_json() for message in sent.messages]
             yield quickjson.dumps({**facts, "messages": messages}) + "\n"
@@ -88,7 +88,7 @@ def replay(folder: Path, session: str) -> tuple[int, str]:
         one = find(folder, one.root)
     if not one.chained:
         raise Misconfigured("a tape of the reference implementation cannot be run again", "see --dry")
-    if rebuild.beside(one.path, one.parent) is not None:
+    if requests.beside(one.path, one.parent) is not None:
         raise Misconfigured(
             f"{one.id} is not the root of its tree, and cannot be lived alone",
             f"quine tape replay {one.root}",
@@ -97,7 +97,7 @@ def replay(folder: Path, session: str) -> tuple[int, str]:
     dirs.make(str(place))
     _run(one, place)
     try:
-        (root,) = (s.path for s in sessions(place).values() if rebuild.beside(s.path, s.parent) is None)
+        (root,) = (s.path for s in sessions(place).values() if requests.beside(s.path, s.parent) is None)
     except ValueError:
         said = (place / "stderr").read_text(errors="replace")
         raise Misconfigured(f"the session could not be started again: {plain(said)[:500].strip()}") from None
@@ -113,7 +113,7 @@ def _run(one: Session, place: Path) -> None:
     """The agent itself. What it delivers and says goes into files: stdout is for what we have to say."""
     (place / "mission").write_text(one.mission)
     words = ["-f", str(place / "mission")]
-    first = next((s.message.text for s in rebuild.steps(one.path) if s.message.role == "user"), "")
+    first = next((s.message.text for s in requests.steps(one.path) if s.message.role == "user"), "")
     if first.startswith(SAVED):
         words.append("--binary")
     with open(place / "stdout", "wb") as out, open(place / "stderr", "wb") as err:
@@ -167,7 +167,7 @@ def compare(then: Path, now: Path) -> tuple[int, list[Departure]]:
     departures: list[Departure] = []
     waiting = [(then, now)]
     lives = 0
-    started = rebuild.nested(then.parent), rebuild.nested(now.parent)
+    started = requests.nested(then.parent), requests.nested(now.parent)
     while waiting:
         old, new = waiting.pop(0)
         lives += 1
@@ -186,20 +186,20 @@ def compare(then: Path, now: Path) -> tuple[int, list[Departure]]:
     return lives, departures
 
 
-def _lived(path: Path, started: Started) -> dict[rebuild.Place, Path]:
+def _lived(path: Path, started: Started) -> dict[requests.Place, Path]:
     """The children of a session that have tapes, however they were begun."""
-    forked = {place: child for place, child in rebuild.children(path).items() if child.is_file()}
+    forked = {place: child for place, child in requests.children(path).items() if child.is_file()}
     return {**forked, **started.get(path.stem, {})}
 
 
-def _named(place: rebuild.Place) -> str:
+def _named(place: requests.Place) -> str:
     return f"{place[0]} number {place[2] + 1} {place[1]}".rstrip()
 
 
 def _life(old: Path, new: Path) -> Departure | None:
     end = _outcome(old)
     cut = end is None or end.get("termination_mode") not in ENDED_ITSELF
-    then, now = list(rebuild.steps(old)), list(rebuild.steps(new))
+    then, now = list(requests.steps(old)), list(requests.steps(new))
     same = _same(old), _same(new)
     for before, after in zip(then, now, strict=False):
         texts = same[0].text(before.message), same[1].text(after.message)
@@ -220,7 +220,7 @@ def _life(old: Path, new: Path) -> Departure | None:
 
 
 def _same(path: Path) -> Same:
-    return Same(path.parent, rebuild.meta(path).get("cwd"))
+    return Same(path.parent, requests.meta(path).get("cwd"))
 
 
 def _outcome(path: Path) -> dict[str, Any] | None:

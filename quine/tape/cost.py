@@ -16,7 +16,7 @@ from typing import NamedTuple
 from quine.base.text import plain, table
 from quine.budget import prices
 from quine.providers.base import Usage
-from quine.tape.tapes import Session, find, sessions, tree
+from quine.tape.reader import Session, find, sessions, tree
 from transport.wire import quickjson
 
 

@@ -15,9 +15,9 @@ from quine.base.errors import FAILED, Failure
 from quine.base.text import plain, table
 from quine.jobs import roster
 from quine.jobs.roster import Agent
-from quine.tape.tape import entries
-from quine.tape.tapes import Session, brief, find, moment
-from quine.tape.tapes import tree as sessions_of
+from quine.tape.reader import Session, brief, find, moment
+from quine.tape.reader import tree as sessions_of
+from quine.tape.writer import entries
 from transport.wire import quickjson
 
 MOMENTS = ("created_at", "timestamp")  # fields that hold one

@@ -19,7 +19,7 @@ from quine.base.errors import Misconfigured, complain
 from quine.base.text import plain as plain
 from quine.providers.base import Usage
 from quine.tape.index import LONGEST, ends
-from quine.tape.tape import entries, parse
+from quine.tape.writer import entries, parse
 
 HUGE = 1e15  # no count, no time and no size of ours is larger
 MILLISECONDS = 1e11  # the reference counts in them; as seconds that is the year 5138

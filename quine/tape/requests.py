@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quine.providers.base import Message, Reply, Usage
-from quine.tape.tape import entries, message_of
-from quine.tape.tapes import files, moment, usage_of
+from quine.tape.reader import files, moment, usage_of
+from quine.tape.writer import entries, message_of
 
 DEEPEST = 100  # clones of clones; tapes of ours have as many as the tree has levels
 
