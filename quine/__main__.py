@@ -139,7 +139,7 @@ def dispatch(words: list[str]) -> int:
 
         return node(words[1:])
     if words[:2] == ["tape", "--keep"]:
-        from quine.archive.keeper import main as keep
+        from quine.archive.daemon import main as keep
 
         return keep(words[2:])
     if verb == "tape":

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from quine.agent.session import new_session
-from quine.archive import copies, keeper, keeping, kept
+from quine.archive import daemon, policy, upload
+from quine.archive import mirror as kept
 from quine.base.errors import Failure
 from quine.base.log import Log
 from quine.files.layers.reserved import Unreserved
@@ -32,7 +33,7 @@ from tests.agents import OK, QUINE, Agents, Started, call, left, running, says, 
 from tests.lab import Lab, processes
 from transport.address import boot_id, start_time
 
-PLACE = keeping.PLACE
+PLACE = policy.PLACE
 
 pytestmark = pytest.mark.timeout(300)  # a dozen commands in one test
 
@@ -71,7 +72,7 @@ class Kept(Agents):
 
     def settled(self) -> bool:
         """The same once a tree that `run` ran is over: its end waits for that, though not for ever."""
-        if self.took >= keeping.PATIENCE:
+        if self.took >= policy.PATIENCE:
             until(self.same)
         return self.same()
 
@@ -320,7 +321,7 @@ def test_who_waits_for_a_tree_that_is_silent_is_told(tmp_path: Path, monkeypatch
     def alive() -> Path | None:
         nonlocal beats
         beats += 1
-        (tmp_path / "tier" / PLACE / f"{session}{keeping.BEAT}").write_text("x" * beats)
+        (tmp_path / "tier" / PLACE / f"{session}{policy.BEAT}").write_text("x" * beats)
         return mirror()
 
     with monkeypatch.context() as patched:
@@ -371,13 +372,13 @@ def test_a_keeper_gives_signs_of_life_and_leaves_none(
     session = new_session()
     monkeypatch.setenv("QUINE_FS", f"file://{tmp_path}/tier")
     monkeypatch.setenv("QUINE_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setattr(keeper, "BEAT", 0.05)
-    beat = tmp_path / "tier" / PLACE / f"{session}{keeping.BEAT}"
+    monkeypatch.setattr(daemon, "BEAT", 0.05)
+    beat = tmp_path / "tier" / PLACE / f"{session}{policy.BEAT}"
     with socket.socket(socket.AF_UNIX) as listener, subprocess.Popen(["sleep", "1000"]) as root:
         listener.bind(f"\0quine-test-{session}")
         listener.listen()
         log = Log(str(tmp_path / "log"))
-        one = keeper.Keeper(session, os.pidfd_open(root.pid), listener, str(tmp_path / "data"), log)
+        one = daemon.Keeper(session, os.pidfd_open(root.pid), listener, str(tmp_path / "data"), log)
         running = threading.Thread(target=one.run)
         running.start()
         try:
@@ -400,7 +401,7 @@ def test_a_status_is_never_there_before_what_it_vouches_for(tmp_path: Path) -> N
     (data / "jobs" / session).mkdir(parents=True)
     line = json.dumps({"type": "meta", "data": {"session_id": session, "root_session_id": session}})
     (data / f"{session}.jsonl").write_text(line + "\n" + line + "\n" + line[:10])
-    for name in copies.RESULTS:
+    for name in upload.RESULTS:
         (data / "jobs" / session / name).write_text(name)
 
     class Failing(Local):
@@ -412,13 +413,13 @@ def test_a_status_is_never_there_before_what_it_vouches_for(tmp_path: Path) -> N
             self.left -= 1
             return super().create(path, **options)
 
-    assert copies.RESULTS[-1] == "status"
-    record, *results = (f"jobs/{session}/{name}" for name in copies.RESULTS)
+    assert upload.RESULTS[-1] == "status"
+    record, *results = (f"jobs/{session}/{name}" for name in upload.RESULTS)
     order = [record, f"{session}.jsonl", *results]
     for count in range(len(order) + 1):
         tier = Failing(str(tmp_path / f"tier{count}"))
         tier.left = count
-        made = copies.Copies(tier, str(data), str(state), session)
+        made = upload.Copies(tier, str(data), str(state), session)
         if count < len(order):
             with pytest.raises(OSError, match="away"):
                 made.round()

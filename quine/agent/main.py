@@ -21,7 +21,7 @@ from quine.agent.loop import Face, Loop
 from quine.agent.outcome import End, Reborn
 from quine.agent.session import Life, is_session, new_session
 from quine.agent.signals import Signals, Terminated
-from quine.archive import keeping
+from quine.archive import policy
 from quine.base import dirs
 from quine.base.errors import DEADLINE, NOT_STARTED, TRY_AGAIN, Denied, Failure, Misconfigured, NotBuilt
 from quine.base.log import Log
@@ -75,14 +75,14 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
     _share_places(settings, ask, signals)
     guest, life, price = _guest(settings, life, ask)
     _make_data_dir(settings.data_dir)
-    keeps = ask is None and "lineage" not in settings.memo and keeping.wanted(os.environ)
+    keeps = ask is None and "lineage" not in settings.memo and policy.wanted(os.environ)
     try:
         if not assigned:
             with signals.calling_out():
                 life = life._replace(hosts=reach.at_start(inventory, ask))
         held = _admitted(settings, life)
         if keeps:
-            keeping.begin(life.root, os.environ, keeping.of_the_store(settings.secrets))
+            policy.begin(life.root, os.environ, policy.of_the_store(settings.secrets))
         if options.get("binary") and not life.material_file:
             life = _save_material(life, settings, signals)
     except Terminated as terminated:
@@ -208,8 +208,8 @@ def _lives(
             ending.vanish(end)
         if settings.report:
             ending.report(settings, life, end)
-        if os.getpid() == ours and settings.top and ask is None and keeping.wanted(os.environ):
-            keeping.finish(life.root, keeping.HURRY if end.signal else keeping.PATIENCE)
+        if os.getpid() == ours and settings.top and ask is None and policy.wanted(os.environ):
+            policy.finish(life.root, policy.HURRY if end.signal else policy.PATIENCE)
         return end
 
 

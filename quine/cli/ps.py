@@ -99,13 +99,13 @@ def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, objec
     if where in ("", "local") and text:
         found += _here(folders, text)
     if not found and where == "" and _may_be_an_id(text):
-        from quine.archive import keeping
+        from quine.archive import policy
 
-        if keeping.wanted(os.environ):
-            from quine.archive import kept
+        if policy.wanted(os.environ):
+            from quine.archive import mirror
 
             try:
-                found += kept.find(text)
+                found += mirror.find(text)
             except Failure as failure:
                 away = failure  # it may be on a host all the same
     # One that is supervised on another machine with the same home lies here, too; that machine knows it better.
@@ -169,9 +169,9 @@ def _here(folders: tuple[str, ...], text: str) -> list[Agent]:
 
 def _nowhere(folder: str) -> str:
     """Where was looked, for who has no job of his own here."""
-    from quine.archive import keeping
+    from quine.archive import policy
 
-    if keeping.wanted(os.environ):
+    if policy.wanted(os.environ):
         return (
             f"{folder} has none, and the files tier not this one; one that has just begun is there in seconds"
         )
@@ -223,10 +223,10 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str
             status = bring(job, status)
             continue
         if job.kept:
-            from quine.archive import kept
+            from quine.archive import mirror
 
             try:
-                over = kept.ended(job, deadline)
+                over = mirror.ended(job, deadline)
             except Failure as silent:
                 complain(silent.detail, silent.hint)
                 status = silent.status

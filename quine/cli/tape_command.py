@@ -108,14 +108,14 @@ def _folder(values: dict[str, object]) -> Path:
 
 def _holding(values: dict[str, object], session: str) -> Path:
     """Where a session is: here, or kept in the files tier."""
-    from quine.archive import keeping
+    from quine.archive import policy
 
     folder = _folder(values)
-    if not keeping.wanted(os.environ):
+    if not policy.wanted(os.environ):
         return folder
-    from quine.archive import kept
+    from quine.archive import mirror
 
-    return kept.holding(folder, session)
+    return mirror.holding(folder, session)
 
 
 def _named(sessions: list[str]) -> str:
@@ -123,15 +123,15 @@ def _named(sessions: list[str]) -> str:
 
 
 def _ls(values: dict[str, object], sessions: list[str]) -> int:
-    from quine.archive import keeping
+    from quine.archive import policy
     from quine.tape import render
 
     there, status = None, OK
-    if keeping.wanted(os.environ):
-        from quine.archive import kept
+    if policy.wanted(os.environ):
+        from quine.archive import mirror
 
         try:
-            there = kept.mirror()
+            there = mirror.mirror()
         except Failure as failure:
             complain(failure.detail, failure.hint)
             status = failure.status
@@ -140,9 +140,9 @@ def _ls(values: dict[str, object], sessions: list[str]) -> int:
 
 
 def _save(values: dict[str, object], sessions: list[str]) -> int:
-    from quine.archive import kept
+    from quine.archive import mirror
 
-    count, place = kept.save(_folder(values), _named(sessions))
+    count, place = mirror.save(_folder(values), _named(sessions))
     print(f"{count} files copied to {place}")
     return OK
 

@@ -234,7 +234,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's face."""
     from quine.agent.main import life_from
     from quine.agent.session import another
-    from quine.archive import keeping
+    from quine.archive import policy
     from quine.base.errors import LOST
     from quine.cli.options import environment, limits
     from quine.cli.run import caller, callers_environment, show, staging, starting_directory
@@ -250,7 +250,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     spawn.context = {**caller(values), "detached": detached}
     spawn.cwd = starting_directory(values)
     facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
-    environ = {**given, **settled, **keeping.of_the_store(settings.secrets)}  # this face opens it
+    environ = {**given, **settled, **policy.of_the_store(settings.secrets)}  # this face opens it
     keeps = _keeps(settings, settled)
     keeps(life)
 
@@ -269,8 +269,8 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     status = show(spawn, values, serve(life), facts, renew, _log(life, environ), staging(values))
     if detached and status == LOST and served[-1].host:
         _reach_again(served[-1].host, values)
-    if keeping.wanted(settled):
-        keeping.finish(spawn.tree)
+    if policy.wanted(settled):
+        policy.finish(spawn.tree)
     return status
 
 
@@ -287,11 +287,11 @@ def _reach_again(host: str, values: dict[str, object]) -> None:
 
 def _keeps(settings: Settings, environ: Mapping[str, str]) -> Callable[[Life], None]:
     """Starts the keeper of a tree whose root this process is."""
-    from quine.archive import keeping
+    from quine.archive import policy
 
     def begin(life: Life) -> None:
-        if "lineage" not in settings.memo and life.session == life.root and keeping.wanted(environ):
-            keeping.begin(life.root, environ, keeping.of_the_store(settings.secrets))
+        if "lineage" not in settings.memo and life.session == life.root and policy.wanted(environ):
+            policy.begin(life.root, environ, policy.of_the_store(settings.secrets))
 
     return begin
 

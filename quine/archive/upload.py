@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 
 from quine.agent.session import is_session
-from quine.archive.keeping import PLACE
+from quine.archive.policy import PLACE
 from quine.files.tier import BLOCK, Tier
 from quine.jobs import roster
 from quine.tape.index import ends

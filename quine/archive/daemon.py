@@ -17,8 +17,8 @@ import socket
 import threading
 import time
 
-from quine.archive import keeping
-from quine.archive.copies import Copies
+from quine.archive import policy
+from quine.archive.upload import Copies
 from quine.base.log import Log
 from quine.files.tier import Tier
 from quine.jobs import roster
@@ -65,7 +65,7 @@ class Keeper:
         self._tier: Tier | None = None
         self._copies: Copies | None = None
         self._over = threading.Event()
-        self._sign = f"{keeping.PLACE}/{session}{keeping.BEAT}"  # of life
+        self._sign = f"{policy.PLACE}/{session}{policy.BEAT}"  # of life
         self._asked: list[tuple[socket.socket, float]] = []  # who waits, and since when
         self._said = ""
 
@@ -100,12 +100,12 @@ class Keeper:
             failed = self._round()
             now = time.monotonic()
             if not failed:
-                self._answer(keeping.DONE, now)
+                self._answer(policy.DONE, now)
                 if over:
                     return
                 pause = max(INTERVAL, SHARE * (now - begun))
                 continue
-            self._answer(keeping.FAILED, now - HOPE)
+            self._answer(policy.FAILED, now - HOPE)
             if over and now > over + LATEST:
                 self._log.note(
                     f"not kept in the files tier: {failed}; later: quine tape save {self._session}"
@@ -141,7 +141,7 @@ class Keeper:
         if self._root in ready:
             os.close(self._root)
             self._root = -1
-        if self._listener.fileno() in ready and (line := keeping.accept(self._listener)):
+        if self._listener.fileno() in ready and (line := policy.accept(self._listener)):
             self._asked.append((line, time.monotonic()))
 
     def _answer(self, word: bytes, before: float) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from quine.agent.children import write_aside
 from quine.agent.session import is_session
-from quine.archive import keeping
-from quine.archive.copies import RESULTS, Copies
+from quine.archive import policy
+from quine.archive.upload import RESULTS, Copies
 from quine.base import dirs
 from quine.base.errors import LOST, Failure
 from quine.files.tier import BLOCK, Entry, Tier
@@ -37,9 +37,9 @@ VERSIONS = "versions"
 
 def mirror() -> Path | None:
     """The directory, made to be what is in the tier now; None where nothing is kept there. Failure."""
-    if not keeping.wanted(os.environ):
+    if not policy.wanted(os.environ):
         return None
-    from quine.archive.keeper import store
+    from quine.archive.daemon import store
 
     try:
         tier = store()
@@ -99,7 +99,7 @@ def ended(agent: Agent, deadline: float) -> Agent | None:
             continue
         agent = next((one for one in _found(there, agent.id) if one.id == agent.id), agent)
         with contextlib.suppress(OSError):
-            now = (there / f"{agent.root or agent.session}{keeping.BEAT}").read_bytes()
+            now = (there / f"{agent.root or agent.session}{policy.BEAT}").read_bytes()
             # that it changes is what counts, for clocks differ
             heard, beat = (heard if now == beat else time.monotonic()), now
     return agent
@@ -116,7 +116,7 @@ def _is_over(agent: Agent) -> bool:
 
 def save(folder: Path, session: str) -> tuple[int, str]:
     """Copy a tree of this data directory, "" is all, into the tier: how many files, and where that is. Failure."""
-    from quine.archive.keeper import store
+    from quine.archive.daemon import store
 
     root = tapes.find(folder, session).root if session else ""
     try:
@@ -159,13 +159,13 @@ def _there(tier: Tier) -> list[tuple[str, Entry]]:
     """What is kept: names in a data directory, and where they are in the tier."""
     found = []
     with contextlib.suppress(FileNotFoundError):
-        for entry in tier.list(keeping.PLACE):
+        for entry in tier.list(policy.PLACE):
             name = entry.path.rpartition("/")[2]
             session, _, kind = name.partition(".")
-            if entry.is_file and f".{kind}" in (".jsonl", keeping.BEAT) and is_session(session):
+            if entry.is_file and f".{kind}" in (".jsonl", policy.BEAT) and is_session(session):
                 found.append((name, entry))
     with contextlib.suppress(FileNotFoundError):
-        for job in tier.list(f"{keeping.PLACE}/jobs"):
+        for job in tier.list(f"{policy.PLACE}/jobs"):
             session = job.path.rpartition("/")[2]
             if is_session(session):
                 for entry in tier.list(job.path):
@@ -177,7 +177,7 @@ def _there(tier: Tier) -> list[tuple[str, Entry]]:
 
 def _fetch(tier: Tier, entry: Entry, folder: Path) -> str:
     """Its name there, "" where it was gone again."""
-    name = entry.path.removeprefix(f"{keeping.PLACE}/")
+    name = entry.path.removeprefix(f"{policy.PLACE}/")
     target = folder / name
     dirs.make(str(target.parent))
     aside = target.with_name(f".{target.name}.{os.getpid()}")
