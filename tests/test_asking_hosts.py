@@ -15,8 +15,8 @@ import pytest
 
 from deploy.inventory import load
 from quine.cli import visits
-from quine.jobs import elsewhere
-from quine.jobs.elsewhere import Answer
+from quine.jobs import remote
+from quine.jobs.remote import Answer
 from transport.errors import Refused, Unreachable
 from transport.status import Status
 
@@ -44,11 +44,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Answer]]:
         os.write(out, b"fine")
         return Status("exited", 0, host=host)
 
-    monkeypatch.setattr(elsewhere, "verb_there", lambda words, host, values: host)
-    monkeypatch.setattr(elsewhere.client, "run", run)
-    monkeypatch.setattr(elsewhere.starter, "connect", lambda: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(elsewhere, "MOST", 1 << 20)
-    return lambda *names, **more: elsewhere.ask(["ps"], list(names), {}, **more)
+    monkeypatch.setattr(remote, "verb_there", lambda words, host, values: host)
+    monkeypatch.setattr(remote.client, "run", run)
+    monkeypatch.setattr(remote.starter, "connect", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(remote, "MOST", 1 << 20)
+    return lambda *names, **more: remote.ask(["ps"], list(names), {}, **more)
 
 
 def test_each_failure_of_an_asking_process_is_told_as_it_is(asked: Callable[..., dict[str, Answer]]) -> None:

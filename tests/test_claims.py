@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quine.base.errors import Misconfigured
-from quine.jobs import elsewhere
+from quine.jobs import remote
 
 ID = "01a2012b-9e35-7c17-974b-28781c831bee"
 
@@ -29,10 +29,10 @@ def claim(host: str, **more: object) -> dict[str, object]:
 def test_an_id_that_two_hosts_claim(
     monkeypatch: pytest.MonkeyPatch, facts: list[dict[str, object]], found: str
 ) -> None:
-    monkeypatch.setattr(elsewhere, "hosts", lambda where, values: ["h1", "h2"])
-    monkeypatch.setattr(elsewhere, "listed", lambda *_: (facts, []))
+    monkeypatch.setattr(remote, "hosts", lambda where, values: ["h1", "h2"])
+    monkeypatch.setattr(remote, "listed", lambda *_: (facts, []))
     if found:
-        assert elsewhere.find(ID[:8], "", {}) == [elsewhere.Remote(found, ID)]
+        assert remote.find(ID[:8], "", {}) == [remote.Remote(found, ID)]
     else:
         with pytest.raises(Misconfigured, match="is on h1 and on h2"):
-            elsewhere.find(ID[:8], "", {})
+            remote.find(ID[:8], "", {})

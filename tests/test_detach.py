@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from deploy.inventory import load
 from quine.agent.session import is_session, new_session
-from quine.jobs import durable, elsewhere
+from quine.jobs import logind, remote
 from quine.remote.compose import DETACHED_LEASE, settle
 from tests.lab import Lab, processes
 from tests.lab.lab import BUILDS
@@ -388,13 +388,12 @@ def test_ended_ones_are_forgotten_after_a_month(lab: Lab, tmp_path: Path) -> Non
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.binary(max_size=60)
-    | st.dictionaries(st.sampled_from([*elsewhere._FIELDS, "host"]), JSON).map(json.dumps)
+    st.binary(max_size=60) | st.dictionaries(st.sampled_from([*remote._FIELDS, "host"]), JSON).map(json.dumps)
 )
 def test_what_a_host_lists_is_foreign(line: str | bytes) -> None:
     raw = line if isinstance(line, bytes) else line.encode()
     for data in (raw, raw.replace(b"{", b'{"id":"%s",' % new_session().encode(), 1)):
-        fact = elsewhere._fact(data, "h1")
+        fact = remote._fact(data, "h1")
         assert not fact or (
             fact["host"] == "h1" and is_session(fact["id"]) and isinstance(fact["state"], str)
         )
@@ -468,8 +467,8 @@ def test_where_it_lingers_it_is_moved_out_of_the_session(lab: Lab, tmp_path: Pat
     ],
 )
 def test_whose_scope_it_is(cgroup: str, place: str) -> None:
-    assert durable.scope(cgroup, {"XDG_SESSION_ID": "3"}, 7) == place
-    assert durable.scope("0::/\n", {}, 7) == ""
+    assert logind.scope(cgroup, {"XDG_SESSION_ID": "3"}, 7) == place
+    assert logind.scope("0::/\n", {}, 7) == ""
 
 
 # -- over there ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from quine.agent.tools import TOOLS
 from quine.base.errors import Failure
 from quine.budget.ledger import Ledger, Spent
 from quine.cli import listing
-from quine.jobs import census, elsewhere, roster
+from quine.jobs import census, registry, remote
 from quine.providers import sse
 from quine.providers.anthropic import AnthropicDialect
 from quine.providers.base import GuestError, Message, Request, ToolCall, ToolResult
@@ -119,11 +119,11 @@ def test_what_a_host_lists(capfd: pytest.CaptureFixture[str], monkeypatch: pytes
             "detail": "d", "started": 1.7e9, "seconds": 2.5, "mission": "m", "parent": "p", "root": "r", "stdout": "/o",
             "stderr": "/e", "host": "x"}  # fmt: skip
     asked: list[bytes] = []
-    monkeypatch.setattr(roster, "everyone", lambda *_, **_options: [])
+    monkeypatch.setattr(registry, "everyone", lambda *_, **_options: [])
     monkeypatch.setattr(census, "look", lambda *_: [])
-    monkeypatch.setattr(elsewhere, "hosts", lambda *_: ["h1"])
+    monkeypatch.setattr(remote, "hosts", lambda *_: ["h1"])
     monkeypatch.setattr(
-        elsewhere, "ask", lambda *_, **_options: {"h1": elsewhere.Answer(Status("exited", 0), asked[-1], b"")}
+        remote, "ask", lambda *_, **_options: {"h1": remote.Answer(Status("exited", 0), asked[-1], b"")}
     )
 
     def feed(data: bytes) -> None:

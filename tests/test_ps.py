@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from quine.agent.session import new_session
 from quine.base import procs
-from quine.jobs import roster
+from quine.jobs import registry
 from tests.agents import OK, QUINE, Agents, Started, call, running, says, sh, until
 from tests.support.values import JSON
 from transport.address import boot_id
@@ -371,7 +371,7 @@ def test_whatever_lies_in_a_data_directory(tapes: list[Any], job: Any) -> None:
         text = job if isinstance(job, bytes) else json.dumps(job).encode()
         (directory / "job").write_bytes(text)
         (directory / "status").write_bytes(text)
-        for agent in roster.everyone(folder):
+        for agent in registry.everyone(folder):
             assert agent.state() in ("lost", "unknown", "exited", "signaled", "unreachable", "denied")
             assert agent.hold() == -1
 

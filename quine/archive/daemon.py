@@ -21,7 +21,7 @@ from quine.archive import policy
 from quine.archive.upload import Copies
 from quine.base.log import Log
 from quine.files.tier import Tier
-from quine.jobs import roster
+from quine.jobs import registry
 
 INTERVAL = 2.0  # seconds between two looks
 SHARE = 20  # a round takes at most this part of the time
@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
     session, pid, started = words[0], int(words[1]), int(words[2])
     listener = socket.socket(fileno=int(words[3]))
     folder = data_directory()
-    Keeper(session, roster.held(pid, started), listener, folder, Log(f"{folder}/{session}.log")).run()
+    Keeper(session, registry.held(pid, started), listener, folder, Log(f"{folder}/{session}.log")).run()
     return 0
 
 
@@ -118,7 +118,7 @@ class Keeper:
         try:
             if self._copies is None:
                 self._tier = store()
-                self._copies = Copies(self._tier, self._folder, roster.state_directory(), self._session)
+                self._copies = Copies(self._tier, self._folder, registry.state_directory(), self._session)
             self._copies.round()
         except Exception as error:  # a driver raises what it likes, and nobody else would say it
             said = str(getattr(error, "detail", "") or error) or type(error).__name__
@@ -154,5 +154,5 @@ class Keeper:
 
     def _lives(self) -> bool:
         """Does an agent of the tree, or who supervises its root?"""
-        everyone = roster.find("", self._folder, roster.state_directory())
+        everyone = registry.find("", self._folder, registry.state_directory())
         return any(agent.alive or agent.supervised for agent in everyone if agent.root == self._session)

@@ -23,8 +23,8 @@ from quine.archive.upload import RESULTS, Copies
 from quine.base import dirs
 from quine.base.errors import LOST, Failure
 from quine.files.tier import BLOCK, Entry, Tier
-from quine.jobs import roster
-from quine.jobs.roster import Agent
+from quine.jobs import registry
+from quine.jobs.registry import Agent
 from quine.tape import reader as tapes
 from transport.wire import quickjson
 
@@ -68,7 +68,7 @@ def find(text: str) -> list[Agent]:
 
 
 def _found(there: Path, text: str) -> list[Agent]:
-    found = roster.find(text, str(there))
+    found = registry.find(text, str(there))
     # Whose word that is we do not know: no process of this machine is meant by it.
     return [agent._replace(kept=True, pid=0, started=0, boot="", supervisor=0) for agent in found]
 
@@ -121,7 +121,7 @@ def save(folder: Path, session: str) -> tuple[int, str]:
     root = tapes.find(folder, session).root if session else ""
     try:
         tier = store()
-        return Copies(tier, str(folder), roster.state_directory(), root).round(), tier.url
+        return Copies(tier, str(folder), registry.state_directory(), root).round(), tier.url
     except OSError as error:
         raise _failed(error) from None
 

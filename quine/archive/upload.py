@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from quine.agent.session import is_session
 from quine.archive.policy import PLACE
 from quine.files.tier import BLOCK, Tier
-from quine.jobs import roster
+from quine.jobs import registry
 from quine.tape.index import ends
 
 RECORD = "job"
@@ -69,7 +69,7 @@ class Copies:
                     yield directory
 
     def _parent(self, job: str) -> str:
-        if job not in self._parents and (facts := roster.record(f"{self._folder}/jobs/{job}")):
+        if job not in self._parents and (facts := registry.record(f"{self._folder}/jobs/{job}")):
             self._parents[job] = str(facts.get("parent") or "")
         return self._parents.get(job, "")
 

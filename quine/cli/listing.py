@@ -1,7 +1,7 @@
 """`quine ps`: the agents and jobs that run on this machine, and with --all those that ended; here and on hosts.
 
 Laws
-1. Standard library only. What is shown of an agent is its verdict (quine/jobs/roster.py) and what lives
+1. Standard library only. What is shown of an agent is its verdict (quine/jobs/registry.py) and what lives
    (quine/jobs/census.py).
 2. What a tape or a host tells is foreign: control characters are shown, never obeyed.
 """
@@ -13,8 +13,8 @@ import os
 import time
 
 from quine.base.errors import NOT_STARTED, OK
-from quine.jobs import roster
-from quine.jobs.roster import ALIVE, Agent
+from quine.jobs import registry
+from quine.jobs.registry import ALIVE, Agent
 from transport.wire import quickjson
 
 TYPE_CHECKING = False
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from quine.jobs.census import Living
-    from quine.jobs.elsewhere import Silent
+    from quine.jobs.remote import Silent
     from transport.errors import Refused
     from transport.status import Status
 
@@ -58,9 +58,9 @@ def ps(folders: tuple[str, ...], values: dict[str, object]) -> int:
 
 def _tell(silent: list[Silent]) -> None:
     if silent:
-        from quine.jobs import elsewhere
+        from quine.jobs import remote
 
-        elsewhere.tell(silent)
+        remote.tell(silent)
 
 
 def _steady(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -75,30 +75,30 @@ def _listed(folders: tuple[str, ...], values: dict[str, object]) -> tuple[list[d
     silent: list[Silent] = []
 
     def mute(refused: Refused) -> None:
-        from quine.jobs.elsewhere import Silent
+        from quine.jobs.remote import Silent
 
         silent.append(Silent("", refused.detail, refused.hint))
 
     living = census.look(folders, mute)
     # What a host tells is held against all that is known here.
     over = bool(values.get("all")) or values.get("on", "local") != "local"
-    agents = census.merge(roster.everyone(*folders, over=over), living)
+    agents = census.merge(registry.everyone(*folders, over=over), living)
     seen = [(agent, agent.verdict()) for agent in sorted(agents, key=lambda agent: agent.begun)]
     running = {agent.id for agent, end in seen if end.state in ALIVE}
     carried = {one.agent.id: one for one in living}
     facts = [_facts(agent, end, running, carried.get(agent.id)) for agent, end in seen]
     if values.get("on", "local") != "local":
-        from quine.jobs import elsewhere
+        from quine.jobs import remote
 
         # What lives here is known better here; of what is lost here, the host may know more.
         mine = {fact["id"] for fact in facts if fact["state"] not in ("unknown", "lost")}
-        there, others = elsewhere.listed(elsewhere.hosts(str(values["on"]), values), values)
+        there, others = remote.listed(remote.hosts(str(values["on"]), values), values)
         silent += others
         stopped = {fact["id"] for fact in there if fact["state"] == "stopped"}
         for fact in facts:
             if fact["id"] in stopped and fact["state"] == "running":
                 fact["state"] = "stopped"  # of a process over there only its host knows that
-        facts = elsewhere.once(facts + [fact for fact in there if fact["id"] not in mine])
+        facts = remote.once(facts + [fact for fact in there if fact["id"] not in mine])
     return facts if values.get("all") else [fact for fact in facts if fact["state"] in ALIVE], silent
 
 

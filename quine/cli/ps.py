@@ -2,12 +2,12 @@
 
 Laws
 1. Standard library only: these are called in loops. Options may stand before and after the ids.
-2. Nothing is done to a pid: who is waited for or signalled is held by a pidfd (quine/jobs/roster.py), or by its
+2. Nothing is done to a pid: who is waited for or signalled is held by a pidfd (quine/jobs/registry.py), or by its
    supervisor.
 3. All ids are known before anything is done, or nothing is done: an unknown or an ambiguous one is exit 2, one that a
    host may have which cannot be asked is 69.
 4. What is not here is looked for on the hosts of the inventory; the verb is then run over there
-   (quine/jobs/elsewhere.py).
+   (quine/jobs/remote.py).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import time
 from quine.base import procs
 from quine.base.errors import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
 from quine.cli.options import parse_around, rows, usage
-from quine.jobs import roster
-from quine.jobs.roster import Agent
+from quine.jobs import registry
+from quine.jobs.registry import Agent
 from transport.status import Status, signal_name, signal_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quine.jobs.elsewhere import Remote
+    from quine.jobs.remote import Remote
 
 WRITTEN = 0.5  # seconds for its parent to write down how a child ended, after it has reaped it
 WAKING = (signal.SIGTERM, signal.SIGHUP)  # a stopped process takes them when it goes on, so it is let go on
@@ -65,7 +65,7 @@ def main(verb: str, words: list[str]) -> int:
 def _folders(values: dict[str, object]) -> tuple[str, ...]:
     """Where tapes are, and where detached jobs are."""
     named = str(values.get("data_dir") or os.environ.get("QUINE_DATA_DIR") or ".quine")
-    folder, state = os.path.expanduser(named), roster.state_directory()
+    folder, state = os.path.expanduser(named), registry.state_directory()
     try:
         same = os.path.realpath(folder) == os.path.realpath(state)
     except OSError:
@@ -76,13 +76,13 @@ def _folders(values: dict[str, object]) -> tuple[str, ...]:
 def _face(verb: str, job: Agent | Remote, values: dict[str, object]) -> int:
     """logs or attach, here or over there."""
     if not isinstance(job, Agent):
-        from quine.jobs import elsewhere
+        from quine.jobs import remote
 
         words = [verb]
         for name in ("from", "offset", "follow", "stderr", "both", "stdin"):
             if name in values:
                 words.append(f"--{name}" if values[name] is True else f"--{name}={values[name]}")
-        return elsewhere.show(words, job, values)
+        return remote.show(words, job, values)
     from quine.cli import run
     from quine.jobs import attach
 
@@ -113,11 +113,11 @@ def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, objec
         len(found) == 1 and isinstance(found[0], Agent) and found[0].supervisor and not found[0].known_here
     )
     if (not found or strange) and _may_be_an_id(text) and where != "local":
-        from quine.jobs import elsewhere
+        from quine.jobs import remote
 
         try:
-            found = [*elsewhere.find(text, where, values, verb in ("wait", "logs"))] or found
-        except elsewhere.NotAsked as silent:
+            found = [*remote.find(text, where, values, verb in ("wait", "logs"))] or found
+        except remote.NotAsked as silent:
             silent.hint = f"try again when it can be reached, or name the host: quine {verb} --on HOST {text}"
             away = away or silent
     if len(found) == 1:
@@ -130,7 +130,7 @@ def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, objec
     if away:
         raise away
     near = sorted(
-        roster.everyone(*folders), key=lambda agent: (_common(agent.id, text), agent.begun), reverse=True
+        registry.everyone(*folders), key=lambda agent: (_common(agent.id, text), agent.begun), reverse=True
     )
     hint = f"known are {', '.join(agent.id for agent in near[:3])}{', …' if len(near) > 3 else ''}"
     detail, cure = _asked(text, where, values)
@@ -143,22 +143,22 @@ def _asked(text: str, where: str, values: dict[str, object]) -> tuple[str, str]:
         return "", ""
     if not _may_be_an_id(text):
         return "", "; an id has only the digits 0-9 and a-f, so no host was asked"
-    from quine.jobs import elsewhere
+    from quine.jobs import remote
 
-    names = elsewhere.hosts(where, values)
+    names = remote.hosts(where, values)
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return f"; all hosts that were asked have answered: {shown}" if names else "", ""
 
 
 def _adrift(agent: Agent) -> str:
     """Where an agent was detached that is lost here, "" for any other: it may still run there."""
-    on = roster.record(agent.directory).get("on") if agent.directory else None
+    on = registry.record(agent.directory).get("on") if agent.directory else None
     return on if isinstance(on, str) and agent.verdict().state == "lost" else ""
 
 
 def _here(folders: tuple[str, ...], text: str) -> list[Agent]:
     """Those of this machine: found by their tapes, or alive with tapes in another directory, or none here."""
-    found = roster.find(text, *folders)
+    found = registry.find(text, *folders)
     if _may_be_an_id(text) and (not found or any(agent.verdict().state == "unknown" for agent in found)):
         from quine.jobs import census
 
@@ -212,10 +212,10 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str
     status = OK
     for job in jobs:
         if not isinstance(job, Agent):
-            from quine.jobs import elsewhere
+            from quine.jobs import remote
 
             left = max(0.0, deadline - time.monotonic())
-            status = elsewhere.call(
+            status = remote.call(
                 ["wait", f"--timeout={left}"] if left < procs.LONGEST else ["wait"], job, values
             )
             if status == DEADLINE and time.monotonic() >= deadline:
@@ -235,7 +235,7 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str
                 return DEADLINE
             job = over
         else:
-            job = roster.fresh(job, *folders)  # when the wait began its tape did not tell the end
+            job = registry.fresh(job, *folders)  # when the wait began its tape did not tell the end
         end = _end(job)
         status = end.code
         if end.state not in ("exited", "signaled"):
@@ -263,7 +263,7 @@ def _bringer(agents: list[Agent], values: dict[str, object]) -> Callable[[Agent 
         status = Status("exited", code)
         if isinstance(job, Agent):
             host, out = "local", verb_there(stage.out, "local", values)
-            out.cwd = str(roster.record(job.directory).get("cwd"))
+            out.cwd = str(registry.record(job.directory).get("cwd"))
             if os.path.realpath(out.cwd) == os.path.realpath(os.getcwd()):
                 return code  # all of it is here
         else:
@@ -331,9 +331,9 @@ def _kill(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
     status = OK
     for agent in jobs:
         if not isinstance(agent, Agent):
-            from quine.jobs import elsewhere
+            from quine.jobs import remote
 
-            status = elsewhere.call(["kill", "-s", name], agent, values) or status
+            status = remote.call(["kill", "-s", name], agent, values) or status
             continue
         fd = agent.hold()
         if fd >= 0 and agent.supervised and number:
@@ -344,10 +344,10 @@ def _kill(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
                 continue
             fd = agent.hold()
         if fd < 0 and (on := _adrift(agent)):
-            from quine.jobs import elsewhere
+            from quine.jobs import remote
 
-            if there := elsewhere.running(agent.id, on, values):
-                status = elsewhere.call(["kill", "-s", name], there, values) or status
+            if there := remote.running(agent.id, on, values):
+                status = remote.call(["kill", "-s", name], there, values) or status
                 continue
         if fd < 0:
             complain(f"{agent.id}: {'it has ended' if agent.known_here else 'its process is not known here'}")

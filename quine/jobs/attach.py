@@ -17,8 +17,8 @@ import time
 
 from quine.base import procs
 from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured, write_all
-from quine.jobs import roster
-from quine.jobs.roster import Agent
+from quine.jobs import registry
+from quine.jobs.registry import Agent
 from transport.client.output import Output
 from transport.detached import control
 from transport.errors import ProtocolError
@@ -67,7 +67,7 @@ def attach(agent: Agent, values: dict[str, object]) -> Status:
         _check_started(agent)
         hint = f"quine logs --follow {agent.id}" if agent.directory else f"quine tape show {agent.id}"
         raise Failure(FAILED, f"{agent.id} is not detached", hint)
-    if values.get("stdin") and not roster.record(agent.directory).get("stdin"):
+    if values.get("stdin") and not registry.record(agent.directory).get("stdin"):
         raise Misconfigured(f"the stdin of {agent.id} is not open", "it is for a job detached with --stdin")
     with contextlib.ExitStack() as stack:
         names = [os.path.join(agent.directory, name) for name in ("stdout", "stderr")]

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from quine.agent.session import is_session
 from quine.base import procs
 from quine.base.errors import complain
-from quine.jobs import roster
-from quine.jobs.roster import Agent
+from quine.jobs import registry
+from quine.jobs.registry import Agent
 from quine.tape.index import Index
 from transport import address
 from transport.errors import Refused
@@ -71,7 +71,7 @@ def _agents(folders: tuple[str, ...]) -> list[Living]:
         if folder in known:
             continue
         index = indexes.get(folder) or indexes.setdefault(folder, Index(folder))
-        agent = roster.load(index, index.lives(session)[0])
+        agent = registry.load(index, index.lives(session)[0])
         # A reader has a tape open, too; its writer is named in it.
         if agent and agent.pid == pid and agent.alive:
             found.append(Living(agent, "running", "agent"))
@@ -187,8 +187,8 @@ def _living(facts: dict[str, Any], pid: object, kind: str) -> Living | None:
         host=str(facts.get("host") or "local"),
         pid=process.pid,
         started=process.started,
-        boot=roster.boot_id(),
-        begun=now - roster.number(facts.get("seconds")),
+        boot=registry.boot_id(),
+        begun=now - registry.number(facts.get("seconds")),
         last=now,
         parent="",
         root=str(facts.get("tree", "")),
@@ -199,4 +199,4 @@ def _living(facts: dict[str, Any], pid: object, kind: str) -> Living | None:
     state = str(facts.get("state", "running"))
     if state == "running" and process.state == "T":
         state = "stopped"
-    return Living(agent, state, kind, roster.number(facts.get("down")))
+    return Living(agent, state, kind, registry.number(facts.get("down")))

@@ -24,7 +24,7 @@ from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, Not
 from quine.cli.options import TABLE, environment, limits
 from quine.cli.run import caller, leave, services, show, starting_directory
 from quine.files.place import GIVE_STORE, GONE, NO_ORIGIN
-from quine.jobs.roster import state_directory
+from quine.jobs.registry import state_directory
 from transport import address
 from transport.detached import supervisor
 from transport.job import inherit
@@ -131,11 +131,11 @@ def _start(
     facts: dict[str, object],
     mission: str = "",
 ) -> int:
-    from quine.jobs import durable
+    from quine.jobs import logind
     from transport import rlimits
 
-    durable.secure([] if values.get("file") == "-" else _again(job))  # what stdin said is not said twice
-    env.pop(durable.MOVED, None)
+    logind.secure([] if values.get("file") == "-" else _again(job))  # what stdin said is not said twice
+    env.pop(logind.MOVED, None)
     inherit.hold_standard_streams()
     keep = _kept()
     if not keep:

@@ -278,11 +278,11 @@ def _reach_again(host: str, values: dict[str, object]) -> None:
     """Have a node of this machine come to `host`, which then ends the jobs of one that was killed."""
     from contextlib import suppress
 
-    from quine.jobs import elsewhere
+    from quine.jobs import remote
     from transport.errors import Refused
 
     with suppress(Refused):
-        elsewhere.ask(["ps"], [host], values, AGAIN)
+        remote.ask(["ps"], [host], values, AGAIN)
 
 
 def _keeps(settings: Settings, environ: Mapping[str, str]) -> Callable[[Life], None]:

@@ -246,12 +246,12 @@ def _fill(
 
 def _go(job: str) -> tuple[str, str]:
     """Be in the directory of a detached job: that, and why it cannot be. One left empty is gone with its job."""
-    from quine.jobs import roster
+    from quine.jobs import registry
 
-    state = roster.state_directory()
-    if len(found := roster.find(job, state)) == 1:
+    state = registry.state_directory()
+    if len(found := registry.find(job, state)) == 1:
         job = found[0].id  # its beginning is enough, as for any verb
-    place = roster.record(os.path.join(state, "jobs", job)).get("cwd")
+    place = registry.record(os.path.join(state, "jobs", job)).get("cwd")
     if not isinstance(place, str):
         return "", f"{job} is not detached, or forgotten"
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quine.base import procs
-from quine.jobs import roster
+from quine.jobs import registry
 from quine.tape.index import Index
 from quine.tape.reader import find
 from quine.tape.render import text_of, unreadable
@@ -55,7 +55,7 @@ def follow(folder: Path, session: str = "") -> Iterator[str]:
 def _held(folder: Path, session: str) -> list[int]:
     """Pidfds of the process that lives this session now; none where it is over, or not of this machine."""
     first = Index(str(folder)).lives(session)[0]
-    found = roster.find(first, str(folder), roster.state_directory())
+    found = registry.find(first, str(folder), registry.state_directory())
     return [fd for agent in found if agent.session == session for fd in agent.holds()]
 
 

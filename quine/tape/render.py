@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from quine.base.errors import FAILED, Failure
 from quine.base.text import plain, table
-from quine.jobs import roster
-from quine.jobs.roster import Agent
+from quine.jobs import registry
+from quine.jobs.registry import Agent
 from quine.tape.reader import Session, brief, find, moment
 from quine.tape.reader import tree as sessions_of
 from quine.tape.writer import entries
@@ -69,7 +69,7 @@ def _nodes(folder: Path, session: str) -> list[_Node]:
     root = mine[0].root if mine else ""
     agents = {
         agent.session: agent
-        for agent in roster.find("", str(folder), roster.state_directory())
+        for agent in registry.find("", str(folder), registry.state_directory())
         if agent.root == root
     }
     nodes = [_node(one, agents.get(one.id)) for one in mine]

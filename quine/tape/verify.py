@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from quine.agent.session import is_session
 from quine.base.errors import Misconfigured
 from quine.base.text import plain
-from quine.jobs import roster
+from quine.jobs import registry
 from quine.tape.index import Index
 from quine.tape.reader import files
 from quine.tape.writer import digest, parse, seal_holds
@@ -216,5 +216,5 @@ def _runs(path: Path, index: Index | None) -> bool:
     if not is_session(session):
         return False
     index = index or Index(str(path.parent))
-    agent = roster.load(index, index.lives(session)[0])
+    agent = registry.load(index, index.lives(session)[0])
     return agent is not None and agent.session == session and agent.alive

@@ -24,7 +24,7 @@ from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, c
 from quine.base.text import plain
 from quine.cli.options import find_inventory
 from quine.jobs.detach import verb_there
-from quine.jobs.roster import ALIVE
+from quine.jobs.registry import ALIVE
 from quine.tape.reader import HUGE
 from transport.client import client
 from transport.errors import Refused
