@@ -30,7 +30,7 @@ from quine.providers.gemini import GeminiDialect
 from quine.providers.http import _fed, _parse
 from quine.providers.relay import RelayGuest
 from quine.providers.responses import ResponsesDialect
-from quine.remote import origin
+from quine.remote import handlers
 from quine.tape import cost, reader, render, requests, verify
 from quine.tape.writer import FileSink, Tape
 from tests.fuzz import VOLUME, Target, bombard, of_bytes, of_json, of_lines, pieces
@@ -164,7 +164,7 @@ def services(life: Life, tmp_path: Path) -> Iterator[dict[str, Any]]:
     data = tmp_path / "data"
     environ = {"QUINE_API_TYPE": "script", "QUINE_API_BASE": str(script), "QUINE_DATA_DIR": str(data)}
     ledger = Ledger.create(life.limits)
-    yield origin.services(life, ledger, environ)
+    yield handlers.services(life, ledger, environ)
     os.close(ledger.fd)
 
 

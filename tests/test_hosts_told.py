@@ -16,7 +16,7 @@ from deploy import hostlist
 from deploy.inventory import Host, Inventory
 from quine.agent import prompt
 from quine.agent.session import Life, new_session
-from quine.remote import reach_service
+from quine.remote import hosts_service
 from tests.agents import OK, QUINE, Agents, call, says, sh
 from tests.lab import Lab
 from tests.support.remote_agents import environment, results, tapes, warm
@@ -264,9 +264,9 @@ def test_a_job_hears_of_the_hosts_within_its_reach(
     body = json.dumps({"host": asked} if asked else {}).encode()
     if names is None:
         with pytest.raises(RequestError, match="not a host of this job"):
-            reach_service.answer(body, host, inventory, None)
+            hosts_service.answer(body, host, inventory, None)
         return
-    found = json.loads(reach_service.answer(body, host, inventory, None))
+    found = json.loads(hosts_service.answer(body, host, inventory, None))
     assert "".join(entry["name"] for entry in found) == names
     assert [entry["name"] for entry in found if entry.get("here")] == (
         [asked or host] if names and host else []
@@ -276,7 +276,7 @@ def test_a_job_hears_of_the_hosts_within_its_reach(
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"host": 1}', b'{"host": "a", "x": 1}', b"\xff"])
 def test_a_request_for_hosts_is_read_strictly(inventory: str, body: bytes) -> None:
     with pytest.raises(RequestError):
-        reach_service.answer(body, "a", inventory, None)
+        hosts_service.answer(body, "a", inventory, None)
 
 
 def test_a_face_on_the_way_asks_for_the_host_of_its_job() -> None:
@@ -287,7 +287,7 @@ def test_a_face_on_the_way_asks_for_the_host_of_its_job() -> None:
         return b"[]"
 
     for host, body in (("b", b"{}"), ("b", b'{"host": "c"}'), ("", b"{}")):
-        reach_service.answer(body, host, None, ask)
+        hosts_service.answer(body, host, None, ask)
     assert sent == [("hosts", b'{"host":"b"}'), ("hosts", b'{"host":"c"}'), ("hosts", b"{}")]
 
 

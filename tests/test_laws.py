@@ -40,10 +40,10 @@ IMPORTERS = {
     "s3fs": {"quine/files/stores/object/s3.py"},
     "pydantic": {
         "deploy/inventory.py",
-        "quine/remote/arrivals.py",
+        "quine/remote/tape_receiver.py",
         "quine/providers/chat.py",
         "quine/providers/reading.py",
-        "quine/remote/origin.py",
+        "quine/remote/handlers.py",
     },
 }
 NEVER = {"pickle", "marshal", "shelve", "dill"}  # data from elsewhere is parsed, not revived

@@ -28,7 +28,7 @@ from quine.providers.base import (
     Usage,
 )
 from quine.providers.relay import RelayGuest
-from quine.remote import origin
+from quine.remote import handlers
 from quine.tape.writer import RelaySink, Tape, digest, read
 from tests.fuzz import peak
 from transport.errors import RequestError
@@ -57,7 +57,7 @@ def services(life: Life, ledger: Ledger, tmp_path: Path) -> Services:
         "QUINE_API_BASE": str(script),
         "QUINE_DATA_DIR": str(tmp_path / "data"),
     }
-    return origin.services(life, ledger, environ)
+    return handlers.services(life, ledger, environ)
 
 
 def ask(services: Services) -> Any:
@@ -84,7 +84,7 @@ def test_the_age_of_a_tree_goes_across(life: Life, tmp_path: Path) -> None:
     ledger = Ledger.create(life.limits, begun=personas.now() - 50_000_000_000)
     try:
         environ = {"QUINE_API_TYPE": "script", "QUINE_API_BASE": "/dev/null", "QUINE_DATA_DIR": str(tmp_path)}
-        told = Life.from_json(json.loads(origin.services(life, ledger, environ)["life"](b"")))
+        told = Life.from_json(json.loads(handlers.services(life, ledger, environ)["life"](b"")))
         assert 50 <= told.age < 50 + 60
     finally:
         os.close(ledger.fd)
@@ -307,7 +307,7 @@ def test_blocks_of_a_provider_come_back_only_where_they_came_from(
     }
     cloned = Message("assistant", "old", raw={"anthropic": [{"signature": "s0"}]})
     life = life._replace(context=(cloned,))
-    guest = RelayGuest(ask(origin.services(life, ledger, environ, None, notes.append)))
+    guest = RelayGuest(ask(handlers.services(life, ledger, environ, None, notes.append)))
     request = Request([cloned], TOOLS, life.session)
     reply = guest.infer(request).message
     forged = [
@@ -349,7 +349,7 @@ def test_brackets_are_not_worth_their_memory(services: Services, life: Life) -> 
 
 def between(services: Services, life: Life, ledger: Ledger) -> Services:
     """The face of a child of `life`, with that one's origin."""
-    return origin.between(life, ledger, ask(services))
+    return handlers.between(life, ledger, ask(services))
 
 
 def test_a_face_on_the_way_passes_on_what_is_its_childs(
@@ -382,7 +382,7 @@ def test_a_face_on_the_way_passes_on_what_is_its_childs(
 
 def test_no_secret_goes_out(life: Life, ledger: Ledger, tmp_path: Path) -> None:
     environ = {"OPENAI_API_KEY": "canary-0123456789", "QUINE_MODEL_ID": "m", "QUINE_DATA_DIR": str(tmp_path)}
-    services = origin.services(life, ledger, environ)
+    services = handlers.services(life, ledger, environ)
     assert b"canary" not in services["life"](b"")
 
 

@@ -24,7 +24,7 @@ from quine.agent.signals import Signals
 from quine.base import procs
 from quine.base.errors import Failure
 from quine.jobs import detach
-from quine.remote import arrivals
+from quine.remote import tape_receiver
 from tests.agents import OK, Agents, call, says
 from transport.errors import RequestError
 
@@ -164,7 +164,7 @@ def test_bytes_of_tapes_that_come_at_one_time_are_all_counted(monkeypatch: pytes
     refused: list[str] = []
 
     def take(put: Callable[[list[bytes]], None], line: bytes) -> None:
-        tape: Any = arrivals._Arriving(SimpleNamespace(put=put, close=lambda: None), 0)  # type: ignore[arg-type]
+        tape: Any = tape_receiver._Arriving(SimpleNamespace(put=put, close=lambda: None), 0)  # type: ignore[arg-type]
         try:
             both._take(tape, [SimpleNamespace(seq=0, prev="")], [line])  # type: ignore[list-item]
         except RequestError as error:
@@ -173,8 +173,8 @@ def test_bytes_of_tapes_that_come_at_one_time_are_all_counted(monkeypatch: pytes
     def full(_: list[bytes]) -> None:
         raise Failure(74, "no space left on device")
 
-    monkeypatch.setattr(arrivals, "MAX_TAPES", 100)
-    both = arrivals.Arrivals(SimpleNamespace(session="s"), lambda _: None)  # type: ignore[arg-type, return-value]
+    monkeypatch.setattr(tape_receiver, "MAX_TAPES", 100)
+    both = tape_receiver.Arrivals(SimpleNamespace(session="s"), lambda _: None)  # type: ignore[arg-type, return-value]
     take(full, b"x" * 59)
     take(lambda _: take(lambda _: None, b"y" * 59), b"x" * 59)  # the second comes while the first is written
     assert refused == ["tape: no space left on device", "tape: more than 100 bytes of one job"]

@@ -29,7 +29,7 @@ from quine.budget import metering
 from quine.cli.options import find_inventory
 from quine.providers.base import Guest
 from quine.providers.relay import RelayGuest
-from quine.remote import reach
+from quine.remote import allowed_hosts
 from quine.tape.writer import FileSink, RelaySink, Tape
 from transport.job import inherit
 from transport.wire import quickjson
@@ -79,7 +79,7 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
     try:
         if not assigned:
             with signals.calling_out():
-                life = life._replace(hosts=reach.at_start(inventory, ask))
+                life = life._replace(hosts=allowed_hosts.at_start(inventory, ask))
         held = _admitted(settings, life)
         if keeps:
             policy.begin(life.root, os.environ, policy.of_the_store(settings.secrets))

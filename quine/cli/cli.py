@@ -79,11 +79,11 @@ def hosts(
         action, where = "", action
     if _asks_origin(inventory):
         from quine.cli.visits import reachable
-        from quine.remote import reach
+        from quine.remote import allowed_hosts
 
         if action or where:
             raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
-        print(reachable(reach.from_origin()), end="")
+        print(reachable(allowed_hosts.from_origin()), end="")
         return OK
     known = _inventory(inventory)
     if known.path is None:
@@ -153,7 +153,7 @@ def _build(output: Path | None) -> int:
 
 def _asks_origin(inventory: Path | None) -> bool:
     from deploy.paths import find
-    from quine.remote.reach import asks_origin
+    from quine.remote.allowed_hosts import asks_origin
     from transport.job import inherit
 
     return asks_origin(inventory is not None, find(os.environ), inherit.read())

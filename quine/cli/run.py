@@ -100,8 +100,8 @@ def reach(context: dict[str, object]) -> Callable[[bytes, str], bytes]:
     """The answer to the request `hosts` of a job that is placed with `context`."""
 
     def made(body: bytes, host: str) -> bytes:
-        from quine.remote.reach import asker
-        from quine.remote.reach_service import answer
+        from quine.remote.allowed_hosts import asker
+        from quine.remote.hosts_service import answer
 
         inventory = context.get("inventory")
         path = inventory if isinstance(inventory, str) else None
@@ -218,7 +218,7 @@ def caller(values: dict[str, object]) -> dict[str, object]:
     `token` says that it is, or is part of, a job of this node: one from elsewhere has its origin place what it asks
     for. Somebody's own inventory on this machine is for plain jobs, and for who names it.
     """
-    from quine.remote.reach import asks_origin
+    from quine.remote.allowed_hosts import asks_origin
     from transport.job import inherit
 
     inventory, memo = find_inventory(values, os.environ), inherit.read()

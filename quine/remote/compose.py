@@ -392,7 +392,7 @@ def _services(
     from quine.agent.main import is_relayed
     from quine.cli.run import reach
     from quine.files import here
-    from quine.remote.reach import asker
+    from quine.remote.allowed_hosts import asker
     from transport.errors import RequestError
     from transport.job import inherit
 
@@ -408,13 +408,13 @@ def _services(
             if ended:
                 raise RequestError(f"{name}: the job has ended")
             if not made:
-                from quine.remote import origin
+                from quine.remote import handlers
 
                 more = (given.hosts, endings, masked)
                 if relayed and ledger:
-                    made.update(origin.between(life, ledger, asker(), spent, *more))
+                    made.update(handlers.between(life, ledger, asker(), spent, *more))
                 else:
-                    made.update(origin.services(life, ledger, environ, spent, _log(life, environ), *more))
+                    made.update(handlers.services(life, ledger, environ, spent, _log(life, environ), *more))
         return made[name](body)
 
     def end() -> None:

@@ -43,8 +43,8 @@ from quine.providers.base import (
     unheard,
 )
 from quine.providers.relay import error_to_json, spent_to_json
-from quine.remote import reach
-from quine.remote.arrivals import MAX_SESSIONS, Arrivals, Strict, parse
+from quine.remote import allowed_hosts
+from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals, Strict, parse
 from quine.tape.writer import FileSink, Mask, MaskedSink, RelaySink, Sink, digest
 from transport.errors import RequestError
 from transport.wire import quickjson
@@ -82,7 +82,7 @@ def _none() -> bytes:
 def _placed(life: Life, hosts: Callable[[], bytes]) -> Life:
     """The life with the hosts that it may use where it was placed. A clone knows those of its parent, and is told."""
     try:
-        listed = reach.checked(hosts())
+        listed = allowed_hosts.checked(hosts())
     except RequestError:
         listed = ""
     if life.context and life.hosts != listed:
