@@ -143,14 +143,14 @@ def dispatch(words: list[str]) -> int:
 
         return keep(words[2:])
     if verb == "tape":
-        from quine.cli.tape_command import main as tape
+        from quine.cli.tape import main as tape
 
         return tape(words[1:])
     if verb in options.UNBUILT:
         complain(f"not built yet: quine {verb}")
         return 2
     if verb in options.VERBS:
-        from quine.cli.cli import main as cli
+        from quine.cli.app import main as cli
 
         return cli(words)
     return agent(words)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from quine import __version__
-from quine.cli.tape_command import HELP
+from quine.cli.tape import HELP
 from quine.mount.mounts import lacking
 from tests.agents import OK, Agents, Started, says, sh
 from tests.provider import chat
@@ -352,7 +352,7 @@ def test_doctor_asks_the_agent(home: Path) -> None:
 
 
 def test_typing_a_verb_does_not_load_what_it_does_not_use(home: Path) -> None:
-    code = "import sys, quine.cli.cli; quine.cli.cli.main(['node', '--status']); print(*sorted(sys.modules))"
+    code = "import sys, quine.cli.app; quine.cli.app.main(['node', '--status']); print(*sorted(sys.modules))"
     env = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(home)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=120

@@ -20,7 +20,7 @@ from quine.agent.session import Life, Limits, new_session
 from quine.agent.tools import TOOLS
 from quine.base.errors import Failure
 from quine.budget.ledger import Ledger, Spent
-from quine.cli import listing
+from quine.cli import ps_table
 from quine.jobs import census, registry, remote
 from quine.providers import sse
 from quine.providers.anthropic import AnthropicDialect
@@ -129,7 +129,7 @@ def test_what_a_host_lists(capfd: pytest.CaptureFixture[str], monkeypatch: pytes
     def feed(data: bytes) -> None:
         asked.append(data)
         for values in ({"on": "h1", "all": True}, {"on": "h1", "all": True, "json": True}):
-            assert listing.ps((), values) == 0
+            assert ps_table.ps((), values) == 0
         out = capfd.readouterr().out
         assert "\x1b" not in out and len(out) < 10 * len(data) + 100_000
         if fact["id"] not in out:

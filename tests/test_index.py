@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quine.agent.session import new_session
-from quine.cli.tape_command import main as tape
+from quine.cli.tape import main as tape
 from quine.tape.index import BLOCK, Ends, Index, ends
 from quine.tape.reader import sessions
 from tests.agents import OK, QUINE, Agents, call, says, sh

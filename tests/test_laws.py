@@ -29,7 +29,7 @@ MAY_IMPORT = {"transport": {"transport"}, "deploy": {"transport", "deploy"}, "qu
 IMPORTERS = {
     "asyncssh": {"transport/carrier/ssh/ssh.py"},
     "httpx": {"quine/providers/http.py"},
-    "typer": {"quine/cli/cli.py"},
+    "typer": {"quine/cli/app.py"},
     "fsspec": {
         "quine/files/stores/azure.py",
         "quine/files/stores/foreign.py",
@@ -233,7 +233,7 @@ def loaded(*statements: str) -> set[str]:
         "quine.cli.options",
         "quine.agent.main",
         "quine.cli.ps",
-        "quine.cli.tape_command",
+        "quine.cli.tape",
         "quine.tape.render",
         "quine.tape.verify",
         "quine.files.cli.commands",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from quine.base.errors import Misconfigured
 from quine.cli.options import TABLE, UNBUILT, VERBS, rows
-from quine.cli.tape_command import HELP
+from quine.cli.tape import HELP
 from quine.files.cli import grammar
 
 # words that follow the verbs whose command line is not in the table

@@ -45,7 +45,7 @@ def main(verb: str, words: list[str]) -> int:
     if verb == "ps":
         if ids:
             raise Misconfigured("ps takes no id", "quine ps --all")
-        from quine.cli.listing import ps
+        from quine.cli.ps_table import ps
 
         return ps(folders, values)
     if verb == "kill" and values.get("list"):
