@@ -22,7 +22,7 @@ CIPHER = "aes128-gcm@openssh.com"
 # Run over there, as a part of a job: median milliseconds of one operation each.
 OPERATIONS = """
 import os, statistics, sys, time
-from quine.files.here import tier_here
+from quine.files.select import tier_here
 tier = tier_here(os.environ)
 
 def put(number):

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 from transport.wire import quickjson
 
 NAME = "quine-agent"
-POINT = "quine.files.python.fs:QuineFileSystem"  # an entry point that no other project has
+POINT = "quine.files.python.filesystem:QuineFileSystem"  # an entry point that no other project has
 
 
 def distribution() -> metadata.Distribution | None:

@@ -131,7 +131,7 @@ def dispatch(words: list[str]) -> int:
 
         return keep(words[3:])
     if verb == "fs":
-        from quine.files.cli.commands import main as fs
+        from quine.files.cli.main import main as fs
 
         return fs(words[1:])
     if verb == "node" and {"--dial", "--ready-fd"} & set(words):

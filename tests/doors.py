@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quine.files.wire.remote import Remote
+from quine.files.wire.client import Remote
 from tests.agents import until
 from transport.rpc.requests import Relay
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[1]
 PROGRAM = """import json, os, sys
 sys.path.insert(0, sys.argv[1])
-from quine.files.here import tier_here
+from quine.files.select import tier_here
 tier = tier_here()
 verb, path = sys.argv[2], sys.argv[3]
 if verb == "put":
@@ -220,11 +220,11 @@ def test_a_plain_run_pays_nothing_for_files(lab: Lab) -> None:
         }
 
     found = modules("run", "--on", "h1", "--", "true")
-    assert "quine.files.here" in found
+    assert "quine.files.select" in found
     assert not found & {
-        "quine.files.wire.service",
-        "quine.files.stores.open",
-        "quine.files.tier",
+        "quine.files.wire.server",
+        "quine.files.stores.registry",
+        "quine.files.api",
         "transport.rpc.incoming",
     }
     assert not imported_by(lab, "run", "--on", "h1", "--", *command("about", "")) & HEAVY

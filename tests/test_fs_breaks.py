@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.tier import BLOCK, Tier, Unsure
+from quine.files.api import BLOCK, Tier, Unsure
 from tests import breaks, doors
 from tests.agents import until
 from tests.breaks import CUTS, LONG
@@ -138,7 +138,7 @@ def test_readers_see_one_version_whatever_is_cut(
 
 WRITER = """import sys
 sys.path.insert(0, sys.argv[1])
-from quine.files.here import tier_here
+from quine.files.select import tier_here
 from tests.tiers import marked
 tier, data = tier_here(), marked("new", 20_000_000)
 put = 0
@@ -205,7 +205,7 @@ def test_killed_while_it_puts(victim: str, own_lab: Callable[..., Lab], tmp_path
     until(lambda: not lab.jobs(), 90)
     if victim != "face":
         assert hidden(root) == []  # it has dropped the part before it left
-    from quine.files.stores.open import open_store
+    from quine.files.stores.registry import open_store
 
     def swept() -> bool:
         put(open_store(f"origin:{root}", {}, ""), "g", b"after")  # which sweeps what nobody holds any more

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.cli import shown
-from quine.files.cli.commands import perform
-from quine.files.cli.grammar import COMMANDS, OPTIONS, parse, usage
-from quine.files.stores.object import object_io
-from quine.files.stores.object.s3 import Found
-from quine.files.tier import Entry
+from quine.files.api import Entry
+from quine.files.cli import output
+from quine.files.cli.main import perform
+from quine.files.cli.options import COMMANDS, OPTIONS, parse, usage
+from quine.files.stores.object import io
+from quine.files.stores.object.client import Found
 from tests.agents import QUINE, until
 from tests.screen import Screen
 from tests.shelf import HOSTILE, Shelf, fill, many, snapshot
@@ -646,28 +646,28 @@ def test_a_terminal_sees_names_that_do_it_no_harm_and_how_far_it_is(shelf: Shelf
 
 def test_sizes_for_people() -> None:
     sizes = [
-        shown.human_size(size) for size in (0, 999, 1000, 4096, 1536 * 1024, 999 * 1024, 5 << 30, 3 << 60)
+        output.human_size(size) for size in (0, 999, 1000, 4096, 1536 * 1024, 999 * 1024, 5 << 30, 3 << 60)
     ]
     assert sizes == ["0", "999", "1.0K", "4.0K", "1.5M", "999K", "5.0G", "3.0E"]
 
 
 @pytest.mark.parametrize("mtime", [1e18, -1e18, float("nan"), float("inf")])
 def test_a_time_that_no_calendar_has(mtime: float) -> None:
-    assert shown.long(Entry("a", "file", mtime=mtime), False).split() == ["-rw-r--r--", "0", "-"]
-    assert "mtime:   -\n" in shown.details(Entry("a", "file", mtime=mtime))
+    assert output.long(Entry("a", "file", mtime=mtime), False).split() == ["-rw-r--r--", "0", "-"]
+    assert "mtime:   -\n" in output.details(Entry("a", "file", mtime=mtime))
     known = Found("a", 1, "x", 5.0, {"mtime": repr(mtime)})
-    assert object_io.mtime_of(known) == 5.0
-    assert object_io.mtime_of(known._replace(meta={"mtime": "7.5"})) == 7.5
+    assert io.mtime_of(known) == 5.0
+    assert io.mtime_of(known._replace(meta={"mtime": "7.5"})) == 7.5
 
 
 def test_a_directory_of_a_store_that_keeps_no_times() -> None:
-    line = shown.long(Entry("d", "directory", mode=0o755), False)
+    line = output.long(Entry("d", "directory", mode=0o755), False)
     assert line.split() == ["drwxr-xr-x", "0", "-"]
-    assert len(line) == len(shown.long(Entry("d", "directory", mtime=1e9), False))
+    assert len(line) == len(output.long(Entry("d", "directory", mtime=1e9), False))
 
 
 def test_names_for_people_and_programs() -> None:
-    assert shown.escaped("a\nb\udcff\x7fé") == "a\\nb\\xff\\x7fé"
-    assert shown.path_bytes("a\nb\udcff", False) == b"a\nb\xff"
-    line = shown.as_json(Entry("\udcff", "file"))
+    assert output.escaped("a\nb\udcff\x7fé") == "a\\nb\\xff\\x7fé"
+    assert output.path_bytes("a\nb\udcff", False) == b"a\nb\xff"
+    line = output.as_json(Entry("\udcff", "file"))
     assert json.loads(line)["path"] == "\udcff" and b"\\udcff" in line

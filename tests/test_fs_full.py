@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.cli import disk
-from quine.files.tier import BLOCK, Tier
+from quine.files.api import BLOCK, Tier
+from quine.files.cli import localfs
 from tests import doors
 from tests.lab import Lab
 from tests.tiers import put
@@ -39,7 +39,7 @@ def full(what: Callable[[], object]) -> None:
 
 
 def sent(tier: Tier, path: str, file: Path, size: int | None) -> None:
-    with disk.Source(str(file)) as source, tier.create(path, size=size) as writer:
+    with localfs.Source(str(file)) as source, tier.create(path, size=size) as writer:
         source.feed(writer, lambda _: None)
         writer.commit()
 
@@ -69,7 +69,7 @@ def test_a_disk_that_is_full_at_the_origin(lab: Lab, small: Path, tmp_path: Path
 
 
 def test_a_disk_that_is_full_where_it_comes_to(lab: Lab, small: Path, tmp_path: Path) -> None:
-    with doors.opened(lab, "h1", tmp_path / "fs") as door, disk.Folder(str(small)) as folder:
+    with doors.opened(lab, "h1", tmp_path / "fs") as door, localfs.Folder(str(small)) as folder:
         tier = door.tier()
         put(tier, "large", os.urandom(4 * SIZE))
         fits = os.urandom(3 * BLOCK)

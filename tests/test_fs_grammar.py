@@ -16,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.errors import Failure, Misconfigured
-from quine.files.cli import globs, listing
-from quine.files.cli.commands import Call
-from quine.files.cli.crew import Crew, Stopped
-from quine.files.cli.grammar import COMMANDS, OPTIONS, number, parse
-from quine.files.cli.putting import put
-from quine.files.stores.local.local import Local
+from quine.files.api import Entry, Writer, error
+from quine.files.cli import glob as globs
+from quine.files.cli import ls_find
+from quine.files.cli.main import Call
+from quine.files.cli.options import COMMANDS, OPTIONS, number, parse
+from quine.files.cli.pool import Crew, Stopped
+from quine.files.cli.put import put
+from quine.files.stores.local.store import Local
 from quine.files.stores.memory import Memory
-from quine.files.tier import Entry, Writer, error
 from tests.shelf import fill
 
 WORDS = st.one_of(
@@ -124,7 +125,7 @@ class Failing(Memory):
 
 def test_an_origin_that_is_gone_is_69() -> None:
     with pytest.raises(Failure) as caught:
-        listing.ls(Call("ls", {}, ["a", "b"], Failing(errno.ENOTCONN)))
+        ls_find.ls(Call("ls", {}, ["a", "b"], Failing(errno.ENOTCONN)))
     assert caught.value.status == 69 and "a: " in caught.value.detail
 
 

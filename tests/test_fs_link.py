@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.tier import BLOCK, Tier
-from quine.files.wire import words
+from quine.files.api import BLOCK, Tier
+from quine.files.wire import protocol
 from tests import doors
 from tests.doors import Door
 from tests.lab import Lab
@@ -220,15 +220,15 @@ def test_garbage_is_refused_and_harms_nobody(door: Door) -> None:
         b"",
         b"\xff" * 100,
         struct.pack("!I", 1 << 31),
-        words.word({"op": "get"}),
-        words.word({"op": "exec", "path": "x"}),
-        words.ask("put", path="f") + b"\xff" * 64,
-        words.ask("put", path="f") + words.mark(1 << 61),
-        words.ask("put", path="f") + words.mark(10) + b"x",
-        words.ask("get", path="../../etc/passwd"),
-        words.ask("get", path="/etc/passwd"),
-        words.ask("stat", path="a/\0"),
-        words.ask("rename", path="x", target="../../tmp/x"),
+        protocol.word({"op": "get"}),
+        protocol.word({"op": "exec", "path": "x"}),
+        protocol.ask("put", path="f") + b"\xff" * 64,
+        protocol.ask("put", path="f") + protocol.mark(1 << 61),
+        protocol.ask("put", path="f") + protocol.mark(10) + b"x",
+        protocol.ask("get", path="../../etc/passwd"),
+        protocol.ask("get", path="/etc/passwd"),
+        protocol.ask("stat", path="a/\0"),
+        protocol.ask("rename", path="x", target="../../tmp/x"),
         *(drawn.randbytes(drawn.choice((5, 500, 300_000))) for _ in range(20)),
     ]
     for body in said:
@@ -237,7 +237,7 @@ def test_garbage_is_refused_and_harms_nobody(door: Door) -> None:
             asked.end()
             told = b"".join(iter(lambda asked=asked: asked.read(1 << 16), b""))  # type: ignore[misc]
             with pytest.raises(OSError):
-                words.check(words.heard(io.BytesIO(told).read, 1 << 20))
+                protocol.check(protocol.heard(io.BytesIO(told).read, 1 << 20))
     relay.close()
     door.settled()
     tier = door.tier()

@@ -31,10 +31,10 @@ from fsspec.tests.abstract.put import AbstractPutTests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quine.files.python.fs import QuineFileSystem
-from quine.files.stores.local.local import Local
+from quine.files.api import Reader, Tier
+from quine.files.python.filesystem import QuineFileSystem
+from quine.files.stores.local.store import Local
 from quine.files.stores.memory import Memory
-from quine.files.tier import Reader, Tier
 from tests.lab import Lab
 
 

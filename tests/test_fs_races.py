@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from quine.files.cli import disk
-from quine.files.cli.commands import Call
-from quine.files.cli.getting import get
-from quine.files.cli.putting import put
+from quine.files.cli import localfs
+from quine.files.cli.get import get
+from quine.files.cli.main import Call
+from quine.files.cli.put import put
 from quine.files.cli.sync import sync
 from quine.files.stores.memory import Memory, forget
 from tests.tiers import below
@@ -45,9 +45,9 @@ def exchanged(tree: Path, what: str) -> None:
 def test_what_was_found_and_is_a_link_now_is_not_put(
     tier: Memory, tree: Path, how: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    walk = disk.walk
+    walk = localfs.walk
 
-    def swapping(*args: Any, **more: Any) -> Iterator[disk.Found]:
+    def swapping(*args: Any, **more: Any) -> Iterator[localfs.Found]:
         for found in walk(*args, **more):
             if found.path == "d/f":
                 exchanged(tree, what)
@@ -55,7 +55,7 @@ def test_what_was_found_and_is_a_link_now_is_not_put(
 
     if how == "checksum":
         keep(tier, "t/d/f", b"four", mtime=1.0)
-    monkeypatch.setattr(disk, "walk", swapping)
+    monkeypatch.setattr(localfs, "walk", swapping)
     if how == "put":
         status = put(Call("put", {"recursive": True, "jobs": "1"}, [str(tree), "t"], tier))
     else:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
-from quine.files.cli.crew import failure
-from quine.files.stores.local.local import Local
-from quine.files.tier import BLOCK, Entry, Reader, Tier, Unsure, Writer, pour, stale
-from quine.files.wire import remote, service, words
-from quine.files.wire.remote import Remote
-from quine.files.wire.service import Service
+from quine.files.api import BLOCK, Entry, Reader, Tier, Unsure, Writer, pour, stale
+from quine.files.cli.pool import failure
+from quine.files.stores.local.store import Local
+from quine.files.wire import client, protocol, server
+from quine.files.wire.client import Remote
+from quine.files.wire.server import Service
 from tests import streams
 from tests.streams import Relay
 from transport.errors import RequestError
@@ -124,7 +124,7 @@ def test_a_list_is_read_as_it_comes_and_may_be_left(relay: Relay) -> None:
 
 # -- contents ----------------------------------------------------------------------------------------
 
-SIZES = (0, 1, remote.FULL - 1, remote.FULL, remote.FULL + 1, BLOCK, 3 * BLOCK + 17)
+SIZES = (0, 1, client.FULL - 1, client.FULL, client.FULL + 1, BLOCK, 3 * BLOCK + 17)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -142,7 +142,7 @@ def test_writes_of_every_size_are_one_file(tier: Remote, local: Local) -> None:
     drawn, whole = random.Random(2), bytearray()
     with tier.create("f") as writer:
         while len(whole) < 4 * BLOCK:
-            piece = drawn.randbytes(drawn.choice((1, 100, 70_000, remote.FULL, BLOCK + 1)))
+            piece = drawn.randbytes(drawn.choice((1, 100, 70_000, client.FULL, BLOCK + 1)))
             whole += piece
             writer.write(memoryview(piece) if drawn.random() < 0.5 else bytearray(piece))
         writer.commit()
@@ -168,7 +168,7 @@ def test_holes_are_not_sent(tier: Remote, local: Local, relay: Relay) -> None:
     assert os.stat(f"{local.root}/g").st_blocks * 512 < 1 << 20
 
 
-@pytest.mark.parametrize("size", (10, remote.LARGE - 1, remote.LARGE, 3 * BLOCK + 5))
+@pytest.mark.parametrize("size", (10, client.LARGE - 1, client.LARGE, 3 * BLOCK + 5))
 def test_descriptors_are_given_and_taken(size: int, tier: Remote, local: Local, tmp_path: Path) -> None:
     data = content(size + 7)
     (tmp_path / "here").write_bytes(data)
@@ -224,11 +224,11 @@ def test_what_is_not_committed_leaves_nothing(size: int, tier: Remote, local: Lo
 def test_who_dies_before_the_mark_has_put_nothing(local: Local, relay: Relay) -> None:
     """Even where the transport took his death for the end of the body."""
     for said in (
-        words.ask("put", path="f"),
-        words.ask("put", path="f") + words.mark(100) + b"x" * 50,
-        words.ask("put", path="f") + words.mark(10) + b"x" * 10,
-        words.ask("put", path="f") + words.mark(5, hole=True) + words.mark(0)[:-1],
-        words.ask("put", path="f")[:-3],
+        protocol.ask("put", path="f"),
+        protocol.ask("put", path="f") + protocol.mark(100) + b"x" * 50,
+        protocol.ask("put", path="f") + protocol.mark(10) + b"x" * 10,
+        protocol.ask("put", path="f") + protocol.mark(5, hole=True) + protocol.mark(0)[:-1],
+        protocol.ask("put", path="f")[:-3],
     ):
         asked = relay.stream("fs")
         asked.write(said)
@@ -240,7 +240,7 @@ def test_who_dies_before_the_mark_has_put_nothing(local: Local, relay: Relay) ->
 
 def test_nothing_may_follow_the_mark(local: Local, relay: Relay) -> None:
     asked = relay.stream("fs")
-    asked.write(words.ask("put", path="f") + words.mark(0) + b"x")
+    asked.write(protocol.ask("put", path="f") + protocol.mark(0) + b"x")
     asked.end()
     with pytest.raises(Exception, match="more bytes"):
         asked.read(1)
@@ -422,13 +422,13 @@ def test_a_store_that_cannot_be_opened_is_told_and_tried_again(
 
 def test_what_the_origin_says_is_checked(relay: Relay, tier: Remote) -> None:
     answers = [
-        b"", b"\0\0\0\2{}", b"\xff\xff\xff\xff", b"\0\0\0\5\"abc\"", words.word({"entry": ["../x", "f", 0, 0, 0, ""]}),
-        words.word({"entry": ["", "f", -1, 0, 0, ""]}),
-        words.word({"entries": [["", "d", 0, 0, 0, ""]], "more": False}),
-        words.word({"entries": [["../../etc", "d", 0, 0, 0, ""]], "more": False}), words.word({"errno": 7}),
-        words.word({"entry": ["", "g", 5, 0, 0, ""], "offset": 0, "length": 5, "holes": [[3, 9]]}),
-        words.word({"entry": ["", "f", 5, 0, 0, ""], "offset": 0, "length": 5}) + b"xx",
-        words.word({"url": 7}), words.word({"errno": "EIO", "text": "x"})[:-1],
+        b"", b"\0\0\0\2{}", b"\xff\xff\xff\xff", b"\0\0\0\5\"abc\"", protocol.word({"entry": ["../x", "f", 0, 0, 0, ""]}),
+        protocol.word({"entry": ["", "f", -1, 0, 0, ""]}),
+        protocol.word({"entries": [["", "d", 0, 0, 0, ""]], "more": False}),
+        protocol.word({"entries": [["../../etc", "d", 0, 0, 0, ""]], "more": False}), protocol.word({"errno": 7}),
+        protocol.word({"entry": ["", "g", 5, 0, 0, ""], "offset": 0, "length": 5, "holes": [[3, 9]]}),
+        protocol.word({"entry": ["", "f", 5, 0, 0, ""], "offset": 0, "length": 5}) + b"xx",
+        protocol.word({"url": 7}), protocol.word({"errno": "EIO", "text": "x"})[:-1],
     ]  # fmt: skip
     for answer in answers:
         relay.handler = lambda incoming, answer=answer: (incoming.read(1 << 20), incoming.write(answer))  # type: ignore[misc]
@@ -491,7 +491,7 @@ def test_the_store_is_opened_once(local: Local, relay: Relay, tier: Remote) -> N
         thread.start()
     for thread in threads:
         thread.join()
-    assert opened == [1] and service.LARGE <= BLOCK
+    assert opened == [1] and server.LARGE <= BLOCK
 
 
 def test_what_a_driver_raises_is_an_answer(local: Local, relay: Relay, tier: Remote) -> None:

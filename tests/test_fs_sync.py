@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.files.cli.commands import Call
-from quine.files.cli.likeness import same_time
+from quine.files.api import Entry, Reader, Writer
+from quine.files.cli.compare import same_time
+from quine.files.cli.main import Call
 from quine.files.cli.sync import sync
+from quine.files.exclusions import own
 from quine.files.layers.reserved import Unreserved
-from quine.files.own import own
-from quine.files.stores.local.local import Local
+from quine.files.stores.local.store import Local
 from quine.files.stores.memory import Memory
-from quine.files.tier import Entry, Reader, Writer
 from tests import tiers
 from tests.shelf import Shelf, fill, snapshot
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.cli.commands import Call
+from quine.files.api import Tier
+from quine.files.cli.main import Call
 from quine.files.cli.sync import sync
 from quine.files.layers.reserved import Unreserved
-from quine.files.stores.generic import Generic
-from quine.files.stores.object.objects import ObjectTier
-from quine.files.tier import Tier
+from quine.files.stores.fsspec_store import Generic
+from quine.files.stores.object.store import ObjectTier
 from tests import tiers
 from tests.shelf import Shelf, fill, snapshot
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.base.errors import Failure, Misconfigured
-from quine.files import names
-from quine.files.tier import Entry
-from quine.files.wire import words
-from quine.files.wire.words import Asked, Garbled
+from quine.files import paths as names
+from quine.files.api import Entry
+from quine.files.wire import protocol
+from quine.files.wire.protocol import Asked, Garbled
 from tests.fuzz import VOLUME, Target, bombard, of_bytes, of_json
 from transport.wire import quickjson
 
@@ -28,7 +28,7 @@ file_names = (
     .map(os.fsdecode)
 )
 paths = st.lists(file_names, min_size=1, max_size=4).map("/".join)
-sizes = st.integers(0, words.MOST)
+sizes = st.integers(0, protocol.MOST)
 times = st.floats(-(2.0**52), 2.0**52)
 entries = st.builds(
     Entry,
@@ -41,7 +41,7 @@ entries = st.builds(
 )
 
 
-def reader(data: bytes) -> words.Read:
+def reader(data: bytes) -> protocol.Read:
     return io.BytesIO(data).read
 
 
@@ -49,50 +49,52 @@ def reader(data: bytes) -> words.Read:
 def test_what_is_asked_arrives(
     path: str, target: str, flag: bool, size: int | None, mode: int | None, mtime: float | None
 ) -> None:
-    put = words.ask("put", path=path, if_absent=flag, size=size, mode=mode, mtime=mtime)
-    assert words.asked(reader(put)) == Asked("put", path, size=size, mode=mode, mtime=mtime, if_absent=flag)
-    get = words.ask("get", path=path, offset=size or 0, length=size)
-    assert words.asked(reader(get)) == Asked("get", path, offset=size or 0, length=size)
-    rename = words.ask("rename", path=path, target=target, if_absent=flag)
-    assert words.asked(reader(rename)) == Asked("rename", path, target, if_absent=flag)
+    put = protocol.ask("put", path=path, if_absent=flag, size=size, mode=mode, mtime=mtime)
+    assert protocol.asked(reader(put)) == Asked(
+        "put", path, size=size, mode=mode, mtime=mtime, if_absent=flag
+    )
+    get = protocol.ask("get", path=path, offset=size or 0, length=size)
+    assert protocol.asked(reader(get)) == Asked("get", path, offset=size or 0, length=size)
+    rename = protocol.ask("rename", path=path, target=target, if_absent=flag)
+    assert protocol.asked(reader(rename)) == Asked("rename", path, target, if_absent=flag)
 
 
 @given(st.lists(entries, max_size=30), st.lists(file_names, max_size=2).map("/".join))
 def test_a_list_arrives_in_its_order(found: list[Entry], beginning: str) -> None:
     found = [each._replace(path=names.join(beginning, each.path)) for each in found]
-    read = reader(b"".join(words.batches(iter(found), beginning)))
+    read = reader(b"".join(protocol.batches(iter(found), beginning)))
     got, more = [], True
     while more:
-        batch, more = words.batch(words.heard(read, words.LONGEST_TOLD), beginning)
+        batch, more = protocol.batch(protocol.heard(read, protocol.LONGEST_TOLD), beginning)
         got += batch
     assert got == found and read(1) == b""
 
 
 def test_a_long_list_is_many_words() -> None:
     found = [Entry(f"d/{number:0200}", "file") for number in range(2000)]
-    said = list(words.batches(iter(found), "d"))
-    assert len(said) > 5 and max(map(len, said)) < 3 * words.BATCH
+    said = list(protocol.batches(iter(found), "d"))
+    assert len(said) > 5 and max(map(len, said)) < 3 * protocol.BATCH
 
 
 @given(sizes, st.booleans())
 def test_a_mark_arrives(length: int, hole: bool) -> None:
     if hole and not length:
         return
-    assert words.marked(reader(words.mark(length, hole))) == (length, hole)
+    assert protocol.marked(reader(protocol.mark(length, hole))) == (length, hole)
 
 
 @given(st.sampled_from(sorted(errno.errorcode)), st.text(max_size=300), paths)
 def test_an_error_is_the_same_on_the_other_side(number: int, text: str, path: str) -> None:
-    word = words.word(words.wrong(OSError(number, text or "x", path)))
+    word = protocol.word(protocol.wrong(OSError(number, text or "x", path)))
     with pytest.raises(OSError) as caught:
-        words.check(words.heard(reader(word), words.LONGEST_TOLD))
+        protocol.check(protocol.heard(reader(word), protocol.LONGEST_TOLD))
     assert caught.value.errno == number and caught.value.filename == path
     assert caught.value.strerror == (text or "x")
 
 
 def test_a_store_that_cannot_be_opened_is_told_with_its_cure() -> None:
     with pytest.raises(Failure) as caught:
-        words.check(words.wrong(Misconfigured("no driver", "pip install it")))
+        protocol.check(protocol.wrong(Misconfigured("no driver", "pip install it")))
     assert (caught.value.status, caught.value.detail, caught.value.hint) == (2, "no driver", "pip install it")
 
 
@@ -105,55 +107,57 @@ def test_what_cannot_be_a_name_is_an_error_of_the_path() -> None:
         ("x" * 256, errno.ENAMETOOLONG),
     ):
         with pytest.raises(OSError) as caught:
-            words.asked(reader(words.ask("stat", path=text)))
+            protocol.asked(reader(protocol.ask("stat", path=text)))
         assert caught.value.errno == number
-    assert words.asked(reader(words.ask("stat", path="//a/./b/"))).path == "a/b"
+    assert protocol.asked(reader(protocol.ask("stat", path="//a/./b/"))).path == "a/b"
 
 
 def refused(data: bytes) -> str:
     with pytest.raises(Garbled) as caught:
-        words.asked(reader(data))
+        protocol.asked(reader(data))
     return str(caught.value)
 
 
 def test_what_nobody_asks_is_refused() -> None:
-    assert "no such operation" in refused(words.word({"op": "chmod", "path": "a"}))
-    assert "no such operation" in refused(words.word({"op": ["stat"], "path": "a"}))
-    assert "without path" in refused(words.word({"op": "stat"}))
-    assert "bad field 'mode'" in refused(words.word({"op": "put", "path": "a", "mode": 0o10000}))
-    assert "bad field 'mode'" in refused(words.word({"op": "put", "path": "a", "mode": True}))
-    assert "bad field 'offset'" in refused(words.word({"op": "get", "path": "a", "offset": -1}))
-    assert "bad field 'offset'" in refused(words.word({"op": "get", "path": "a", "offset": None}))
-    assert "bad field 'target'" in refused(words.word({"op": "stat", "path": "a", "target": "b"}))
-    assert "bad field 'path'" in refused(words.word({"op": "stat", "path": 7}))
-    assert "are allowed" in refused(struct.pack("!I", words.LONGEST_ASKED + 1) + b"x" * 100)
-    assert "middle" in refused(words.ask("stat", path="a")[:-1])
+    assert "no such operation" in refused(protocol.word({"op": "chmod", "path": "a"}))
+    assert "no such operation" in refused(protocol.word({"op": ["stat"], "path": "a"}))
+    assert "without path" in refused(protocol.word({"op": "stat"}))
+    assert "bad field 'mode'" in refused(protocol.word({"op": "put", "path": "a", "mode": 0o10000}))
+    assert "bad field 'mode'" in refused(protocol.word({"op": "put", "path": "a", "mode": True}))
+    assert "bad field 'offset'" in refused(protocol.word({"op": "get", "path": "a", "offset": -1}))
+    assert "bad field 'offset'" in refused(protocol.word({"op": "get", "path": "a", "offset": None}))
+    assert "bad field 'target'" in refused(protocol.word({"op": "stat", "path": "a", "target": "b"}))
+    assert "bad field 'path'" in refused(protocol.word({"op": "stat", "path": 7}))
+    assert "are allowed" in refused(struct.pack("!I", protocol.LONGEST_ASKED + 1) + b"x" * 100)
+    assert "middle" in refused(protocol.ask("stat", path="a")[:-1])
 
 
 ASKED = [
-    words.ask("put", path="a/b", if_absent=True, mode=0o600, mtime=1.5, size=7)[4:],
-    words.ask("get", path="a\udcff", offset=3, length=9)[4:],
-    words.ask("rename", path="a", target="b")[4:],
-    words.ask("remove", path="a", recursive=True)[4:],
+    protocol.ask("put", path="a/b", if_absent=True, mode=0o600, mtime=1.5, size=7)[4:],
+    protocol.ask("get", path="a\udcff", offset=3, length=9)[4:],
+    protocol.ask("rename", path="a", target="b")[4:],
+    protocol.ask("remove", path="a", recursive=True)[4:],
 ]
 TOLD = [
-    next(iter(words.batches([Entry("a/b", "file", 3, 1.5, 0o600, "v"), Entry("a/c", "directory")], "a")))[4:],
+    next(iter(protocol.batches([Entry("a/b", "file", 3, 1.5, 0o600, "v"), Entry("a/c", "directory")], "a")))[
+        4:
+    ],
     quickjson.dumps(
-        {"entry": words.row(Entry("a", "file", 9)), "offset": 1, "length": 8, "holes": [[2, 3], [6, 1]]}
+        {"entry": protocol.row(Entry("a", "file", 9)), "offset": 1, "length": 8, "holes": [[2, 3], [6, 1]]}
     ).encode(),
-    quickjson.dumps(words.wrong(FileNotFoundError(errno.ENOENT, "no such file", "a/b"))).encode(),
-    quickjson.dumps(words.wrong(Misconfigured("no", "yes"))).encode(),
+    quickjson.dumps(protocol.wrong(FileNotFoundError(errno.ENOENT, "no such file", "a/b"))).encode(),
+    quickjson.dumps(protocol.wrong(Misconfigured("no", "yes"))).encode(),
 ]
 
 
-def framed(data: bytes) -> words.Read:
+def framed(data: bytes) -> protocol.Read:
     return reader(struct.pack("!I", len(data)) + data)
 
 
 def test_broken_requests() -> None:
     def feed(data: bytes) -> None:
-        asked = words.asked(framed(data))
-        assert asked.op in words.OPERATIONS
+        asked = protocol.asked(framed(data))
+        assert asked.op in protocol.OPERATIONS
         for path in (asked.path, asked.target):
             assert names.clean(path) == path
 
@@ -162,15 +166,15 @@ def test_broken_requests() -> None:
 
 def test_broken_answers() -> None:
     def feed(data: bytes) -> None:
-        told = words.heard(framed(data), words.LONGEST_TOLD)
-        if words.is_error(told):
+        told = protocol.heard(framed(data), protocol.LONGEST_TOLD)
+        if protocol.is_error(told):
             with contextlib.suppress(OSError, Failure):  # as it should, or Garbled
-                words.check(told, "a")
+                protocol.check(told, "a")
         elif "entries" in told:
-            for each in words.batch(told, "a")[0]:
+            for each in protocol.batch(told, "a")[0]:
                 assert each.path.startswith("a/")
         else:
-            entry, offset, length, holes = words.opened(told, "a")
+            entry, offset, length, holes = protocol.opened(told, "a")
             at = offset
             for start, size in holes:
                 assert at <= start
@@ -183,9 +187,9 @@ def test_broken_answers() -> None:
 def test_broken_streams() -> None:
     def feed(data: bytes) -> None:
         read = reader(data)
-        words.asked(read)
-        while words.marked(read)[0]:
+        protocol.asked(read)
+        while protocol.marked(read)[0]:
             pass
 
-    whole = words.ask("put", path="a") + words.mark(5, hole=True) + words.mark(0)
+    whole = protocol.ask("put", path="a") + protocol.mark(5, hole=True) + protocol.mark(0)
     bombard("words-stream", Target([whole], feed, (Garbled, OSError), of_bytes)).both()

@@ -26,7 +26,7 @@ from quine.archive import mirror as kept
 from quine.base.errors import Failure
 from quine.base.log import Log
 from quine.files.layers.reserved import Unreserved
-from quine.files.stores.local.local import Local
+from quine.files.stores.local.store import Local
 from quine.files.stores.memory import Memory
 from quine.jobs import attach
 from tests.agents import OK, QUINE, Agents, Started, call, left, running, says, sh, until

@@ -32,12 +32,12 @@ IMPORTERS = {
     "typer": {"quine/cli/app.py"},
     "fsspec": {
         "quine/files/stores/azure.py",
-        "quine/files/stores/foreign.py",
-        "quine/files/python/fs.py",
-        "quine/files/stores/generic.py",
+        "quine/files/stores/drivers.py",
+        "quine/files/python/filesystem.py",
+        "quine/files/stores/fsspec_store.py",
         "quine/files/stores/google.py",
     },
-    "s3fs": {"quine/files/stores/object/s3.py"},
+    "s3fs": {"quine/files/stores/object/client.py"},
     "pydantic": {
         "deploy/inventory.py",
         "quine/remote/tape_receiver.py",
@@ -236,7 +236,7 @@ def loaded(*statements: str) -> set[str]:
         "quine.cli.tape",
         "quine.tape.render",
         "quine.tape.verify",
-        "quine.files.cli.commands",
+        "quine.files.cli.main",
         "quine.staging.face",
         "quine.staging.there",
     ],
@@ -259,7 +259,7 @@ def test_a_client_starts_without_what_the_wrappers_of_the_standard_library_load(
         "quine.cli.run",
         "transport.client.client",
         "transport.spawn",
-        "quine.files.here",
+        "quine.files.select",
         "quine.staging.face",
     )
     new = named(*client) - named()

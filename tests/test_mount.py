@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.stores.local.local import Local
+from quine.files.stores.local.store import Local
 from tests.agents import until
 from tests.mounting import Mount, needs_fuse, serving
 from tests.shelf import many
@@ -459,7 +459,7 @@ def test_holes_take_no_room(mount: Mount) -> None:
 
 
 TOLD_BY_LISTINGS = """
-from quine.files.stores.local.local import Local
+from quine.files.stores.local.store import Local
 from quine.mount import reading
 reading.BELIEVED = 3600
 class Listing(Local):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.stores.local.local import Local
+from quine.files.stores.local.store import Local
 from quine.mount import again
 from quine.mount.content import WHOLE
 from quine.mount.fuse import Op, Request
@@ -25,8 +25,8 @@ pytestmark = needs_fuse
 # `always` is replaced whenever somebody was told of it or has opened it, so that no answer is true when it arrives.
 # `gone` is removed then, and of `turns` a file and a directory take turns.
 SHIFTY = """
-from quine.files.stores.local.local import Local
-from quine.files.tier import Tier
+from quine.files.stores.local.store import Local
+from quine.files.api import Tier
 number = 0
 class Shifty(Local):
     def stat(self, path):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.tier import BLOCK
+from quine.files.api import BLOCK
 from tests import breaks
 from tests.breaks import CUTS, LONG
 from tests.lab import Lab

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quine.files.api import Entry
 from quine.files.stores.memory import Memory
-from quine.files.tier import Entry
 from quine.mount import fuse, mounts
 from quine.mount.fuse import Op
 from quine.mount.nodes import ROOT, Nodes

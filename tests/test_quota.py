@@ -21,12 +21,12 @@ from quine.agent.session import Limits
 from quine.base.errors import Misconfigured
 from quine.budget.ledger import Ledger
 from quine.budget.shared_counters import PUT, Book, Numbers
+from quine.files.api import BLOCK, Entry, Tier, Writer
 from quine.files.layers.quota import LEAST, Quota, bounded
-from quine.files.stores.local.local import Local
+from quine.files.stores.local.store import Local
 from quine.files.stores.memory import Memory, forget
-from quine.files.tier import BLOCK, Entry, Tier, Writer
-from quine.files.wire.remote import Remote
-from quine.files.wire.service import LARGE, Service
+from quine.files.wire.client import Remote
+from quine.files.wire.server import LARGE, Service
 from tests import streams
 from tests.agents import OK, Agents, says, sh
 from tests.support.machine import in_child, kill
@@ -545,7 +545,7 @@ def test_who_becomes_nobodys_child_still_counts_with_the_tree(tmp_path: Path) ->
     code = """
 import os, sys
 from quine.files.layers import quota
-from quine.files.stores.local.local import Local
+from quine.files.stores.local.store import Local
 from transport.job import inherit
 told = int(sys.argv[2])
 book = quota.of_our_tree()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.stores.object import s3
-from quine.files.stores.object.object_io import PART
-from quine.files.stores.object.objects import ObjectTier
-from quine.files.stores.object.s3 import TRIES, Bucket
+from quine.files.stores.object import client
+from quine.files.stores.object.client import TRIES, Bucket
+from quine.files.stores.object.io import PART
+from quine.files.stores.object.store import ObjectTier
 from tests.faulty import Faulty, Handler, asks, broken, done_but, fault, faulty, instead, lost, torn, without
 from tests.support.acts import refused
 from tests.tiers import below, get, put
@@ -170,7 +170,7 @@ def test_a_server_that_takes_no_more_is_given_up(
     weed: Weed, proxy: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has taken the connection and reads no more of a body than fits into its system's buffers."""
-    monkeypatch.setattr(s3, "SILENCE", 1)
+    monkeypatch.setattr(client, "SILENCE", 1)
     for tier in opened(weed, proxy, tmp_path, read_timeout=1):
         rule = proxy.rule(asks("PUT", "/a"), Handler.hang, 1000)
         ended: list[OSError] = []

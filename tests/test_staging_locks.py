@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from quine.files.stores.local import beneath
+from quine.files.stores.local import dirfd
 from quine.staging import aside as laying
 from quine.staging import content, objects, renames, survey, taking
 from quine.staging import there as over_there
@@ -161,7 +161,7 @@ def test_a_signal_at_any_line_leaves_nothing_aside(here: Path, there: Path, cach
         (here / "t" / name).write_text(name)
     (here / "t" / "l").symlink_to("a")
     staging = Staging(["t"], [], str(here))
-    ours = {module.__file__ for module in (laying, renames, beneath, content, objects, over_there)}
+    ours = {module.__file__ for module in (laying, renames, dirfd, content, objects, over_there)}
     lines = 0
     while _ends_at_line(lines, ours, staging, there):
         assert not list(there.glob(".quine*")), lines

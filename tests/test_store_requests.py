@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.stores.object.objects import ObjectTier
-from quine.files.stores.object.s3 import Bucket
-from quine.files.stores.open import open_store
-from quine.files.tier import Tier, walked
+from quine.files.api import Tier, walked
+from quine.files.stores.object.client import Bucket
+from quine.files.stores.object.store import ObjectTier
+from quine.files.stores.registry import open_store
 from tests.clouds import AZURITE, CONTAINER
 from tests.faulty import Faulty, faulty
 from tests.support.acts import refused

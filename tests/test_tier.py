@@ -1,4 +1,4 @@
-"""One suite for every store of the files tier: what `quine/files/tier.py` promises, whatever lies behind it.
+"""One suite for every store of the files tier: what `quine/files/api.py` promises, whatever lies behind it.
 
 `QUINE_TEST_TIER=100000` is the long form: so many small files, and 5 GB also where a store has no holes. On a disk that
 syncs in milliseconds it takes an hour or two; `--basetemp` in /dev/shm spares that.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.tier import BLOCK, Tier, pour
+from quine.files.api import BLOCK, Tier, pour
 from tests.tiers import MAKERS, Store, below, get, makers, put
 
 GIGABYTES_5 = 5 << 30

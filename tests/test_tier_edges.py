@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from quine.files.layers.reserved import Unreserved
-from quine.files.python.fs import QuineFileSystem
-from quine.files.stores.local import parts
-from quine.files.stores.local.local import Local
+from quine.files.python.filesystem import QuineFileSystem
+from quine.files.stores.local import temp
+from quine.files.stores.local.store import Local
 from tests.tiers import below, get, put
 
 
@@ -73,11 +73,11 @@ def test_a_part_that_bears_an_old_time_is_not_left_over(
     tier: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a writer on another machine, whose lock is not seen here: a file of last year, while it is synced."""
-    monkeypatch.setattr(parts, "_boot", "another00000")
+    monkeypatch.setattr(temp, "_boot", "another00000")
     writer = tier.create("a", mtime=1e9)
     writer.write(b"x")
-    monkeypatch.setattr(parts, "_boot", "ours00000000")
-    monkeypatch.setattr(parts.fcntl, "flock", lambda fd, how: None)
+    monkeypatch.setattr(temp, "_boot", "ours00000000")
+    monkeypatch.setattr(temp.fcntl, "flock", lambda fd, how: None)
     sync = os.fsync
 
     def swept(fd: int) -> None:
@@ -88,9 +88,9 @@ def test_a_part_that_bears_an_old_time_is_not_left_over(
     monkeypatch.setattr(os, "fsync", swept)
     writer.commit()
     assert get(tier, "a") == b"x" and tier.stat("a").mtime == 1e9
-    left = tmp_path / "store" / parts.NAME / "another00000-dead"
+    left = tmp_path / "store" / temp.NAME / "another00000-dead"
     left.write_bytes(b"")
-    os.utime(left, (time.time() - 2 * parts.OLD,) * 2)
+    os.utime(left, (time.time() - 2 * temp.OLD,) * 2)
     put(Local(tier.root), "b", b"y")
     assert not left.exists()
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from quine.base.errors import Misconfigured
-from quine.files.stores.generic import Generic
-from quine.files.stores.open import open_store
-from quine.files.tier import Entry, Tier
+from quine.files.api import Entry, Tier
+from quine.files.stores.fsspec_store import Generic
+from quine.files.stores.registry import open_store
 from tests import tiers
 from tests.tiers import get, put
 
@@ -56,7 +56,7 @@ def opened(url: str, **options: object) -> Tier:
 def test_a_store_that_does_not_replace_in_one_step_is_only_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quine.files.stores.generic.ONE_STEP", ())
+    monkeypatch.setattr("quine.files.stores.fsspec_store.ONE_STEP", ())
     url = f"dir::memory://{tmp_path}"
     unsafe, tier = opened(url, unsafe=True), opened(url)
     put(unsafe, "a", b"1")

@@ -23,12 +23,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
-from quine.files import names
-from quine.files.stores.local import beneath, parts, plain
-from quine.files.stores.local.local import Local
+from quine.files import paths
+from quine.files.api import Tier
+from quine.files.stores.local import dirfd, io, temp
+from quine.files.stores.local.store import Local
 from quine.files.stores.memory import Memory, forget
-from quine.files.stores.open import open_store
-from quine.files.tier import Tier
+from quine.files.stores.registry import open_store
 from tests.agents import Started, until
 from tests.tiers import below, get, opened, put
 
@@ -57,7 +57,7 @@ def fails(number: int, what: Callable[[], object]) -> OSError:
 
 
 def left(root: Path) -> list[str]:
-    directory = root / parts.NAME
+    directory = root / temp.NAME
     return os.listdir(directory) if directory.exists() else []
 
 
@@ -105,7 +105,7 @@ def test_what_is_no_file_is_refused(tier: Local, root: Path) -> None:
     with contextlib.suppress(PermissionError):  # who is not root, or is it in a namespace only
         os.mknod(root / "device", stat.S_IFCHR | 0o600, os.makedev(1, 5))
     for name in os.listdir(root):
-        if name != parts.NAME:
+        if name != temp.NAME:
             fails(errno.EPERM, lambda name=name: tier.open(name))  # type: ignore[misc]
             fails(errno.EPERM, lambda name=name: put(tier, name))  # type: ignore[misc]
     assert below(tier) == []
@@ -179,7 +179,7 @@ def test_who_swaps_directories_for_symlinks_leads_nobody_out(tier: Local, root: 
 def test_a_pipe_in_place_of_a_file_holds_up_nobody(tier: Local, root: Path) -> None:
     """It was a file when it was looked at, and is a pipe when it is opened."""
     put(tier, "a", b"x")
-    look = beneath.look
+    look = dirfd.look
 
     def late(directory: int, name: str) -> os.stat_result:
         facts = look(directory, name)
@@ -188,13 +188,13 @@ def test_a_pipe_in_place_of_a_file_holds_up_nobody(tier: Local, root: Path) -> N
         return facts
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beneath, "look", late)
+        patch.setattr(dirfd, "look", late)
         fails(errno.EPERM, lambda: tier.open("a"))
 
 
 def test_a_symlink_in_place_of_a_file_is_refused(tier: Local, root: Path) -> None:
     put(tier, "a", b"x")
-    look = beneath.look
+    look = dirfd.look
 
     def late(directory: int, name: str) -> os.stat_result:
         facts = look(directory, name)
@@ -203,7 +203,7 @@ def test_a_symlink_in_place_of_a_file_is_refused(tier: Local, root: Path) -> Non
         return facts
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beneath, "look", late)
+        patch.setattr(dirfd, "look", late)
         fails(errno.EPERM, lambda: tier.open("a"))
 
 
@@ -247,7 +247,7 @@ def test_who_may_write_to_the_root_may_write_aside(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "root").chmod(0o777)
     put(Local(str(tmp_path / "root")), "a")
-    assert stat.S_IMODE((tmp_path / "root" / parts.NAME).stat().st_mode) == 0o1777
+    assert stat.S_IMODE((tmp_path / "root" / temp.NAME).stat().st_mode) == 0o1777
 
 
 def test_in_a_directory_of_a_group_files_are_the_groups(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_in_a_directory_of_a_group_files_are_the_groups(tmp_path: Path) -> None:
         os.chown(root, -1, 54321)
     root.chmod(0o2775)
     put(Local(str(root)), "d/a")
-    assert stat.S_IMODE((root / parts.NAME).stat().st_mode) == 0o3775
+    assert stat.S_IMODE((root / temp.NAME).stat().st_mode) == 0o3775
     assert (root / "d" / "a").stat().st_gid == root.stat().st_gid
 
 
@@ -299,9 +299,9 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
 
 def test_what_is_written_aside_is_the_tiers_own(tier: Local, root: Path) -> None:
     put(tier, "d/a")
-    assert (root / parts.NAME).is_dir()
+    assert (root / temp.NAME).is_dir()
     assert below(tier) == ["d"]
-    for path in (parts.NAME, f"{parts.NAME}/x", f"d/{parts.NAME}", f"d/{parts.NAME}/x"):
+    for path in (temp.NAME, f"{temp.NAME}/x", f"d/{temp.NAME}", f"d/{temp.NAME}/x"):
         for act in (tier.stat, tier.open, tier.remove, tier.mkdir, lambda path: put(tier, path)):  # type: ignore[misc]
             fails(errno.EPERM, lambda act=act, path=path: act(path))  # type: ignore[misc]
     put(Local(str(root / "d")), "b")  # another tier, with its root in this one
@@ -321,8 +321,8 @@ def test_what_dead_writers_left_is_swept(root: Path) -> None:
         put(store.another(), "b")  # sweeps, and leaves what is alive
         assert left(root) == [part]
         process.kill()
-    old = root / parts.NAME / "0123456789ab-of-another-machine"
-    for age, stays in ((parts.OLD / 2, True), (parts.OLD * 2, False)):
+    old = root / temp.NAME / "0123456789ab-of-another-machine"
+    for age, stays in ((temp.OLD / 2, True), (temp.OLD * 2, False)):
         old.write_bytes(b"")
         os.utime(old, (0, time.time() - age))
         put(store.another(), "b")
@@ -330,16 +330,16 @@ def test_what_dead_writers_left_is_swept(root: Path) -> None:
 
 
 def test_a_part_that_was_swept_before_it_was_locked_is_made_again(tier: Local, root: Path) -> None:
-    lock, swept = parts._lock, []
+    lock, swept = temp._lock, []
 
     def late(file: int, unsure: bool = True) -> bool:
         if not swept:
             swept.extend(left(root))
-            (root / parts.NAME / swept[0]).unlink()
+            (root / temp.NAME / swept[0]).unlink()
         return lock(file, unsure)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "_lock", late)
+        patch.setattr(temp, "_lock", late)
         with tier.create("a") as writer:
             writer.write(b"x")
             writer.commit()
@@ -351,7 +351,7 @@ def test_a_part_that_was_swept_before_it_was_locked_is_made_again(tier: Local, r
 def test_a_part_that_is_gone_is_no_success(tier: Local, root: Path) -> None:
     with tier.create("d/a") as writer:
         writer.write(b"x")
-        (root / parts.NAME / left(root)[0]).unlink()
+        (root / temp.NAME / left(root)[0]).unlink()
         fails(errno.ENOENT, writer.commit)
     fails(errno.ENOENT, lambda: tier.stat("d/a"))
 
@@ -363,7 +363,7 @@ def test_many_who_sweep_leave_what_is_alive(root: Path) -> None:
     def run(tier: Local, which: int) -> None:
         try:
             for index in range(60):
-                tier._parts._swept = -parts.AGAIN
+                tier._parts._swept = -temp.AGAIN
                 put(tier, f"{which}/{index}", b"x" * index)
         except BaseException as problem:
             failed.append(problem)
@@ -389,7 +389,7 @@ def test_who_is_killed_at_any_moment_leaves_a_whole_file_or_none(root: Path) -> 
                   if (root / "d").exists() else False)  # fmt: skip
             process.send_signal(signal.SIGKILL)
         for entry in store.tier.list("d"):
-            assert get(store.tier, entry.path) == names.name(entry.path).partition("-")[0].encode()
+            assert get(store.tier, entry.path) == paths.name(entry.path).partition("-")[0].encode()
     put(store.another(), "z")
     assert left(root) == []
 
@@ -494,7 +494,7 @@ def holes_are_kept(tier: Tier, runs: list[tuple[bool, int]], offset: int, length
 
 
 def test_very_many_holes_are_not_all_told(tier: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "MOST_HOLES", 3)
+    monkeypatch.setattr(io, "MOST_HOLES", 3)
     with tier.create("a") as writer:
         for _ in range(6):
             writer.write(b"x" * 4096)
@@ -512,29 +512,29 @@ def test_very_many_holes_are_not_all_told(tier: Local, monkeypatch: pytest.Monke
 @given(st.text(st.characters(codec="utf-8"), max_size=40) | st.binary(max_size=40).map(os.fsdecode))
 def test_a_clean_path_is_clean(path: str) -> None:
     try:
-        cleaned = names.clean(path)
+        cleaned = paths.clean(path)
     except OSError as problem:
         assert problem.errno in (errno.EINVAL, errno.EPERM, errno.ENAMETOOLONG)
         assert "\0" in path or ".." in path.split("/")
         return
-    assert names.clean(cleaned) == cleaned
+    assert paths.clean(cleaned) == cleaned
     assert not {"", ".", ".."} & set(cleaned.split("/")) or not cleaned
     assert [name for name in path.split("/") if name not in ("", ".")] == [
         name for name in cleaned.split("/") if name
     ]
-    assert names.join(names.parent(cleaned), names.name(cleaned)) == cleaned
+    assert paths.join(paths.parent(cleaned), paths.name(cleaned)) == cleaned
 
 
 @pytest.mark.parametrize("path", ["..", "a/../b", "/..", "a/..", b"../x"])
 def test_what_leads_out_is_refused(path: str | bytes) -> None:
-    fails(errno.EPERM, lambda: names.clean(path))
+    fails(errno.EPERM, lambda: paths.clean(path))
 
 
 def test_a_name_may_have_255_bytes_and_a_path_so_many() -> None:
-    assert names.clean("é" * 127 + "x") == "é" * 127 + "x"
-    fails(errno.ENAMETOOLONG, lambda: names.clean("é" * 128))
-    assert len(names.clean("a/" * (names.LONGEST_PATH // 2))) == names.LONGEST_PATH - 1
-    fails(errno.ENAMETOOLONG, lambda: names.clean("a/" * (names.LONGEST_PATH // 2 + 1)))
+    assert paths.clean("é" * 127 + "x") == "é" * 127 + "x"
+    fails(errno.ENAMETOOLONG, lambda: paths.clean("é" * 128))
+    assert len(paths.clean("a/" * (paths.LONGEST_PATH // 2))) == paths.LONGEST_PATH - 1
+    fails(errno.ENAMETOOLONG, lambda: paths.clean("a/" * (paths.LONGEST_PATH // 2 + 1)))
 
 
 @pytest.mark.long

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from quine.files.stores import spool
-from quine.files.stores.generic_io import SpoolWriter
-from quine.files.stores.object.object_io import MODE, MTIME, PART, TOLD_PART, ObjectWriter
+from quine.files.stores.fsspec_io import SpoolWriter
+from quine.files.stores.object.io import MODE, MTIME, PART, TOLD_PART, ObjectWriter
 from quine.files.stores.spool import MEMORY, MOST, Budget
 from quine.mount.draft import Draft
 from tests.agents import until

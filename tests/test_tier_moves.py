@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from quine.files.cli.commands import Call
-from quine.files.cli.within import mv
-from quine.files.stores.local import beneath
-from quine.files.stores.local.local import Local
-from quine.files.stores.object.objects import ObjectTier
-from quine.files.stores.object.s3 import Bucket
-from quine.files.stores.sftp.sftp import SftpTier
-from quine.files.stores.sftp.sftp_links import Taking
-from quine.files.tier import Tier
+from quine.files.api import Tier
+from quine.files.cli.cp_mv import mv
+from quine.files.cli.main import Call
+from quine.files.stores.local import dirfd
+from quine.files.stores.local.store import Local
+from quine.files.stores.object.client import Bucket
+from quine.files.stores.object.store import ObjectTier
+from quine.files.stores.sftp.links import Taking
+from quine.files.stores.sftp.store import SftpTier
 from tests import tiers
 from tests.faulty import faulty, without
 from tests.lab import Lab
@@ -80,7 +80,7 @@ def test_a_move_is_decided_where_the_store_is(store: tiers.Store) -> None:
 
 @pytest.fixture
 def linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Local:
-    monkeypatch.setattr(beneath, "_renamed_new", lambda *_: False)
+    monkeypatch.setattr(dirfd, "_renamed_new", lambda *_: False)
     return Local(str(tmp_path / "root"))
 
 

@@ -22,17 +22,17 @@ from hypothesis import strategies as st
 
 from quine.agent import env
 from quine.base.errors import Misconfigured
-from quine.files import credentials, place
-from quine.files.stores import foreign
-from quine.files.stores.generic import Generic
-from quine.files.stores.generic_io import about
+from quine.files import credentials, urls
+from quine.files.api import Tier
+from quine.files.stores import drivers as foreign
+from quine.files.stores.fsspec_io import about
+from quine.files.stores.fsspec_store import Generic
 from quine.files.stores.object import keys
-from quine.files.stores.object.object_io import PART
-from quine.files.stores.object.object_moves import Mover
-from quine.files.stores.object.objects import ObjectTier
-from quine.files.stores.object.s3 import Bucket, Unmet, settings
-from quine.files.stores.open import open_store
-from quine.files.tier import Tier
+from quine.files.stores.object.client import Bucket, Unmet, settings
+from quine.files.stores.object.io import PART
+from quine.files.stores.object.moves import Mover
+from quine.files.stores.object.store import ObjectTier
+from quine.files.stores.registry import open_store
 from tests.clouds import AZURITE, CONTAINER, Azure, Google
 from tests.lab import Lab, processes
 from tests.losing import losing
@@ -113,7 +113,7 @@ def test_more_than_one_page(tier: ObjectTier, bucket: Bucket, monkeypatch: pytes
         return begin(method, **call)
 
     monkeypatch.setattr(bucket, "begin", few)
-    monkeypatch.setattr("quine.files.stores.object.s3.MORE", 7)
+    monkeypatch.setattr("quine.files.stores.object.client.MORE", 7)
     for future in [begin("put_object", Key=f"{tier.base}d/{name}", Body=b"") for name in some]:
         bucket.done(future, "")
     assert below(tier, "d") == some and len(pages) >= 4
@@ -595,7 +595,7 @@ def test_a_signature_in_a_url_is_on_no_tape_and_on_no_other_machine() -> None:
     url = f"az://c/p?sv=2024-01-01&sig={HUSH}"
     environ = {"QUINE_FS": url, "QUINE_DATA_DIR": "/nowhere"}
     assert inherit.scrubbed(environ) == {"QUINE_DATA_DIR": "/nowhere"}
-    assert credentials.shown(url) == "az://c/p" and place.shareable("az://c/p?sig=x", {}) == "az://c/p"
+    assert credentials.shown(url) == "az://c/p" and urls.shareable("az://c/p?sig=x", {}) == "az://c/p"
     assert HUSH in credentials.secrets_of(url, "")
 
 
@@ -630,7 +630,7 @@ def test_a_store_is_opened_by_the_keys_of_a_file_that_the_environment_names(
         f"[default]\naws_access_key_id = {keys['key']}\naws_secret_access_key = {keys['secret']}\n"
     )
     code = (
-        "import os; from quine.agent import env; from quine.files.stores.open import open_store\n"
+        "import os; from quine.agent import env; from quine.files.stores.registry import open_store\n"
         "env.adopt({}, os.environ)\n"
         f"tier = open_store('s3://{BUCKET}{tmp_path}', os.environ, '')\n"
         "with tier.create('a') as writer: writer.write(b'1'); writer.commit()\n"
@@ -792,7 +792,7 @@ def test_servers_of_clouds_that_are_away() -> None:
 @pytest.mark.usefixtures("drivers")
 def test_what_a_driver_logs_is_not_said() -> None:
     program = (
-        "import logging, os; from quine.files.stores.open import open_store;"
+        "import logging, os; from quine.files.stores.registry import open_store;"
         "open_store('gs://shelf', {'QUINE_FS_OPTIONS': '{\"token\": \"anon\"}'}, '');"
         "logging.getLogger('gcsfs').error('a traceback');"
         "print(os.environ['GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT'])"

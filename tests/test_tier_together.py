@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.files import names
-from quine.files.tier import Tier
+from quine.files import paths
+from quine.files.api import Tier
 from tests.support.acts import together
 from tests.tiers import MAKERS, Store, below, get, makers, marked, put, whole
 
@@ -272,7 +272,7 @@ class Model:
         self.all: dict[str, bytes | None] = {"": None}
 
     def find(self, path: str) -> bytes | None:
-        for above in names.ancestors(path):
+        for above in paths.ancestors(path):
             if self.all.get(above) is not None:
                 raise OSError(errno.ENOTDIR, "")
         if path not in self.all:
@@ -288,7 +288,7 @@ class Model:
         return True
 
     def place(self, path: str, content: bytes | None) -> None:
-        for above in names.ancestors(path):
+        for above in paths.ancestors(path):
             self.all.setdefault(above, None)
         self.all[path] = content
 
@@ -354,7 +354,7 @@ class Model:
     def list(self, path: str) -> list[tuple[str, str, int]]:
         if self.find(path) is not None:
             raise OSError(errno.ENOTDIR, "")
-        found = [each for each in self.inside(path) if names.parent(each) == path]
+        found = [each for each in self.inside(path) if paths.parent(each) == path]
         return [self.stat(each) for each in sorted(found, key=os.fsencode)]
 
     def stat(self, path: str) -> tuple[str, str, int]:
@@ -370,7 +370,7 @@ class Real:
         self.root = root
 
     def at(self, path: str) -> str:
-        return names.join(self.root, path)
+        return paths.join(self.root, path)
 
     def put(self, path: str, data: bytes, if_absent: bool) -> None:
         put(self.tier, self.at(path), data, if_absent=if_absent)
@@ -447,7 +447,7 @@ def test_the_library_is_not_needed(tmp_path: Path) -> None:
     """A local tier is opened, used and closed without what speaks to other stores."""
     code = """
 import sys
-from quine.files.stores.open import open_store
+from quine.files.stores.registry import open_store
 tier = open_store("origin:", {}, sys.argv[1])
 with tier.create("a", if_absent=True) as writer:
     writer.write(b"x")

@@ -24,8 +24,8 @@ from typing import Any
 
 import pytest
 
-from quine.files.stores.open import open_store
-from quine.files.tier import Tier
+from quine.files.api import Tier
+from quine.files.stores.registry import open_store
 from tests.clouds import AZURITE, CONTAINER
 from tests.weed import BUCKET
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from quine.files.stores.object.s3 import Bucket, Unmet
+from quine.files.stores.object.client import Bucket, Unmet
 from tests.lab.machine import free_port
 
 BUCKET = "shelf"

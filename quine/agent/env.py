@@ -26,7 +26,8 @@ from quine.base import atomic, dirs, sizes
 from quine.base.errors import Misconfigured
 from quine.budget import shared_counters
 from quine.budget.ledger import Ledger
-from quine.files import credentials, place
+from quine.files import credentials
+from quine.files import urls as place
 from quine.providers import FILES, Config
 from quine.providers.base import Usage
 from quine.providers.vendors import KEYS, choose

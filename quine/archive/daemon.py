@@ -20,7 +20,7 @@ import time
 from quine.archive import policy
 from quine.archive.upload import Copies
 from quine.base.log import Log
-from quine.files.tier import Tier
+from quine.files.api import Tier
 from quine.jobs import registry
 
 INTERVAL = 2.0  # seconds between two looks
@@ -35,7 +35,7 @@ BEAT = 20.0  # seconds between two signs of life
 def store() -> Tier:
     """The tier as its own store, with the credentials that we were given. Failure, OSError."""
     from quine.files.credentials import completed
-    from quine.files.stores.open import open_store
+    from quine.files.stores.registry import open_store
 
     environ = completed(os.environ)
     return open_store(environ.get("QUINE_FS") or "origin:", environ, data_directory())

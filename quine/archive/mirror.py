@@ -22,7 +22,7 @@ from quine.archive import policy
 from quine.archive.upload import RESULTS, Copies
 from quine.base import dirs
 from quine.base.errors import LOST, Failure
-from quine.files.tier import BLOCK, Entry, Tier
+from quine.files.api import BLOCK, Entry, Tier
 from quine.jobs import registry
 from quine.jobs.registry import Agent
 from quine.tape import reader as tapes
@@ -127,7 +127,7 @@ def save(folder: Path, session: str) -> tuple[int, str]:
 
 
 def _failed(error: OSError) -> Failure:
-    from quine.files.cli.crew import failure
+    from quine.files.cli.pool import failure
 
     told = failure(error)
     return Failure(told.status, f"the files tier: {told.detail}", told.hint or "see QUINE_FS")

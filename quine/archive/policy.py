@@ -16,7 +16,7 @@ import signal
 import struct
 
 from quine.base.errors import Misconfigured
-from quine.files.place import RESERVED
+from quine.files.urls import RESERVED
 from quine.providers.vendors import KEYS
 from transport.address import own_command, start_time
 from transport.job import inherit

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from quine.agent.session import is_session
 from quine.archive.policy import PLACE
-from quine.files.tier import BLOCK, Tier
+from quine.files.api import BLOCK, Tier
 from quine.jobs import registry
 from quine.tape.index import ends
 

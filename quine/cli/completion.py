@@ -16,7 +16,7 @@ from __future__ import annotations
 from quine.base.errors import Misconfigured
 from quine.cli.options import TABLE, UNBUILT, VERBS, rows
 from quine.cli.tape import HELP
-from quine.files.cli import grammar
+from quine.files.cli import options
 
 # words that follow the verbs whose command line is not in the table
 ACTIONS = {
@@ -25,7 +25,7 @@ ACTIONS = {
     "tape": " ".join([*HELP, "--help"]),
     "doctor": "--inventory --help",
     "node": "--dial --stop --status --help",
-    "fs": " ".join([*grammar.COMMANDS, *grammar.OTHERS]) + " --help",
+    "fs": " ".join([*options.COMMANDS, *options.OTHERS]) + " --help",
 }
 SHELLS = ("bash", "zsh", "fish")
 HOSTS = (
@@ -123,13 +123,13 @@ def _bash_verb(verb: str) -> str:
 
 def _bash_fs(words: str) -> str:
     """After a command of `quine fs`, its options; paths are those of the shell."""
-    inner = " ".join(f"{name}) {_set(' '.join(_fs_options(name)))} ;;" for name in grammar.COMMANDS)
+    inner = " ".join(f"{name}) {_set(' '.join(_fs_options(name)))} ;;" for name in options.COMMANDS)
     after = f"case ${{COMP_WORDS[2]}} in {inner} esac"
     return f"case $COMP_CWORD in 2) {_set(words)} ;; *) {after} ;; esac"
 
 
 def _fs_options(command: str) -> list[str]:
-    return [f"--{row[0]}" for row in grammar.OPTIONS if command in row[3].split()]
+    return [f"--{row[0]}" for row in options.OPTIONS if command in row[3].split()]
 
 
 def _fish() -> str:
@@ -171,7 +171,7 @@ def _fish() -> str:
         f"complete -c quine -n {_quoted(condition)} -a {_quoted(words)}"
         for condition, words in wanted.items()
     ]
-    for name, short, value, commands, text in grammar.OPTIONS:
+    for name, short, value, commands, text in options.OPTIONS:
         seen = f"'__fish_seen_subcommand_from fs; and __fish_seen_subcommand_from {commands}'"
         more = (f" -s {short}" if short else "") + (" -r" if value else "")
         lines.append(f"complete -c quine -n {seen} -l {name}{more} -d {_quoted(text)}")

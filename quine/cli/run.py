@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quine.cli.retry import Tries
-    from quine.files.here import Services
+    from quine.files.select import Services
     from quine.staging.face import Staging
     from transport.spawn import Spawn
     from transport.status import Status
@@ -46,7 +46,7 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, 
     if not command or not command[0]:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
     if store := str(values.get("fs") or os.environ.get("QUINE_FS") or ""):
-        from quine.files.place import absolute
+        from quine.files.urls import absolute
 
         os.environ["QUINE_FS"] = absolute(store)
     stage = staging(values)
@@ -91,7 +91,7 @@ def _mount(values: dict[str, object]) -> None:
 
 def services(context: dict[str, object]) -> Services:
     """What a command may ask of us that is placed with `context`: the files tier, and which hosts it may use."""
-    from quine.files.here import Services
+    from quine.files.select import Services
 
     return Services(dict(os.environ), reach=reach(context))
 
@@ -171,7 +171,7 @@ def callers_environment(values: dict[str, object]) -> dict[str, str]:
     moved = {"PWD": starting_directory(values) or "/"} if "cwd" in values else {}
     if "on" not in values:
         return {**os.environ, **moved}
-    from quine.files.place import VARIABLES
+    from quine.files.urls import VARIABLES
 
     kept = {name: value for name, value in scrubbed(os.environ).items() if name not in VARIABLES}
     return {**kept, **moved}
@@ -226,7 +226,7 @@ def caller(values: dict[str, object]) -> dict[str, object]:
     if asks_origin("inventory" in values, inventory, memo):
         context["token"] = str(memo["token"])
     if store := str(values.get("fs") or os.environ.get("QUINE_FS") or ""):
-        from quine.files.place import shareable
+        from quine.files.urls import shareable
 
         context["fs"] = shareable(store, os.environ)
     return dict(context)

@@ -23,7 +23,7 @@ from quine.base import dirs, sizes
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
 from quine.cli.options import TABLE, environment, limits
 from quine.cli.run import caller, leave, services, show, starting_directory
-from quine.files.place import GIVE_STORE, GONE, NO_ORIGIN
+from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from quine.jobs.registry import state_directory
 from transport import address
 from transport.detached import supervisor

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import time
 
-from quine.files.tier import Entry, stale
+from quine.files.api import Entry, stale
 from quine.mount.content import Content
 from quine.mount.draft import Draft
 from quine.mount.nodes import Node

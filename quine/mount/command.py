@@ -14,8 +14,8 @@ import signal
 
 from quine.base.errors import NOT_STARTED, Failure, Misconfigured, complain
 from quine.base.errors import USAGE as WRONG_USAGE
-from quine.files.here import tier_here
-from quine.files.place import absolute
+from quine.files.select import tier_here
+from quine.files.urls import absolute
 from transport import address
 from transport.errors import Refused
 from transport.job import inherit

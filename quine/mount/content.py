@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import threading
 
+from quine.files.api import BLOCK, Entry, Reader, Tier, stale
 from quine.files.stores.spool import spool
-from quine.files.tier import BLOCK, Entry, Reader, Tier, stale
 from transport.rpc.lendable import write_at
 
 WHOLE = 1 << 20  # bytes up to which a file is fetched when it is opened

@@ -15,8 +15,8 @@ import stat
 import threading
 import time
 
+from quine.files.api import BLOCK, FILE_MODE, Entry, Tier, Writer, error
 from quine.files.stores.spool import expect_room, keep, spool
-from quine.files.tier import BLOCK, FILE_MODE, Entry, Tier, Writer, error
 from quine.mount import fuse
 from quine.mount.nodes import inode_of
 from transport.rpc.lendable import write_at

@@ -16,9 +16,9 @@ import select
 import signal
 
 from quine.base.errors import NOT_STARTED, Failure
-from quine.files.here import tier_here
 from quine.files.layers import quota
-from quine.files.place import settle
+from quine.files.select import tier_here
+from quine.files.urls import settle
 from quine.mount import mounts, places
 from transport.errors import Refused
 from transport.job import inherit

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 from typing import NamedTuple
 
-from quine.files import names
+from quine.files import paths
 
 
 class Waiting(NamedTuple):
@@ -55,10 +55,10 @@ class Locks:
 
     def moved(self, source: str, target: str) -> None:
         """After a rename: what was held or waited for is, under the new name."""
-        for path in [path for path in self._held if names.within(path, source)]:
+        for path in [path for path in self._held if paths.within(path, source)]:
             held = self._held.pop(path)
-            self._held.setdefault(names.moved(path, source, target), {}).update(held)
-        self._waiting = [each._replace(path=names.moved(each.path, source, target)) for each in self._waiting]
+            self._held.setdefault(paths.moved(path, source, target), {}).update(held)
+        self._waiting = [each._replace(path=paths.moved(each.path, source, target)) for each in self._waiting]
 
     def turns(self) -> list[int]:
         """Those who need not wait any more, which have their locks now."""

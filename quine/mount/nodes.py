@@ -12,8 +12,8 @@ import hashlib
 import os
 import stat
 
-from quine.files import names
-from quine.files.tier import Entry
+from quine.files import paths
+from quine.files.api import Entry
 from quine.mount import fuse
 
 TYPE_CHECKING = False
@@ -123,12 +123,12 @@ class Nodes:
     def moved(self, source: str, target: str) -> None:
         """A rename: what was below the one path is below the other; what was there before is hidden."""
         for node in list(self._by_id.values()):
-            if node.key is not None and names.within(node.path, target):
+            if node.key is not None and paths.within(node.path, target):
                 self.hide(node)
         for node in list(self._by_id.values()):
-            if not names.within(node.path, source):
+            if not paths.within(node.path, source):
                 continue
-            path = names.moved(node.path, source, target)
+            path = paths.moved(node.path, source, target)
             key = node.key
             self.hide(node)
             node.path, node.entry = path, node.entry._replace(path=path)

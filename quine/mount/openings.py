@@ -11,7 +11,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.files.tier import Entry
+    from quine.files.api import Entry
     from quine.mount.content import Content
     from quine.mount.draft import Draft
     from quine.mount.nodes import Node

@@ -12,7 +12,7 @@ import errno
 import sys
 from collections.abc import Callable
 
-from quine.files.tier import error
+from quine.files.api import error
 from quine.mount import reading, writing
 from quine.mount.fuse import Op, Request
 from quine.mount.reading import Parts

@@ -16,8 +16,8 @@ import os
 import stat
 import time
 
-from quine.files import names
-from quine.files.tier import Entry, error
+from quine.files import paths
+from quine.files.api import Entry, error
 from quine.mount import fuse
 from quine.mount.content import Content
 from quine.mount.draft import Draft
@@ -85,7 +85,7 @@ def _attr_seconds(node: Node) -> int:
 
 def statfs(state: State, request: Request) -> Parts:
     """A store does not tell; there is room until it says that there is none."""
-    return (fuse.statfs(fuse.PAGE, 1 << 40, 1 << 39, names.LONGEST_NAME),)
+    return (fuse.statfs(fuse.PAGE, 1 << 40, 1 << 39, paths.LONGEST_NAME),)
 
 
 # -- files
@@ -196,14 +196,14 @@ def readdir(state: State, request: Request) -> Parts:
 
 
 def _listing(state: State, path: str) -> list[tuple[bytes, Entry]]:
-    listing = [(b".", Entry(path, "directory")), (b"..", Entry(names.parent(path), "directory"))]
+    listing = [(b".", Entry(path, "directory")), (b"..", Entry(paths.parent(path), "directory"))]
     prefix = path + "/" if path else ""
     for entry in state.tier.list(path):
         name = entry.path.removeprefix(prefix)
         # what a store tells may be anything
-        if names.join(path, name) == entry.path and "/" not in name and "\0" not in name and name:
+        if paths.join(path, name) == entry.path and "/" not in name and "\0" not in name and name:
             encoded = os.fsencode(name)
-            if len(encoded) <= names.LONGEST_NAME and name not in (".", ".."):
+            if len(encoded) <= paths.LONGEST_NAME and name not in (".", ".."):
                 listing.append((encoded, entry))
     return listing
 

@@ -15,8 +15,8 @@ import threading
 import time
 from collections import OrderedDict
 
-from quine.files import names
-from quine.files.tier import Entry, Tier, error, stale
+from quine.files import paths
+from quine.files.api import Entry, Tier, error, stale
 from quine.mount.again import Again
 from quine.mount.content import Content
 from quine.mount.draft import Draft
@@ -62,7 +62,7 @@ class State:
         text = os.fsdecode(name)
         if "/" in text or text in (".", ".."):
             raise error(errno.EINVAL, text)
-        return names.clean(names.join(node.path, text))
+        return paths.clean(paths.join(node.path, text))
 
     def stat(self, path: str) -> Entry:
         """The root is there also where the store has nothing yet."""
@@ -83,7 +83,7 @@ class State:
     def changed(self, path: str) -> None:
         """We have changed something in the directory of this path."""
         with self.lock:
-            directory = self.nodes.directory(names.parent(path))
+            directory = self.nodes.directory(paths.parent(path))
             if directory is not None:
                 directory.checked = 0.0
 
@@ -235,7 +235,7 @@ class State:
     def removed(self, path: str) -> None:
         """Drafts of that name, or below it, end with their descriptors."""
         with self.lock:
-            for known in [known for known in self._drafts if names.within(known, path)]:
+            for known in [known for known in self._drafts if paths.within(known, path)]:
                 for node in self._drafts.pop(known):
                     if node.draft is not None:
                         node.draft.orphan = True
@@ -244,8 +244,8 @@ class State:
         """After a rename: drafts will be what they are called now."""
         with self.lock:
             self.removed(target)
-            for known in [known for known in self._drafts if names.within(known, source)]:
-                path = names.moved(known, source, target)
+            for known in [known for known in self._drafts if paths.within(known, source)]:
+                path = paths.moved(known, source, target)
                 listed = self._drafts.pop(known)
                 self._drafts.setdefault(path, []).extend(listed)
                 for node in listed:

@@ -13,8 +13,8 @@ import errno
 import os
 import time
 
+from quine.files.api import BLOCK, Entry, error
 from quine.files.layers.reserved import others
-from quine.files.tier import BLOCK, Entry, error
 from quine.mount import fuse
 from quine.mount.draft import Draft
 from quine.mount.fuse import Op, Request

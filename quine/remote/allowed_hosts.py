@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Ask = Callable[[str, bytes], bytes]
 
-NAME = "hosts"  # of the request; quine.files.here has it too
+NAME = "hosts"  # of the request; quine.files.select has it too
 
 
 def asks_origin(named: bool, inventory: str | None, memo: Mapping[str, object]) -> bool:

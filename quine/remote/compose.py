@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quine.agent.env import Settings
     from quine.agent.session import Life
     from quine.budget.ledger import Ledger
-    from quine.files.here import Services
+    from quine.files.select import Services
     from transport.carrier.duplex import Duplex
     from transport.job.beside import Beside
     from transport.node.hosts import Target
@@ -391,7 +391,7 @@ def _services(
 
     from quine.agent.main import is_relayed
     from quine.cli.run import reach
-    from quine.files import here
+    from quine.files import select
     from quine.remote.allowed_hosts import asker
     from transport.errors import RequestError
     from transport.job import inherit
@@ -424,5 +424,5 @@ def _services(
         for each in endings:
             each()
 
-    given = here.Services(environ, {name: partial(answer, name) for name in SERVICES}, reach(context), end)
+    given = select.Services(environ, {name: partial(answer, name) for name in SERVICES}, reach(context), end)
     return given

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from quine.files.here import Services
+    from quine.files.select import Services
     from quine.staging.giving import Giving
     from quine.staging.taking import Taking
     from transport.rpc.incoming import Incoming

@@ -13,7 +13,7 @@ import fcntl
 import os
 import stat
 
-from quine.files.stores.local import beneath
+from quine.files.stores.local import dirfd
 from quine.staging.survey import ASIDE
 
 NO_LINKS = (
@@ -93,7 +93,7 @@ def move(
             if spot in folders:
                 # An empty one would be replaced, and whoever has just made it would be putting something into it.
                 try:
-                    beneath.move_new(new, os.fsdecode(spot), folder, os.fsdecode(last))
+                    dirfd.move_new(new, os.fsdecode(spot), folder, os.fsdecode(last))
                 except OSError as error:
                     if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                         raise
@@ -176,7 +176,7 @@ def keep_old(top: int, moves: list[tuple[bytes, bytes]], parents: Parents, folde
         file.flush()
         os.fsync(file.fileno())
     os.rename("journal.new", "journal", src_dir_fd=top, dst_dir_fd=top)
-    beneath.sync(top)
+    dirfd.sync(top)
 
 
 def recover(base: bytes) -> None:
@@ -226,5 +226,5 @@ def _stays(path: bytes) -> bool:
 def remove(name: bytes, folder: int) -> None:
     """A directory and all that is in it; what cannot be removed stays."""
     with contextlib.suppress(OSError):
-        beneath.empty(folder, os.fsdecode(name), ours=True)
+        dirfd.empty(folder, os.fsdecode(name), ours=True)
         os.rmdir(name, dir_fd=folder)

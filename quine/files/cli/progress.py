@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from quine.files.cli.shown import human_size
+from quine.files.cli.output import human_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,22 +16,22 @@ import errno
 import os
 
 from quine.base.errors import Misconfigured
-from quine.files import names
-from quine.files.cli import disk, targets
-from quine.files.cli.getting import get_file
-from quine.files.cli.grammar import PREFIX, number
-from quine.files.cli.likeness import Item, alike, listed_alike, of_disk, of_tier, same_bytes, same_time
-from quine.files.cli.putting import put_file, refused
-from quine.files.cli.shown import escaped, path_bytes
-from quine.files.own import holds, own, within
-from quine.files.tier import error
+from quine.files import paths
+from quine.files.api import error
+from quine.files.cli import destination, localfs
+from quine.files.cli.compare import Item, alike, listed_alike, of_disk, of_tier, same_bytes, same_time
+from quine.files.cli.get import get_file
+from quine.files.cli.options import PREFIX, number
+from quine.files.cli.output import escaped, path_bytes
+from quine.files.cli.put import put_file, refused
+from quine.files.exclusions import holds, own, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from quine.files.cli.commands import Call
-    from quine.files.cli.crew import Crew
+    from quine.files.cli.main import Call
+    from quine.files.cli.pool import Crew
 
 
 def sync(call: Call) -> int:
@@ -47,16 +47,16 @@ def sync(call: Call) -> int:
         raise Misconfigured(f"one of the two paths should be in the tier, written {PREFIX}PATH", hint)
     # a dry run is told in order
     values = {**call.values, "jobs": "1"} if call.values.get("dry_run") else call.values
-    with targets.crew_of(values) as crew:
+    with destination.crew_of(values) as crew:
         if source.startswith(PREFIX):
-            top = names.clean(source.removeprefix(PREFIX))
+            top = paths.clean(source.removeprefix(PREFIX))
             if call.tier.stat(top).is_file:
                 raise error(errno.ENOTDIR, top)
             job: _Sync = _Down(call, crew, top, target)
         else:
             if not os.path.isdir(source):
                 raise error(errno.ENOTDIR if os.path.exists(source) else errno.ENOENT, source)
-            job = _Up(call, crew, source, names.clean(target.removeprefix(PREFIX)))
+            job = _Up(call, crew, source, paths.clean(target.removeprefix(PREFIX)))
         try:
             job.run()
             crew.progress.found_all = True
@@ -93,7 +93,7 @@ class _Sync:
     def run(self) -> None:
         """Begin all that is to be done."""
         self.there = {item.path: item for item in self.theirs()}
-        for item in targets.needed(self.noted()):
+        for item in destination.needed(self.noted()):
             there = self.there.get(item.path)
             if item.kind not in ("file", "directory"):
                 self.refused.add(item.path)
@@ -134,7 +134,7 @@ class _Sync:
         except OSError as problem:
             self.crew.failed(problem)
             return False
-        for path in [path for path in self.there if names.within(path, item.path)]:
+        for path in [path for path in self.there if paths.within(path, item.path)]:
             del self.there[path]
         return True
 
@@ -157,7 +157,7 @@ class _Sync:
             return
         kept = self.refused.union(self.unseen()) if victims else self.refused
         for path in victims:
-            if any(names.within(path, place) or names.within(place, path) for place in kept):
+            if any(paths.within(path, place) or paths.within(place, path) for place in kept):
                 self.call.say(f"keep {escaped(path)}")
                 continue
             if not self.counts(path):
@@ -186,7 +186,7 @@ class _Sync:
         """May it go, with all that is in it, by --max-delete? Then it is counted."""
         if self.may_go is None:
             return True
-        size = sum(names.within(each, path) for each in self.there)
+        size = sum(paths.within(each, path) for each in self.there)
         if size > self.may_go:
             self.skipped += size
             return False
@@ -265,7 +265,7 @@ class _Up(_Sync):
     def ours(self) -> Iterator[Item]:
         follow = bool(self.call.values.get("follow"))
         leave_out = own(self.call.tier, self.source)
-        for found in disk.walk(self.source, follow, self.unread, leave_out=leave_out):
+        for found in localfs.walk(self.source, follow, self.unread, leave_out=leave_out):
             yield of_disk(found)
 
     def unseen(self) -> Iterable[str]:
@@ -285,28 +285,28 @@ class _Up(_Sync):
 
     def known_alike(self, item: Item, there: Item) -> bool:
         try:
-            return alike(item, of_tier(self.call.tier.stat(names.join(self.target, item.path)), self.target))
+            return alike(item, of_tier(self.call.tier.stat(paths.join(self.target, item.path)), self.target))
         except FileNotFoundError:
             return False
 
     def send(self, item: Item) -> None:
-        path = names.join(self.target, item.path)
+        path = paths.join(self.target, item.path)
         put_file(
             self.call, self.crew, os.path.join(self.source, item.path), path, found=self.unfollowed(item)
         )
 
     def make(self, path: str) -> None:
-        self.call.tier.mkdir(names.join(self.target, path), exist_ok=True)
+        self.call.tier.mkdir(paths.join(self.target, path), exist_ok=True)
 
     def drop(self, path: str) -> None:
-        self.call.tier.remove(names.join(self.target, path), recursive=True)
+        self.call.tier.remove(paths.join(self.target, path), recursive=True)
 
     def same_bytes(self, item: Item) -> bool:
-        with disk.Source(os.path.join(self.source, item.path), self.unfollowed(item)) as file:
-            return same_bytes(file.fd, self.call.tier, names.join(self.target, item.path), self.crew)
+        with localfs.Source(os.path.join(self.source, item.path), self.unfollowed(item)) as file:
+            return same_bytes(file.fd, self.call.tier, paths.join(self.target, item.path), self.crew)
 
     def shown(self, path: str) -> str:
-        return names.join(self.target, path)
+        return paths.join(self.target, path)
 
     def odd(self, item: Item) -> OSError:
         return refused(item.kind, os.path.join(self.source, item.path))
@@ -316,15 +316,15 @@ class _Down(_Sync):
     """From the tier to this machine."""
 
     verb = "get"
-    _folder: disk.Folder | None = None
+    _folder: localfs.Folder | None = None
     _own: frozenset[str] = frozenset()  # what nothing is written to, nor removed of
 
     @property
-    def folder(self) -> disk.Folder:
+    def folder(self) -> localfs.Folder:
         if self._folder is None:
             if not self.dry:
                 os.makedirs(self.target, exist_ok=True)
-            self._folder = disk.Folder(self.target)
+            self._folder = localfs.Folder(self.target)
         return self._folder
 
     def ours(self) -> Iterator[Item]:
@@ -334,7 +334,7 @@ class _Down(_Sync):
                 yield item
 
     def unseen(self) -> Iterable[str]:
-        return [targets.relative(path, self.source) for path in self.call.tier.hidden(self.source)]
+        return [destination.relative(path, self.source) for path in self.call.tier.hidden(self.source)]
 
     def source_shown(self) -> str:
         return f"{PREFIX}{self.source}"
@@ -343,13 +343,13 @@ class _Down(_Sync):
         if self.dry and not os.path.lexists(self.target):
             return
         self._own = own(self.call.tier, self.folder.path)
-        for found in disk.walk(self.folder.path, False, self.crew.failed, leave_out=self._own):
+        for found in localfs.walk(self.folder.path, False, self.crew.failed, leave_out=self._own):
             if found.kind == "directory" and holds(found.path, self._own):
                 self.seen.add(found.path)  # it stays, whatever else in it goes
             yield of_disk(found)
 
     def known_alike(self, item: Item, there: Item) -> bool:
-        known = of_tier(self.call.tier.stat(names.join(self.source, item.path)), self.source)
+        known = of_tier(self.call.tier.stat(paths.join(self.source, item.path)), self.source)
         if known.size != there.size or not same_time(known.mtime, there.mtime):
             return False
         if known.mode != there.mode and not self.dry:
@@ -357,7 +357,7 @@ class _Down(_Sync):
         return True
 
     def send(self, item: Item) -> None:
-        path = names.join(self.source, item.path)
+        path = paths.join(self.source, item.path)
         get_file(self.call, self.crew, path, self.folder, item.path)
 
     def make(self, path: str) -> None:
@@ -369,8 +369,8 @@ class _Down(_Sync):
         self.folder.remove(path)
 
     def same_bytes(self, item: Item) -> bool:
-        with disk.Source(self.folder.shown(item.path), item.path) as file:
-            return same_bytes(file.fd, self.call.tier, names.join(self.source, item.path), self.crew)
+        with localfs.Source(self.folder.shown(item.path), item.path) as file:
+            return same_bytes(file.fd, self.call.tier, paths.join(self.source, item.path), self.crew)
 
     def shown(self, path: str) -> str:
         return os.path.join(self.target, path)

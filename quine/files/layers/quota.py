@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from quine.base import sizes
 from quine.budget.shared_counters import GATE, PATH, PUT, TURN, Book, Numbers, lock
-from quine.files.tier import BLOCK, Entry, Reader, Tier, Writer, error
+from quine.files.api import BLOCK, Entry, Reader, Tier, Writer, error
 
 # Bytes that are reserved at once by who does not know how much is to come, where there is plenty.
 AHEAD = 8 * BLOCK

@@ -12,9 +12,9 @@ import errno
 import os
 from collections.abc import Iterator
 
-from quine.files import names
-from quine.files.place import RESERVED
-from quine.files.tier import Entry, Reader, Tier, Writer
+from quine.files import paths
+from quine.files.api import Entry, Reader, Tier, Writer
+from quine.files.urls import RESERVED
 
 
 class Unreserved(Tier):
@@ -34,7 +34,7 @@ class Unreserved(Tier):
 
     def list(self, path: str) -> Iterator[Entry]:
         entries = self._tier.list(others(path, errno.ENOENT))
-        return entries if path else (entry for entry in entries if not names.is_alias(entry.path, RESERVED))
+        return entries if path else (entry for entry in entries if not paths.is_alias(entry.path, RESERVED))
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
         return self._tier.open(others(path, errno.ENOENT), offset, length)
@@ -94,7 +94,7 @@ class Unreserved(Tier):
 
 def others(path: str, number: int = errno.EPERM) -> str:
     """The path, if it is not ours. Raises OSError: `number`."""
-    if names.is_alias(path.partition("/")[0], RESERVED):
+    if paths.is_alias(path.partition("/")[0], RESERVED):
         text = os.strerror(number) if number == errno.ENOENT else "is reserved"
         raise OSError(number, text, path)
     return path

@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from quine.files import names
-from quine.files.tier import DIRECTORY_MODE, FILE_MODE, Entry, Range, Reader, Tier, Writer, check_range, error
+from quine.files import paths
+from quine.files.api import DIRECTORY_MODE, FILE_MODE, Entry, Range, Reader, Tier, Writer, check_range, error
 
 Content = tuple[list[int], list[bytes], int]  # where the pieces begin, they, and the size of the whole
 
@@ -75,7 +75,7 @@ class Memory(Tier):
             directory = self._find(path, path)
             if isinstance(directory, _File):
                 raise error(errno.ENOTDIR, path)
-            found = [_entry(names.join(path, name), node) for name, node in directory.names.items()]
+            found = [_entry(paths.join(path, name), node) for name, node in directory.names.items()]
         return iter(sorted(found, key=lambda entry: os.fsencode(entry.path)))
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
@@ -103,8 +103,8 @@ class Memory(Tier):
 
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
         with self._store.lock:
-            above = self._make(names.parent(path), path)
-            node = above.names.get(names.name(path)) if path else above
+            above = self._make(paths.parent(path), path)
+            node = above.names.get(paths.name(path)) if path else above
             if node is None:
                 self._put(above, path, _Directory())
             elif isinstance(node, _File) or not exist_ok:
@@ -117,8 +117,8 @@ class Memory(Tier):
             node = self._find(path, path)
             if isinstance(node, _Directory) and node.names and not recursive:
                 raise error(errno.ENOTEMPTY, path)
-            above = self._make(names.parent(path), path)
-            del above.names[names.name(path)]
+            above = self._make(paths.parent(path), path)
+            del above.names[paths.name(path)]
             above.mtime = time.time()
 
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
@@ -128,7 +128,7 @@ class Memory(Tier):
                 raise error(errno.ENOTDIR if isinstance(node, _File) else errno.EINVAL, target)
             self._may_move(node, source, target, if_absent)
             if source != target:
-                above = self._make(names.parent(target), target)
+                above = self._make(paths.parent(target), target)
                 self.remove(source, recursive=True)
                 self._put(above, target, node)
 
@@ -191,14 +191,14 @@ class Memory(Tier):
 
     @staticmethod
     def _put(above: _Directory, path: str, node: _File | _Directory) -> None:
-        above.names[names.name(path)] = node
+        above.names[paths.name(path)] = node
         above.mtime = time.time()
 
     def keep(self, path: str, if_absent: bool, content: Content, mode: int, mtime: float) -> Entry:
         """A whole file, of who has written it."""
         with self._store.lock:
             self._may_replace(path, if_absent)
-            above = self._make(names.parent(path), path)
+            above = self._make(paths.parent(path), path)
             file = _File(*content, mode, mtime, str(next(self._store.versions)))
             self._put(above, path, file)
             return _entry(path, file)

@@ -1,0 +1,109 @@
+"""cp and mv: what stays within the tier; no content comes to this machine.
+
+Laws
+1. Of many who move one thing, or move many to one name with --if-absent, one wins, and the others are told so.
+2. One path and one target are one round trip; of a copy two, where a directory stands there.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from quine.base.errors import FAILED
+from quine.files import paths
+from quine.files.cli.destination import Target, below, crew_of, keeps, needed, operands
+from quine.files.cli.output import escaped
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quine.files.api import Tier
+    from quine.files.cli.main import Call
+    from quine.files.cli.pool import Crew
+
+
+def cp(call: Call) -> int:
+    sources, last = operands(call)
+    absent = keeps(call)
+    with crew_of(call.values) as crew:
+        expanded = [path for path, _ in call.expand(sources)]
+        target = Target(call, last, len(expanded) > 1)
+
+        def copy(source: str, path: str) -> None:
+            differ(call.tier, source, path)
+            call.tier.copy(source, path, absent)
+            call.say(f"{escaped(source)} -> {escaped(path)}")
+
+        for source in expanded:
+            try:
+                if call.values.get("recursive"):
+                    _copy_tree(call, crew, source, target.under(paths.name(source)), copy)
+                else:
+                    crew.do(_copy_file, call.tier, source, target, copy)
+            except OSError as problem:
+                crew.failed(problem)
+        return crew.finish() or call.end()
+
+
+def differ(tier: Tier, source: str, path: str) -> None:
+    """Raises OSError where both are one: EINVAL, ENOENT."""
+    if source == path:
+        tier.stat(source)
+        raise OSError(errno.EINVAL, "source and target are the same file", source)
+
+
+def _copy_file(tier: Tier, source: str, target: Target, copy: Callable[[str, str], None]) -> None:
+    try:
+        target.try_each(paths.name(source), lambda path: copy(source, path))
+    except (IsADirectoryError, NotADirectoryError):
+        if tier.stat(source).is_file:
+            raise
+        raise OSError(errno.EISDIR, "is a directory; -r copies it with what is in it", source) from None
+
+
+def _copy_tree(call: Call, crew: Crew, source: str, top: str, copy: Callable[[str, str], None]) -> None:
+    if call.tier.stat(source).is_file:
+        crew.do(copy, source, top)
+        return
+    if top == source or top.startswith(f"{source}/") or not source:
+        raise OSError(errno.EINVAL, "cannot be copied into itself", source)
+    call.tier.mkdir(top, exist_ok=True)
+    for entry in needed(call.tier.walk(source)):
+        path = paths.join(top, below(entry, source))
+        if entry.is_file:
+            crew.do(copy, entry.path, path)
+        else:
+            crew.do(call.tier.mkdir, path, True)
+
+
+def mv(call: Call) -> int:
+    """Whether the target is a directory to go into is decided where the store is: that is one round trip."""
+    sources, last = operands(call)
+    expanded = [path for path, _ in call.expand(sources)]
+    target = Target(call, last, len(expanded) > 1)
+    absent = keeps(call)
+
+    def rename(source: str) -> str:
+        if not target.known:
+            expect_outside(call.tier, source, target.path)
+            return call.tier.move(source, target.path, absent)
+        path = target.under(paths.name(source))
+        expect_outside(call.tier, source, path)
+        if not absent:
+            differ(call.tier, source, path)
+        call.tier.rename(source, path, absent)
+        return path
+
+    for source in expanded:
+        try:
+            call.say(f"{escaped(source)} -> {escaped(rename(source))}")
+        except OSError as problem:
+            call.failed(problem)
+    return call.end() if not call.failures else FAILED
+
+
+def expect_outside(tier: Tier, source: str, path: str) -> None:
+    """Raises OSError where a directory would be moved into itself: EINVAL."""
+    if not source or (paths.within(path, source) and not tier.stat(source).is_file):
+        raise OSError(errno.EINVAL, "cannot be moved into itself", source)

@@ -1,0 +1,197 @@
+"""get: files of the tier to this machine, or to stdout.
+
+Laws
+1. A file appears whole or not at all, with its mode and its time.
+2. Nothing is written outside of the directory that was named, whatever names the store has, whatever links lie there.
+   A link that was named itself is followed, and what is no regular file (a device, a pipe) is written, not replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from quine.base.atomic import follow
+from quine.base.errors import Misconfigured, write_all
+from quine.files import paths
+from quine.files.api import BLOCK, error
+from quine.files.cli import localfs
+from quine.files.cli.destination import below, crew_of, keeps, operands
+from quine.files.cli.output import escaped
+from quine.files.exclusions import own, within
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
+    from quine.files.cli.main import Call
+    from quine.files.cli.pool import Crew
+
+RECURSE = "is a directory; -r gets it with what is in it"
+
+
+def get(call: Call) -> int:
+    sources, last = operands(call)
+    if last == "-":
+        return _get_stdout(call, sources)
+    many = len(sources) > 1 or last.endswith("/")
+    into = not call.values.get("no_target_directory") and (many or os.path.isdir(last))
+    expanded = list(call.expand(sources))
+    if len(expanded) > 1 and call.values.get("no_target_directory"):
+        raise Misconfigured("-T takes one path and its target")
+    into = into or len(expanded) > 1
+    with _Here(last, into) as here, crew_of(call.values) as crew:
+        if into:
+            here.folder()  # where that is none it is said once
+        for path, _ in expanded:
+            try:
+                _get(call, crew, path, here)
+            except OSError as problem:
+                crew.failed(problem)
+        crew.progress.found_all = True
+        return crew.finish() or call.end()
+
+
+class _Here:
+    """Where on this machine things come to: a directory, or a name in one. Directories are opened when first needed."""
+
+    def __init__(self, written: str, into: bool) -> None:
+        self.written, self.into = written, into
+        self._open: list[localfs.Folder] = []
+        self._folder: localfs.Folder | None = None
+
+    def folder(self) -> localfs.Folder:
+        """The directory that files come into."""
+        if self._folder is None:
+            path = self.written if self.into else os.path.dirname(self.written.rstrip("/")) or "."
+            self._folder = localfs.Folder(path)
+            self._open.append(self._folder)
+        return self._folder
+
+    def name(self, path: str) -> str:
+        """What a file of the tier is called in that directory."""
+        own = paths.name(path) if self.into else os.path.basename(self.written.rstrip("/"))
+        if own in ("", ".", ".."):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), self.written)
+        return own
+
+    def end(self, path: str) -> tuple[localfs.Folder, str] | int:
+        """Where a file comes to: a name in a directory, or an open descriptor of what is no file, for the caller.
+
+        A link that was named is followed, as `>` does; one in a directory that was named is replaced.
+        """
+        if self.into:
+            return self.folder(), self.name(path)
+        self.name(path)
+        end = follow(self.written)
+        if isinstance(end, int):
+            return os.dup(end)
+        try:
+            kind = stat.S_IFMT(os.stat(end).st_mode)
+        except FileNotFoundError:
+            kind = stat.S_IFREG
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):
+            return os.open(end, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
+        folder = localfs.Folder(os.path.dirname(end) or ".")
+        self._open.append(folder)
+        return folder, os.path.basename(end)
+
+    def top(self, path: str) -> localfs.Folder:
+        """The directory that a directory of the tier becomes; made where it is not there."""
+        own = paths.name(path) if self.into else ""
+        made = os.path.join(self.written, own) if own else self.written
+        try:
+            os.mkdir(made)
+        except FileExistsError:
+            if made != self.written and os.path.islink(made):
+                raise error(errno.ENOTDIR, made) from None
+        folder = localfs.Folder(made, follow=made == self.written)
+        self._open.append(folder)
+        return folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for folder in self._open:
+            folder.__exit__()
+
+
+def _get(call: Call, crew: Crew, path: str, here: _Here) -> None:
+    recursive = bool(call.values.get("recursive"))
+    if not recursive and path:
+
+        def fetch() -> None:
+            try:
+                get_named(call, crew, path, here)
+            except IsADirectoryError as problem:
+                if problem.filename != path or call.tier.stat(path).is_file:
+                    raise
+                raise OSError(errno.EISDIR, RECURSE, path) from None
+
+        here.name(path), here.folder()
+        crew.do(fetch)
+        return
+    entry = call.tier.stat(path)
+    if entry.is_file:
+        crew.progress.expect(entry.size)
+        crew.do(get_named, call, crew, path, here)
+        return
+    if not recursive:
+        raise OSError(errno.EISDIR, RECURSE, path)
+    folder = here.top(path)
+    kept = own(call.tier, folder.path)
+    for entry in call.tier.walk(path):
+        relative = below(entry, path)
+        if within(relative, kept):
+            continue
+        if entry.is_file:
+            crew.progress.expect(entry.size)
+            crew.do(get_file, call, crew, entry.path, folder, relative)
+        else:
+            crew.do(folder.make, relative)
+
+
+def get_named(call: Call, crew: Crew, path: str, here: _Here) -> None:
+    """A file to where the command line says. Raises OSError, Stopped."""
+    if keeps(call) and not here.into and os.path.lexists(here.written):
+        raise error(errno.EEXIST, here.written)
+    end = here.end(path)
+    if not isinstance(end, int):
+        get_file(call, crew, path, *end)
+        return
+    try:
+        with call.tier.open(path) as reader:
+            while block := reader.read(BLOCK):
+                crew.tick(len(block))
+                write_all(end, block)
+    finally:
+        os.close(end)
+    crew.progress.file()
+    call.say(f"{escaped(path)} -> {escaped(here.written)}")
+
+
+def get_file(call: Call, crew: Crew, path: str, folder: localfs.Folder, relative: str) -> None:
+    """One file of the tier. Raises OSError, Stopped."""
+    absent = keeps(call)
+    if absent and os.path.lexists(folder.shown(relative)):
+        raise error(errno.EEXIST, folder.shown(relative))
+    with call.tier.open(path) as reader:
+        if not crew.progress.files_known:
+            crew.progress.expect(reader.length)
+        folder.fill(relative, reader, crew.tick, absent)
+    crew.progress.file()
+    call.say(f"{escaped(path)} -> {escaped(folder.shown(relative))}")
+
+
+def _get_stdout(call: Call, sources: list[str]) -> int:
+    if call.values.get("recursive"):
+        raise Misconfigured("-r does not go with stdout (-)")
+
+    def copy(path: str) -> None:
+        with call.tier.open(path) as reader:
+            call.out.copy(reader)
+
+    call.each(copy, sources)
+    return call.end()

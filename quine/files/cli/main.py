@@ -1,0 +1,293 @@
+"""`quine fs …`: the entry, and the commands that move no content between machines.
+
+Laws
+1. They are the same on every node: which store answers is decided by `here.tier_here` alone.
+2. Standard library only, and only what the one command needs: these are called in loops.
+3. A path is a clean one before any store hears of it; what leads out of the tier is refused here already.
+4. A process that is ended by a signal dies of it, after what it was making has been given up.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+from quine.base.errors import FAILED, OK, Misconfigured, complain
+from quine.files import paths as names
+from quine.files.api import error
+from quine.files.cli import glob
+from quine.files.cli.options import COMMANDS, OTHERS, PREFIX, number, parse, usage
+from quine.files.cli.output import Hungup, Output, as_json, details, escaped
+from quine.files.cli.pool import FULL, UNREACHED, failure, words
+from transport.job import inherit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import FrameType
+
+    from quine.files.api import Tier
+    from quine.files.cli.options import Values
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(KeyboardInterrupt):
+    """A signal that ends us; `name` as signals are called."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class Call:
+    """One command: its options, its paths, its store, and what has gone wrong."""
+
+    def __init__(self, command: str, values: Values, paths: list[str], tier: Tier) -> None:
+        self.command, self.values, self.paths, self.tier = command, values, paths, tier
+        self.out = Output()
+        self.failures = 0
+
+    def expand(self, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """Clean paths, patterns as what they match; each with how it was written. What fails is said and left out."""
+        for path in paths:
+            written = path.removeprefix(PREFIX)
+            try:
+                clean = names.clean(written)
+                if self.values.get("literal") or not glob.is_pattern(written):
+                    self._heed_slash(clean, written)
+                    yield clean, written
+                else:
+                    yield from ((one, one) for one in glob.expand(self.tier, written))
+            except OSError as problem:
+                self.failed(problem)
+
+    def _heed_slash(self, clean: str, written: str) -> None:
+        """What is written with a slash at its end is a directory, or nothing. ENOTDIR."""
+        if clean and written.endswith(("/", "/.")):
+            try:
+                is_file = self.tier.stat(clean).is_file
+            except FileNotFoundError:
+                return
+            if is_file:
+                raise error(errno.ENOTDIR, written)
+
+    def each(self, what: Callable[[str], None], paths: Iterable[str]) -> None:
+        """Do it with each of these paths; the failure of one is no failure of the next."""
+        for clean, _ in self.expand(paths):
+            try:
+                what(clean)
+            except OSError as problem:
+                self.failed(problem)
+
+    def failed(self, problem: OSError) -> None:
+        """Say it, go on. Raises Failure where it concerns all that follows."""
+        self.out.flush()
+        if problem.errno in FULL or problem.errno in UNREACHED:
+            raise failure(problem)
+        self.failures += 1
+        text, hint = words(problem)
+        if isinstance(problem, glob.NoMatch):
+            hint = "-F takes * ? [ ] as they are"
+        complain(text, hint)
+
+    def some(self, default: str | None = None) -> list[str]:
+        """The paths as they were written; there must be some, or a default."""
+        if self.paths or default is not None:
+            return self.paths or [str(default)]
+        raise Misconfigured("no path", f"quine fs {self.command} --help")
+
+    def say(self, text: str) -> None:
+        if self.values.get("verbose"):
+            from quine.base.errors import say
+
+            say(text + "\n")
+
+    def end(self) -> int:
+        self.out.flush()
+        return FAILED if self.failures else OK
+
+
+def main(arguments: list[str]) -> int:
+    """`quine fs COMMAND …`; the exit status."""
+    inherit.hold_standard_streams()  # no file of the tier may get the number of a closed stdout
+    _watch_signals()
+    try:
+        return perform(arguments)
+    except Hungup:
+        return _die("PIPE")
+    except Ended as ended:
+        return _die(ended.name)
+    except KeyboardInterrupt:
+        return _die("INT")
+
+
+def perform(arguments: list[str]) -> int:
+    """The same; how it ends by a signal is left to the caller. Raises Failure, Hungup, KeyboardInterrupt."""
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        if arguments:
+            print(usage())
+            return OK
+        raise Misconfigured("no command", f"quine fs {'|'.join([*COMMANDS, *OTHERS])}")
+    command = arguments[0]
+    if command not in COMMANDS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(command, [*COMMANDS, *OTHERS], 1)
+        hint = f"did you mean quine fs {near[0]}?" if near else "quine fs --help"
+        raise Misconfigured(f"no such command: fs {escaped(command)}", hint)
+    values, paths = parse(command, arguments[1:])
+    if values.get("help"):
+        print(usage(command))
+        return OK
+    if command in ("mount", "umount"):
+        from quine.mount.command import perform as mount
+
+        return mount(command, values, paths)
+    try:
+        call = Call(command, values, paths, _tier(values))
+        try:
+            status = _run(call)
+            if status == FAILED and command not in ("put", "mkdir"):
+                _tell_of_nothing(call.tier)
+            return status
+        finally:
+            call.tier.close()
+    except OSError as problem:
+        raise failure(problem) from None
+
+
+def _tell_of_nothing(tier: Tier) -> None:
+    """By default each directory has a tier of its own: who is in another one than he thinks finds nothing at all."""
+    root = tier.directory_here()
+    if root and not os.path.lexists(root):
+        from quine.base.errors import say
+
+        cure = "QUINE_FS or --fs names another"
+        say(f"quine: hint: the files tier is {escaped(root)}, where nothing was put yet; {cure}\n")
+
+
+def _run(call: Call) -> int:
+    name = call.command
+    if name in ("ls", "find"):
+        from quine.files.cli import ls_find
+
+        return ls_find.ls(call) if name == "ls" else ls_find.find(call)
+    if name == "put":
+        from quine.files.cli.put import put
+
+        return put(call)
+    if name == "get":
+        from quine.files.cli.get import get
+
+        return get(call)
+    if name in ("cp", "mv"):
+        from quine.files.cli import cp_mv
+
+        return cp_mv.cp(call) if name == "cp" else cp_mv.mv(call)
+    if name == "sync":
+        from quine.files.cli.sync import sync
+
+        return sync(call)
+    return {"cat": cat, "rm": rm, "stat": stat, "mkdir": mkdir, "url": url}[name](call)
+
+
+def _tier(values: Values) -> Tier:
+    environ = dict(os.environ)
+    if "fs" in values:
+        environ["QUINE_FS"] = str(values["fs"])
+    from quine.files.select import tier_here
+
+    return tier_here(environ)
+
+
+def _watch_signals() -> None:
+    def end(number: int, _: FrameType | None) -> None:
+        raise Ended(signal.Signals(number).name.removeprefix("SIG"))
+
+    for each in ENDING:
+        if signal.getsignal(each) == signal.SIG_DFL:  # one that was ignored (nohup) stays ignored
+            signal.signal(each, end)
+
+
+def _die(name: str) -> int:
+    from transport.status import die_of, signal_number
+
+    die_of(name)
+    return 128 + signal_number(name)
+
+
+# -- the commands ------------------------------------------------------------------------------------
+
+
+def cat(call: Call) -> int:
+    offset = number(call.values, "offset", default=0) or 0
+    length = number(call.values, "length")
+
+    def copy(path: str) -> None:
+        with call.tier.open(path, offset, length) as reader:
+            call.out.copy(reader)
+
+    call.each(copy, call.some())
+    return call.end()
+
+
+def rm(call: Call) -> int:
+    from quine.files.cli.pool import Crew
+
+    recursive, force = bool(call.values.get("recursive")), bool(call.values.get("force"))
+    jobs = number(call.values, "jobs", 1, 8) or 8
+
+    def remove(path: str) -> None:
+        try:
+            call.tier.remove(path, recursive)
+        except FileNotFoundError:
+            if not force:
+                raise
+            return
+        except OSError as problem:
+            if problem.errno != errno.ENOTEMPTY or recursive:
+                raise
+            text = "directory not empty; -r removes all that is in it"
+            raise OSError(errno.ENOTEMPTY, text, path) from None
+        call.say(f"removed {escaped(path)}")
+
+    if force and not call.paths:
+        return OK
+    paths = call.some()
+    with Crew(jobs) as crew:
+        for clean, _ in call.expand(paths):
+            crew.do(remove, clean)
+        return crew.finish() or call.end()
+
+
+def stat(call: Call) -> int:
+    first = True
+
+    def show(path: str) -> None:
+        nonlocal first
+        entry = call.tier.stat(path)
+        if call.values.get("json"):
+            call.out.write(as_json(entry))
+        else:
+            call.out.write((("" if first else "\n") + details(entry)).encode("utf-8", "replace"))
+        first = False
+
+    call.each(show, call.some())
+    return call.end()
+
+
+def mkdir(call: Call) -> int:
+    for path in call.some():
+        try:
+            call.tier.mkdir(names.clean(path.removeprefix(PREFIX)), exist_ok=bool(call.values.get("parents")))
+        except OSError as problem:
+            call.failed(problem)
+    return call.end()
+
+
+def url(call: Call) -> int:
+    end = b"\0" if call.values.get("null") else b"\n"
+    call.each(lambda path: call.out.write(os.fsencode(call.tier.url_of(path)) + end), call.some())
+    return call.end()

@@ -1,0 +1,148 @@
+"""put: files of this machine, or stdin, into the tier.
+
+Laws
+1. A file appears whole or not at all. Who is killed, or whose link is cut, leaves nothing under the name.
+2. Links are followed where they were named, refused where they were found (unless -L): a tree that is put holds no
+   copy of what it only points to. The rest of the tree is put all the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from quine.base.errors import OK, Misconfigured
+from quine.files import paths
+from quine.files.api import BLOCK
+from quine.files.cli import localfs
+from quine.files.cli.destination import Target, crew_of, keeps, needed, operands
+from quine.files.cli.output import escaped
+from quine.files.cli.progress import Progress
+from quine.files.exclusions import own
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.files.api import Writer
+    from quine.files.cli.main import Call
+    from quine.files.cli.options import Values
+    from quine.files.cli.pool import Crew
+
+
+def put(call: Call) -> int:
+    sources, last = operands(call)
+    target = Target(call, last, len(sources) > 1)
+    mode = _mode(call.values)
+    if "-" in sources:
+        if len(sources) > 1:
+            raise Misconfigured("stdin (-) goes alone")
+        return _put_stdin(call, target, mode)
+    with crew_of(call.values) as crew:
+        for source in sources:
+            try:
+                _put(call, crew, source, target, mode)
+            except OSError as problem:
+                crew.failed(problem)
+        crew.progress.found_all = True
+        return crew.finish()
+
+
+def _mode(values: Values) -> int | None:
+    text = values.get("mode")
+    if text is None:
+        return None
+    if not (
+        isinstance(text, str) and len(text) <= 5 and text.strip("01234567") == "" and int(text, 8) <= 0o777
+    ):
+        raise Misconfigured(f"--mode {text}: should be octal, such as 0644")
+    return int(text, 8)
+
+
+def _put(call: Call, crew: Crew, source: str, target: Target, mode: int | None) -> None:
+    name = os.path.basename(source.rstrip("/"))
+    name = "" if name in (".", "..") else name
+    if not os.path.isdir(source):
+
+        def attempt(path: str) -> None:
+            put_file(call, crew, source, path, mode)
+
+        crew.progress.expect(os.stat(source).st_size)
+        crew.do(target.try_each, name, attempt)
+        return
+    if not call.values.get("recursive"):
+        raise OSError(errno.EISDIR, "is a directory; -r puts it with what is in it", source)
+    top = target.under(name)
+    if top:
+        call.tier.mkdir(top, exist_ok=True)
+    walk = localfs.walk(
+        source, bool(call.values.get("follow")), crew.failed, leave_out=own(call.tier, source)
+    )
+    for found in needed(walk):
+        path, here = paths.join(top, found.path), os.path.join(source, found.path)
+        if found.kind == "file":
+            crew.progress.expect(found.stat.st_size)
+            crew.do(put_file, call, crew, here, path, mode, "" if call.values.get("follow") else found.path)
+        elif found.kind == "directory":
+            crew.do(call.tier.mkdir, path, True)
+        else:
+            crew.failed(refused(found.kind, here))
+
+
+def refused(kind: str, path: str) -> OSError:
+    """A link, a device, a pipe, a socket."""
+    if kind == "link":
+        return OSError(errno.ELOOP, "a symbolic link; -L puts what it points to", path)
+    return OSError(errno.EINVAL, "neither a file nor a directory", path)
+
+
+def put_file(
+    call: Call, crew: Crew, source: str, path: str, mode: int | None = None, found: str = ""
+) -> None:
+    """One file of this machine; `found` as for disk.Source. Raises OSError, Stopped."""
+    with localfs.Source(source, found) as file:
+        if mode is None:
+            mode = file.stat.st_mode & localfs.PERMISSIONS
+        with call.tier.create(
+            paths.clean(path),
+            if_absent=keeps(call),
+            mode=mode,
+            mtime=file.stat.st_mtime,
+            size=file.stat.st_size or None,
+        ) as writer:
+            file.feed(writer, crew.tick)
+            writer.commit()
+    crew.progress.file()
+    call.say(f"{escaped(source)} -> {escaped(path)}")
+
+
+def _put_stdin(call: Call, target: Target, mode: int | None) -> int:
+    try:
+        os.fstat(0)
+    except OSError:
+        raise Misconfigured("stdin is closed") from None
+    if target.known and target.into():
+        raise Misconfigured("stdin has no name; the target must be that of a file")
+    if mode is None:
+        mask = os.umask(0)
+        os.umask(mask)
+        mode = 0o666 & ~mask
+    progress = Progress(quiet=bool(call.values.get("quiet")))
+    try:
+        with call.tier.create(target.path, if_absent=keeps(call), mode=mode) as writer:
+            _pour_stdin(writer, progress)
+            writer.commit()
+    finally:
+        progress.clear()
+    call.say(f"- -> {escaped(target.path)}")
+    return OK
+
+
+def _pour_stdin(writer: Writer, progress: Progress) -> None:
+    while True:
+        try:
+            block = os.read(0, BLOCK)
+        except OSError as problem:
+            raise OSError(problem.errno, problem.strerror, "stdin") from None
+        if not block:
+            return
+        writer.write(block)
+        progress.add(len(block))

@@ -1,0 +1,390 @@
+"""A tier in anything that fsspec speaks: gs://, az://, ftp://, webdav://, archives, and what chains them.
+
+Laws
+1. Nothing is promised that the store does not keep. `if_absent` is refused where the store cannot decide it; what only
+   reads, and what keeps copies of its own (`simplecache::`), is only read. So is a store that is not known to replace
+   a file in one step, unless `unsafe` allows it.
+2. A flat store (`flat`) is given a file whole, in one call, from a spool on this machine's disk. In any other the file
+   is written aside and moved, which is one step where the store's own move is.
+3. A file that was read to its end and has changed since it was opened is ESTALE, not a mixture.
+4. Names are escaped as in keys.py; listings are never taken from a cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from quine.files import paths
+from quine.files.api import DIRECTORY_MODE, Entry, Reader, Tier, Writer, check_range, error
+from quine.files.stores import azure, google
+from quine.files.stores.flat_tree import tree
+from quine.files.stores.fsspec_io import SpoolWriter, SteadyReader, about, known
+from quine.files.stores.local.dirfd import TRIES
+from quine.files.stores.local.temp import NAME as ASIDE
+from quine.files.stores.object.keys import IN_URLS, UNFIT, key_of, path_of
+from quine.files.stores.rename_rules import moves, replaces
+from quine.files.stores.spool import spool
+
+FLAT = ("gs", "gcs", "az", "abfs", "abfss", "s3", "s3a")  # they also decide who is first
+AZURE = ("az", "abfs", "abfss")
+READ_ONLY = (
+    *("zip", "tar", "libarchive", "http", "https", "git", "github", "reference", "data"),
+    *("simplecache", "filecache", "blockcache", "cached"),
+)
+# Their own move replaces in one step. That of FTP is the server's affair, WebDAV's removes the target first (RFC 4918,
+# 9.9.3), SMB's and HDFS's refuse where something stands; of what is not named here nothing is known.
+ONE_STEP = (*FLAT, "local", "file", "memory")
+REFUSED = (errno.EEXIST, errno.EINVAL)  # what drivers say where somebody else was first
+MADE = "%51uine-directory"  # an object that keeps an empty directory of a flat store: no name has this key
+
+
+class Generic(Tier):
+    """`open` gives the filesystem of this process and the root in it."""
+
+    def __init__(
+        self, url: str, protocol: str, options: Mapping[str, Any], shown: str, unsafe: bool = False
+    ) -> None:
+        """`unsafe`: write also where a file is not replaced in one step."""
+        self.url = shown
+        self._url, self._options = url, options
+        self.flat, self.read_only = protocol in FLAT, protocol in READ_ONLY
+        self._torn = not unsafe and protocol not in (*ONE_STEP, *READ_ONLY)
+        self._google, self._azure = protocol in ("gs", "gcs"), protocol in AZURE
+        self._unfit = IN_URLS if self._azure else UNFIT
+        self._decides: bool | None = None  # whether it decides who is first, once that was tried
+        self._opened: tuple[int, Any, str] | None = None
+        self._former: Sequence[Any] = ()  # of the process that we were forked from
+        self._driver()
+
+    def _driver(self) -> tuple[Any, str]:
+        """The filesystem, and the root in it without a slash at its end."""
+        if self._opened is None or self._opened[0] != os.getpid():
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+            self._former = (*self._former, self._opened)
+            fs, root = url_to_fs(self._url, **self._options)
+            if type(fs).__name__ == "DirFileSystem":  # its paths are relative to what we are told is the path
+                fs = fs.fs
+            self._opened = (os.getpid(), fs, root.rstrip("/"))
+        return self._opened[1], self._opened[2]
+
+    def _at(self, path: str) -> tuple[Any, str]:
+        fs, root = self._driver()
+        with contextlib.suppress(NotImplementedError):
+            fs.invalidate_cache()
+        key = key_of(path, self._unfit)
+        return fs, (f"{root}/{key}" if root else key) if path else root
+
+    # ----------------------------------------------------------------- looks
+
+    def _look(self, path: str) -> Entry | None:
+        fs, place = self._at(path)
+        with about(path):
+            try:
+                found = fs.info(place)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return known(path, found)
+
+    def _missing(self, path: str) -> OSError:
+        for above in paths.ancestors(path):
+            found = self._look(above)
+            if found is None:
+                break
+            if found.is_file:
+                return error(errno.ENOTDIR, path)
+        return error(errno.ENOENT, path)
+
+    def _expect_way(self, path: str) -> None:
+        """ENOTDIR where a file stands above."""
+        if (missing := self._missing(path)).errno == errno.ENOTDIR:
+            raise missing
+
+    def stat(self, path: str) -> Entry:
+        if not path:
+            return Entry("", "directory", mode=DIRECTORY_MODE)
+        found = self._look(path)
+        if found is None:
+            raise self._missing(path)
+        return found
+
+    def list(self, path: str) -> Iterator[Entry]:
+        return iter(self._listed(path)[0])
+
+    def hidden(self, path: str) -> Iterator[str]:
+        """Keys that are nobody's: each as the name that another tool would give it."""
+        if not path:
+            yield ASIDE
+        if self._google or self._azure:
+            yield from self._deep(path)[1]
+            return
+        for above in (path, *(entry.path for entry in self.walk(path) if not entry.is_file)):
+            with contextlib.suppress(FileNotFoundError):
+                for name in self._listed(above)[1]:
+                    if twin := paths.nearest(name):
+                        yield paths.join(above, twin)
+
+    def walk(self, path: str) -> Iterator[Entry]:
+        """Where the store is flat, in as few calls as there are pages of keys."""
+        if not self._google and not self._azure:
+            yield from super().walk(path)
+            return
+        yield from self._deep(path)[0]
+
+    def _deep(self, path: str) -> tuple[Sequence[Entry], Sequence[str]]:
+        """What is below a directory of a flat store, and the names of what is nobody's. ENOENT, ENOTDIR."""
+        fs, place = self._at(path)
+        with about(path):
+            try:
+                found = (azure if self._azure else google).walked(fs, place)
+            except FileNotFoundError:
+                if self._azure:
+                    raise
+                found = []
+        if not found:
+            self._listed(path)  # which says what is wrong
+        return tree(path, found, lambda name: path_of(name, self._unfit), MADE, ASIDE)
+
+    def _listed(self, path: str) -> tuple[Sequence[Entry], Sequence[str]]:
+        """What is in a directory, and the names of what is nobody's."""
+        fs, place = self._at(path)
+        known_first = bool(path) and not (self._google or self._azure)
+        if known_first and self.stat(path).is_file:
+            raise error(errno.ENOTDIR, path)
+        with about(path):
+            try:
+                found = azure.listed(fs, place) if self._azure else fs.ls(place, detail=True)
+            except FileNotFoundError:
+                if known_first or self._azure:
+                    raise
+                if self._google and not path:
+                    google.expect_bucket(fs, place)
+                found = []
+        below = any(each["name"].rstrip("/") != place.rstrip("/") for each in found)
+        if path and not known_first and not below and self.stat(path).is_file:
+            raise error(errno.ENOTDIR, path)
+        entries, odd = {}, []
+        for each in found:
+            whole = each["name"].rstrip("/")
+            last = whole.rpartition("/")[2]
+            name = path_of(last, self._unfit)
+            if whole == place.rstrip("/") or (not path and name == ASIDE):
+                continue
+            if name:
+                entries[name] = known(paths.join(path, name), each)
+            elif last != MADE:
+                odd.append(last)
+        return [entries[name] for name in sorted(entries, key=os.fsencode)], odd
+
+    def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        check_range(path, offset, length)
+        found = self.stat(path)
+        if not found.is_file:
+            raise error(errno.EISDIR, path)
+        fs, place = self._at(path)
+        with about(path):
+            file = fs.open(place, "rb")
+        again = (lambda: found) if self.read_only else (lambda: self._look(path))
+        return SteadyReader(file, found, offset, length, again)
+
+    # --------------------------------------------------------------- changes
+
+    def _writable(self, path: str) -> None:
+        if self.read_only:
+            raise OSError(errno.EROFS, "this store is only read", path)
+        if self._torn:
+            text = "this store does not replace a file in one step, so it is only read"
+            raise OSError(errno.EROFS, f'{text}; "unsafe": true in QUINE_FS_OPTIONS allows it', path)
+
+    def create(
+        self,
+        path: str,
+        *,
+        if_absent: bool = False,
+        mode: int | None = None,
+        mtime: float | None = None,
+        size: int | None = None,
+    ) -> Writer:
+        self._writable(path)
+        if if_absent and not self.flat:
+            raise OSError(errno.ENOTSUP, "this store cannot decide who is first", path)
+        there = self.stat("") if not path else self._look(path)
+        if there is not None and not there.is_file:
+            raise error(errno.EISDIR, path)
+        if there is not None and if_absent:
+            raise error(errno.EEXIST, path)
+        if there is None:
+            self._expect_way(path)
+        with about(path):
+            if self.flat:
+                if if_absent:
+                    self._heeds(path)
+                file = os.fdopen(spool(), "w+b")
+                return SpoolWriter(path, file, lambda: self._put(file, path, if_absent), lambda: None, True)
+            fs, place = self._at(paths.join(ASIDE, secrets.token_hex(8)))
+            fs.makedirs(place.rpartition("/")[0], exist_ok=True)
+            file = fs.open(place, "wb")
+        return SpoolWriter(path, file, lambda: self._arrive(place, path), lambda: self._drop(place), False)
+
+    def _put(self, file: IO[bytes], path: str, if_absent: bool) -> Entry:
+        fs, place = self._at(path)
+        mode = "create" if if_absent else "overwrite"
+        try:
+            with about(path):
+                if not (self._google and google.put(fs, file, place, mode)):
+                    fs.put_file(f"/proc/self/fd/{file.fileno()}", place, mode=mode)
+        except OSError as fault:
+            if if_absent and fault.errno in REFUSED and self._look(path) is not None:
+                raise error(errno.EEXIST, path) from None
+            raise
+        return self.stat(path)
+
+    def _heeds(self, path: str) -> None:
+        """Refuse where a store that could does not decide who is first: some gateway or emulator. Tried out once."""
+        if self._decides is None:
+            fs, place = self._at(paths.join(ASIDE, secrets.token_hex(8)))
+            with about(path):
+                fs.pipe_file(place, b"")
+                try:
+                    fs.pipe_file(place, b"", mode="create")
+                    self._decides = False
+                except OSError as fault:  # not every driver has the same word for it
+                    if fault.errno not in REFUSED and not isinstance(fault, FileExistsError):
+                        raise
+                    self._decides = True
+                finally:
+                    fs.rm_file(place)
+        if not self._decides:
+            raise OSError(errno.ENOTSUP, "this store does not decide who is first", path)
+
+    def _arrive(self, aside: str, path: str) -> Entry:
+        for left in reversed(range(TRIES)):
+            try:
+                self._move(aside, path)
+                return self.stat(path)
+            except FileNotFoundError:  # a directory was removed before the file came into it
+                if not left or self._look(path) is not None:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _move(self, aside: str, path: str) -> None:
+        fs, place = self._at(path)
+        with about(path):
+            if paths.parent(path):
+                self.mkdir(paths.parent(path), exist_ok=True)
+            else:
+                fs.makedirs(place.rpartition("/")[0], exist_ok=True)
+            there = self._look(path)
+            if there is not None and not there.is_file:
+                raise error(errno.EISDIR, path)
+            fs.mv(aside, place)
+
+    def _drop(self, place: str) -> None:
+        fs, _ = self._at("")
+        with contextlib.suppress(Exception):  # never begun, or unreachable
+            fs.rm_file(place)
+
+    def mkdir(self, path: str, exist_ok: bool = False) -> None:
+        self._writable(path)
+        there = self.stat("") if not path else self._look(path)
+        if there is not None:
+            if there.is_file or not exist_ok:
+                raise error(errno.EEXIST, path)
+            return
+        self._expect_way(path)
+        fs, place = self._at(path)
+        with about(path):
+            if self.flat:
+                for each in (*paths.ancestors(path), path):
+                    fs.pipe_file(f"{self._at(each)[1]}/{MADE}", b"")
+            else:
+                fs.makedirs(place, exist_ok=True)
+
+    def remove(self, path: str, recursive: bool = False) -> None:
+        self._writable(path)
+        if not path:
+            raise error(errno.EPERM, path)
+        if self.stat(path).is_file:
+            self._remove_file(path)
+            return
+        if not recursive:
+            if next(self.list(path), None) is not None:
+                raise error(errno.ENOTEMPTY, path)
+            self._remove_folder(path)  # and nothing that has come into it meanwhile
+            return
+        todo, folders = [path], []
+        while todo:  # no recursion: a path may have hundreds of names
+            folders.append(todo.pop())
+            for each in self.list(folders[-1]):
+                if each.is_file:
+                    self._remove_file(each.path)
+                else:
+                    todo.append(each.path)
+        for folder in reversed(folders):
+            self._remove_folder(folder)
+
+    def _remove_file(self, path: str) -> None:
+        fs, place = self._at(path)
+        with about(path):
+            fs.rm_file(place)
+
+    def _remove_folder(self, path: str) -> None:
+        fs, place = self._at(path)
+        with about(path):
+            if self.flat:
+                for kept in (MADE, *([""] if self._google else [])):  # the other is that of other tools
+                    with contextlib.suppress(FileNotFoundError):
+                        fs.rm_file(f"{place}/{kept}")
+                if self._azure:
+                    azure.forget(fs, place)
+            else:
+                fs.rmdir(place)
+
+    def rename(self, source: str, target: str, if_absent: bool = False) -> None:
+        self._writable(source)
+        here = self.stat(source)
+        if not moves(source, not here.is_file, target, if_absent):
+            return
+        there = self._look(target)
+        if there is None and if_absent and self.flat:
+            self._heeds(target)
+        elif there is None and if_absent:
+            raise OSError(errno.ENOTSUP, "this store cannot decide who is first", target)
+        if there is not None:
+            replaces(not here.is_file, not there.is_file, target, if_absent)
+            if not here.is_file and next(self.list(target), None) is not None:
+                raise error(errno.ENOTEMPTY, target)
+        else:
+            self._expect_way(target)
+        if here.is_file and (if_absent or self.flat):
+            self.copy(source, target, if_absent)
+            self.remove(source)
+        elif here.is_file:
+            self._arrive(self._at(source)[1], target)
+        else:
+            self.mkdir(target, exist_ok=True)
+            for each in self.list(source):
+                self.rename(each.path, paths.join(target, paths.name(each.path)))
+            with contextlib.suppress(FileNotFoundError):  # a flat store may have none without a file in it
+                self.remove(source)
+
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        self._writable(path)
+        found = self.stat(path)
+        if not found.is_file:
+            raise error(errno.EISDIR, path)
+        return found  # it keeps neither
+
+    def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
+        if source == target and not if_absent and self.stat(source).is_file:
+            return self.stat(source)
+        return super().copy(source, target, if_absent)
+
+    def close(self) -> None:
+        """Drivers close what nobody holds any more."""
+        self._opened = None

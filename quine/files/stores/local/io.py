@@ -1,0 +1,186 @@
+"""An open file of a filesystem, and one that is being made: by descriptor, with its holes.
+
+Laws
+1. The position of the descriptor is where reading and writing goes on, so that others may take over with it.
+2. A hole is skipped where it is read and left where it is written. Of short and of very many ones some are data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+
+from quine.files.api import BLOCK, Entry, Range, Reader, Writer, error, stale
+from quine.files.stores.local.dirfd import about
+
+LEAST_HOLE = 64 * 1024  # bytes: a shorter one is quicker read than spoken of
+MOST_HOLES = 1024  # of one file; the rest is read as zeros
+NANO = 10**9
+
+
+def known(path: str, facts: os.stat_result) -> Entry:
+    mode = facts.st_mode & 0o777
+    if stat.S_ISDIR(facts.st_mode):
+        return Entry(path, "directory", 0, facts.st_mtime, mode)
+    # The time of the change, too: that of the content can be given, and the number of a file is given again.
+    version = f"{facts.st_ctime_ns:x}-{facts.st_mtime_ns:x}-{facts.st_size:x}-{facts.st_ino:x}"
+    return Entry(path, "file", facts.st_size, facts.st_mtime, mode, version)
+
+
+def nanos(moment: float) -> int:
+    """Of seconds."""
+    return int(moment // 1) * NANO + round(moment % 1 * NANO)
+
+
+def regular(facts: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(facts.st_mode):
+        raise error(errno.EISDIR, path)
+    if not stat.S_ISREG(facts.st_mode):
+        raise error(errno.EPERM, path)
+
+
+def _holes(fd: int, at: int, end: int) -> list[Range]:
+    found: list[Range] = []
+    while at < end and len(found) < MOST_HOLES:
+        try:
+            start = os.lseek(fd, at, os.SEEK_HOLE)
+        except OSError:  # the filesystem does not tell
+            break
+        if start >= end:
+            break
+        try:
+            at = min(end, os.lseek(fd, start, os.SEEK_DATA))
+        except OSError:  # none after it
+            at = end
+        if at - start >= LEAST_HOLE:
+            found.append((start, at - start))
+    return found
+
+
+class Plain(Reader):
+    def __init__(self, fd: int, entry: Entry, facts: os.stat_result, offset: int, length: int | None) -> None:
+        super().__init__(entry, offset, length)
+        self._fd = fd
+        start = min(offset, entry.size)  # no filesystem seeks as far as a number goes
+        self._end = start + self.length
+        if facts.st_blocks * 512 < facts.st_size:
+            self.holes = tuple(_holes(fd, start, self._end))
+        os.lseek(fd, start, os.SEEK_SET)
+
+    def data(self, size: int) -> bytes:
+        with about(self.entry.path):
+            size = self._next(size)
+            block = os.read(self._fd, size)
+            if size and not block:
+                raise stale(self.entry.path)
+            return block
+
+    def give(self, fd: int, size: int) -> int:
+        with about(self.entry.path):
+            size = self._next(size)
+            try:
+                given = os.sendfile(fd, self._fd, None, size) if size else 0
+            except OSError as problem:
+                if problem.errno not in (errno.EINVAL, errno.ENOSYS):  # not to everything
+                    raise
+                return super().give(fd, size)
+            if size and not given:
+                raise stale(self.entry.path)
+            return given
+
+    def _next(self, size: int) -> int:
+        """How many bytes of data can be taken at once, at most `size`; the position is where they begin."""
+        at = os.lseek(self._fd, 0, os.SEEK_CUR)
+        end = self._end
+        for start, length in self.holes:
+            if start <= at < start + length:
+                at = os.lseek(self._fd, start + length, os.SEEK_SET)
+            elif start > at:
+                end = start
+                break
+        return max(0, min(size, end - at))
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Part(Writer):
+    def __init__(
+        self,
+        path: str,
+        part: tuple[int, int, str],
+        mode: int | None,
+        mtime: float | None,
+        arrive: Callable[[int, str], None],
+    ) -> None:
+        self._path = path
+        self._directory, self._fd, self._name = part
+        self._mode = mode
+        self._mtime = mtime
+        self._arrive = arrive
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        left = memoryview(data)
+        with about(self._path):
+            while left:
+                left = left[os.write(self._fd, left) :]
+
+    def take(self, fd: int, length: int) -> int:
+        """By the kernel between two files, where the filesystem can without a copy."""
+        left = length
+        with about(self._path):
+            while left:
+                try:
+                    taken = os.copy_file_range(fd, self._fd, min(left, 64 * BLOCK))
+                except OSError as problem:
+                    if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+                        raise
+                    taken = 0  # not from a pipe, nor from one filesystem to every other
+                if not taken:  # also the end, which the copy below finds again; /proc says it at once
+                    break
+                left -= taken
+            return length - left + super().take(fd, left)
+
+    def hole(self, length: int) -> None:
+        with about(self._path):
+            os.lseek(self._fd, length, os.SEEK_CUR)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def commit(self) -> Entry:
+        try:
+            with about(self._path):
+                os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR))  # a hole at the end
+                if self._mode is not None:
+                    os.fchmod(self._fd, self._mode & 0o777)
+                if self._mtime is not None:
+                    # who sweeps goes by the later of the two
+                    os.utime(self._fd, ns=(time.time_ns(), nanos(self._mtime)))
+                os.fsync(self._fd)
+                self._arrive(self._directory, self._name)
+                self._name = ""
+                return known(self._path, os.fstat(self._fd))
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        if self._fd < 0:
+            return
+        try:
+            if self._name:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._name, dir_fd=self._directory)
+        finally:
+            os.close(self._fd)
+            os.close(self._directory)
+            self._fd = self._directory = -1

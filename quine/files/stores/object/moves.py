@@ -1,0 +1,125 @@
+"""Moves in a bucket, which has none: copies, and removals of just that version which was copied.
+
+Laws
+1. Who removes what was copied has moved it: of many that is one, where the store heeds If-Match of a deletion.
+2. What was replaced after it was copied stays where it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from quine.files.api import error
+from quine.files.stores.object.client import Found
+from quine.files.stores.object.io import AGAIN
+from quine.files.stores.object.keys import path_of
+from quine.files.stores.rename_rules import moves, replaces
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.files.stores.object.store import ObjectTier
+
+REMOVED = 16  # objects at one time, each by a call of its own
+
+
+class Mover:
+    """`decides`: the store heeds If-Match of a deletion."""
+
+    def __init__(self, tier: ObjectTier, decides: bool) -> None:
+        self.tier = tier
+        self._decides = decides
+
+    def rename(self, source: str, target: str, if_absent: bool = False) -> None:
+        here = self.tier.bucket.head(self.tier.key(source), source) if source else None
+        if here is None and source:
+            self.tier.directory(source)
+        if not moves(source, here is None, target, if_absent):
+            return
+        if here is None:
+            self._rename_folder(source, target, if_absent)
+        else:
+            self._move(here, source, target, if_absent)
+
+    def _move(self, here: Found | None, source: str, target: str, if_absent: bool) -> None:
+        """Copy, then remove what was copied: who removes it has moved it, and of many that is one.
+
+        Where nothing stood at the target the copy is conditional, so that it is ours and may be taken back.
+        """
+        for again in range(AGAIN):
+            if again:
+                here = self.tier.bucket.head(self.tier.key(source), source)
+            if here is None:
+                break
+            new = self.tier.bucket.head(self.tier.key(target), target) is None and self.tier.decides(target)
+            try:
+                made = self.tier.copied(here, source, target, if_absent or new)
+            except FileExistsError:
+                if if_absent:
+                    raise
+                continue
+            except OSError as fault:
+                if fault.errno not in (errno.ENOENT, errno.ESTALE):
+                    raise
+                continue  # another one has moved or replaced it
+            gone = self._drop(here, source)
+            if gone is None and not self.tier.bucket.stands(here, source):
+                # By us or by another: with what was copied taken back it could be nowhere.
+                raise OSError(errno.EIO, f"the answer was lost, it may have been moved to {target}", source)
+            if gone:
+                return
+            if new:
+                self._drop(here._replace(key=self.tier.key(target), etag=made.version), target)
+        raise self.tier.unlike_file(source)
+
+    def _drop(self, version: Found, path: str) -> bool | None:
+        """As `Bucket.drop`; where the store does not decide it, by a look before."""
+        if self._decides:
+            return self.tier.bucket.drop(version.key, version.etag, path)
+        if not self.tier.bucket.stands(version, path):
+            return False
+        self.tier.bucket.call("delete_object", path, Key=version.key)
+        return True
+
+    def _rename_folder(self, source: str, target: str, if_absent: bool) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            replaces(True, not self.tier.stat(target).is_file, target, if_absent)
+            if next(self.tier.list(target), None) is not None:
+                raise error(errno.ENOTEMPTY, target)
+        self.tier.put_folders([*self.tier.above(target), target])
+        old, new = self.tier.folder(source), self.tier.folder(target)
+        objects, _ = self.tier.bucket.listed(old, source, deep=True)
+        self._each(objects, lambda each: self.tier.store_copy(each, new + each.key[len(old) :], target))
+        self.tier.seen.clear()
+        made = [each.key for each in objects if each.key.endswith("/")]
+        if self._copied_away([each for each in objects if not each.key.endswith("/")], source):
+            self.tier.bucket.delete(sorted(made, reverse=True), source)
+
+    def _copied_away(self, objects: Sequence[Found], path: str) -> bool:
+        """Remove what was copied, each in that version: False where one was replaced meanwhile, which stays."""
+
+        def gone(each: Found) -> bool:
+            away = self._drop(each, path)
+            if away is None and self.tier.bucket.stands(each, path):
+                raise OSError(errno.EIO, f"{path_of(each.key)} cannot be removed where it was", path)
+            return away is not False
+
+        with ThreadPoolExecutor(REMOVED) as pool:
+            return all(list(pool.map(gone, objects)))
+
+    def _each(self, objects: Iterable[Found], begin: Callable[[Found], Future[Any] | None]) -> None:
+        """A call for each, some at a time."""
+        waiting: deque[tuple[str, Future[Any]]] = deque()
+        for each in objects:
+            future = begin(each)
+            if future is not None:
+                waiting.append((each.key, future))
+            if len(waiting) >= 16:
+                key, first = waiting.popleft()
+                self.tier.copied_call(first, key)
+        for key, future in waiting:
+            self.tier.copied_call(future, key)

@@ -1,0 +1,383 @@
+"""The tier of a job whose origin is elsewhere: each operation is one stream to the origin, and one round trip.
+
+Laws
+1. Nothing waits for a first answer: a request, the content and its end leave together, as the window allows.
+2. A Writer that was not committed has sent no COMMIT and no end of file, so the origin drops it, however it came to
+   stop. `commit` returns when the store at the origin has kept the file.
+3. A link that is down is waited for, as by every stream. An origin that is lost is ENOTCONN, in its own words; what the
+   origin answers out of place is EIO.
+4. What the origin tells is bounded and checked, too; a list is read as it comes, and needs no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+
+from quine.files.api import BLOCK, Entry, Reader, Tier, Unsure, Writer, check_range
+from quine.files.wire import protocol
+from quine.files.wire.protocol import COMMIT, LONGEST_TOLD, Garbled
+from transport.errors import RequestError, RequestLost
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from transport.rpc.outgoing import Asked
+    from transport.rpc.requests import Relay
+
+SERVICE = "fs"
+FULL = 256 * 1024  # bytes that are gathered before they are sent
+LARGE = 256 * 1024  # bytes from which on a descriptor is lent
+UNKNOWN = "whether it was done is not known"
+LOOKS = ("url", "stat")
+
+
+class Remote(Tier):
+    """Asks by way of `relay`; any number of threads."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._url = ""
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        """What the origin calls it; asked once."""
+        if not self._url:
+            self._url = self.url_of("")
+        return self._url
+
+    def url_of(self, path: str) -> str:
+        url = self._told("url", path).get("url")
+        if not isinstance(url, str):
+            raise _garbled(Garbled("a URL that is none"), path)
+        return url
+
+    def stat(self, path: str) -> Entry:
+        return self._entry("stat", path, path)
+
+    def list(self, path: str) -> Iterator[Entry]:
+        return self._list("list", path)
+
+    def walk(self, path: str) -> Iterator[Entry]:
+        return self._list("walk", path)
+
+    def hidden(self, path: str) -> Iterator[str]:
+        return (entry.path for entry in self._list("hidden", path))
+
+    def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        check_range(path, offset, length)
+        asked = self.stream(path)
+        try:
+            _say(asked, protocol.ask("get", path=path, offset=offset, length=length), path)
+            told = _heard(asked, path)
+            with _translated(path):
+                return _Reader(asked, path, *protocol.opened(told, path))
+        except BaseException:
+            asked.close()
+            raise
+
+    def create(
+        self,
+        path: str,
+        *,
+        if_absent: bool = False,
+        mode: int | None = None,
+        mtime: float | None = None,
+        size: int | None = None,
+    ) -> Writer:
+        head = protocol.ask("put", path=path, if_absent=if_absent, mode=mode, mtime=mtime, size=size)
+        return _Writer(self, path, head)
+
+    def mkdir(self, path: str, exist_ok: bool = False) -> None:
+        self._told("mkdir", path, exist_ok=exist_ok)
+
+    def remove(self, path: str, recursive: bool = False) -> None:
+        self._told("remove", path, recursive=recursive)
+
+    def rename(self, source: str, target: str, if_absent: bool = False) -> None:
+        self._told("rename", source, target=target, if_absent=if_absent)
+
+    def move(self, source: str, target: str, if_absent: bool = False) -> str:
+        told = self._told("move", source, target=target, if_absent=if_absent).get("path")
+        if not isinstance(told, str):
+            raise _garbled(Garbled("a path that is none"), source)
+        return protocol.path(told)
+
+    def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
+        return self._entry("setattr", path, path, mode=mode, mtime=mtime)
+
+    def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
+        return self._entry("copy", source, target, target=target, if_absent=if_absent)
+
+    def close(self) -> None:
+        self._relay.close()
+
+    # -- asking ----------------------------------------------------------------------------------------
+
+    def stream(self, path: str) -> Asked:
+        """A request that begins; `path` is what an error names."""
+        with _translated(path):
+            return self._relay.stream(SERVICE)
+
+    def _told(self, op: str, path: str, **fields: object) -> dict[str, Any]:
+        with contextlib.closing(self.stream(path)) as asked:
+            unknown = "" if op in LOOKS else UNKNOWN
+            _say(asked, protocol.ask(op, path=path, **fields), path, unknown)
+            told = _heard(asked, path, unknown)
+            _ended(asked, path, unknown)
+            return told
+
+    def _entry(self, op: str, path: str, at: str, **fields: object) -> Entry:
+        told = self._told(op, path, **fields)
+        with _translated(path):
+            return protocol.entry(told.get("entry"), at)
+
+    def _list(self, op: str, path: str) -> Iterator[Entry]:
+        """The first word is read at once: what is wrong with the directory is told where it is asked for."""
+        asked = self.stream(path)
+        try:
+            _say(asked, protocol.ask(op, path=path), path)
+            told = _heard(asked, path)
+        except BaseException:
+            asked.close()
+            raise
+        return _entries(asked, told, path)
+
+
+def _entries(asked: Asked, told: dict[str, Any], path: str) -> Iterator[Entry]:
+    with contextlib.closing(asked):
+        while True:
+            with _translated(path):
+                entries, more = protocol.batch(told, path)
+            if not more:
+                _ended(asked, path)
+                yield from entries
+                return
+            yield from entries
+            told = _heard(asked, path)
+
+
+class _Reader(Reader):
+    def __init__(
+        self,
+        asked: Asked,
+        path: str,
+        entry: Entry,
+        offset: int,
+        length: int,
+        holes: tuple[tuple[int, int], ...],
+    ) -> None:
+        super().__init__(entry, offset, length)
+        self.length, self.holes = length, holes
+        self._asked = asked
+        self._path = path
+        self._left = length - sum(size for _, size in holes)
+        if not self._left:
+            _ended(asked, path)
+
+    def data(self, size: int) -> bytes:
+        if not self._left:
+            return b""
+        with _translated(self._path):
+            block = self._asked.read(min(size, self._left))
+        self._came(len(block))
+        return block
+
+    def give(self, fd: int, size: int) -> int:
+        if min(size, self._left) < LARGE:
+            return super().give(fd, size)
+        with _translated(self._path):
+            came = self._asked.receive_file(fd, min(size, self._left))
+        self._came(came)
+        return came
+
+    def _came(self, size: int) -> None:
+        if not size:
+            raise OSError(errno.EIO, "the origin sent less than it said", self._path)
+        self._left -= size
+        if not self._left:
+            _ended(self._asked, self._path)  # or what went wrong at the very end
+
+    def close(self) -> None:
+        self._asked.close()
+
+
+class _Writer(Writer):
+    """Content is gathered into blocks; the request itself leaves with the first of them."""
+
+    def __init__(self, tier: Remote, path: str, head: bytes) -> None:
+        self._tier = tier
+        self._path = path
+        self._head = head  # what has to be sent before the content: the request, marks of holes
+        self._content = bytearray()
+        self._asked: Asked | None = None
+        self._over = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._check()
+        if len(data) < FULL:
+            self._content += data
+            if len(self._content) >= FULL:
+                self._flush()
+            return
+        self._flush()
+        view = memoryview(data).cast("B")
+        self._send(self._taken() + protocol.mark(len(view)))
+        for at in range(0, len(view), BLOCK):
+            self._send(view[at : at + BLOCK])
+
+    def take(self, fd: int, length: int) -> int:
+        if length < LARGE:
+            return super().take(fd, length)
+        self._check()
+        self._flush()
+        there = (
+            max(0, min(length, os.fstat(fd).st_size - os.lseek(fd, 0, os.SEEK_CUR))) if _regular(fd) else 0
+        )
+        if there < LARGE:
+            return super().take(fd, length)
+        self._send(self._taken() + protocol.mark(there))
+        asked = self._stream()
+        with self._refused():
+            sent = asked.send_file(fd, there)
+        if sent < there:  # it has shrunk, and the origin waits for what it was promised
+            self.abort()
+            raise OSError(errno.EIO, "a file became shorter while it was sent", self._path)
+        return there
+
+    def hole(self, length: int) -> None:
+        self._check()
+        if length:
+            self._flush()
+            self._head += protocol.mark(length, hole=True)
+            if len(self._head) >= FULL:
+                self._send(self._taken())
+
+    def commit(self) -> Entry:
+        self._check()
+        try:
+            self._gathered()
+            self._send(self._taken() + protocol.mark(COMMIT))
+            asked = self._stream()
+            with self._refused(UNKNOWN):
+                asked.end()
+            told = _heard(asked, self._path, UNKNOWN)
+            _ended(asked, self._path, UNKNOWN)
+            with _translated(self._path):
+                return protocol.entry(told.get("entry"), self._path)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        self._over = True
+        self._content.clear()
+        if self._asked:
+            self._asked.close()
+
+    # -- sending ---------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._over:
+            raise OSError(errno.EBADF, "the file is written to no more", self._path)
+
+    def _stream(self) -> Asked:
+        if self._asked is None:
+            self._asked = self._tier.stream(self._path)
+        return self._asked
+
+    def _gathered(self) -> None:
+        """The content becomes part of what is sent next."""
+        if self._content:
+            self._head += protocol.mark(len(self._content)) + self._content
+            self._content.clear()
+
+    def _flush(self) -> None:
+        self._gathered()
+        if len(self._head) >= FULL:
+            self._send(self._taken())
+
+    def _taken(self) -> bytes:
+        head, self._head = self._head, b""
+        return head
+
+    def _send(self, data: bytes | memoryview) -> None:
+        asked = self._stream()
+        with self._refused():
+            asked.write(data)
+
+    @contextlib.contextmanager
+    def _refused(self, unknown: str = "") -> Iterator[None]:
+        """The origin listens no more: its answer says why."""
+        try:
+            with _translated(self._path, unknown):
+                yield
+        except BrokenPipeError:
+            asked = self._stream()
+            try:
+                _heard(asked, self._path)
+                raise OSError(errno.EIO, "the origin answered before it had the whole file", self._path)
+            finally:
+                self.abort()
+        except OSError:
+            self.abort()
+            raise
+
+
+# -- one stream ----------------------------------------------------------------------------------------
+
+
+def _say(asked: Asked, request: bytes, path: str, unknown: str = "") -> None:
+    """The whole of a request. An origin that answers before it has read it is heard all the same."""
+    with contextlib.suppress(BrokenPipeError):
+        with _translated(path):
+            asked.write(request)
+        with _translated(path, unknown):
+            asked.end()
+
+
+def _heard(asked: Asked, path: str, unknown: str = "") -> dict[str, Any]:
+    """The next word of the answer, or the error that it is."""
+    with _translated(path, unknown):
+        told = protocol.heard(asked.read, LONGEST_TOLD)
+        if protocol.is_error(told):
+            asked.read(1)  # to the end, so that the connection can be used again
+        return protocol.check(told, path)
+
+
+def _ended(asked: Asked, path: str, unknown: str = "") -> None:
+    """Nothing more comes, and the handler has returned: now the connection can be used again."""
+    with _translated(path, unknown):
+        if asked.read(1):
+            raise Garbled("more than it should be")
+
+
+@contextlib.contextmanager
+def _translated(path: str, unknown: str = "") -> Iterator[None]:
+    try:
+        yield
+    except Garbled as error:
+        raise _garbled(error, path) from None
+    except RequestError as error:
+        text = str(error)
+        if text.startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError, Garbled):
+                told = quickjson.loads(text)
+                if isinstance(told, dict):
+                    protocol.check(told, path)
+        if unknown and isinstance(error, RequestLost):
+            raise Unsure(errno.ENOTCONN, f"{text}; {unknown}", path) from None
+        raise OSError(errno.ENOTCONN, text, path) from None
+
+
+def _garbled(error: Garbled, path: str) -> OSError:
+    return OSError(errno.EIO, f"the origin does not answer as it should: {error}", path)
+
+
+def _regular(fd: int) -> bool:
+    import stat
+
+    return stat.S_ISREG(os.fstat(fd).st_mode)

@@ -1,0 +1,304 @@
+"""The words of the service `fs`: what a job asks of the tier and what it is told, as bytes; sans-IO but for a `read`.
+
+Laws
+1. Each word is 4 bytes of length and so much JSON. A put is its word, then marks of 8 bytes: so many bytes that follow,
+   so many zeros that do not, and at the very end COMMIT. An answer is one word, after that of a get the bytes, and a
+   list is words until the one that ends it.
+2. What is read is foreign on either side: its length is bounded before it is held, every field has the right type and
+   range, an unknown one is refused. What is wrong is a Garbled that says so.
+3. A path is text with what is no UTF-8 as os.fsdecode has it; it is cleaned here, and an entry of a list is named from
+   where the list begins: it can be nowhere else.
+4. An error travels as the name of its errno, so that it is the same error on the other side.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from typing import NamedTuple
+
+from quine.base.errors import Failure
+from quine.files import paths
+from quine.files.api import Entry
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from quine.files.api import Range
+
+    Read = Callable[[int], bytes]
+
+LONGEST_ASKED = 64 * 1024  # bytes of one request: two paths of which every byte takes six
+LONGEST_TOLD = 4 * 1024 * 1024  # bytes of one word of an answer
+BATCH = 48 * 1024  # bytes of entries, about, in one word of a list
+MOST_HOLES = 20_000  # of one file that are told; what is more is read as zeros
+MOST = 1 << 62  # bytes of anything
+LONGEST_VERSION = 1024
+LONGEST_TEXT = 500  # characters of an error
+
+COMMIT = 0  # the mark that ends a put
+HOLE = 1 << 63  # added to a mark: so many zeros, which are not sent
+
+_LENGTH = struct.Struct("!I")
+_MARK = struct.Struct("!Q")
+_NUMBERS = {name: number for number, name in errno.errorcode.items()}
+
+# operation -> its fields and what each may be
+OPERATIONS: dict[str, dict[str, str]] = {
+    "url": {"path": "path"},
+    "stat": {"path": "path"},
+    "list": {"path": "path"},
+    "walk": {"path": "path"},
+    "hidden": {"path": "path"},
+    "get": {"path": "path", "offset": "size", "length": "size?"},
+    "put": {"path": "path", "if_absent": "flag", "mode": "mode?", "mtime": "time?", "size": "size?"},
+    "mkdir": {"path": "path", "exist_ok": "flag"},
+    "remove": {"path": "path", "recursive": "flag"},
+    "rename": {"path": "path", "target": "path", "if_absent": "flag"},
+    "move": {"path": "path", "target": "path", "if_absent": "flag"},
+    "setattr": {"path": "path", "mode": "mode?", "mtime": "time?"},
+    "copy": {"path": "path", "target": "path", "if_absent": "flag"},
+}
+
+
+class Garbled(Exception):
+    """The other side does not speak as it should; str() says what is wrong."""
+
+
+class Asked(NamedTuple):
+    """One request, checked."""
+
+    op: str
+    path: str = ""
+    target: str = ""
+    offset: int = 0
+    length: int | None = None
+    size: int | None = None
+    mode: int | None = None
+    mtime: float | None = None
+    if_absent: bool = False
+    exist_ok: bool = False
+    recursive: bool = False
+
+
+# -- bytes ---------------------------------------------------------------------------------------------
+
+
+def exactly(read: Read, size: int) -> bytes:
+    """So many bytes; Garbled where the stream ends sooner."""
+    block = read(size)
+    if len(block) == size:
+        return block
+    parts = [block]
+    left = size - len(block)
+    while left:
+        block = read(left)
+        if not block:
+            raise Garbled("it ends in the middle of a word")
+        parts.append(block)
+        left -= len(block)
+    return b"".join(parts)
+
+
+def word(body: dict[str, Any]) -> bytes:
+    """One word as bytes."""
+    text = quickjson.dumps(body).encode()
+    return _LENGTH.pack(len(text)) + text
+
+
+def heard(read: Read, longest: int) -> dict[str, Any]:
+    """The next word."""
+    (length,) = _LENGTH.unpack(exactly(read, _LENGTH.size))
+    if length > longest:
+        raise Garbled(f"a word of {length} bytes, and {longest} are allowed")
+    try:
+        body = quickjson.loads(exactly(read, length))
+    except (ValueError, RecursionError):
+        raise Garbled("a word that is not JSON") from None
+    if not isinstance(body, dict):
+        raise Garbled("a word that is no object")
+    return body
+
+
+def mark(length: int, hole: bool = False) -> bytes:
+    """Before so many bytes, or in place of so many zeros."""
+    return _MARK.pack(length | (HOLE if hole else 0))
+
+
+def marked(read: Read) -> tuple[int, bool]:
+    """(how many, whether they are zeros that are not sent); (COMMIT, False) at the end."""
+    (value,) = _MARK.unpack(exactly(read, _MARK.size))
+    length, hole = value & (HOLE - 1), value >= HOLE
+    if length > MOST or (hole and not length):
+        raise Garbled("a mark out of range")
+    return length, hole
+
+
+# -- what is asked -------------------------------------------------------------------------------------
+
+
+def ask(op: str, **fields: object) -> bytes:
+    """A request; what is None or False is left out."""
+    given = {name: value for name, value in fields.items() if value is not None and value is not False}
+    return word({"op": op, **given})
+
+
+def asked(read: Read) -> Asked:
+    """The request that a stream begins with. OSError where it is one, but its path is none."""
+    body = heard(read, LONGEST_ASKED)
+    op = body.pop("op", None)
+    fields = OPERATIONS.get(op) if isinstance(op, str) else None
+    if fields is None:
+        raise Garbled(f"no such operation: {str(op)[:40]!r}")
+    for name, value in body.items():
+        kind = fields.get(name)
+        if kind is None or not _is(kind, value):
+            raise Garbled(f"{op} with a bad field {name[:40]!r}")
+    for name, kind in fields.items():
+        if kind == "path":
+            if name not in body:
+                raise Garbled(f"{op} without {name}")
+            body[name] = path(body[name])
+    return Asked(op, **body)
+
+
+def _is(kind: str, value: object) -> bool:
+    if kind == "path":
+        return isinstance(value, str)
+    if kind == "flag":
+        return isinstance(value, bool)
+    if value is None or isinstance(value, bool):
+        return value is None and kind.endswith("?")
+    if kind == "time?":
+        return isinstance(value, int | float) and abs(value) < 1 << 53
+    return isinstance(value, int) and 0 <= value <= (0o7777 if kind == "mode?" else MOST)
+
+
+def path(text: str) -> str:
+    """A path that somebody sent, clean. OSError as `names.clean`, and EINVAL for what is no name anywhere."""
+    try:
+        return paths.clean(os.fsencode(text))
+    except UnicodeEncodeError:
+        shown = text.encode("utf-8", "backslashreplace").decode()
+        raise OSError(errno.EINVAL, "half of a surrogate pair in a name", shown) from None
+
+
+# -- what is told --------------------------------------------------------------------------------------
+
+
+def row(entry: Entry, beginning: str = "") -> list[object]:
+    """An entry, named from the directory `beginning` on."""
+    name = entry.path[len(beginning) :].lstrip("/") if beginning else entry.path
+    return [name, "f" if entry.is_file else "d", entry.size, entry.mtime, entry.mode, entry.version]
+
+
+def entry(told: object, beginning: str = "") -> Entry:
+    """The entry of a row; "" is the name of `beginning` itself."""
+    if not isinstance(told, list) or len(told) != 6:
+        raise Garbled("an entry that is none")
+    name, kind, size, mtime, mode, version = told
+    good = (
+        isinstance(name, str)
+        and kind in ("f", "d")
+        and _is("size", size)
+        and _is("time?", mtime)
+        and mtime is not None
+        and _is("mode?", mode)
+        and mode is not None
+        and isinstance(version, str)
+        and len(version) <= LONGEST_VERSION
+    )
+    if not good:
+        raise Garbled("an entry with a bad field")
+    try:
+        whole = paths.join(beginning, path(name))
+    except OSError as error:
+        raise Garbled(f"an entry with a bad name: {error.strerror}") from None
+    return Entry(whole, "file" if kind == "f" else "directory", size, float(mtime), mode, version)
+
+
+def batches(entries: Iterable[Entry], beginning: str) -> Iterable[bytes]:
+    """A list as words, the last of which ends it; so many entries in each that a reader has something to do."""
+    rows: list[list[object]] = []
+    size = 0
+    for each in entries:
+        rows.append(row(each, beginning))
+        size += 64 + len(each.path)
+        if size >= BATCH:
+            yield word({"entries": rows, "more": True})
+            rows, size = [], 0
+    yield word({"entries": rows, "more": False})
+
+
+def batch(told: dict[str, Any], beginning: str) -> tuple[list[Entry], bool]:
+    """(entries of one word of a list, whether more words follow)."""
+    rows, more = told.get("entries"), told.get("more")
+    if not isinstance(rows, list) or not isinstance(more, bool):
+        raise Garbled("a list that is none")
+    found = [entry(each, beginning) for each in rows]
+    if any(each.path == beginning for each in found):
+        raise Garbled("a list that has the directory itself in it")
+    return found, more
+
+
+def opened(told: dict[str, Any], at: str) -> tuple[Entry, int, int, tuple[Range, ...]]:
+    """(entry, offset, length, holes) of the answer to a get."""
+    offset, length, holes = told.get("offset"), told.get("length"), told.get("holes", [])
+    if not _is("size", offset) or not _is("size", length) or not isinstance(holes, list):
+        raise Garbled("an open file that is none")
+    assert isinstance(offset, int) and isinstance(length, int)
+    end, ranges = offset, []
+    for hole in holes:
+        if not (isinstance(hole, list) and len(hole) == 2 and all(_is("size", number) for number in hole)):
+            raise Garbled("a hole that is none")
+        start, size = hole
+        if start < end or not size or start + size > offset + length:
+            raise Garbled("a hole out of place")
+        ranges.append((start, size))
+        end = start + size
+    return entry(told.get("entry"), at), offset, length, tuple(ranges)
+
+
+# -- errors --------------------------------------------------------------------------------------------
+
+
+def wrong(error: Exception) -> dict[str, Any]:
+    """The word for what went wrong."""
+    if isinstance(error, OSError):
+        number = errno.errorcode.get(error.errno or 0, "EIO")
+        named = error.filename
+        text = error.strerror or str(error) or "failed"
+        found: dict[str, Any] = {"errno": number, "text": text[:LONGEST_TEXT]}
+        if isinstance(named, str | bytes):
+            found["path"] = os.fsdecode(named)[: paths.LONGEST_PATH]
+        return found
+    if isinstance(error, Failure):
+        return {
+            "failure": error.status,
+            "text": error.detail[:LONGEST_TEXT],
+            "hint": error.hint[:LONGEST_TEXT],
+        }
+    return {"errno": "EIO", "text": f"a defect at the origin: {type(error).__name__}: {str(error)[:200]}"}
+
+
+def is_error(told: dict[str, Any]) -> bool:
+    return "errno" in told or "failure" in told
+
+
+def check(told: dict[str, Any], at: str = "") -> dict[str, Any]:
+    """An answer that tells no error; else that error is raised: OSError, or Failure where nothing could be opened."""
+    text, named = told.get("text", ""), told.get("path", at)
+    if not isinstance(text, str) or not isinstance(named, str):
+        raise Garbled("an error that is none")
+    if "errno" in told:
+        number = told["errno"]
+        raise OSError(_NUMBERS.get(number, errno.EIO) if isinstance(number, str) else errno.EIO, text, named)
+    if "failure" in told:
+        status, hint = told["failure"], told.get("hint", "")
+        good = isinstance(status, int) and 1 <= status <= 255 and isinstance(hint, str)
+        raise Failure(status if good else 1, text, hint if good else "")
+    return told

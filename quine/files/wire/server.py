@@ -1,0 +1,204 @@
+"""The service `fs`: what the face of a job answers it about the files tier, whatever store lies behind.
+
+Laws
+1. What asks is not trusted: each request is checked by `words` before a store sees it, and no more than a block of it
+   is held at a time.
+2. A file that is put is seen when its COMMIT has come and the store has kept it, and the answer follows that. Whoever
+   stops before leaves nothing.
+3. The store is opened by the first request, once for all, with the environment of this process; a store that cannot be
+   opened is told of, with its cure, and the next request tries again.
+4. The handlers run in threads; a large file goes from descriptor to descriptor where both sides have one.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from quine.files.api import BLOCK, Entry, stale
+from quine.files.wire import protocol
+from quine.files.wire.protocol import COMMIT, Asked, Garbled
+from transport.errors import Abandoned
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quine.files.api import Reader, Tier, Writer
+    from transport.rpc.incoming import Incoming
+
+LARGE = 256 * 1024  # bytes from which on a descriptor is lent
+
+
+class Service:
+    """A handler of streaming requests. `opening` is called by the first of them, from its thread."""
+
+    def __init__(self, opening: Callable[[], Tier]) -> None:
+        self._opening = opening
+        self._tier: Tier | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, incoming: Incoming) -> None:
+        try:
+            asked = protocol.asked(incoming.read)
+            _HANDLERS[asked.op](self._opened(), asked, incoming)
+        except (Abandoned, Garbled, _Broken):
+            raise
+        except Exception as error:  # a driver's own, too: it is an answer, and no loss of the origin
+            incoming.write(protocol.word(protocol.wrong(error)))
+
+    def _opened(self) -> Tier:
+        with self._lock:
+            if self._tier is None:
+                self._tier = self._opening()
+            return self._tier
+
+
+class _Broken(Exception):
+    """The answer has begun, and cannot be ended; str() is the word for what went wrong."""
+
+    def __init__(self, error: Exception) -> None:
+        told = protocol.wrong(error)
+        told.pop("path", None)  # who asked knows it, and the text of an error is short
+        super().__init__(quickjson.dumps(told))
+
+
+def _url(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    incoming.write(protocol.word({"url": tier.url_of(asked.path)}))
+
+
+def _stat(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    incoming.write(protocol.word({"entry": protocol.row(tier.stat(asked.path), asked.path)}))
+
+
+def _list(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    entries = tier.walk(asked.path) if asked.op == "walk" else tier.list(asked.path)
+    for word in protocol.batches(entries, asked.path):
+        incoming.write(word)
+
+
+def _hidden(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    """As a list, of which only the paths say anything."""
+    found = (Entry(path, "file") for path in tier.hidden(asked.path))
+    for word in protocol.batches(found, asked.path):
+        incoming.write(word)
+
+
+def _get(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    with tier.open(asked.path, asked.offset, asked.length) as reader:
+        told: dict[str, object] = {
+            "entry": protocol.row(reader.entry, asked.path),
+            "offset": reader.offset,
+            "length": reader.length,
+        }
+        holes = reader.holes if len(reader.holes) <= protocol.MOST_HOLES else ()
+        if holes:
+            told["holes"] = holes
+        head = protocol.word(told)
+        left = reader.length - sum(length for _, length in holes)
+        try:
+            _send(reader, incoming, head, left, filled=len(holes) < len(reader.holes))
+        except Abandoned:
+            raise
+        except Exception as error:
+            raise _Broken(error) from None
+
+
+def _send(reader: Reader, incoming: Incoming, head: bytes, left: int, filled: bool) -> None:
+    """The word, then so many bytes of content; `filled`: with zeros where its holes are."""
+    fd = reader.fileno() if left >= LARGE and not reader.holes else -1
+    if fd >= 0:
+        incoming.write(head)
+        if incoming.send_file(fd, left) < left:
+            raise stale(reader.entry.path)
+        return
+    read = reader.read if filled else reader.data
+    while left:
+        block = read(min(left, BLOCK))
+        if not block:
+            raise stale(reader.entry.path)
+        incoming.write(head + block if head else block)
+        head = b""
+        left -= len(block)
+    if head:
+        incoming.write(head)
+
+
+def _put(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    with tier.create(
+        asked.path, if_absent=asked.if_absent, mode=asked.mode, mtime=asked.mtime, size=asked.size
+    ) as writer:
+        promised = asked.size or 0  # what is beyond goes through the hands of a store that counts
+        while True:
+            length, hole = protocol.marked(incoming.read)
+            promised -= length
+            if hole:
+                writer.hole(length)
+            elif length == COMMIT:
+                break
+            else:
+                _receive(writer, incoming, length, lent=promised >= 0)
+        if incoming.read(1):
+            raise Garbled("more bytes after the end of a put")
+        entry = writer.commit()
+    incoming.write(protocol.word({"entry": protocol.row(entry, asked.path)}))
+
+
+def _receive(writer: Writer, incoming: Incoming, left: int, lent: bool) -> None:
+    fd = writer.fileno() if lent and left >= LARGE else -1
+    if fd >= 0:
+        if incoming.receive_file(fd, left) < left:
+            raise Garbled("it ends in the middle of a file")
+        return
+    while left:
+        block = incoming.read(min(left, BLOCK))
+        if not block:
+            raise Garbled("it ends in the middle of a file")
+        writer.write(block)
+        left -= len(block)
+
+
+def _mkdir(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    tier.mkdir(asked.path, asked.exist_ok)
+    incoming.write(protocol.word({}))
+
+
+def _remove(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    tier.remove(asked.path, asked.recursive)
+    incoming.write(protocol.word({}))
+
+
+def _rename(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    tier.rename(asked.path, asked.target, asked.if_absent)
+    incoming.write(protocol.word({}))
+
+
+def _move(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    incoming.write(protocol.word({"path": tier.move(asked.path, asked.target, asked.if_absent)}))
+
+
+def _setattr(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    entry = tier.setattr(asked.path, mode=asked.mode, mtime=asked.mtime)
+    incoming.write(protocol.word({"entry": protocol.row(entry, asked.path)}))
+
+
+def _copy(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+    entry = tier.copy(asked.path, asked.target, asked.if_absent)
+    incoming.write(protocol.word({"entry": protocol.row(entry, asked.target)}))
+
+
+_HANDLERS: dict[str, Callable[[Tier, Asked, Incoming], None]] = {
+    "url": _url,
+    "stat": _stat,
+    "list": _list,
+    "walk": _list,
+    "hidden": _hidden,
+    "get": _get,
+    "put": _put,
+    "mkdir": _mkdir,
+    "remove": _remove,
+    "rename": _rename,
+    "move": _move,
+    "setattr": _setattr,
+    "copy": _copy,
+}
