@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.mount import mounts, places
+from quine.mount import mounts, registry
 from tests.agents import OK, QUINE, Agents, Started, says, sh, until
 from tests.lab import Lab
 from tests.mounting import ROOT, Mount, ending, first_line, needs_fuse, serving
@@ -76,16 +76,16 @@ def test_a_keeper_that_is_late_takes_no_other_mount_for_its_own(
     (tmp_path / "m").mkdir()
     path, fds = str(tmp_path / "m"), []
     try:
-        first = places.Place(path)
+        first = registry.Place(path)
         fds += [first.fd, mounts.mount(path, first.source)]
         mounts.unmount(path)
-        second = places.Place(path)
+        second = registry.Place(path)
         fds += [second.fd, mounts.mount(path, second.source)]
         first.leave()
         assert mounts.sources(path) == [second.source]
         second.leave()
         assert not mounts.is_mounted(path)
-        assert os.listdir(places.folder()) == []
+        assert os.listdir(registry.folder()) == []
     finally:
         for fd in fds:
             os.close(fd)
@@ -325,11 +325,11 @@ def test_a_hostile_store_is_an_errno(tmp_path: Path) -> None:
 
 def test_the_table_is_swept_of_what_nobody_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    kept, lost = places.Place(), places.Place()
+    kept, lost = registry.Place(), registry.Place()
     os.close(lost.fd)
-    assert places.sweep() == [lost.path]
+    assert registry.sweep() == [lost.path]
     assert not os.path.exists(lost.path)
     assert os.path.isdir(kept.path)
     kept.leave()
     os.close(kept.fd)
-    assert os.listdir(places.folder()) == []
+    assert os.listdir(registry.folder()) == []

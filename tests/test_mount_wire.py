@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from quine.files.api import Entry
 from quine.files.stores.memory import Memory
-from quine.mount import fuse, mounts
-from quine.mount.fuse import Op
-from quine.mount.nodes import ROOT, Nodes
+from quine.mount import mounts, protocol
+from quine.mount.inodes import ROOT, Nodes
+from quine.mount.protocol import Op
 from quine.mount.server import Server
 from quine.mount.state import State
 from tests.agents import until
@@ -27,7 +27,7 @@ from transport.errors import Refused
 
 
 def message(op: int, node: int = ROOT, body: bytes = b"", unique: int = 7, pid: int = 0) -> bytes:
-    return fuse.HEADER.pack(fuse.HEADER.size + len(body), op, unique, node, 0, 0, pid, 0, 0) + body
+    return protocol.HEADER.pack(protocol.HEADER.size + len(body), op, unique, node, 0, 0, pid, 0, 0) + body
 
 
 def opening(name: bytes) -> bytes:
@@ -77,28 +77,28 @@ def served() -> Iterator[tuple[Kernel, Server, State]]:
 @given(st.binary(max_size=200))
 def test_what_is_no_request_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        fuse.parse(b"\xff" + data)  # a length that it has not
+        protocol.parse(b"\xff" + data)  # a length that it has not
 
 
 @given(st.integers(0, 60), st.binary(max_size=150), st.integers(0, 20))
 def test_a_request_is_whole_or_refused(op: int, body: bytes, cut: int) -> None:
     whole = message(op, body=body)
     try:
-        request = fuse.parse(whole)
+        request = protocol.parse(whole)
     except ValueError:
         return
     assert (request.op, request.unique, request.node) == (op, 7, ROOT)
     assert all(name and b"\0" not in name for name in request.names)
     if cut:
         with pytest.raises(ValueError):
-            fuse.parse(whole[:-cut])
+            protocol.parse(whole[:-cut])
 
 
 @given(
     st.integers(-(1 << 80), 1 << 80), st.floats(allow_nan=True, allow_infinity=True), st.integers(0, 1 << 40)
 )
 def test_what_a_store_says_fits(size: int, mtime: float, mode: int) -> None:
-    packed = fuse.attributes(fuse.Attributes(5, mode, size, mtime), 0, 0)
+    packed = protocol.attributes(protocol.Attributes(5, mode, size, mtime), 0, 0)
     assert len(packed) == 88
     assert struct.unpack_from("=Q", packed, 8)[0] < 1 << 63
 

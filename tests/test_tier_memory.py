@@ -17,7 +17,7 @@ from quine.files.stores import spool
 from quine.files.stores.fsspec_io import SpoolWriter
 from quine.files.stores.object.io import MODE, MTIME, PART, TOLD_PART, ObjectWriter
 from quine.files.stores.spool import MEMORY, MOST, Budget
-from quine.mount.draft import Draft
+from quine.mount.writeback import Draft
 from tests.agents import until
 from tests.support.acts import refused
 

@@ -46,17 +46,17 @@ def perform(verb: str, values: Mapping[str, object], paths: list[str]) -> int:
 
 def keep(words: list[str]) -> int:
     """`--keep PID --ready-fd N`: the image that `attach` starts."""
-    from quine.mount import keeper
+    from quine.mount import supervisor
 
     target, _, ready = words
-    return keeper.keep("", int(ready), int(target))
+    return supervisor.keep("", int(ready), int(target))
 
 
 def _mount(path: str, foreground: bool) -> int:
-    from quine.mount import mounts, places
-    from quine.mount.keeper import keep
+    from quine.mount import mounts, registry
+    from quine.mount.supervisor import keep
 
-    places.sweep()
+    registry.sweep()
     if mounts.is_mounted(path):
         raise Misconfigured(f"a files tier is mounted there already: {path}", f"quine fs umount {path}")
     if not os.path.isdir(path):
@@ -90,9 +90,9 @@ def _expect_apart(path: str) -> None:
 
 
 def _umount(path: str) -> int:
-    from quine.mount import mounts, places
+    from quine.mount import mounts, registry
 
-    swept = places.sweep()
+    swept = registry.sweep()
     path = _place(path)
     try:
         if path not in swept or mounts.is_mounted(path):
@@ -134,7 +134,7 @@ def attach(environ: MutableMapping[str, str]) -> str:
 
 
 def _started(environ: dict[str, str]) -> str:
-    from quine.mount.keeper import heard
+    from quine.mount.supervisor import heard
 
     ready, told = os.pipe()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -165,7 +165,7 @@ def _started(environ: dict[str, str]) -> str:
 
 
 def _raise_told(ready: int) -> None:
-    from quine.mount.keeper import heard
+    from quine.mount.supervisor import heard
 
     try:
         kind, *rest = heard(ready, SECONDS)

@@ -18,13 +18,13 @@ import time
 
 from quine.files import paths
 from quine.files.api import Entry, error
-from quine.mount import fuse
-from quine.mount.content import Content
-from quine.mount.draft import Draft
-from quine.mount.fuse import Op, Request
-from quine.mount.nodes import Node, attributes, inode_of
-from quine.mount.openings import Handle, process_of
+from quine.mount import protocol
+from quine.mount.cache import Content
+from quine.mount.handles import Handle, process_of
+from quine.mount.inodes import Node, attributes, inode_of
+from quine.mount.protocol import Op, Request
 from quine.mount.state import State
+from quine.mount.writeback import Draft
 
 Parts = tuple[bytes | memoryview, ...]
 
@@ -56,8 +56,8 @@ def entry_of(state: State, node: Node, seconds: int | None = None) -> bytes:
         node.lookups += 1
         if seconds is None:
             seconds = 0 if node.entry.is_file else BELIEVED
-        attr = fuse.attributes(node.attributes(), state.uid, state.gid)
-        return fuse.entry(node.id, attr, seconds, _attr_seconds(node))
+        attr = protocol.attributes(node.attributes(), state.uid, state.gid)
+        return protocol.entry(node.id, attr, seconds, _attr_seconds(node))
 
 
 def getattr_(state: State, request: Request) -> Parts:
@@ -74,8 +74,8 @@ def getattr_(state: State, request: Request) -> Parts:
 
 def attr_of(state: State, node: Node) -> bytes:
     with state.lock:
-        attr = fuse.attributes(node.attributes(), state.uid, state.gid)
-        return fuse.attr_out(attr, _attr_seconds(node))
+        attr = protocol.attributes(node.attributes(), state.uid, state.gid)
+        return protocol.attr_out(attr, _attr_seconds(node))
 
 
 def _attr_seconds(node: Node) -> int:
@@ -85,7 +85,7 @@ def _attr_seconds(node: Node) -> int:
 
 def statfs(state: State, request: Request) -> Parts:
     """A store does not tell; there is room until it says that there is none."""
-    return (fuse.statfs(fuse.PAGE, 1 << 40, 1 << 39, paths.LONGEST_NAME),)
+    return (protocol.statfs(protocol.PAGE, 1 << 40, 1 << 39, paths.LONGEST_NAME),)
 
 
 # -- files
@@ -99,14 +99,14 @@ def open_(state: State, request: Request) -> Parts:
     writes = flags & os.O_ACCMODE != os.O_RDONLY or empty
     content = state.again.take(node, request.pid, writes)
     if node.draft is not None:
-        return (fuse.opened(open_draft(state, node, request.pid, writes, empty)),)
+        return (protocol.opened(open_draft(state, node, request.pid, writes, empty)),)
     if writes:  # not to a version, which others may read: to a draft, which it will find
         raise state.again.tell(node, request.pid, writes, empty)
     content = content or _content(state, node, request.pid)
     with state.lock:
         node.opened += 1
         number = state.handles.add(Handle(node, content=content))
-    return (fuse.opened(number, fuse.KEEP_CACHE),)
+    return (protocol.opened(number, protocol.KEEP_CACHE),)
 
 
 def _content(state: State, node: Node, thread: int) -> Content:
@@ -156,10 +156,10 @@ def read(state: State, request: Request) -> Parts:
     handle = state.handle(number)
     if handle.draft is not None:
         with handle.draft.lock:
-            return (handle.draft.read(offset, min(size, fuse.LARGEST)),)
+            return (handle.draft.read(offset, min(size, protocol.LARGEST)),)
     if handle.content is None:
         raise error(errno.EBADF, handle.node.path)
-    return (handle.content.read(offset, min(size, fuse.LARGEST)),)
+    return (handle.content.read(offset, min(size, protocol.LARGEST)),)
 
 
 # -- directories
@@ -171,7 +171,7 @@ def opendir(state: State, request: Request) -> Parts:
         raise error(errno.ENOTDIR, node.path)
     with state.lock:
         node.opened += 1
-        return (fuse.opened(state.handles.add(Handle(node))),)
+        return (protocol.opened(state.handles.add(Handle(node))),)
 
 
 def readdir(state: State, request: Request) -> Parts:
@@ -185,7 +185,7 @@ def readdir(state: State, request: Request) -> Parts:
     for index in range(offset, len(handle.listing)):
         name, entry = handle.listing[index]
         kind = stat.S_IFREG if entry.is_file else stat.S_IFDIR
-        dirent = fuse.dirent(inode_of(entry.path), index + 1, kind, name)
+        dirent = protocol.dirent(inode_of(entry.path), index + 1, kind, name)
         room -= len(dirent) + (128 if plus else 0)
         if room < 0:
             break
@@ -211,6 +211,6 @@ def _listing(state: State, path: str) -> list[tuple[bytes, Entry]]:
 def _told(state: State, name: bytes, entry: Entry) -> bytes:
     """What stands before a name in READDIRPLUS; `.` and `..` are not counted as lookups."""
     if name in (b".", b".."):
-        return fuse.entry(0, fuse.attributes(attributes(entry), state.uid, state.gid), 0, 0)
+        return protocol.entry(0, protocol.attributes(attributes(entry), state.uid, state.gid), 0, 0)
     with state.lock:
         return entry_of(state, state.nodes.of(entry), 0 if state.drafts(entry.path) else BELIEVED)

@@ -16,10 +16,10 @@ import select
 import threading
 import time
 
-from quine.mount import fuse, operations
-from quine.mount.fuse import Op, Request
+from quine.mount import dispatch, protocol
+from quine.mount.handles import is_dying
 from quine.mount.locks import Waiting
-from quine.mount.openings import is_dying
+from quine.mount.protocol import Op, Request
 from quine.mount.reading import Parts
 from quine.mount.state import State
 
@@ -40,7 +40,7 @@ class Server:
         self._waiting: dict[int, Request] = {}  # handed to a thread and not answered
         self._interrupted: dict[int, int] = {}  # unique -> the thread that was sent a signal
         self._threads = self._idle = 0
-        self._buffer = bytearray(fuse.BUFFER)
+        self._buffer = bytearray(protocol.BUFFER)
         self.ended = False
         state.given = self._given
         os.set_blocking(fd, False)
@@ -96,14 +96,14 @@ class Server:
             return False
         message = memoryview(self._buffer)[:count]
         try:
-            request = fuse.parse(message)
+            request = protocol.parse(message)
         except ValueError as wrong:
             self._state.note(f"not understood: {wrong}")
-            if count >= fuse.HEADER.size:
-                self._write(fuse.failure(fuse.HEADER.unpack_from(message)[2], errno.EIO))
+            if count >= protocol.HEADER.size:
+                self._write(protocol.failure(protocol.HEADER.unpack_from(message)[2], errno.EIO))
             return True
         if not self._told(request):
-            if operations.is_quick(self._state, request):
+            if dispatch.is_quick(self._state, request):
                 self._answer(request)
             else:
                 self._hand_over(request)
@@ -114,7 +114,7 @@ class Server:
         if request.op in (Op.FORGET, Op.BATCH_FORGET):
             try:
                 with self._state.lock:
-                    for node, count in fuse.forgotten(request):
+                    for node, count in protocol.forgotten(request):
                         self._state.nodes.forget(node, count)
             except ValueError as wrong:
                 self._state.note(f"not understood: {wrong}")
@@ -125,34 +125,34 @@ class Server:
                     self._interrupted[asked.unique] = asked.pid
             with self._state.lock:
                 if self._state.locks.give_up(request.args[0]):
-                    self._write(fuse.failure(request.args[0], errno.EINTR))
+                    self._write(protocol.failure(request.args[0], errno.EINTR))
             self._free_the_dying()
         elif request.op in (Op.SETLK, Op.SETLKW):
             self._lock_asked(request)
         elif request.op == Op.INIT:
-            answer, agreed = fuse.initial(request)
-            if not agreed and request.args[0] == fuse.MAJOR:
-                self._write(fuse.failure(request.unique, errno.EPROTO))
+            answer, agreed = protocol.initial(request)
+            if not agreed and request.args[0] == protocol.MAJOR:
+                self._write(protocol.failure(request.unique, errno.EPROTO))
             else:
-                self._write(fuse.answer(request.unique, answer))
+                self._write(protocol.answer(request.unique, answer))
         else:
             return False
         return True
 
     def _given(self, unique: int) -> None:
-        self._write(fuse.answer(unique))
+        self._write(protocol.answer(unique))
 
     def _lock_asked(self, request: Request) -> None:
         """Answered here, or by who lets go of what stands in the way."""
         number, kind, flags = request.args[0], request.args[4], request.args[6]
         with self._state.lock:
             handle, locks = self._state.handles.get(number), self._state.locks
-            if handle is None or not flags & fuse.IS_FLOCK:
-                self._write(fuse.failure(request.unique, errno.EBADF))
+            if handle is None or not flags & protocol.IS_FLOCK:
+                self._write(protocol.failure(request.unique, errno.EBADF))
             elif locks.ask(handle.node.path, number, kind):
-                self._write(fuse.answer(request.unique))
+                self._write(protocol.answer(request.unique))
             elif request.op == Op.SETLK:
-                self._write(fuse.failure(request.unique, errno.EAGAIN))
+                self._write(protocol.failure(request.unique, errno.EAGAIN))
             else:
                 exclusive = kind == fcntl.F_WRLCK
                 locks.wait(Waiting(request.unique, handle.node.path, number, exclusive))
@@ -165,7 +165,7 @@ class Server:
             for unique in dying:
                 del self._interrupted[unique]
                 if self._waiting.pop(unique, None) is not None:
-                    self._write(fuse.failure(unique, errno.EINTR))
+                    self._write(protocol.failure(unique, errno.EINTR))
 
     def _hand_over(self, request: Request) -> None:
         if not isinstance(request.data, bytes):
@@ -197,20 +197,20 @@ class Server:
                     return  # it was answered while it waited for a thread
         parts: Parts = ()
         try:
-            parts = operations.perform(self._state, request)
-            message = fuse.answer(request.unique, *parts)
+            parts = dispatch.perform(self._state, request)
+            message = protocol.answer(request.unique, *parts)
         except OSError as error:
-            message = fuse.failure(request.unique, error.errno or errno.EIO)
+            message = protocol.failure(request.unique, error.errno or errno.EIO)
         except Exception as error:
             self._state.note(f"{type(error).__name__}: {error}")
-            message = fuse.failure(request.unique, errno.EIO)
+            message = protocol.failure(request.unique, errno.EIO)
         wanted = True
         if handed:
             with self._lock:
                 self._interrupted.pop(request.unique, None)
                 wanted = self._waiting.pop(request.unique, None) is not None
         if not wanted or not self._write(message):
-            operations.undo(self._state, request, parts)
+            dispatch.undo(self._state, request, parts)
 
     def _write(self, message: list[bytes | memoryview]) -> bool:
         try:

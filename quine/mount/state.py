@@ -17,12 +17,12 @@ from collections import OrderedDict
 
 from quine.files import paths
 from quine.files.api import Entry, Tier, error, stale
-from quine.mount.again import Again
-from quine.mount.content import Content
-from quine.mount.draft import Draft
+from quine.mount.cache import Content
+from quine.mount.handles import Handle, Handles, process_of
+from quine.mount.inodes import Node, Nodes
 from quine.mount.locks import Locks
-from quine.mount.nodes import Node, Nodes
-from quine.mount.openings import Handle, Handles, process_of
+from quine.mount.reopen import Again
+from quine.mount.writeback import Draft
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

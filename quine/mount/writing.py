@@ -15,13 +15,13 @@ import time
 
 from quine.files.api import BLOCK, Entry, error
 from quine.files.layers.reserved import others
-from quine.mount import fuse
-from quine.mount.draft import Draft
-from quine.mount.fuse import Op, Request
-from quine.mount.nodes import Node
-from quine.mount.openings import holds_still, process_of
+from quine.mount import protocol
+from quine.mount.handles import holds_still, process_of
+from quine.mount.inodes import Node
+from quine.mount.protocol import Op, Request
 from quine.mount.reading import Parts, attr_of, entry_of, hold_draft
 from quine.mount.state import State
+from quine.mount.writeback import Draft
 
 # -- files
 
@@ -40,7 +40,7 @@ def create(state: State, request: Request) -> Parts:
     draft.dirty = base is None
     node = state.start_draft(draft, Entry(path, "file", mode=mode))
     number = hold_draft(state, node, draft, request.pid, True)
-    return (entry_of(state, node), fuse.opened(number))
+    return (entry_of(state, node), protocol.opened(number))
 
 
 def mknod(state: State, request: Request) -> Parts:
@@ -59,7 +59,7 @@ def write(state: State, request: Request) -> Parts:
     number, offset = request.args[:2]
     draft = _draft(state, number)
     with draft.lock:
-        return (fuse.written(draft.write(request.data, offset, state.tier.most)),)
+        return (protocol.written(draft.write(request.data, offset, state.tier.most)),)
 
 
 def fallocate(state: State, request: Request) -> Parts:
@@ -137,21 +137,23 @@ def setattr_(state: State, request: Request) -> Parts:
     valid, _, number, size = request.args[:4]
     mode, uid, gid = request.args[11], request.args[13], request.args[14]
     node = state.node(request.node)
-    strange = (valid & fuse.SET_UID and uid != state.uid) or (valid & fuse.SET_GID and gid != state.gid)
+    strange = (valid & protocol.SET_UID and uid != state.uid) or (
+        valid & protocol.SET_GID and gid != state.gid
+    )
     if strange:
         raise error(errno.EPERM, node.path)  # a tier knows no owners
     if not node.entry.is_file:
         return (attr_of(state, node),)
     mtime: float | None = None
-    if valid & fuse.SET_MTIME:
-        now = valid & fuse.SET_MTIME_NOW
-        mtime = time.time() if now else fuse.time_of(request.args[6], request.args[9])
+    if valid & protocol.SET_MTIME:
+        now = valid & protocol.SET_MTIME_NOW
+        mtime = time.time() if now else protocol.time_of(request.args[6], request.args[9])
     draft = node.draft
-    if valid & fuse.SET_BY_HANDLE:
+    if valid & protocol.SET_BY_HANDLE:
         draft = state.handle(number).draft or draft
-    wanted = valid & (fuse.SET_SIZE | fuse.SET_MODE | fuse.SET_MTIME)
-    new_size = size if valid & fuse.SET_SIZE else None
-    new_mode = mode & 0o777 if valid & fuse.SET_MODE else None
+    wanted = valid & (protocol.SET_SIZE | protocol.SET_MODE | protocol.SET_MTIME)
+    new_size = size if valid & protocol.SET_SIZE else None
+    new_mode = mode & 0o777 if valid & protocol.SET_MODE else None
     if wanted and draft is not None and draft.users:
         with draft.lock:
             if new_size is not None:
@@ -241,14 +243,14 @@ def rename(state: State, request: Request) -> Parts:
     flags = request.args[1] if request.op == Op.RENAME2 else 0
     source = state.below(request.node, request.names[0])
     target = state.below(request.args[0], request.names[1])
-    if flags & ~fuse.NO_REPLACE:
+    if flags & ~protocol.NO_REPLACE:
         raise error(errno.EINVAL, source)
     if source == target:
         return ()
     state.expect_no_drafts_below(target)
     drafts = state.drafts(source)
     try:
-        state.tier.rename(source, target, if_absent=bool(flags & fuse.NO_REPLACE))
+        state.tier.rename(source, target, if_absent=bool(flags & protocol.NO_REPLACE))
     except FileNotFoundError:
         if not drafts:
             raise  # of a draft that is not committed yet, only its name changes

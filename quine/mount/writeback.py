@@ -17,8 +17,8 @@ import time
 
 from quine.files.api import BLOCK, FILE_MODE, Entry, Tier, Writer, error
 from quine.files.stores.spool import expect_room, keep, spool
-from quine.mount import fuse
-from quine.mount.nodes import inode_of
+from quine.mount import protocol
+from quine.mount.inodes import inode_of
 from transport.rpc.lendable import write_at
 
 
@@ -46,13 +46,13 @@ class Draft:
     def loaded(self) -> bool:
         return self._fd >= 0
 
-    def attributes(self) -> fuse.Attributes:
+    def attributes(self) -> protocol.Attributes:
         size = os.fstat(self._fd).st_size if self._fd >= 0 else self.base.size if self.base else 0
         mtime = self.mtime
         if mtime is None:
             known = self.committed or self.base
             mtime = self._written if self.dirty or known is None else known.mtime
-        return fuse.Attributes(self.inode, stat.S_IFREG | self.mode & 0o777, size, mtime)
+        return protocol.Attributes(self.inode, stat.S_IFREG | self.mode & 0o777, size, mtime)
 
     # -- below the lock
 

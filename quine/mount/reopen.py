@@ -14,9 +14,9 @@ import errno
 import time
 
 from quine.files.api import Entry, stale
-from quine.mount.content import Content
-from quine.mount.draft import Draft
-from quine.mount.nodes import Node
+from quine.mount.cache import Content
+from quine.mount.inodes import Node
+from quine.mount.writeback import Draft
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

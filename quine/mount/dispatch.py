@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from quine.files.api import error
 from quine.mount import reading, writing
-from quine.mount.fuse import Op, Request
+from quine.mount.protocol import Op, Request
 from quine.mount.reading import Parts
 from quine.mount.state import State
 

@@ -12,9 +12,9 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.files.api import Entry
-    from quine.mount.content import Content
-    from quine.mount.draft import Draft
-    from quine.mount.nodes import Node
+    from quine.mount.cache import Content
+    from quine.mount.inodes import Node
+    from quine.mount.writeback import Draft
 
 
 class Handle:

@@ -19,7 +19,7 @@ from quine.base.errors import NOT_STARTED, Failure
 from quine.files.layers import quota
 from quine.files.select import tier_here
 from quine.files.urls import settle
-from quine.mount import mounts, places
+from quine.mount import mounts, registry
 from transport.errors import Refused
 from transport.job import inherit
 
@@ -59,8 +59,8 @@ def keep(path: str, ready: int, target: int = 0, detach: bool = True) -> int:
         signal.signal(number, lambda *_: None)
     place = None
     try:
-        places.sweep()
-        place = places.Place(path)
+        registry.sweep()
+        place = registry.Place(path)
         fd = mounts.mount(place.path, place.source)
     except (Refused, OSError) as error:
         if place is not None:
@@ -73,7 +73,7 @@ def keep(path: str, ready: int, target: int = 0, detach: bool = True) -> int:
     return _watch(place, server, watched, woken)
 
 
-def _fork_server(place: places.Place, fd: int, ready: int, watched: int) -> int:
+def _fork_server(place: registry.Place, fd: int, ready: int, watched: int) -> int:
     keeper = os.getpid()
     above = os.pidfd_open(keeper)
     server = os.fork()
@@ -93,7 +93,7 @@ def _fork_server(place: places.Place, fd: int, ready: int, watched: int) -> int:
         os._exit(status)
 
 
-def serve(place: places.Place, fd: int, ready: int, keeper: int) -> None:
+def serve(place: registry.Place, fd: int, ready: int, keeper: int) -> None:
     """The server's life."""
     from quine.mount.server import Server
     from quine.mount.state import State
@@ -110,7 +110,7 @@ def serve(place: places.Place, fd: int, ready: int, keeper: int) -> None:
     server.wait(GRACE)
 
 
-def _watch(place: places.Place, server: int, watched: int, woken: int) -> int:
+def _watch(place: registry.Place, server: int, watched: int, woken: int) -> int:
     """Until the server, the job or we are to end."""
     pidfd = os.pidfd_open(server)
     poll = select.poll()

@@ -14,12 +14,12 @@ import stat
 
 from quine.files import paths
 from quine.files.api import Entry
-from quine.mount import fuse
+from quine.mount import protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.mount.content import Content
-    from quine.mount.draft import Draft
+    from quine.mount.cache import Content
+    from quine.mount.writeback import Draft
 
 ROOT = 1
 Key = tuple[str, str]
@@ -39,17 +39,17 @@ class Node:
         self.draft: Draft | None = None  # while somebody writes it
         self.content: Content | None = None  # while somebody reads it
 
-    def attributes(self) -> fuse.Attributes:
+    def attributes(self) -> protocol.Attributes:
         if self.draft is not None:
             return self.draft.attributes()
         return attributes(self.entry)
 
 
-def attributes(entry: Entry) -> fuse.Attributes:
+def attributes(entry: Entry) -> protocol.Attributes:
     """As the kernel is told of it; the number of the inode is that of the path, as if files were written in place."""
     kind = stat.S_IFREG if entry.is_file else stat.S_IFDIR
     size = entry.size if entry.is_file else 4096
-    return fuse.Attributes(inode_of(entry.path), kind | entry.mode & 0o777, size, entry.mtime)
+    return protocol.Attributes(inode_of(entry.path), kind | entry.mode & 0o777, size, entry.mtime)
 
 
 def inode_of(path: str) -> int:
