@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-    from quine.staging.face import Staging
+    from quine.staging.proxy import Staging
 
 
 def main() -> None:
@@ -110,7 +110,7 @@ def dispatch(words: list[str]) -> int:
 
         return launcher(words[2:], _inside)
     if words[:2] == ["node", "--stage"]:
-        from quine.staging.there import main as stage
+        from quine.staging.remote_main import main as stage
 
         return stage(words[2:])
     from quine.cli import options
@@ -160,7 +160,7 @@ def _inside(words: list[str]) -> Callable[[], None] | None:
     """transport.job.launcher.Inside: to see that all files are there takes a moment, to start Python for it another."""
     if words[:2] != ["node", "--stage"]:
         return None
-    import quine.staging.there  # noqa: F401 - the first of them pays, and all copies after it have it
+    import quine.staging.remote_main  # noqa: F401 - the first of them pays, and all copies after it have it
 
     def run() -> None:
         sys.argv[1:] = words

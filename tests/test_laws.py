@@ -237,8 +237,8 @@ def loaded(*statements: str) -> set[str]:
         "quine.tape.render",
         "quine.tape.verify",
         "quine.files.cli.main",
-        "quine.staging.face",
-        "quine.staging.there",
+        "quine.staging.proxy",
+        "quine.staging.remote_main",
     ],
 )
 def test_a_client_and_an_agent_import_the_standard_library_only(module: str) -> None:
@@ -260,7 +260,7 @@ def test_a_client_starts_without_what_the_wrappers_of_the_standard_library_load(
         "transport.client.client",
         "transport.spawn",
         "quine.files.select",
-        "quine.staging.face",
+        "quine.staging.proxy",
     )
     new = named(*client) - named()
     assert not new & {
@@ -273,13 +273,13 @@ def test_a_client_starts_without_what_the_wrappers_of_the_standard_library_load(
         "socket",
         "threading",
     }
-    answering = named(*client, "quine.staging.giving", "transport.rpc.services") - named()
+    answering = named(*client, "quine.staging.sender", "transport.rpc.services") - named()
     assert not answering & {"enum", "selectors", "signal", "socket"}
 
 
 def test_a_face_that_streams_loads_what_it_needs_to_stream_and_no_more() -> None:
     """Each of these is 3 to 10 ms of every `quine run` whose files are asked for."""
-    needed = loaded("import quine.staging.face", "import transport.rpc.services")
+    needed = loaded("import quine.staging.proxy", "import transport.rpc.services")
     assert not needed & {"hashlib", "concurrent", "logging"}
 
 

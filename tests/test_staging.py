@@ -21,11 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
-from quine.staging import aside, objects, renames, survey, words
+from quine.staging import apply, renames, scan, spec, store
 from quine.staging.content import BLOCK, Broken, Changed, Feed, measure, parse_head, tell
-from quine.staging.face import Staging
 from quine.staging.manifest import SIZE, BadManifest, Manifest, digest_of, parse, stays
-from quine.staging.tree import Tree, bits, set_bits
+from quine.staging.proxy import Staging
+from quine.staging.source import Tree, bits, set_bits
 from tests.support.trees import facts
 from tests.wired import Relay, bring, stage
 from tests.wired import cache as cache
@@ -117,7 +117,7 @@ def test_a_content_that_is_another_one_is_refused(there: Path, size: int) -> Non
         def read(self, size: int) -> bytes:
             return b"forged!!!"[:size]  # again and again
 
-    layout = aside.Layout(os.fsencode(there), manifest, {}, {})
+    layout = apply.Layout(os.fsencode(there), manifest, {}, {})
     layout.open()
     try:
         with pytest.raises(Broken, match="a came with another content"):
@@ -145,14 +145,14 @@ def test_what_is_changed_right_after_it_was_laid_out_is_laid_out_again(
     (here / "t/d").mkdir(parents=True)
     (here / "t/d/a").write_text("1")
     (here / "t/l").symlink_to("d")
-    commit = aside.Layout.commit
+    commit = apply.Layout.commit
 
-    def changed(self: aside.Layout, undo: bool = False) -> None:
+    def changed(self: apply.Layout, undo: bool = False) -> None:
         commit(self, undo)
-        monkeypatch.setattr(aside.Layout, "commit", commit)
+        monkeypatch.setattr(apply.Layout, "commit", commit)
         subprocess.run(["sh", "-c", change], cwd=there, check=True)
 
-    monkeypatch.setattr(aside.Layout, "commit", changed)
+    monkeypatch.setattr(apply.Layout, "commit", changed)
     stage(here, there, "t")
     stage(here, there, "t")
     assert facts(there) == facts(here)
@@ -254,7 +254,7 @@ def test_the_whole_directory(here: Path, there: Path, monkeypatch: pytest.Monkey
     (here / ".quine").mkdir()
     (here / ".quine" / "tape").write_text("not for others")
     staging = Staging(["."], [], str(here), ".quine")
-    from quine.staging import there as over_there
+    from quine.staging import remote_main as over_there
     from tests.wired import inside
 
     relay = Relay(staging.giving().given)
@@ -393,7 +393,7 @@ def test_the_journal_is_synced_before_the_first_rename(
     (there / "a").write_text("new")
     (here / "a").write_text("old")
     done: list[str] = []
-    fsync, rename, commit = os.fsync, os.rename, aside.Layout.commit
+    fsync, rename, commit = os.fsync, os.rename, apply.Layout.commit
 
     def synced(fd: int) -> None:
         done.append("sync " + os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).partition("-aside-")[0])
@@ -403,14 +403,14 @@ def test_the_journal_is_synced_before_the_first_rename(
         done.append(f"rename {os.fsdecode(target)}")
         rename(source, target, **more)
 
-    def watched(self: aside.Layout, undo: bool = False) -> None:
+    def watched(self: apply.Layout, undo: bool = False) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", synced)
             patch.setattr(os, "rename", renamed)
             commit(self, undo)
         (here.parent / "done").write_text("\n".join(done))  # of a process of its own
 
-    monkeypatch.setattr(aside.Layout, "commit", watched)
+    monkeypatch.setattr(apply.Layout, "commit", watched)
     assert bring(here, there, "a") == ("", [])
     said = (here.parent / "done").read_text().split("\n")
     assert said == ["sync journal.new", "rename journal", "sync .quine", "rename a"]
@@ -428,9 +428,9 @@ def test_a_mode_is_not_given_through_a_link_that_is_swapped_in(
     outside.chmod(0o400)
     stage(here, there, "a")
     (here / "a").chmod(0o666)
-    finish, opened = aside.Layout._finish, os.open
+    finish, opened = apply.Layout._finish, os.open
 
-    def swapped(self: aside.Layout, index: int, name: bytes, folder: int) -> None:
+    def swapped(self: apply.Layout, index: int, name: bytes, folder: int) -> None:
         def unreadable(path: Any, flags: int, *more: Any, **given: Any) -> int:
             if path == name and not flags & os.O_PATH:
                 (there / "a").unlink()
@@ -442,7 +442,7 @@ def test_a_mode_is_not_given_through_a_link_that_is_swapped_in(
             patch.setattr(os, "open", unreadable)
             finish(self, index, name, folder)
 
-    monkeypatch.setattr(aside.Layout, "_finish", swapped)
+    monkeypatch.setattr(apply.Layout, "_finish", swapped)
     stage(here, there, "a")
     assert stat.S_IMODE(outside.stat().st_mode) == 0o400
 
@@ -477,16 +477,16 @@ def test_a_rename_that_fails_takes_the_others_back(
 @pytest.fixture
 def meets(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """Between the look and the renames somebody else makes the same directories, as of many jobs into one."""
-    commit = aside.Layout.commit
+    commit = apply.Layout.commit
 
     def arrange(base: Path) -> None:
-        def rival(layout: aside.Layout, undo: bool = False) -> None:
+        def rival(layout: apply.Layout, undo: bool = False) -> None:
             (base / "out" / "deep").mkdir(parents=True)
             (base / "out" / "deep" / "other").write_text("theirs")
             (base / "out" / "b").write_text("old")
             commit(layout, undo)
 
-        monkeypatch.setattr(aside.Layout, "commit", rival)
+        monkeypatch.setattr(apply.Layout, "commit", rival)
 
     return arrange
 
@@ -557,7 +557,7 @@ def test_who_comes_after_a_crash_finds_old_or_finishes(
 
         status = 3
         try:
-            from quine.staging import taking
+            from quine.staging import receiver as taking
 
             taking._apart = lambda layout, folder: layout.commit(undo=True)  # type: ignore[assignment, func-returns-value]
             os.environ["XDG_CACHE_HOME"] = str(tmp_path / "none\0"[:-1])
@@ -585,12 +585,12 @@ def test_who_comes_after_a_crash_finds_old_or_finishes(
 def test_a_hostile_manifest_brings_nothing_that_was_not_asked_for(here: Path, there: Path) -> None:
     (there / "a").write_text("x")
     (there / "b").write_text("x")
-    original = words.matching
+    original = spec.matching
     try:
-        words.matching = lambda patterns, folder: original(["a", "b"], folder)
+        spec.matching = lambda patterns, folder: original(["a", "b"], folder)
         failure, _ = bring(here, there, "a")
     finally:
-        words.matching = original
+        spec.matching = original
     assert "b was not asked for" in failure
     assert list(here.iterdir()) == []
 
@@ -789,7 +789,7 @@ def test_what_a_host_keeps_is_bounded_and_ours_alone(here: Path, cache: Path, tm
         os.utime(pack, (time.time() - 100 + number,) * 2)
     newest = max(folder.glob("*.pack"), key=lambda path: path.stat().st_mtime)
     (folder / "dead.part").write_bytes(b"x")
-    objects.clean(str(folder), 150_000)
+    store.clean(str(folder), 150_000)
     assert [path.stem for path in folder.glob("*.pack")] == [newest.stem]
     assert [path.stem for path in folder.glob("*.index")] == [newest.stem]
     assert not (folder / "dead.part").exists()
@@ -800,15 +800,15 @@ def test_small_packs_are_made_one_and_all_of_it_is_still_here(
     here: Path, tmp_path: Path, cache: Path
 ) -> None:
     """Ten thousand jobs with a file each would be ten thousand indexes to be read by the next."""
-    (here / "large").write_bytes(os.urandom(2 * objects.SMALL))
+    (here / "large").write_bytes(os.urandom(2 * store.SMALL))
     stage(here, _new(tmp_path / "first"), "large")
-    for number in range(2 * objects.MANY):
+    for number in range(2 * store.MANY):
         (here / "a").write_bytes(b"%d" % number * 5000)
         stage(here, _new(tmp_path / str(number)), "a")
     folder = cache / "quine" / "staging" / "objects"
     packs = list(folder.glob("*.pack"))
-    assert len(packs) < objects.MANY + 2 and len(packs) == len(list(folder.glob("*.index")))
-    for number in range(2 * objects.MANY):
+    assert len(packs) < store.MANY + 2 and len(packs) == len(list(folder.glob("*.index")))
+    for number in range(2 * store.MANY):
         (here / "a").write_bytes(b"%d" % number * 5000)
         assert stage(here, _new(tmp_path / f"again-{number}"), "a", "large") < 2000
         assert (tmp_path / f"again-{number}" / "a").read_bytes() == b"%d" % number * 5000
@@ -818,17 +818,17 @@ def test_who_has_looked_before_a_merge_finds_it_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    digests = [hashlib.blake2b(b"%d" % number, digest_size=32).digest() for number in range(objects.MANY)]
-    known = objects.Objects()
+    digests = [hashlib.blake2b(b"%d" % number, digest_size=32).digest() for number in range(store.MANY)]
+    known = store.Objects()
     for number, digest in enumerate(digests[:-1]):
-        pack = objects.Pack(known.folder)
+        pack = store.Pack(known.folder)
         pack.add(digest, b"%d" % number)
         pack.close()
     search = known._search
 
     def merged_meanwhile(wanted: set[bytes]) -> dict[bytes, tuple[str, int, int]]:
         found = search(wanted)
-        last = objects.Pack(known.folder)
+        last = store.Pack(known.folder)
         last.add(digests[-1], b"last")
         last.close()
         monkeypatch.setattr(known, "_search", search)
@@ -845,11 +845,11 @@ def test_who_has_looked_before_a_merge_finds_it_after(
 @pytest.mark.long
 @given(st.sets(st.binary(min_size=32, max_size=32), max_size=200), st.data())
 def test_few_are_searched_for_and_many_are_read(there_: set[bytes], data: st.DataObject) -> None:
-    table = memoryview(b"".join(objects._ENTRY.pack(each, 1, 2) for each in sorted(there_)))
+    table = memoryview(b"".join(store._ENTRY.pack(each, 1, 2) for each in sorted(there_)))
     wanted = data.draw(st.sets(st.binary(min_size=32, max_size=32), max_size=3))
     if there_:
         wanted |= data.draw(st.sets(st.sampled_from(sorted(there_)), max_size=3))
-    assert {row[0] for row in objects._rows(table, wanted)} == wanted & there_
+    assert {row[0] for row in store._rows(table, wanted)} == wanted & there_
 
 
 @pytest.mark.parametrize("spoil", [b"", b"x", b"quine-seen-1 a b -zz\n", b"\xff" * 100])
@@ -868,11 +868,11 @@ def test_a_record_that_is_torn_is_as_none(here: Path, there: Path, cache: Path, 
 
 def test_a_record_that_there_is_no_room_for_leaves_nothing(here: Path, cache: Path) -> None:
     """A limit on the size of a file fails a write as a full disk does."""
-    found = survey.look([(os.fsencode(here), b"")])
+    found = scan.look([(os.fsencode(here), b"")])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
     try:
-        survey.remember("key", "digest", found, [], bytes(1000), [])
+        scan.remember("key", "digest", found, [], bytes(1000), [])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list((cache / "quine" / "staging" / "seen").iterdir()) == []
@@ -915,8 +915,8 @@ def test_a_file_that_changes_between_its_digest_and_its_way_is_read_again(
 def test_a_look_waits_for_the_tick_of_the_clock(here: Path) -> None:
     (here / "a").write_text("x")
     sources = [(os.fsencode(here / "a"), b"a")]
-    found, calm = survey.settled(lambda: survey.look(sources), survey.look(sources))
-    assert calm and found.newest + survey.TICK <= found.began
+    found, calm = scan.settled(lambda: scan.look(sources), scan.look(sources))
+    assert calm and found.newest + scan.TICK <= found.began
 
 
 def slowly(top: Path) -> dict[bytes, bytes]:
@@ -926,7 +926,7 @@ def slowly(top: Path) -> dict[bytes, bytes]:
         for name in folders + files:
             fact = os.lstat(os.path.join(folder, name))
             row = (fact.st_ino, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_mode)
-            found[os.path.relpath(os.path.join(folder, name), os.fsencode(top))] = survey.FACTS.pack(*row)
+            found[os.path.relpath(os.path.join(folder, name), os.fsencode(top))] = scan.FACTS.pack(*row)
     return found
 
 
@@ -970,11 +970,11 @@ def test_whatever_has_changed_on_either_side_is_seen_and_nothing_else_is_sent(
         (here / "t" / name).write_bytes(b"first")
     stage(here, there, "t")
     for changes in rounds:
-        before = [survey.look([(os.fsencode(top / "t"), b"")]) for top in (here, there)]
+        before = [scan.look([(os.fsencode(top / "t"), b"")]) for top in (here, there)]
         for is_here, what, name, data in changes:
             change((here if is_here else there) / "t", what, name, data)
         for look, top in zip(before, (here, there), strict=True):
-            now = survey.look([(os.fsencode(top / "t"), b"")])
+            now = scan.look([(os.fsencode(top / "t"), b"")])
             assert now.by_name() == slowly(top / "t")
             assert (now.hash == look.hash) == (now.by_name() == look.by_name())
         sent = stage(here, there, "t")
@@ -999,7 +999,7 @@ def test_a_look_says_where_it_failed_and_leaves_out_what_is_gone(
         return stat_of(name, **more)  # type: ignore[arg-type, no-any-return, call-overload]
 
     monkeypatch.setattr(os, "stat", gone)
-    assert survey.look([(os.fsencode(here), b"")]).names == [b"d", b"d/b"]
+    assert scan.look([(os.fsencode(here), b"")]).names == [b"d", b"d/b"]
 
     def broken(name: object, **more: object) -> os.stat_result:
         if name == "b":
@@ -1008,7 +1008,7 @@ def test_a_look_says_where_it_failed_and_leaves_out_what_is_gone(
 
     monkeypatch.setattr(os, "stat", broken)
     with pytest.raises(OSError, match="broken") as caught:
-        survey.look([(os.fsencode(here), b"")])
+        scan.look([(os.fsencode(here), b"")])
     assert caught.value.filename == os.fsencode(here / "d" / "b")
 
 
@@ -1039,7 +1039,7 @@ def test_a_look_says_where_it_failed_and_leaves_out_what_is_gone(
 def test_names_over_there(here: Path, said: str, name: str) -> None:
     (here / "a" / "b").mkdir(parents=True)
     (here / "c:d").write_text("")
-    found = words.sources([said.format(top=here)], str(here))
+    found = spec.sources([said.format(top=here)], str(here))
     assert name in [os.fsdecode(pair[1]) for pair in found]
     assert all(os.path.exists(path) for path, _ in found)
 
@@ -1048,7 +1048,7 @@ def test_names_over_there(here: Path, said: str, name: str) -> None:
 def test_what_is_refused(here: Path, said: str) -> None:
     (here / "a").mkdir()
     with pytest.raises(Misconfigured):
-        words.sources([said], str(here))
+        spec.sources([said], str(here))
 
 
 def test_two_files_for_one_name_are_refused_and_one_named_twice_is_not(here: Path) -> None:
@@ -1056,16 +1056,16 @@ def test_two_files_for_one_name_are_refused_and_one_named_twice_is_not(here: Pat
     (here / "a" / "x").write_text("")
     (here / "b").mkdir()
     (here / "b" / "x").write_text("")
-    assert [name for _, name in words.sources(["a/x", "a", "a"], str(here))] == [b"a"]
+    assert [name for _, name in spec.sources(["a/x", "a", "a"], str(here))] == [b"a"]
     for said in (["a/x", "b/x:a/x"], ["a", "b/x:a/x"]):
         with pytest.raises(Misconfigured, match="two files"):
-            words.sources(said, str(here))
+            spec.sources(said, str(here))
 
 
 @pytest.mark.parametrize("pattern", ["/etc/passwd", "../x", "a/../../b", "..", ""])
 def test_returns_stay_below(pattern: str) -> None:
     with pytest.raises(Misconfigured):
-        words.returns([pattern])
+        spec.returns([pattern])
 
 
 @pytest.mark.parametrize(
@@ -1085,7 +1085,7 @@ def test_returns_stay_below(pattern: str) -> None:
     ],
 )
 def test_what_may_come_back(name: str, pattern: str, fine: bool) -> None:
-    assert words.allowed(name.encode(), [pattern]) is fine
+    assert spec.allowed(name.encode(), [pattern]) is fine
 
 
 @settings(deadline=None, max_examples=100)
@@ -1099,5 +1099,5 @@ def test_what_a_pattern_finds_may_come_back(
     path = os.path.join(os.fsencode(top), *parts)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     Path(os.fsdecode(path)).write_bytes(b"")
-    found, _ = words.matching([pattern], str(top))
-    assert all(words.allowed(name, [pattern]) for _, name in found)
+    found, _ = spec.matching([pattern], str(top))
+    assert all(spec.allowed(name, [pattern]) for _, name in found)

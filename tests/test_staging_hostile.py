@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from quine.staging import aside, renames, survey, tree, words
-from quine.staging import there as there_
+from quine.staging import apply, renames, scan, spec
+from quine.staging import remote_main as there_
+from quine.staging import source as tree
 from quine.staging.content import Feed, tell
-from quine.staging.face import Staging
 from quine.staging.manifest import IMPLIED, SIZE, Manifest, parse
-from quine.staging.tree import Tree
+from quine.staging.proxy import Staging
+from quine.staging.source import Tree
 from tests.wired import Relay, bring, inside, stage
 from tests.wired import cache as cache
 from tests.wired import here as here
@@ -57,7 +58,7 @@ def test_who_renames_and_is_killed_before_it_began_has_brought_nothing(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three(here, there)
-    monkeypatch.setattr(aside.Layout, "commit", lambda layout, undo: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(apply.Layout, "commit", lambda layout, undo: os.kill(os.getpid(), signal.SIGKILL))
     failure, _ = bring(here, there, "*")
     assert "killed" in failure
     assert contents(here) == dict.fromkeys("abc", "old")
@@ -134,8 +135,8 @@ def test_a_failure_that_is_no_text_is_told(here: Path, there: Path) -> None:
 @pytest.mark.parametrize("pattern", ["**/x", "**/a/**/a/**/x"])
 def test_a_name_of_very_many_parts_is_soon_compared(pattern: str) -> None:
     deep = b"/".join([b"a"] * 1900)
-    assert not words.allowed(deep, [pattern])
-    assert words.allowed(deep + b"/x", [pattern])
+    assert not spec.allowed(deep, [pattern])
+    assert spec.allowed(deep + b"/x", [pattern])
 
 
 def steps(work: Callable[[], object]) -> int:
@@ -161,8 +162,8 @@ def test_many_names_are_not_each_compared_with_all_others(here: Path) -> None:
         (here / f"{number:03}" / "f").touch()
         (here / f"{number:03}" / "l").symlink_to("f")
     named = [f"{number:03}/{name}" for number in range(many) for name in "fl"]
-    assert steps(lambda: words.sources(named, str(here))) < 400 * many
-    assert steps(lambda: words.matching(["*/f", "*/l"], str(here))) < 400 * many
+    assert steps(lambda: spec.sources(named, str(here))) < 400 * many
+    assert steps(lambda: spec.matching(["*/f", "*/l"], str(here))) < 400 * many
     manifest = Manifest()
     for number in range(many):
         manifest.add(b"%03d" % number, stat.S_IFDIR | 0o755 | IMPLIED, 0)
@@ -188,7 +189,7 @@ def test_a_content_that_stands_twice_is_whole_twice(
         (here / name).write_bytes(content)
     write = os.write
     monkeypatch.setattr(
-        aside.os, "write", lambda fd, data: write(fd, memoryview(data)[: max(1, len(data) * 2 // 3)])
+        apply.os, "write", lambda fd, data: write(fd, memoryview(data)[: max(1, len(data) * 2 // 3)])
     )
     stage(here, there, "a", "b")
     assert [(there / name).read_bytes() == content for name in ("a", "b")] == [True, True]
@@ -201,7 +202,7 @@ def test_a_job_that_has_started_reads_no_more(here: Path, there: Path) -> None:
     relay = Relay(giving.given)
     try:
         with inside(there):
-            from quine.staging import there as side
+            from quine.staging import remote_main as side
 
             assert side._staged(relay, staging.key)  # type: ignore[arg-type]
         (here / "a").write_text("for nobody over there")
@@ -234,7 +235,7 @@ def test_a_directory_that_is_a_link_by_now_is_not_followed(
             (here / "t" / "d").rename(tmp_path / "away")
             (here / "t" / "d").symlink_to(tmp_path / "secret" / "d")
 
-    look, into = survey.look, survey._look_into
+    look, into = scan.look, scan._look_into
 
     def looked(*args: Any, **more: Any) -> Any:
         found = look(*args, **more)
@@ -249,9 +250,9 @@ def test_a_directory_that_is_a_link_by_now_is_not_followed(
         return found
 
     if moment == "listed":
-        monkeypatch.setattr(survey, "_look_into", listed)
+        monkeypatch.setattr(scan, "_look_into", listed)
     else:
-        monkeypatch.setattr(survey, "look", looked)
+        monkeypatch.setattr(scan, "look", looked)
     monkeypatch.setattr(tree, "settled", lambda take, found: (found, True))
     with pytest.raises(RequestError):
         stage(here, there, "t")

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from quine.files.stores.local import dirfd
-from quine.staging import aside as laying
-from quine.staging import content, objects, renames, survey, taking
-from quine.staging import there as over_there
-from quine.staging.aside import Layout
+from quine.staging import apply as laying
+from quine.staging import content, receiver, renames, scan, store
+from quine.staging import remote_main as over_there
+from quine.staging.apply import Layout
 from quine.staging.content import Changed, measure
-from quine.staging.face import Staging
 from quine.staging.manifest import Manifest
-from quine.staging.survey import ASIDE
-from quine.staging.tree import Tree
+from quine.staging.proxy import Staging
+from quine.staging.scan import ASIDE
+from quine.staging.source import Tree
 from tests.wired import Relay, bring, inside
 from tests.wired import cache as cache
 from tests.wired import here as here
@@ -110,7 +110,7 @@ def test_what_comes_back_is_what_was_announced(
 def test_no_more_comes_back_than_can_be(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(taking, "MOST_BACK", 99)
+    monkeypatch.setattr(receiver, "MOST_BACK", 99)
     (there / "a").write_bytes(bytes(size))
     failure, _ = bring(here, there, "a")
     assert ("more than can be" in failure) == (size == 100)
@@ -146,7 +146,7 @@ def test_what_is_renamed_is_renamed_by_a_process_that_no_signal_to_ours_reaches(
         close = leave
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    assert taking._apart(Renaming(), os.fsencode(tmp_path)) == ""  # type: ignore[arg-type]
+    assert receiver._apart(Renaming(), os.fsencode(tmp_path)) == ""  # type: ignore[arg-type]
     undo, apart, blocked = json.loads((tmp_path / "facts").read_text())
     assert undo and apart
     assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= set(blocked)
@@ -161,7 +161,7 @@ def test_a_signal_at_any_line_leaves_nothing_aside(here: Path, there: Path, cach
         (here / "t" / name).write_text(name)
     (here / "t" / "l").symlink_to("a")
     staging = Staging(["t"], [], str(here))
-    ours = {module.__file__ for module in (laying, renames, dirfd, content, objects, over_there)}
+    ours = {module.__file__ for module in (laying, renames, dirfd, content, store, over_there)}
     lines = 0
     while _ends_at_line(lines, ours, staging, there):
         assert not list(there.glob(".quine*")), lines
@@ -195,7 +195,7 @@ def _ends_at_line(lines: int, ours: set[str | None], staging: Staging, there: Pa
         relay = Relay(staging.giving().given)
         sys.settrace(trace)
         with inside(there):
-            over_there._staged(relay, survey.ONCE)  # type: ignore[arg-type]
+            over_there._staged(relay, scan.ONCE)  # type: ignore[arg-type]
         status = 1
     except over_there._Ended:
         status = 0

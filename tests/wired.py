@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from quine.staging import there as there_
-from quine.staging.face import Staging
+from quine.staging import remote_main as there_
+from quine.staging.proxy import Staging
 from transport.errors import Abandoned, RequestError
 
 
@@ -137,7 +137,7 @@ def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
 
 def bring(here: Path, over_there: Path, *patterns: str) -> tuple[str, list[str]]:
     """Bring what the patterns mean from one directory to another; what went wrong, what is missing."""
-    from quine.staging import taking as side
+    from quine.staging import receiver as side
 
     staging = Staging([], list(patterns), str(here), ".quine")
     taking = staging.taking()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from quine.cli.retry import Tries
     from quine.files.select import Services
-    from quine.staging.face import Staging
+    from quine.staging.proxy import Staging
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -141,7 +141,7 @@ def staging(values: dict[str, object], here: str = "") -> Staging | None:
 
 def mover(files: list[str], returns: list[str]) -> Staging:
     """What brings files from the current directory to a job's, and back. Raises Misconfigured."""
-    from quine.staging.face import Staging
+    from quine.staging.proxy import Staging
 
     folder = _current()
     if folder is None:

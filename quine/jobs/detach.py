@@ -31,7 +31,7 @@ from transport.job import inherit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.staging.face import Staging
+    from quine.staging.proxy import Staging
     from transport.spawn import Spawn
 
 VARIABLE = "QUINE_DETACHED"  # "1" for the process that is a detached job itself; it takes it out

@@ -333,7 +333,7 @@ def face(
             on_start(pid, host)
 
     if files or returns:
-        from quine.staging.face import Staging
+        from quine.staging.proxy import Staging
 
         data_dir = environ.get("QUINE_DATA_DIR") or ".quine"
         run = Staging(files or [], returns or [], os.getcwd(), data_dir).run  # type: ignore[assignment]

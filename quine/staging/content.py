@@ -15,7 +15,7 @@ import os
 import struct
 
 from quine.staging.manifest import LARGEST, PERMISSIONS, SIZE, SPARSE, shown
-from quine.staging.survey import FACTS
+from quine.staging.scan import FACTS
 from transport.lean import blake2b
 from transport.wire import quickjson
 

@@ -14,7 +14,7 @@ import os
 import stat
 
 from quine.files.stores.local import dirfd
-from quine.staging.survey import ASIDE
+from quine.staging.scan import ASIDE
 
 NO_LINKS = (
     errno.EPERM,

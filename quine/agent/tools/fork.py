@@ -198,7 +198,7 @@ def _unstaged(loop: Loop, staged: list[list[list[str]]]) -> str:
     """What is wrong with the files that are to go and to come back; "" where nothing is."""
     if not any(files or returns for files, returns in staged):
         return ""
-    from quine.staging import words
+    from quine.staging import spec as words
 
     try:
         for files, returns in staged:

@@ -31,7 +31,7 @@ from quine.staging.content import (
 )
 from quine.staging.manifest import IMPLIED, PERMISSIONS, SIZE, SPARSE, Manifest, shown
 from quine.staging.renames import FOLDER, Conflict, Met, Parents, keep_old, move, remove
-from quine.staging.survey import ASIDE, FACTS
+from quine.staging.scan import ASIDE, FACTS
 from transport.lean import blake2b
 from transport.rpc.lendable import write_all, write_at
 
@@ -39,7 +39,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quine.staging.objects import Objects, Pack
+    from quine.staging.store import Objects, Pack
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

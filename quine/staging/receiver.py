@@ -14,12 +14,12 @@ import signal
 import threading
 from itertools import compress
 
-from quine.staging import survey, words
-from quine.staging.aside import Layout
+from quine.staging import scan, spec
+from quine.staging.apply import Layout
 from quine.staging.content import KNOWN, Broken, Feed, said, tell, told
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, parse, shown
 from quine.staging.renames import recover
-from quine.staging.tree import bits
+from quine.staging.source import bits
 from transport.client import client
 from transport.errors import Abandoned, RequestError
 from transport.rpc.incoming import Streaming
@@ -115,13 +115,13 @@ class Taking:
 
     def _check(self, manifest: Manifest) -> None:
         """Only what was asked for, and the directories that lead there."""
-        allowed = [words.allowed(name, self._returns) for name in manifest.names]
+        allowed = [spec.allowed(name, self._returns) for name in manifest.names]
         leading: set[bytes] = set()
         for name in compress(manifest.names, allowed):
             while (name := name.rpartition(b"/")[0]) and name not in leading:
                 leading.add(name)
         for index, name in enumerate(manifest.names):
-            if name.startswith(survey.ASIDE) or (self._ours and (name + b"/").startswith(self._ours + b"/")):
+            if name.startswith(scan.ASIDE) or (self._ours and (name + b"/").startswith(self._ours + b"/")):
                 raise BadManifest(f"{shown(name)} is quine's own")
             leads = manifest.is_directory(index) and manifest.modes[index] & IMPLIED and name in leading
             if not (allowed[index] or leads):
@@ -134,7 +134,7 @@ class Taking:
             self.layout.close()
             self.layout = None
         base = self._folder
-        here = survey.look([(os.path.join(base, root) if root else base, root) for root in manifest.roots])
+        here = scan.look([(os.path.join(base, root) if root else base, root) for root in manifest.roots])
         layout = self.layout = Layout(base, manifest, here.by_name(), {})
         wanted = layout.wanted()
         layout.open()

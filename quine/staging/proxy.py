@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from quine.base.errors import FAILED, NOT_STARTED
-from quine.staging import survey, words
+from quine.staging import scan, spec
 from transport.client import client
 from transport.spawn import Spawn
 from transport.status import Status
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from quine.files.select import Services
-    from quine.staging.giving import Giving
-    from quine.staging.taking import Taking
+    from quine.staging.receiver import Taking
+    from quine.staging.sender import Giving
     from transport.rpc.incoming import Incoming
 
 
@@ -32,10 +32,10 @@ class Staging:
 
     def __init__(self, files: list[str], returns: list[str], folder: str, data_dir: str = "") -> None:
         self._folder = os.path.abspath(folder)
-        self._sources = words.sources(files, self._folder)
-        self._returns = words.returns(returns)
+        self._sources = spec.sources(files, self._folder)
+        self._returns = spec.returns(returns)
         self._data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
-        self.key = survey.key_of(*(name for _, name in self._sources))  # of the record that is kept there
+        self.key = scan.key_of(*(name for _, name in self._sources))  # of the record that is kept there
         self._giving: Giving | None = None
 
     def run(
@@ -54,7 +54,7 @@ class Staging:
         if self._sources:
             phase = "agent" if spawn.own else "in"
             # A directory that is made for this job alone is never laid out again.
-            key = survey.ONCE if job.cwd is None and job.tree == job.id else self.key
+            key = scan.ONCE if job.cwd is None and job.tree == job.id else self.key
             job.argv = ["node", "--stage", phase, key, "--", *spawn.argv]
             job.own = True
             assert services, "whoever gives files answers requests"
@@ -90,15 +90,15 @@ class Staging:
 
     def giving(self) -> Giving:
         """The side that gives, for one job."""
-        from quine.staging.giving import Giving
+        from quine.staging.sender import Giving
 
         named = [part for pair in self._sources for part in pair]
-        leave_out = survey.identity(self._data_dir) if self._data_dir else None
-        return Giving(survey.Sources(self._sources, leave_out), survey.key_of(*named))
+        leave_out = scan.identity(self._data_dir) if self._data_dir else None
+        return Giving(scan.Sources(self._sources, leave_out), scan.key_of(*named))
 
     def taking(self) -> Taking:
         """The side that takes, for one job."""
-        from quine.staging.taking import Taking
+        from quine.staging.receiver import Taking
 
         ours = os.path.relpath(self._data_dir, self._folder) if self._data_dir else ""
         return Taking(self._returns, os.fsencode(self._folder), os.fsencode(ours))

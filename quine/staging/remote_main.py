@@ -20,25 +20,25 @@ import signal
 import time
 
 from quine.base.errors import NOT_STARTED, complain
-from quine.staging import survey
-from quine.staging.aside import Layout
+from quine.staging import scan
+from quine.staging.apply import Layout
 from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, said, tell
 from quine.staging.manifest import BadManifest, Manifest, digest_of, parse
-from quine.staging.objects import Objects, Pack
 from quine.staging.renames import recover
-from quine.staging.tree import Tree, bits
+from quine.staging.source import Tree, bits
+from quine.staging.store import Objects, Pack
 from transport.errors import RequestError
 from transport.rpc.requests import Relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.staging.survey import Look
+    from quine.staging.scan import Look
     from transport.rpc.outgoing import Asked
 
 NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 FATAL = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ELSEWHERE = "choose another directory with --cwd, or workdir in the inventory"
-EMPTY = bytes(survey.FACTS.size)
+EMPTY = bytes(scan.FACTS.size)
 
 
 class _Ended(BaseException):
@@ -122,8 +122,8 @@ def _prepared(relay: Relay, key: str, words: list[str]) -> bool:
 
 def _staged(relay: Relay, key: str) -> bool:
     """Have everything here. False: it cannot be had, and the face knows why. RequestError: it does not."""
-    place = survey.key_of(os.getcwd(), key)
-    record = "" if key == survey.ONCE else place
+    place = scan.key_of(os.getcwd(), key)
+    record = "" if key == scan.ONCE else place
     objects = Objects()
     mask = os.umask(0)
     try:
@@ -145,7 +145,7 @@ def _staged(relay: Relay, key: str) -> bool:
 
 
 def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
-    record = survey.recall(place)
+    record = scan.recall(place)
     with relay.stream("stage") as asked:
         tell(asked, {"say": "in", "has": record.digest})
         found = _look(record.roots)
@@ -177,13 +177,13 @@ def _confess(relay: Relay, why: str, cure: str = "") -> bool:
 
 
 def _look(roots: list[bytes]) -> Look:
-    return survey.look([(root or b".", root) for root in roots])
+    return scan.look([(root or b".", root) for root in roots])
 
 
 def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, packed: bytes) -> None:
     """What is not here yet. Raises OSError, BadManifest, Broken, RequestError."""
     known: dict[bytes, tuple[bytes, bytes]] = {}
-    before = survey.recall(place).read()
+    before = scan.recall(place).read()
     if before:
         old = before[1]
         known = {name: pair for name, *pair in zip(old.names, before[2], old.marks, strict=True)}  # type: ignore[misc]
@@ -210,14 +210,14 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
     if not place:
         return  # it is looked at once
     # What was made last would be too new for the record, and a look takes longer.
-    time.sleep(survey.TICK / 1e9)
-    found, calm = survey.settled(lambda: _look(roots), _look(roots))
+    time.sleep(scan.TICK / 1e9)
+    found, calm = scan.settled(lambda: _look(roots), _look(roots))
     by_name = found.by_name()
     if calm and layout.stands(by_name):
         facts = [by_name.get(name, EMPTY) for name in manifest.names]
-        survey.remember(place, digest, found, roots, packed, facts)
+        scan.remember(place, digest, found, roots, packed, facts)
     else:
-        survey.forget(place)
+        scan.forget(place)
 
 
 def _fill(
@@ -265,7 +265,7 @@ def _go(job: str) -> tuple[str, str]:
 
 def _give_back(relay: Relay, key: str, job: str = "") -> bool:
     """Give what the caller wants. RequestError where it cannot be given."""
-    from quine.staging import words
+    from quine.staging import spec as words
 
     here, why = _go(job) if job else (os.getcwd(), "")
     if why:
@@ -278,8 +278,8 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
                 message, _ = feed.hear()
                 patterns = [str(pattern) for pattern in message.get("returns", [])]
                 sources, missing = words.matching(patterns, here)
-                ours = survey.identity(os.environ.get("QUINE_DATA_DIR") or ".quine")
-                tree = Tree(survey.Sources(sources, ours), survey.key_of(here, key, "out"))
+                ours = scan.identity(os.environ.get("QUINE_DATA_DIR") or ".quine")
+                tree = Tree(scan.Sources(sources, ours), scan.key_of(here, key, "out"))
                 tell(asked, {"tree": tree.digest, "missing": missing}, tree.packed)
                 said_last = tree.serve(asked, feed)
             except BrokenPipeError:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import threading
 
 from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, said, tell, told
-from quine.staging.tree import LeadsOut, Tree
+from quine.staging.source import LeadsOut, Tree
 from transport.errors import Abandoned, RequestError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.staging.survey import Sources
+    from quine.staging.scan import Sources
     from transport.rpc.incoming import Incoming
 
 

@@ -23,13 +23,13 @@ from quine.staging.manifest import (
     stays,
 )
 from quine.staging.renames import Parents
-from quine.staging.survey import FACTS, Record, recall, remember, settled
+from quine.staging.scan import FACTS, Record, recall, remember, settled
 from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.staging.content import Line
-    from quine.staging.survey import Look, Sources
+    from quine.staging.scan import Look, Sources
 
 ROUND = 1 << 20  # bytes of small files that are sent at once
 
