@@ -2,7 +2,7 @@
 
     python scripts/mutants.py                  every mutation of the table, and SAMPLE drawn ones of each module
     python scripts/mutants.py --table          the table alone
-    python scripts/mutants.py --draw 50 --seed 7 transport/wire/window.py
+    python scripts/mutants.py --draw 50 --seed 7 transport/wire/flow.py
                                                fifty drawn mutations of one module
 
 Two kinds of mutations. The table (`mutants.toml`) names changes that once survived: each must be noticed by the
@@ -40,7 +40,7 @@ WORKERS = str(os.cpu_count() or 2)
 # Module -> the tests that must notice a change of it, the quickest first.
 MODULES = {
     "transport/wire/session.py": ["tests/test_session.py", "tests/test_line.py", "tests/test_streams.py"],
-    "transport/wire/window.py": ["tests/test_window.py", "tests/test_session.py"],
+    "transport/wire/flow.py": ["tests/test_window.py", "tests/test_session.py"],
     "transport/wire/line.py": ["tests/test_line.py"],
     "transport/job/job.py": ["tests/test_node.py", "tests/test_run.py"],
     "transport/rpc/services.py": ["tests/test_services.py", "tests/test_streams.py"],

@@ -39,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from transport import address
 from transport.status import Status
+from transport.wire.flow import INITIAL_WINDOW
 from transport.wire.frames import (
     BESIDE,
     CHUNK,
@@ -52,7 +53,6 @@ from transport.wire.frames import (
     encode,
     pack,
 )
-from transport.wire.window import INITIAL_WINDOW
 
 BLOCK = 1 << 16
 

@@ -13,9 +13,9 @@ from transport.client.output import Used
 from transport.rpc.services import Services
 from transport.spawn import Spawn
 from transport.status import Status
+from transport.wire.flow import INITIAL_WINDOW
 from transport.wire.frames import CHUNK, Frame, Kind
 from transport.wire.session import STDERR, STDIN, STDOUT, Session
-from transport.wire.window import INITIAL_WINDOW
 
 DONE = Status("exited", 0)
 TERMINAL = {"rows": 24, "columns": 80, "term": "xterm"}

@@ -29,9 +29,9 @@ from transport.errors import Abandoned, ProtocolError
 from transport.node import lending
 from transport.rpc import lendable
 from transport.rpc.incoming import Incoming
+from transport.wire.flow import MAX_WINDOW, Flow
 from transport.wire.frames import Kind
 from transport.wire.session import STDIN, STDOUT, Session
-from transport.wire.window import MAX_WINDOW, Flow
 
 pytestmark = pytest.mark.timeout(300 + 15 * CUTS)
 ROUNDS = 40 if LONG else 5

@@ -18,11 +18,11 @@ from transport.node.router import Relay, Side
 from transport.spawn import Spawn
 from transport.status import Status
 from transport.wire import session
+from transport.wire.flow import MAX_WINDOW
 from transport.wire.frames import GREETING, LIFE, MAX_PAYLOAD, VERSION, Frame, Kind, encode, pack
 from transport.wire.line import Line, hello
 from transport.wire.session import ASKED, MOST_ASKED, STDIN, Session
 from transport.wire.states import Asker
-from transport.wire.window import MAX_WINDOW
 
 MANY = 60_000  # frames that no machine handles in one slice
 

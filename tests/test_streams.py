@@ -21,9 +21,9 @@ from transport.rpc import incoming as incoming_module
 from transport.rpc.incoming import Incoming, Streaming
 from transport.rpc.outgoing import Asked, Connection, Pool
 from transport.rpc.services import Services
+from transport.wire.flow import INITIAL_WINDOW, MAX_WINDOW
 from transport.wire.frames import CHUNK, Kind, header
 from transport.wire.session import STDIN, STDOUT, Session
-from transport.wire.window import INITIAL_WINDOW, MAX_WINDOW
 
 BODY = bytes(range(256)) * 4001  # a million bytes and a bit; where one is missing, all that follow are others
 SIZES = st.lists(st.integers(1, 150_000), max_size=6)

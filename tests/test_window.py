@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.errors import ProtocolError
-from transport.wire.window import ACK_QUANTUM, INITIAL_WINDOW, MAX_WINDOW, Flow
+from transport.wire.flow import ACK_QUANTUM, INITIAL_WINDOW, MAX_WINDOW, Flow
 
 
 @given(st.lists(st.tuples(st.sampled_from(["data", "ack"]), st.integers(0, 70_000)), max_size=60))

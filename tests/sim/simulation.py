@@ -25,7 +25,7 @@ from transport.job.ending import PAUSE
 from transport.node import hosts
 from transport.node.node import KEPT
 from transport.spawn import Spawn
-from transport.wire import line, session, window
+from transport.wire import flow, line, session
 
 HOSTILITY = 40.0  # seconds in which a hostile node does what it does, and is hung up on
 FORKED = 6.0  # seconds that a child of a job may live on
@@ -396,7 +396,7 @@ class Simulation:
             for link in machine.node._links:
                 own = link.session
                 jobs = sum(not channel.request for channel in own.channels.values())
-                bound = session.MOST_ASKED + session.GROWTH_BUDGET + 3 * jobs * window.INITIAL_WINDOW + FRAME
+                bound = session.MOST_ASKED + session.GROWTH_BUDGET + 3 * jobs * flow.INITIAL_WINDOW + FRAME
                 if own.pending > bound:
                     self.world.violated("memory", f"{machine.name}: {own.pending} bytes wait for {link.name}")
                 if len(own._control) > session.MAX_CONTROL + 200:

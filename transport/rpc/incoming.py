@@ -20,9 +20,9 @@ from transport.errors import Abandoned
 from transport.lean import deque
 from transport.rpc.lendable import Lends, write_at
 from transport.rpc.outgoing import gather
+from transport.wire.flow import INITIAL_WINDOW
 from transport.wire.frames import CHUNK, LIFE, Frame, Kind
 from transport.wire.session import STDIN, STDOUT
-from transport.wire.window import INITIAL_WINDOW
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ import time
 from transport.errors import TransportError
 from transport.lean import deque
 from transport.rpc.incoming import Streaming, Streams
+from transport.wire.flow import INITIAL_WINDOW
 from transport.wire.frames import CHUNK, LIFE, Frame, Kind
 from transport.wire.session import STDIN, STDOUT
-from transport.wire.window import INITIAL_WINDOW
 
 try:
     from _operator import _compare_digest as compare_digest  # hmac loads OpenSSL for it: 5 ms of every face

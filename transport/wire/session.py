@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from transport.errors import ProtocolError, Refused
 from transport.lean import deque
+from transport.wire.flow import INITIAL_WINDOW, Flow
 from transport.wire.frames import (
     BESIDE,
     GREETING,
@@ -50,7 +51,6 @@ from transport.wire.states import (
     Channel,
     diagram,
 )
-from transport.wire.window import INITIAL_WINDOW, Flow
 
 __all__ = ["ENDED", "GONE", "OPENING", "RUNNING", "STDERR", "STDIN", "STDOUT", "TABLE"]
 __all__ += ["ASKED", "MAX_CHANNELS", "MAX_CONTROL", "MOST_ASKED", "Channel", "Session", "diagram", "greeted"]

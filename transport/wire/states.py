@@ -7,8 +7,8 @@ Law: both ends move the same TABLE with what they send and what they receive, so
 from __future__ import annotations
 
 from transport.errors import ProtocolError
+from transport.wire.flow import Flow
 from transport.wire.frames import LIFE, NAMES, Kind
-from transport.wire.window import Flow
 
 OPENING, RUNNING, ENDED, GONE = "opening", "running", "ended", "gone"
 STDIN, STDOUT, STDERR = 0, 1, 2
