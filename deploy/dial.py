@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from deploy import probe, push
 from deploy.build import Binary, build
 from deploy.inventory import Host, Inventory, jump_of
-from transport.carrier.reach import SshTarget
-from transport.carrier.ssh import ssh
+from transport.carrier.dialer import SshTarget
+from transport.carrier.ssh import connect
 from transport.carrier.ssh.channel import SshDuplex
 from transport.errors import Interrupted, Misconfigured, Unreachable
 
@@ -167,7 +167,7 @@ class _Visit:
         """Connect and ask; unless it is a check, see that the binary is there. Facts: where they were told."""
         answers = probe.Answers(secrets.token_hex(16))
         command = probe.command(self.binary, answers.marker, mode, trust=trust)
-        duplex = await ssh.connect(self._target, command, clock.phase, self._news)
+        duplex = await connect.connect(self._target, command, clock.phase, self._news)
         try:
             clock.phase("find the binary")
             answer = await push.next_answer(self.host.name, duplex, answers)

@@ -24,7 +24,7 @@ from tests.lab import Lab
 from tests.test_streams import all_of, served
 from tests.test_streams_hosts import asked
 from transport.carrier.duplex import ClientDuplex, descriptors
-from transport.carrier.wire import Wire
+from transport.carrier.unix import Wire
 from transport.errors import Abandoned, ProtocolError
 from transport.node import lending
 from transport.rpc import lendable

@@ -17,7 +17,7 @@ started = []
 def hook(event, args):
     if event == "subprocess.Popen": started.append(str(args[0]))
 sys.addaudithook(hook)
-import transport.carrier.ssh.ssh
+import transport.carrier.ssh.connect
 print(json.dumps(started))
 """
 

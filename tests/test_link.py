@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import clock
 from transport import address
-from transport.carrier.greeter import Greeter
+from transport.carrier.handshake import Greeter
 from transport.node.hosts import Host, Target
 from transport.node.link import SLICE, Link
 from transport.node.node import Node

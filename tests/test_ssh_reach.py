@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from transport.carrier import reach
-from transport.carrier.reach import SshTarget
+from transport.carrier import dialer
+from transport.carrier.dialer import SshTarget
 from transport.errors import Unreachable
 
 
@@ -31,7 +31,7 @@ def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         with listening() as listener:
             port = listener.getsockname()[1]
             answering(monkeypatch, "127.0.0.2", "127.0.0.1")
-            sock = await reach.connected(SshTarget("h", "h"), "h", port, socket.AF_UNSPEC)
+            sock = await dialer.connected(SshTarget("h", "h"), "h", port, socket.AF_UNSPEC)
             assert sock.getpeername() == ("127.0.0.1", port)
             sock.close()
 
@@ -50,11 +50,11 @@ def test_an_address_that_swallows_everything_costs_its_share_only(monkeypatch: p
             await (never() if address[0] == "127.0.0.2" else connect(sock, address))
 
         monkeypatch.setattr(loop, "sock_connect", some)
-        monkeypatch.setattr(reach, "ATTEMPT", 0.01)
+        monkeypatch.setattr(dialer, "ATTEMPT", 0.01)
         with listening() as listener:
             answering(monkeypatch, "127.0.0.2", "127.0.0.1")
             port = listener.getsockname()[1]
-            (await reach.connected(SshTarget("h", "h"), "h", port, socket.AF_UNSPEC)).close()
+            (await dialer.connected(SshTarget("h", "h"), "h", port, socket.AF_UNSPEC)).close()
 
     asyncio.run(scene())
 
@@ -65,7 +65,7 @@ def test_who_refuses_is_named() -> None:
             nobody.bind(("127.0.0.1", 0))
             port = nobody.getsockname()[1]
             with pytest.raises(Unreachable, match=f"connection refused by 127.0.0.1 port {port}") as caught:
-                await reach.connected(SshTarget("h", "127.0.0.1"), "127.0.0.1", port, socket.AF_UNSPEC)
+                await dialer.connected(SshTarget("h", "127.0.0.1"), "127.0.0.1", port, socket.AF_UNSPEC)
         assert caught.value.host == "h" and caught.value.hint
 
     asyncio.run(scene())
@@ -74,7 +74,7 @@ def test_who_refuses_is_named() -> None:
 def test_a_name_that_cannot_be_one() -> None:
     async def scene() -> None:
         with pytest.raises(Unreachable, match="unknown host name"):
-            await reach.connected(SshTarget("h", "h"), "x" * 64 + ".invalid", 22, socket.AF_UNSPEC)
+            await dialer.connected(SshTarget("h", "h"), "x" * 64 + ".invalid", 22, socket.AF_UNSPEC)
 
     asyncio.run(scene())
 
@@ -87,17 +87,17 @@ def test_few_handshakes_at_a_time_with_each_host_and_bastion() -> None:
         go = asyncio.Event()
 
         async def one(number: int) -> None:
-            async with reach.handshakes(SshTarget(f"h{number}", f"h{number}", jump=bastion)):
+            async with dialer.handshakes(SshTarget(f"h{number}", f"h{number}", jump=bastion)):
                 inside["b"] += 1
                 most["b"] = max(most.get("b", 0), inside["b"])
-                if inside["b"] == reach.HANDSHAKES:
+                if inside["b"] == dialer.HANDSHAKES:
                     go.set()
                 await go.wait()
                 inside["b"] -= 1
 
         async with asyncio.TaskGroup() as group:
-            for number in range(4 * reach.HANDSHAKES):
+            for number in range(4 * dialer.HANDSHAKES):
                 group.create_task(one(number))
-        assert most["b"] == reach.HANDSHAKES
+        assert most["b"] == dialer.HANDSHAKES
 
     asyncio.run(scene())

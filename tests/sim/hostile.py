@@ -9,7 +9,7 @@ from tests.sim.machine import Machine
 from tests.sim.network import End
 from tests.sim.world import World
 from transport import address
-from transport.carrier.greeter import Greeter
+from transport.carrier.handshake import Greeter
 from transport.wire.frames import CHUNK, LIFE, Frame, Kind, encode, pack
 from transport.wire.line import hello
 

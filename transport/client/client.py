@@ -15,7 +15,7 @@ import select
 import time
 
 from transport import address
-from transport.carrier.wire import Wire
+from transport.carrier.unix import Wire
 from transport.client.caught import Caught
 from transport.client.client_core import FATAL, FORWARDED, OURS, Core
 from transport.client.output import Output, Used

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 
-from transport.carrier.wire import rights
+from transport.carrier.unix import rights
 from transport.job.launcher import MESSAGE
 from transport.wire import quickjson
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from transport import address
 from transport.carrier.duplex import Duplex
-from transport.carrier.greeter import Greeter
+from transport.carrier.handshake import Greeter
 from transport.errors import Interrupted, LinkLost, ProtocolError, Refused
 from transport.node.link import Link
 from transport.node.router import LONG, Relay

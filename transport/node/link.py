@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from transport.carrier.duplex import ClientDuplex, Duplex
-from transport.carrier.greeter import Greeter
+from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError
 from transport.wire.frames import Frame, Kind, described
 from transport.wire.line import GOODBYE, Line

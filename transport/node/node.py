@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport import address
 from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descriptors
-from transport.carrier.greeter import Greeter
+from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError, Refused
 from transport.job import inherit
 from transport.job.ending import PAUSE

@@ -16,7 +16,7 @@ import sys
 import time
 
 from transport import address
-from transport.carrier.wire import rights
+from transport.carrier.unix import rights
 from transport.errors import Refused
 from transport.job import inherit
 from transport.lean import signal, socket

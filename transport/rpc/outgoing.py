@@ -17,7 +17,7 @@ import threading
 import time
 
 from transport import address
-from transport.carrier.wire import rights
+from transport.carrier.unix import rights
 from transport.errors import ProtocolError, RequestError, RequestLost
 from transport.lean import deque, socket
 from transport.node import starter

@@ -18,7 +18,7 @@ from typing import Any
 from quine.base.errors import Misconfigured
 from quine.files import credentials, paths
 from quine.files.api import Tier
-from transport.carrier.reach import SshTarget
+from transport.carrier.dialer import SshTarget
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::([0-9]{1,5}))?")

@@ -17,7 +17,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transport.carrier.reach import SshTarget
+from transport.carrier.dialer import SshTarget
 from transport.carrier.ssh import known_hosts
 from transport.errors import UnknownHostKey, Unreachable
 

@@ -1,7 +1,7 @@
 """An SFTP session for blocking callers: a loop in a thread of its own, and what goes wrong as an OSError.
 
 Laws
-1. Host keys are checked as everywhere (transport/carrier/ssh/ssh.py): this is the same connection, the same files,
+1. Host keys are checked as everywhere (transport/carrier/ssh/connect.py): this is the same connection, the same files,
    no switch.
 2. The session is opened when it is first needed, and again after it broke; a forked process opens its own.
 3. What the protocol cannot tell apart is looked up by who asked: version 3 says "failure" for EEXIST and for ENOSPC.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from quine.files.api import error
-from transport.carrier.reach import SshTarget
+from transport.carrier.dialer import SshTarget
 from transport.errors import Unreachable
 
 CONNECT = 60.0  # seconds, handshakes of jumps and their repetitions included
@@ -112,14 +112,14 @@ class Session:
         say(f"quine: {self.target.name}: {text}\n")
 
     async def _opened(self, path: str) -> Any:
-        from transport.carrier.ssh import ssh
+        from transport.carrier.ssh import connect
 
         assert self._opening is not None
         async with self._opening:
             if self._client is None:
                 try:
                     async with asyncio.timeout(CONNECT):
-                        self._client, self._connections = await ssh.files(self.target, _quiet, self._say)
+                        self._client, self._connections = await connect.files(self.target, _quiet, self._say)
                 except TimeoutError:
                     text = f"{self.target.name}: no answer in {CONNECT:.0f} s"
                     raise OSError(errno.EHOSTUNREACH, text, path) from None

@@ -32,7 +32,7 @@ from quine.files.stores.rename_rules import moves, replaces
 from quine.files.stores.sftp.io import SftpReader, SftpWriter, known
 from quine.files.stores.sftp.links import Taking
 from quine.files.stores.sftp.session import FAILURE, NO_SUCH_FILE, UNSUPPORTED, Session, code_of
-from transport.carrier.reach import SshTarget
+from transport.carrier.dialer import SshTarget
 
 REST = 5.0  # seconds for which a directory that was seen is taken to be still one
 AT_ONCE = 32  # requests of one removal that are on their way

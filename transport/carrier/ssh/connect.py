@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from transport import libraries
-from transport.carrier.reach import SshTarget, connected, handshakes
+from transport.carrier.dialer import SshTarget, connected, handshakes
 from transport.carrier.ssh.channel import SshDuplex
 from transport.carrier.ssh.host_keys import GLOBAL_FILES, USER_FILES, HostKeys, Policy, exposed, strictness
 from transport.carrier.ssh.packets import by_packet
