@@ -284,7 +284,7 @@ def test_a_face_that_streams_loads_what_it_needs_to_stream_and_no_more() -> None
 
 
 def test_a_node_starts_without_the_heavy_libraries() -> None:
-    assert not loaded("import transport.node.node") & HEAVY
+    assert not loaded("import transport.node.daemon") & HEAVY
 
 
 def test_a_plain_command_imports_the_standard_library_only(lab: Lab) -> None:

@@ -11,10 +11,10 @@ import pytest
 from tests.support import clock
 from transport import address
 from transport.carrier.handshake import Greeter
+from transport.node.daemon import Node
 from transport.node.hosts import Host, Target
 from transport.node.link import SLICE, Link
-from transport.node.node import Node
-from transport.node.router import Relay, Side
+from transport.node.relay import Relay, Side
 from transport.spawn import Spawn
 from transport.status import Status
 from transport.wire import session

@@ -23,8 +23,8 @@ from tests.support.remote_agents import reach as reach
 from tests.support.waiting import read_until
 from transport import address
 from transport.errors import Denied, NoSuchHost
+from transport.node.daemon import Node
 from transport.node.link import Link
-from transport.node.node import Node
 from transport.spawn import Spawn
 from transport.wire.frames import GREETING, Kind
 from transport.wire.line import Handshake, Line, hello

@@ -17,7 +17,7 @@ import pytest
 from tests.agents import until
 from tests.lab import Lab, Process, clear_peak, peak_rss
 from tests.support.waiting import read_until
-from transport.node import starter
+from transport.node import rendezvous as starter
 from transport.wire.frames import (
     GREETING,
     HEADER,

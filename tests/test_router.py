@@ -8,7 +8,7 @@ import pytest
 
 from transport.errors import ProtocolError
 from transport.node.link import Link
-from transport.node.router import MAX_ASKED, Relay
+from transport.node.relay import MAX_ASKED, Relay
 from transport.wire.frames import GREETING, Frame, Kind, encode
 from transport.wire.session import ASKED, Session
 

@@ -194,7 +194,7 @@ def node(
 ) -> int:
     """The daemon that serves this user here, in the foreground; commands start it when they need it."""
     from quine.remote import compose
-    from transport.node import starter
+    from transport.node import rendezvous
 
     if dial + stop + status > 1:
         raise Misconfigured("one of --dial, --stop, --status")
@@ -203,14 +203,14 @@ def node(
     if status:
         import json
 
-        facts = starter.status()
+        facts = rendezvous.status()
         if facts is None:
             complain("no node of this build runs here", "it is started by the first command that needs it")
             return FAILED
         print(json.dumps(facts, indent=2))
         return OK
     if stop:
-        if not starter.stop():
+        if not rendezvous.stop():
             complain("no node of this build runs here")
             return FAILED
         return OK

@@ -23,7 +23,7 @@ from quine.jobs.registry import Agent
 from quine.tape.index import Index
 from transport import address
 from transport.errors import Refused
-from transport.node import starter
+from transport.node import rendezvous
 
 ANSWER = 2.0  # seconds for a node to say what it does
 VERBS = ("ps", "wait", "kill", "logs", "attach", "node")  # of quine itself, run here for another machine
@@ -165,7 +165,7 @@ def _nodes(refused: Callable[[Refused], None]) -> list[dict[str, Any]]:
 
 def _ask(path: str, refused: Callable[[Refused], None]) -> dict[str, Any] | None:
     try:
-        return starter.status(path, ANSWER)
+        return rendezvous.status(path, ANSWER)
     except Refused as silent:
         refused(silent)
     except (OSError, ValueError):

@@ -28,7 +28,7 @@ from quine.jobs.registry import ALIVE
 from quine.tape.reader import HUGE
 from transport.client import client
 from transport.errors import Refused
-from transport.node import starter
+from transport.node import rendezvous
 from transport.status import LONGEST, Status
 from transport.wire import quickjson
 
@@ -226,7 +226,7 @@ def ask(
 
     `enough` is given a host and what it said, and tells whether the others need not be waited for.
     """
-    starter.connect().close()  # one node, not one try to start it by each of them
+    rendezvous.connect().close()  # one node, not one try to start it by each of them
     null = os.open(os.devnull, os.O_RDONLY)
     try:
         asked = [_Asked(words, name, values, null) for name in names]

@@ -40,15 +40,15 @@ SERVICES = ("life", "infer", "tape", "ledger")
 def node(words: list[str]) -> int:
     """`quine node --dial`, or the daemon: `--ready-fd N` when it was started for somebody, else in the foreground."""
     from transport.job import inherit
-    from transport.node import starter
+    from transport.node import rendezvous
 
     if words == ["--dial"]:
-        return starter.dial()
+        return rendezvous.dial()
     ready = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else -1
     inherit.close_others({ready})  # the memo and the ledger of an agent that happened to start us
     for name in [name for name in os.environ if name.startswith("QUINE_") and name not in NODE_VARIABLES]:
         del os.environ[name]  # of the agent or the shell that happened to start us: no job may inherit it
-    bound = starter.bind()
+    bound = rendezvous.bind()
     if bound is None:
         if ready >= 0:
             os.write(ready, b"\n")
@@ -58,7 +58,7 @@ def node(words: list[str]) -> int:
         complain("a node is running here already", "quine node --status, or quine node --stop")
         return 1
     if ready >= 0:
-        beside = starter.daemonize(ready)
+        beside = rendezvous.daemonize(ready)
     else:
         from transport.job.beside import Beside
 
@@ -79,7 +79,7 @@ def serve_node(beside: Beside, listener: object, seat: Mapping[str, object]) -> 
 
     del sys.modules["ssl"]
     from transport.job.launching import Launching
-    from transport.node.node import IDLE, serve
+    from transport.node.daemon import IDLE, serve
 
     assert isinstance(listener, socket.socket)
     level = logging.DEBUG if os.environ.get("QUINE_TRACE") else logging.INFO

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transport.spawn import Spawn
 
 READ = 8192  # bytes that a reader of our output takes at once
-TRIES = 3  # nodes that may be gone before they have read a byte, as in transport.node.starter
+TRIES = 3  # nodes that may be gone before they have read a byte, as in transport.node.rendezvous
 
 
 class Inline:

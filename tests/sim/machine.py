@@ -11,7 +11,7 @@ from tests.sim.network import End, connect
 from tests.sim.process import Launcher, Process
 from tests.sim.world import Loop, World
 from transport.job import ending
-from transport.node.node import Node
+from transport.node.daemon import Node
 
 LOCAL = 0.0001  # seconds of a byte through a Unix socket
 

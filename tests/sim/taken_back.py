@@ -13,8 +13,8 @@ from typing import Any
 
 from tests.sim.process import Launcher
 from transport.job.job import Job
+from transport.node.daemon import KEPT, Node
 from transport.node.link import Link
-from transport.node.node import KEPT, Node
 from transport.status import NOT_STARTED, Status
 from transport.wire.session import Session
 

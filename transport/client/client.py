@@ -21,7 +21,7 @@ from transport.client.client_core import FATAL, FORWARDED, OURS, Core
 from transport.client.output import Output, Used
 from transport.errors import ProtocolError
 from transport.lean import signal
-from transport.node import starter
+from transport.node import rendezvous
 from transport.wire.session import STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False
@@ -62,8 +62,8 @@ def run(
     Raises Refused where no node can be had here; everything else is in the Status. Must be called in the main thread.
     """
     spawn.capability = os.urandom(16).hex()
-    for _ in range(starter.TRIES):
-        face = Face(starter.connect(), spawn, (stdin, stdout, stderr), services or {}, used)
+    for _ in range(rendezvous.TRIES):
+        face = Face(rendezvous.connect(), spawn, (stdin, stdout, stderr), services or {}, used)
         face.on_start, face.on_note, face.on_refused, face.on_sent = on_start, on_note, on_refused, on_sent
         try:
             if (status := face.run()) is not None:
@@ -71,7 +71,7 @@ def run(
         finally:
             face.close()
         # The node went idle while we connected: it had not read a byte. The next one is started.
-    raise starter.short_lived()
+    raise rendezvous.short_lived()
 
 
 class Face:
@@ -86,9 +86,9 @@ class Face:
         used: Used | None = None,
     ) -> None:
         self._core = Core(
-            spawn, {"build": address.build_hash(), "pid": os.getpid()}, self, used, starter.log_path()
+            spawn, {"build": address.build_hash(), "pid": os.getpid()}, self, used, rendezvous.log_path()
         )
-        self._wire = Wire(connection, self._core.session, starter.CLIENT)
+        self._wire = Wire(connection, self._core.session, rendezvous.CLIENT)
         self._spawn = spawn
         self._stdin = streams[STDIN]
         self._core.stdin_open = self._stdin >= 0

@@ -34,7 +34,7 @@ from transport.wire.states import Asker
 if TYPE_CHECKING:
     from transport.job.launch import Launcher, Running
     from transport.node.link import Link
-    from transport.node.router import Relay
+    from transport.node.relay import Relay
 
 log = logging.getLogger("quine.job")
 

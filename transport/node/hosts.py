@@ -27,7 +27,7 @@ from transport.carrier.duplex import Duplex
 from transport.carrier.handshake import Greeter
 from transport.errors import Interrupted, LinkLost, ProtocolError, Refused
 from transport.node.link import Link
-from transport.node.router import LONG, Relay
+from transport.node.relay import LONG, Relay
 from transport.spawn import Spawn
 from transport.status import Status
 from transport.wire.frames import Kind

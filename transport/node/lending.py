@@ -24,7 +24,7 @@ from transport.wire.frames import CHUNK, LIFE, Frame, Kind
 from transport.wire.session import STDIN
 
 if TYPE_CHECKING:
-    from transport.node.router import Relay, Side
+    from transport.node.relay import Relay, Side
 
 TURN = 256 * 1024
 MOST = 1 << 62  # no file is longer

@@ -20,7 +20,7 @@ from transport import address
 from transport.carrier.unix import rights
 from transport.errors import ProtocolError, RequestError, RequestLost
 from transport.lean import deque, socket
-from transport.node import starter
+from transport.node import rendezvous
 from transport.rpc.lendable import ROUND, Lends, write_at
 from transport.wire.frames import CHUNK, Kind
 from transport.wire.session import STDIN, STDOUT, Session
@@ -49,7 +49,7 @@ class Connection:
         try:
             self.socket.settimeout(deadline)
             self.socket.connect(path)
-            self.socket.sendall(starter.CLIENT)
+            self.socket.sendall(rendezvous.CLIENT)
         except BaseException:
             self.socket.close()
             raise

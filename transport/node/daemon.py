@@ -30,11 +30,11 @@ from transport.errors import LinkLost, ProtocolError, Refused
 from transport.job import inherit
 from transport.job.ending import PAUSE
 from transport.job.job import Job
-from transport.node import starter
+from transport.node import rendezvous
 from transport.node.hosts import HELLO_DEADLINE, TOLD, Hosts, Place
 from transport.node.link import Handler, Link
-from transport.node.router import Relay, Side
-from transport.node.starter import BACKLOG, CLIENT, DIAL, STATUS, TAKEN
+from transport.node.relay import Relay, Side
+from transport.node.rendezvous import BACKLOG, CLIENT, DIAL, STATUS, TAKEN
 from transport.spawn import LONGEST_CAPABILITY, Spawn
 from transport.status import DENIED, NOT_STARTED, Status
 from transport.wire.frames import Frame, Kind
@@ -132,7 +132,7 @@ class Node:
                 self._last_use = now
             elif now - self._last_use > self._idle:
                 self._stopped.set()
-            starter.rotate_log()
+            rendezvous.rotate_log()
             if not self._reachable():
                 log.info("the socket was removed: nobody can reach this node any more")
                 self._stopped.set()
