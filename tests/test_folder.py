@@ -10,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from transport.job import folder
+from transport.job import workdir
 
 
 def test_the_last_one_removes_it_if_it_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "work" / "tree"
-    first, second = folder.enter(str(path)), folder.enter(str(path))
-    folder.leave(str(path), first)
-    folder.leave(str(path))  # a guard, which held nothing
+    first, second = workdir.enter(str(path)), workdir.enter(str(path))
+    workdir.leave(str(path), first)
+    workdir.leave(str(path))  # a guard, which held nothing
     assert path.is_dir()
-    folder.leave(str(path), second)
+    workdir.leave(str(path), second)
     assert not path.exists() and path.parent.is_dir()
-    held = folder.enter(str(path))
+    held = workdir.enter(str(path))
     (path / "result").touch()
-    folder.leave(str(path), held)
+    workdir.leave(str(path), held)
     assert (path / "result").exists()
-    folder.leave(str(tmp_path / "none"))
+    workdir.leave(str(tmp_path / "none"))
     with pytest.raises(FileExistsError):
-        folder.enter(str(path / "result"))
+        workdir.enter(str(path / "result"))
 
 
 def test_nobody_loses_it_while_others_come_and_go(tmp_path: Path) -> None:
@@ -64,5 +64,5 @@ def test_a_successor_is_not_removed_for_what_was_there_before(
         lock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    folder.leave(str(path))
+    workdir.leave(str(path))
     assert path.is_dir()

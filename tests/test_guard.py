@@ -19,7 +19,7 @@ import pytest
 from tests.agents import QUINE, running, until
 from tests.lab import Lab, Process, processes
 from tests.support.machine import CONTAINER, containers
-from transport.job import ending, inherit
+from transport.job import inherit, termination
 from transport.job import table as tables_of
 from transport.job.table import Entry, Table, clear
 
@@ -345,7 +345,7 @@ def test_what_a_dead_leader_left(table: Table, abandoned: bool) -> None:
         leader.wait()
         leader.stdout.close()
         clear(table, abandoned)
-        until(lambda: bool(ending.members(leader.pid)) == abandoned)
+        until(lambda: bool(termination.members(leader.pid)) == abandoned)
         processes.kill(pid)
 
 
@@ -399,6 +399,6 @@ def test_many_at_once_are_ended_in_one_pause() -> None:
         assert job.stdout and job.stdout.readline()
         job.stdout.close()
     begun, pause = time.monotonic(), 2.0
-    ending.end(lambda: [job.pid for job in jobs], pause=pause)
+    termination.end(lambda: [job.pid for job in jobs], pause=pause)
     assert {job.wait() for job in jobs} == {-signal.SIGKILL}
     assert time.monotonic() - begun < pause * len(jobs) / 2

@@ -27,7 +27,7 @@ from tests.agents import sh as shell
 from tests.lab import Lab, Process, processes
 from tests.support.detached import folder, record
 from tests.support.waiting import until
-from transport.job.ending import PAUSE
+from transport.job.termination import PAUSE
 
 KILLS = int(os.environ.get("QUINE_TEST_KILLS", 0))
 SEED = int(os.environ.get("QUINE_TEST_SEED", 20261122))

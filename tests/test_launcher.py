@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from transport.job import ending, starting
+from transport.job import child, termination
 from transport.job.launcher import Launcher
 from transport.wire import quickjson
 
@@ -60,7 +60,7 @@ def test_how_a_job_has_ended_is_told_before_it_is_reaped(
     assert json.loads(node.recv(1 << 16, socket.MSG_DONTWAIT))[:3] == ["exited", 4, 7 << 8]
     # Its number may be another process's by now.
     sent: list[int] = []
-    monkeypatch.setattr(ending, "signal_group", lambda pid, number: sent.append(pid))
+    monkeypatch.setattr(termination, "signal_group", lambda pid, number: sent.append(pid))
     send(node, ["signal", 4, signal.SIGTERM])
     assert launcher._hear() and not sent
 
@@ -70,7 +70,7 @@ def test_what_is_to_be_signalled_is_and_that_is_said(
 ) -> None:
     launcher, node = ends
     sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(ending, "signal_group", lambda pid, number: sent.append((pid, number)))
+    monkeypatch.setattr(termination, "signal_group", lambda pid, number: sent.append((pid, number)))
     launcher._pids[4] = 4711
     for words in (["signal", 4, 15], ["signal", 4, 18], ["signal", 5, 15], ["end", 4, 4711, 60.0, False]):
         send(node, words)
@@ -114,21 +114,21 @@ ORDER = {
 
 
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> list[starting.Start]:
+def forked(monkeypatch: pytest.MonkeyPatch) -> list[child.Start]:
     """What was to be started; nothing is."""
-    found: list[starting.Start] = []
+    found: list[child.Start] = []
 
-    def fork(start: starting.Start, report: socket.socket) -> int:
+    def fork(start: child.Start, report: socket.socket) -> int:
         found.append(start)
         return 4711
 
-    monkeypatch.setattr(starting, "fork", fork)
+    monkeypatch.setattr(child, "fork", fork)
     return found
 
 
 @pytest.mark.parametrize("room", [5, 4])
 def test_of_an_order_nothing_stays_open_and_one_that_lost_a_descriptor_is_not_carried_out(
-    ends: tuple[Launcher, socket.socket], forked: list[starting.Start], room: int
+    ends: tuple[Launcher, socket.socket], forked: list[child.Start], room: int
 ) -> None:
     launcher, node = ends
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -16,9 +16,9 @@ import pytest
 from tests.lab import processes
 from tests.support.launchers import Started, Told, close, comes, order, released
 from tests.support.launchers import started as started
-from transport.job import ending, launched, launching
-from transport.job.launching import Launching
-from transport.job.starting import Report
+from transport.job import launched_job, launcher_client, termination
+from transport.job.child import Report
+from transport.job.launcher_client import Launching
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def test_what_a_killed_launcher_was_to_send_is_sent(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One was to be signalled, one to be ended, whose TERM must not be skipped, and one has ended by itself."""
-    monkeypatch.setattr(ending, "PAUSE", 60.0)
+    monkeypatch.setattr(termination, "PAUSE", 60.0)
 
     async def main(launcher: Launching) -> None:
         trap = "trap 'exit 9' TERM; echo up; while :; do sleep 61 & wait; done"
@@ -55,7 +55,7 @@ def test_what_a_killed_launcher_was_to_send_is_sent(
         os.write(seven.stdin, b"\n")
         what, status = await told[2].news.get()
         assert what == "exited" and status and status.code == 7
-        shell_left = ending.members(shell.pid)
+        shell_left = termination.members(shell.pid)
         for pid in shell_left:
             os.kill(pid, signal.SIGKILL)
         for running in (cat, shell, seven):
@@ -124,7 +124,7 @@ def test_a_start_that_comes_through_as_it_is_given_up_runs_only_if_that_is_said(
             close(child)
 
     pid = 0
-    monkeypatch.setattr(launched, "DEADLINE", 0.2)
+    monkeypatch.setattr(launched_job, "DEADLINE", 0.2)
     monkeypatch.setattr(Report, "refuse", go_on)
     monkeypatch.setattr(signal, "pidfd_send_signal", spare)
     started.run(main)
@@ -133,7 +133,7 @@ def test_a_start_that_comes_through_as_it_is_given_up_runs_only_if_that_is_said(
 def test_starts_that_nobody_takes_leave_no_descriptor(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launched, "DEADLINE", 0.5)
+    monkeypatch.setattr(launched_job, "DEADLINE", 0.5)
 
     async def main(launcher: Launching) -> None:
         before = len(os.listdir("/proc/self/fd"))
@@ -224,7 +224,7 @@ def test_what_a_command_of_the_nodes_own_left_behind_is_reaped(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy command, say: its orphans are this process's. Who has started a child himself hears how it ended."""
-    monkeypatch.setattr(launching, "UNCLAIMED", 0.2)
+    monkeypatch.setattr(launcher_client, "UNCLAIMED", 0.2)
 
     async def main(launcher: Launching) -> None:
         shell = await asyncio.create_subprocess_shell("sleep 0.1 >&- 2>&- & echo $!; exit 5", stdout=-1)
@@ -240,7 +240,7 @@ def test_jobs_of_a_killed_launcher_go_on_and_end_as_they_end(
     started: Started, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Those that end by themselves, and one that is ended, by the next launcher."""
-    monkeypatch.setattr(ending, "PAUSE", 0.3)
+    monkeypatch.setattr(termination, "PAUSE", 0.3)
 
     async def main(launcher: Launching) -> None:
         made, told, stubborn = tmp_path / "made", Told(), Told()
@@ -270,7 +270,7 @@ def test_jobs_of_a_killed_launcher_go_on_and_end_as_they_end(
 def test_what_a_killed_launcher_was_to_end_is_ended_by_the_next(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "PAUSE", 0.5)
+    monkeypatch.setattr(termination, "PAUSE", 0.5)
 
     async def main(launcher: Launching) -> None:
         told = Told()

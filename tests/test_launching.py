@@ -21,9 +21,9 @@ from tests.mounting import needs_fuse
 from tests.support.launchers import Started, Told, beside, close, comes, order, released
 from tests.support.launchers import started as started
 from transport import address
-from transport.job import ending, launched
-from transport.job.launching import Launching
-from transport.job.reaping import LAST, TICK, Session, Sessions
+from transport.job import launched_job, termination
+from transport.job.launcher_client import Launching
+from transport.job.sessions import LAST, TICK, Session, Sessions
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_a_start_that_hangs_is_given_up_and_never_runs(
         assert [(await first.news.get())[0] for _ in range(2)] == ["started", "exited"]  # the launcher is up
         close(close_later)
         with monkeypatch.context() as short:
-            short.setattr(launched, "DEADLINE", 1.0)
+            short.setattr(launched_job, "DEADLINE", 1.0)
             launcher.start(orders[at], stuck)
         healthy = launcher.start(order("true"), other)
         assert (await other.news.get())[0] == "started"
@@ -100,7 +100,7 @@ def test_of_starts_that_hang_together_each_is_given_up_and_none_stays(
     started: Started, dead: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that stays would run when the mount answers, and was said to have never started."""
-    monkeypatch.setattr(launched, "DEADLINE", 2.0)
+    monkeypatch.setattr(launched_job, "DEADLINE", 2.0)
 
     async def main(launcher: Launching) -> None:
         stuck = [Told() for _ in range(20)]
@@ -123,7 +123,7 @@ def test_a_start_that_hangs_keeps_no_stream_of_another_job_open(started: Started
         hung = launcher.start(order(f"{dead}/program"), stuck)
         await comes(lambda: hung.made)
         os.close(cat.stdin)
-        told, status = await asyncio.wait_for(other.news.get(), launched.DEADLINE / 2)
+        told, status = await asyncio.wait_for(other.news.get(), launched_job.DEADLINE / 2)
         assert told == "exited" and status and status.code == 0
         os.kill(hung.made, signal.SIGKILL)
         assert [(await stuck.news.get())[0] for _ in range(2)] == ["started", "exited"]
@@ -137,7 +137,7 @@ def test_a_start_that_hangs_keeps_no_stream_of_another_job_open(started: Started
 def test_jobs_start_and_end_and_what_they_left_is_killed(
     started: Started, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ending, "PAUSE", 0.3)
+    monkeypatch.setattr(termination, "PAUSE", 0.3)
     script = "trap '' TERM; sh -c 'trap \"\" TERM; while :; do sleep 61; done' & echo $!; wait; sleep 61"
 
     async def main(launcher: Launching) -> None:
@@ -149,7 +149,7 @@ def test_jobs_start_and_end_and_what_they_left_is_killed(
         running.end()
         running.end()
         assert [(await told.news.get())[0] for _ in range(2)] == ["exited", "gone"]
-        assert processes.find(below) is None or not ending.members(running.pid)
+        assert processes.find(below) is None or not termination.members(running.pid)
         await comes(lambda: not made.exists() and released(launcher)())
         close(running)
 
@@ -159,7 +159,7 @@ def test_jobs_start_and_end_and_what_they_left_is_killed(
 def test_a_job_that_is_stopped_goes_on_to_hear_that_it_is_to_end(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "PAUSE", 60.0)
+    monkeypatch.setattr(termination, "PAUSE", 60.0)
 
     async def main(launcher: Launching) -> None:
         told = Told()
@@ -286,8 +286,8 @@ def test_a_thousand_endings_cost_one_look_at_proc_a_turn(monkeypatch: pytest.Mon
         if number == signal.SIGKILL:
             left[pid - 1].discard(pid)
 
-    monkeypatch.setattr(ending, "by_session", look)
-    monkeypatch.setattr(ending, "send", send)
+    monkeypatch.setattr(termination, "by_session", look)
+    monkeypatch.setattr(termination, "send", send)
     sessions, gone = Sessions(), []  # type: ignore[var-annotated]
     for pid in left:
         session = Session(pid, 0.0, 5.0, lambda pid=pid: gone.append(pid))  # type: ignore[misc]
@@ -306,13 +306,13 @@ def test_a_thousand_endings_cost_one_look_at_proc_a_turn(monkeypatch: pytest.Mon
 
 
 def test_real_sessions_are_ended_together_with_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, look = [], ending.by_session  # type: ignore[var-annotated]
+    looks, look = [], termination.by_session  # type: ignore[var-annotated]
 
     def counted(wanted: set[int]) -> dict[int, set[int]]:
         looks.append(len(wanted))
         return look(wanted)
 
-    monkeypatch.setattr(ending, "by_session", counted)
+    monkeypatch.setattr(termination, "by_session", counted)
     made = sleepers(30, "trap '' TERM; echo up; sleep 61; :")
     sessions, gone = Sessions(), []  # type: ignore[var-annotated]
     begun = time.monotonic()

@@ -9,8 +9,8 @@ import pytest
 
 from tests.agents import OK, says, sh
 from tests.lab import Lab
-from transport.job import folder
-from transport.job.launching import Folders
+from transport.job import workdir
+from transport.job.launcher_client import Folders
 
 
 def test_a_directory_that_is_kept_is_named_once(lab: Lab, tmp_path: Path) -> None:
@@ -68,14 +68,14 @@ def test_an_agent_names_it_too(lab: Lab, tmp_path: Path) -> None:
 def enter(folders: Folders, path: Path) -> None:
     """As a child does it, and its node."""
     folders.join(str(path))
-    fd = folder.enter(str(path))
-    folders.enter(str(path), fd, folder.is_empty(fd))
+    fd = workdir.enter(str(path))
+    folders.enter(str(path), fd, workdir.is_empty(fd))
 
 
 def leave(folders: Folders, path: Path) -> bool:
     """As a node does it, and its launcher."""
     fd, empty = folders.leave(str(path))
-    return fd >= 0 and folder.leave(str(path), fd) == folder.KEPT and empty
+    return fd >= 0 and workdir.leave(str(path), fd) == workdir.KEPT and empty
 
 
 def test_a_folder_is_said_to_be_kept_by_the_last_of_those_for_whom_it_was_empty(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_a_folder_is_said_to_be_kept_by_the_last_of_those_for_whom_it_was_empty(
 def test_a_folder_that_another_node_holds_is_not_said_to_be_kept(tmp_path: Path) -> None:
     folders, path = Folders(), tmp_path / "tree"
     enter(folders, path)
-    other = folder.enter(str(path))
+    other = workdir.enter(str(path))
     (path / "file").touch()
     assert not leave(folders, path)
-    assert folder.leave(str(path), other) == folder.KEPT
+    assert workdir.leave(str(path), other) == workdir.KEPT
 
 
 def test_of_jobs_that_start_together_any_may_have_found_it_empty(tmp_path: Path) -> None:
@@ -106,13 +106,13 @@ def test_of_jobs_that_start_together_any_may_have_found_it_empty(tmp_path: Path)
     folders, path = Folders(), str(tmp_path / "tree")
     for _ in range(2):
         folders.join(path)
-    first, second = folder.enter(path), folder.enter(path)
+    first, second = workdir.enter(path), workdir.enter(path)
     folders.enter(path, second, False)
     folders.enter(path, first, True)
     (tmp_path / "tree" / "file").touch()
     assert folders.leave(path) == (-1, False)
     fd, empty = folders.leave(path)
-    assert empty and folder.leave(path, fd) == folder.KEPT
+    assert empty and workdir.leave(path, fd) == workdir.KEPT
 
 
 def test_a_job_that_is_being_started_is_not_left_out(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_job_that_is_being_started_is_not_left_out(tmp_path: Path) -> None:
     enter(folders, path)
     (path / "file").touch()
     folders.join(str(path))  # ordered
-    late = folder.enter(str(path))
+    late = workdir.enter(str(path))
     assert not leave(folders, path)
     folders.enter(str(path), late, False)
     assert leave(folders, path)
@@ -133,7 +133,7 @@ def test_a_job_that_is_ordered_as_the_last_one_leaves_says_it_in_its_place(tmp_p
     (path / "file").touch()
     fd, empty = folders.leave(str(path))
     enter(folders, path)
-    assert folder.leave(str(path), fd) == folder.HELD and empty
+    assert workdir.leave(str(path), fd) == workdir.HELD and empty
     folders.was_empty(str(path))
     assert leave(folders, path)
     folders.was_empty(str(path))  # that of another node: nothing of ours is there

@@ -15,7 +15,8 @@ import pytest
 
 from transport import rlimits
 from transport.errors import ProtocolError
-from transport.job import ending, process, starting
+from transport.job import child as starting
+from transport.job import process, termination
 from transport.status import Status
 
 
@@ -228,10 +229,10 @@ assert ended(start(become('sh', '-c', 'ulimit -n'), limits=[(7, 77)]))[1] == b'7
 def test_kill_session_finds_groups_of_their_own() -> None:
     child = start(["bash", "-mc", "sleep 61 & sleep 62 & echo up; wait"])
     assert os.read(child.stdout, 10) == b"up\n"
-    assert len(ending.members(child.pid)) == 3
-    ending.kill_session(child.pid)
+    assert len(termination.members(child.pid)) == 3
+    termination.kill_session(child.pid)
     status, _ = finish(child)
     assert status.signal == "KILL"
     deadline = time.monotonic() + 30
-    while ending.members(child.pid):
+    while termination.members(child.pid):
         assert time.monotonic() < deadline

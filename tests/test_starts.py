@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from transport.job import job, process
-from transport.job.launch import Order
+from transport.job.interface import Order
 from transport.spawn import Spawn
 from transport.status import Status
 from transport.wire.frames import LIFE, Frame, Kind

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quine.budget.ledger import Ledger
     from quine.files.select import Services
     from transport.carrier.duplex import Duplex
-    from transport.job.beside import Beside
+    from transport.job.launcher_process import Beside
     from transport.node.hosts import Target
     from transport.spawn import Spawn
     from transport.status import Status
@@ -60,7 +60,7 @@ def node(words: list[str]) -> int:
     if ready >= 0:
         beside = rendezvous.daemonize(ready)
     else:
-        from transport.job.beside import Beside
+        from transport.job.launcher_process import Beside
 
         beside = Beside()
         beside.begin()
@@ -78,7 +78,7 @@ def serve_node(beside: Beside, listener: object, seat: Mapping[str, object]) -> 
     import asyncio  # noqa: F401
 
     del sys.modules["ssl"]
-    from transport.job.launching import Launching
+    from transport.job.launcher_client import Launching
     from transport.node.daemon import IDLE, serve
 
     assert isinstance(listener, socket.socket)

@@ -19,7 +19,7 @@ What is scripted
     Time: `world`. An event loop of asyncio for each node takes a turn when the world says so; its clock is its
     machine's, which stands still while that sleeps. Nothing waits, and there is no thread.
     Connections: `network`. Bytes take their time, can be late, cut at any byte, or vanish without a word.
-    Processes: `process`, behind `transport.job.launch.Launcher`. They write, read, ask, fork, ignore TERM, and die.
+    Processes: `process`, behind `transport.job.interface.Launcher`. They write, read, ask, fork, ignore TERM, and die.
     Machines: `machine`, and the guard of a node that is killed. `hostile` is a node that breaks the rules.
     Clients: `client` is what surrounds the Core: a stdin, a reader of its output that may be slow, signals.
     Chance and identity: os.urandom, and what `hosts` draws, come from the seed (`simulation.patched`).

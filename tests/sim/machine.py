@@ -10,7 +10,7 @@ from typing import Any
 from tests.sim.network import End, connect
 from tests.sim.process import Launcher, Process
 from tests.sim.world import Loop, World
-from transport.job import ending
+from transport.job import termination
 from transport.node.daemon import Node
 
 LOCAL = 0.0001  # seconds of a byte through a Unix socket
@@ -74,7 +74,7 @@ class Machine:
             os.close(fd)
         for process in list(self.processes.values()):
             process.kill(signal.SIGTERM, by_node=True)
-        self.clock.after(ending.PAUSE, self._guard_kills, list(self.processes.values()))
+        self.clock.after(termination.PAUSE, self._guard_kills, list(self.processes.values()))
 
     @staticmethod
     def _guard_kills(processes: list[Process]) -> None:

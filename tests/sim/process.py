@@ -1,4 +1,4 @@
-"""Scripted processes behind real pipes, and the launcher that starts them: transport.job.launch.Launcher.
+"""Scripted processes behind real pipes, and the launcher that starts them: transport.job.interface.Launcher.
 
 A script is a list of steps. The pipes are the kernel's, so that `pump` runs as it is; everything else is the world's.
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport import address
 from transport.errors import RequestError
-from transport.job import ending
+from transport.job import termination
 from transport.rpc.requests import _Call
 from transport.status import NOT_STARTED, Status
 from transport.wire.session import Session
@@ -279,7 +279,7 @@ class Asking:
 
 
 class Running:
-    """transport.job.launch.Running."""
+    """transport.job.interface.Running."""
 
     def __init__(self, launcher: Launcher, order: Any, owner: Any) -> None:
         self.pid, self.stdin, self.stdout, self.stderr = 0, -1, -1, -1
@@ -343,7 +343,7 @@ class Running:
     def _term(self) -> None:
         for process in self._members():
             process.kill(signal.SIGTERM, by_node=True)
-        self._loop.call_later(ending.PAUSE, self._kill)
+        self._loop.call_later(termination.PAUSE, self._kill)
 
     def _kill(self) -> None:
         for process in self._members():
@@ -374,7 +374,7 @@ class Running:
 
 
 class Launcher:
-    """transport.job.launch.Launcher: starts the scripts of one machine."""
+    """transport.job.interface.Launcher: starts the scripts of one machine."""
 
     pid = 1
 

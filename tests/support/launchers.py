@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from transport.job.beside import PR_SET_CHILD_SUBREAPER, Beside
-from transport.job.launch import Order
-from transport.job.launched import Child
-from transport.job.launching import Launching
+from transport.job.interface import Order
+from transport.job.launched_job import Child
+from transport.job.launcher_client import Launching
+from transport.job.launcher_process import PR_SET_CHILD_SUBREAPER, Beside
 from transport.status import Status
 
 
 class Told:
-    """transport.job.launch.Owner: waits for its news."""
+    """transport.job.interface.Owner: waits for its news."""
 
     def __init__(self) -> None:
         self.news: asyncio.Queue[tuple[str, Status | None]] = asyncio.Queue()

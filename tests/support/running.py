@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support import clock
 from transport.errors import LinkLost
-from transport.job.ending import PAUSE
 from transport.job.job import Job
+from transport.job.termination import PAUSE
 from transport.node.link import Link
 from transport.spawn import Spawn
 from transport.status import Status
@@ -22,7 +22,7 @@ from transport.wire.frames import Frame, Kind
 from transport.wire.session import STDOUT, Session
 
 if TYPE_CHECKING:
-    from transport.job.launch import Order, Owner
+    from transport.job.interface import Order, Owner
 
 
 class Carried:
@@ -52,7 +52,7 @@ class Carried:
 
 
 class Child:
-    """transport.job.launch.Running, by the standard library, in a session of its own. KILL comes last."""
+    """transport.job.interface.Running, by the standard library, in a session of its own. KILL comes last."""
 
     leaves = True  # says by itself that the folder of the job is not kept
 
@@ -110,7 +110,7 @@ class Child:
 
 
 class Children:
-    """transport.job.launch.Launcher of `Child`s."""
+    """transport.job.interface.Launcher of `Child`s."""
 
     pid = 0
 

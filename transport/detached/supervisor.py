@@ -29,7 +29,7 @@ from collections import deque
 from transport import address
 from transport.detached import control, spool
 from transport.errors import ProtocolError, Refused
-from transport.job import ending, inherit, process
+from transport.job import inherit, process, termination
 from transport.status import NOT_STARTED, Status, signal_number
 from transport.wire import quickjson
 from transport.wire.frames import LIFE, Frame, Kind, pack
@@ -216,7 +216,7 @@ class Supervisor:
             spool.record("job", {**facts, "pid": child.pid, "started": address.start_time(child.pid)})
             self._spools = [spool.Spool("stdout", child.stdout), spool.Spool("stderr", child.stderr)]
         except BaseException:
-            ending.kill_session(child.pid)
+            termination.kill_session(child.pid)
             raise
         self._stdin = child.stdin
         os.set_blocking(self._stdin, False)
@@ -356,9 +356,9 @@ class Supervisor:
         child = getattr(self, "_child", None)
         # Not reaped: its number is nobody else's.
         if isinstance(child, process.Child) and self._status is None:
-            ending.signal_group(child.pid, number)
-            if number in ending.WOKEN_BY:
-                ending.signal_group(child.pid, signal.SIGCONT)
+            termination.signal_group(child.pid, number)
+            if number in termination.WOKEN_BY:
+                termination.signal_group(child.pid, signal.SIGCONT)
 
     def _feed_stdin(self, unread: bool) -> None:
         while self._feed and self._stdin >= 0 and not unread:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 from transport import address, rlimits
 from transport.errors import ProtocolError
-from transport.job.ending import WOKEN_BY
-from transport.job.launch import Order
+from transport.job.interface import Order
 from transport.job.pump import Sink, Source
+from transport.job.termination import WOKEN_BY
 from transport.spawn import Spawn
 from transport.status import DENIED, LOST, NOT_STARTED, Status, signal_number
 from transport.wire.frames import LIFE, Frame, Kind
@@ -32,7 +32,7 @@ from transport.wire.session import STDERR, STDOUT
 from transport.wire.states import Asker
 
 if TYPE_CHECKING:
-    from transport.job.launch import Launcher, Running
+    from transport.job.interface import Launcher, Running
     from transport.node.link import Link
     from transport.node.relay import Relay
 

@@ -30,8 +30,8 @@ import sys
 import time
 
 from transport import address
-from transport.job import ending, folder, inherit, starting
-from transport.job.reaping import Session, Sessions
+from transport.job import child, inherit, termination, workdir
+from transport.job.sessions import Session, Sessions
 from transport.job.table import Table, clear, say
 from transport.lean import deque, signal, socket
 from transport.wire import quickjson
@@ -159,7 +159,7 @@ class Launcher:
             self._start(rest[0], rest[1], fds)
         elif what == "signal":
             if pid := self._pids.get(rest[0]):
-                ending.signal_group(pid, rest[1])
+                termination.signal_group(pid, rest[1])
             self._tell("signalled", rest[0])
         elif what == "end":
             self._end(*rest)
@@ -192,7 +192,7 @@ class Launcher:
         try:
             memo = fcntl.fcntl(fds[4], fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
             start = self._prepared(order, fds[:3], memo)
-            pid = starting.fork(start, report)
+            pid = child.fork(start, report)
             self._numbers[pid], self._pids[number] = number, pid
         except Exception as error:
             why = getattr(error, "strerror", None) or f"a defect in quine: {type(error).__name__}: {error}"
@@ -201,18 +201,18 @@ class Launcher:
                 if isinstance(error, OSError)
                 else ""
             )
-            starting.tell(report, starting.refusal(f"cannot start: {why}", hint))
+            child.tell(report, child.refusal(f"cannot start: {why}", hint))
         finally:
             report.close()
             if memo >= 0:
                 os.close(memo)
 
-    def _prepared(self, order: dict[str, Any], streams: list[int], memo: int) -> starting.Start:
+    def _prepared(self, order: dict[str, Any], streams: list[int], memo: int) -> child.Start:
         argv, inside = order["argv"], None
         if order["own"]:
             inside = self._inside(argv)
             argv = [*address.own_command(), *argv]
-        return starting.Start(
+        return child.Start(
             argv,
             {**order["env"], inherit.VARIABLE: str(memo)},
             order["cwd"],
@@ -271,10 +271,10 @@ class Launcher:
         if not pid:
             try:
                 inherit.close_others(set(fds))
-                os._exit(folder.leave(path, fds[0] if fds else -1))
+                os._exit(workdir.leave(path, fds[0] if fds else -1))
             finally:
                 os._exit(0)
         if pid < 0:
-            self._tell("left", number, folder.GONE)
+            self._tell("left", number, workdir.GONE)
         else:
             self._leaving[pid] = number

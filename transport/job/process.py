@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from transport.job import ending, starting
+from transport.job import child, termination
 from transport.lean import socket
 from transport.status import LOST, Status
 
@@ -43,7 +43,7 @@ def limit_self(limits: Mapping[str, str]) -> None:
     """Set limits on this process, before it becomes another. ProtocolError names what cannot be set."""
     from transport import rlimits
 
-    starting.set_limits(rlimits.parse(limits))
+    child.set_limits(rlimits.parse(limits))
 
 
 def launch(
@@ -66,13 +66,13 @@ def launch(
     started = False
     try:
         given = [theirs[0] if stdin is None else stdin, *theirs[1:]]
-        start = starting.Start(
+        start = child.Start(
             argv, env, cwd, given, limits=limits, keep=keep, terminal=size is not None, prepare=prepare
         )
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            pid = starting.fork(start, far)
-            report = starting.Report(near)
+            pid = child.fork(start, far)
+            report = child.Report(near)
             while not report.over:
                 report.read()
         finally:
@@ -90,7 +90,7 @@ def launch(
     except OSError as error:
         for fd in ours:
             os.close(fd)
-        ending.kill_session(pid)
+        termination.kill_session(pid)
         os.waitpid(pid, 0)
         # It has run: to call it unreachable would have it started a second time.
         detail = f"it was started and cannot be watched: {error.strerror}"

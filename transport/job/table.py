@@ -17,7 +17,8 @@ import os
 import time
 
 from transport import address
-from transport.job import ending, folder, inherit
+from transport.job import inherit, termination
+from transport.job import workdir as folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def clear(table: Table, abandoned: bool = False) -> None:
     for entry in entries:
         if not entry.pid and (found := holder(entry.memo)):
             entry.pid, entry.start = found, address.start_time(found)
-    ending.end(lambda: {entry.pid for entry in entries if _is_same(entry, abandoned)})
+    termination.end(lambda: {entry.pid for entry in entries if _is_same(entry, abandoned)})
     _tidy(table, entries)
 
 
@@ -211,7 +212,7 @@ def _leave(paths: set[str]) -> None:
                 folder.leave(path)
         finally:
             os._exit(0)
-    ending.wait_ended([pid], time.monotonic() + PATIENCE)
+    termination.wait_ended([pid], time.monotonic() + PATIENCE)
     with contextlib.suppress(ChildProcessError):  # where the kernel reaps it
         os.waitpid(pid, os.WNOHANG)
 

@@ -28,8 +28,8 @@ from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descripto
 from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError, Refused
 from transport.job import inherit
-from transport.job.ending import PAUSE
 from transport.job.job import Job
+from transport.job.termination import PAUSE
 from transport.node import rendezvous
 from transport.node.hosts import HELLO_DEADLINE, TOLD, Hosts, Place
 from transport.node.link import Handler, Link
@@ -42,7 +42,7 @@ from transport.wire.line import Line, hello
 from transport.wire.session import Session
 
 if TYPE_CHECKING:
-    from transport.job.launch import Launcher
+    from transport.job.interface import Launcher
 
 log = logging.getLogger("quine.node")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from socket import socket as Listener
     from typing import Any
 
-    from transport.job.beside import Beside
+    from transport.job.launcher_process import Beside
 
 CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
 TAKEN = b"+"  # the node's answer to a dial: the streams are its own now
@@ -193,7 +193,7 @@ def daemonize(ready_fd: int) -> Beside:
     A soft limit of whoever happened to start us is not our jobs': it goes up to the hard one, but for those that
     programs take for a size to use (files, stack, core).
     """
-    from transport.job.beside import Beside
+    from transport.job.launcher_process import Beside
 
     if os.fork():
         os._exit(0)

@@ -12,18 +12,18 @@ import os
 import signal
 import time
 
-from transport.job import folder
-from transport.job.launched import Child
+from transport.job import workdir
+from transport.job.launched_job import Child
 from transport.job.launcher import raise_open_files
-from transport.job.orders import Channel
+from transport.job.launcher_channel import Channel
 from transport.job.table import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from transport.job.beside import Beside
-    from transport.job.launch import Order, Owner
+    from transport.job.interface import Order, Owner
+    from transport.job.launcher_process import Beside
 
 log = logging.getLogger("quine.launching")
 
@@ -84,7 +84,7 @@ class Leaving:
 
 
 class Launching:
-    """transport.job.launch.Launcher."""
+    """transport.job.interface.Launcher."""
 
     def __init__(self, beside: Beside) -> None:
         raise_open_files()  # its jobs are the launcher's, which gives them the limit of the login
@@ -215,10 +215,10 @@ class Launching:
         if what == "left":
             if leaving := self._left.pop(number, None):
                 os.close(leaving.fd)
-                if leaving.empty and words[2] == folder.HELD:
+                if leaving.empty and words[2] == workdir.HELD:
                     self._folders.was_empty(leaving.path)
                 if leaving.on_left:
-                    leaving.on_left(leaving.empty and words[2] == folder.KEPT)
+                    leaving.on_left(leaving.empty and words[2] == workdir.KEPT)
         elif child := self._children.get(number):
             if what == "ended":
                 child.known = int(words[2])

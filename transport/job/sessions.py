@@ -10,7 +10,7 @@ Laws
 from __future__ import annotations
 
 from transport import address
-from transport.job import ending
+from transport.job import termination
 from transport.lean import signal
 
 TYPE_CHECKING = False
@@ -63,7 +63,7 @@ class Sessions:
         self._next = now + TICK
         due = [each for each in self._all.values() if each.reaped or now >= each.kill_at]
         if due:
-            left = ending.by_session({each.pid for each in due})
+            left = termination.by_session({each.pid for each in due})
             for each in due:
                 self._step(each, left.get(each.pid, set()), now)
 
@@ -77,11 +77,11 @@ class Sessions:
                 self._over(session)  # the kernel holds it, or it is another user's
         elif fresh := left - session.stopped:
             for pid in fresh:
-                ending.send(pid, signal.SIGSTOP)
+                termination.send(pid, signal.SIGSTOP)
             session.stopped |= fresh
         else:
             for pid in session.stopped & left:  # what has ended since may be another one's number
-                ending.send(pid, signal.SIGKILL)
+                termination.send(pid, signal.SIGKILL)
             session.killed, session.kill_at = True, now
 
     def _over(self, session: Session) -> None:

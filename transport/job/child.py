@@ -18,7 +18,8 @@ import resource
 import select
 import sys
 
-from transport.job import folder, inherit
+from transport.job import inherit
+from transport.job import workdir as folder
 from transport.lean import signal, socket
 from transport.status import NOT_STARTED, Status
 from transport.wire import quickjson

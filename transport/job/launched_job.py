@@ -16,16 +16,16 @@ import signal
 import socket
 from collections import deque
 
-from transport.job import ending, inherit, process
-from transport.job.starting import Report, refusal
+from transport.job import inherit, process, termination
+from transport.job.child import Report, refusal
 from transport.status import LOST, Status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from transport.job.launch import Order, Owner
-    from transport.job.launching import Launching
+    from transport.job.interface import Order, Owner
+    from transport.job.launcher_client import Launching
 
 DEADLINE = 30.0  # seconds for a start
 SOON = 1.0  # seconds more for one that is ordered again as its time is over
@@ -34,7 +34,7 @@ NO_ROOM = "too much runs there at one time; see slots in the inventory"
 
 
 class Child:
-    """transport.job.launch.Running."""
+    """transport.job.interface.Running."""
 
     def __init__(self, launching: Launching, number: int, order: Order, owner: Owner) -> None:
         self.pid, self.stdin, self.stdout, self.stderr = 0, -1, -1, -1
@@ -216,7 +216,7 @@ class Child:
         if not self.pid or self._exited:
             return
         if self._is_adopted:
-            ending.signal_group(self.pid, number)
+            termination.signal_group(self.pid, number)
             self._loop.call_soon(self._tell_signalled)
         else:
             self._signals.append(number)
@@ -234,7 +234,7 @@ class Child:
         self._tell_end()
 
     def _tell_end(self) -> None:
-        words = [self._number, self.pid, ending.PAUSE, self._is_adopted]
+        words = [self._number, self.pid, termination.PAUSE, self._is_adopted]
         self._launching.channel.send(["end", *words])
 
     # -- from the launcher -------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Child:
     def adopt(self) -> None:
         """Its launcher has died, and this process has not ended: it is the node's child now."""
         while self._signals and not self._exited:
-            ending.signal_group(self.pid, self._signals[0])
+            termination.signal_group(self.pid, self._signals[0])
             self.signalled()
 
     def again(self) -> None:
