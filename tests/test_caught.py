@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from transport.client import caught
-from transport.client.caught import Caught
+from transport.client import signals
+from transport.client.signals import Caught
 
 FATAL = (signal.SIGTERM, signal.SIGHUP)
 
@@ -71,7 +71,7 @@ def test_what_comes_between_the_look_and_the_stop_ends_the_process(monkeypatch: 
             kill(pid, number)
 
         kill = os.kill
-        monkeypatch.setattr(caught.os, "kill", late)
+        monkeypatch.setattr(signals.os, "kill", late)
         one.stop(signal.SIGTTOU, FATAL)
         return 1
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from transport.client.client_core import BLOCKED, SILENT, Core
+from transport.client.core import BLOCKED, SILENT, Core
 from transport.client.output import Used
 from transport.rpc.services import Services
 from transport.spawn import Spawn

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tests.sim.network import End
 from tests.sim.process import PERIOD, pattern
 from transport import address
-from transport.client.client_core import Core
+from transport.client.core import Core
 from transport.rpc.services import Services
 from transport.status import Status
 from transport.wire.session import Session
@@ -162,7 +162,7 @@ class Client:
 
     def resume_writing(self) -> None: ...
 
-    # -- transport.client.client_core.Driver ---------------------------------------------------------------
+    # -- transport.client.core.Driver ---------------------------------------------------------------
 
     def write(self, stream: int, data: bytes) -> None:
         self._queued[stream].append(data)

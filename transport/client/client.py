@@ -16,9 +16,9 @@ import time
 
 from transport import address
 from transport.carrier.unix import Wire
-from transport.client.caught import Caught
-from transport.client.client_core import FATAL, FORWARDED, OURS, Core
+from transport.client.core import FATAL, FORWARDED, OURS, Core
 from transport.client.output import Output, Used
+from transport.client.signals import Caught
 from transport.errors import ProtocolError
 from transport.lean import signal
 from transport.node import rendezvous
