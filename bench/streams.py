@@ -14,8 +14,8 @@ from pathlib import Path
 from bench.measure import Row, alternate
 from tests import streaming
 from tests.lab import Lab
+from transport.rpc.call import Relay
 from transport.rpc.incoming import Incoming, Streaming
-from transport.rpc.requests import Relay
 
 GB = 1_000_000_000
 CIPHER = "aes128-gcm@openssh.com"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from quine.files.wire.client import Remote
 from tests.agents import until
-from transport.rpc.requests import Relay
+from transport.rpc.call import Relay
 
 if TYPE_CHECKING:
     from tests.lab import Lab

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from transport.client import client
 from transport.errors import Abandoned, RequestError
+from transport.rpc.call import Relay
 from transport.rpc.incoming import Incoming, Streaming
 from transport.rpc.outgoing import Asked
-from transport.rpc.requests import Relay
 from transport.spawn import Spawn
 
 if TYPE_CHECKING:

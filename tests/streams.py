@@ -56,7 +56,7 @@ class Pipe:
 
 
 class Relay:
-    """In place of transport.rpc.requests.Relay."""
+    """In place of transport.rpc.call.Relay."""
 
     def __init__(self, handler: Callable[[Any], None], room: int = 100_000) -> None:
         self.handler = handler

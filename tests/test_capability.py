@@ -38,7 +38,7 @@ ASK = """
 import json, os, sys
 from transport.job import inherit
 from transport.errors import RequestError
-from transport.rpc.requests import Relay
+from transport.rpc.call import Relay
 memo = inherit.read()
 memo.update(json.loads(os.environ.get("OTHER", "{}")))
 for name, body in json.loads(sys.argv[1]):

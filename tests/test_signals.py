@@ -130,7 +130,7 @@ SILENT = """
 import select, socket
 from quine.agent import signals as module
 from transport.errors import RequestError
-from transport.rpc.requests import Relay
+from transport.rpc.call import Relay
 
 module.HURRY, module.STEP = 0.2, 0.01
 node = socket.socket(socket.AF_UNIX)

@@ -78,7 +78,7 @@ class End:
 
 
 class Relay:
-    """What `transport.rpc.requests.Relay` is to a job. `bytes` counts what the handler has sent."""
+    """What `transport.rpc.call.Relay` is to a job. `bytes` counts what the handler has sent."""
 
     def __init__(self, handler: Callable[[Any], None], limit: int = -1) -> None:
         self._handler = handler

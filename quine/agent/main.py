@@ -36,7 +36,7 @@ from transport.wire import quickjson
 
 Ask = Callable[
     ..., bytes
-]  # a request by name and body, and how to wait for its answer (transport/rpc/requests.py)
+]  # a request by name and body, and how to wait for its answer (transport/rpc/call.py)
 
 
 def start(mission: str, options: Mapping[str, Any], face: Face | None = None) -> int:
@@ -349,7 +349,7 @@ def _relay() -> Ask | None:
     """The way to the origin, or None where this is it."""
     if "token" not in inherit.read():
         return None
-    from transport.rpc.requests import Relay
+    from transport.rpc.call import Relay
 
     relay = Relay.from_environment()
     return None if relay is None else relay.request

@@ -36,7 +36,7 @@ def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
     if environ.get("QUINE_FS") == GONE:
         raise Misconfigured(NO_ORIGIN, GIVE_STORE)
     if not environ.get("QUINE_FS"):
-        from transport.rpc.requests import Relay
+        from transport.rpc.call import Relay
 
         if (relay := Relay.from_environment()) is not None:
             from quine.files.wire.client import Remote

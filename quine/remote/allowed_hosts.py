@@ -79,7 +79,7 @@ def asker() -> Callable[[str, bytes], bytes]:
     import threading
 
     from transport.errors import RequestError
-    from transport.rpc.requests import Relay
+    from transport.rpc.call import Relay
 
     mine = threading.local()
 

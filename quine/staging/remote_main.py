@@ -28,7 +28,7 @@ from quine.staging.renames import recover
 from quine.staging.source import Tree, bits
 from quine.staging.store import Objects, Pack
 from transport.errors import RequestError
-from transport.rpc.requests import Relay
+from transport.rpc.call import Relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from transport.rpc.call import Relay
     from transport.rpc.outgoing import Asked
-    from transport.rpc.requests import Relay
 
 SERVICE = "fs"
 FULL = 256 * 1024  # bytes that are gathered before they are sent
