@@ -100,7 +100,7 @@ def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
     assert got == [b"x" * 100_000] and stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
-WRITE = "import sys; from quine.base import aside; aside.write(sys.argv[1], b'report')"
+WRITE = "import sys; from quine.base import atomic; atomic.write(sys.argv[1], b'report')"
 
 
 @pytest.mark.parametrize("name", ["/dev/stderr", "/dev/fd/2", "/proc/self/fd/2", "LINK"])

@@ -34,13 +34,13 @@ def test_nobody_loses_it_while_others_come_and_go(tmp_path: Path) -> None:
     """What each holds is what is there under its name, as a job that starts in it needs."""
     code = """
 import os, sys
-from transport.job import folder
+from transport.job import workdir
 path = sys.argv[1]
 for _ in range(400):
-    fd = folder.enter(path)
+    fd = workdir.enter(path)
     assert os.path.samestat(os.stat(path), os.fstat(fd))
-    folder.leave(path, fd)
-    folder.leave(path)
+    workdir.leave(path, fd)
+    workdir.leave(path)
 """
     path = str(tmp_path / "tree")
     several = [subprocess.Popen([sys.executable, "-c", code, path], stderr=subprocess.PIPE) for _ in range(3)]

@@ -422,7 +422,8 @@ def test_a_store_that_cannot_be_opened_is_told_and_tried_again(
 
 def test_what_the_origin_says_is_checked(relay: Relay, tier: Remote) -> None:
     answers = [
-        b"", b"\0\0\0\2{}", b"\xff\xff\xff\xff", b"\0\0\0\5\"abc\"", protocol.word({"entry": ["../x", "f", 0, 0, 0, ""]}),
+        b"", b"\0\0\0\2{}", b"\xff\xff\xff\xff", b"\0\0\0\5\"abc\"",
+        protocol.word({"entry": ["../x", "f", 0, 0, 0, ""]}),
         protocol.word({"entry": ["", "f", -1, 0, 0, ""]}),
         protocol.word({"entries": [["", "d", 0, 0, 0, ""]], "more": False}),
         protocol.word({"entries": [["../../etc", "d", 0, 0, 0, ""]], "more": False}), protocol.word({"errno": 7}),

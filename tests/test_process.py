@@ -142,7 +142,7 @@ assert 3 < refused < 16, refused
 
 INSIDE = """
 import asyncio, os, select, signal, sys
-from transport.job import process, starting
+from transport.job import process, child as starting
 from transport.status import restore_signals
 make = starting.Start
 def become(*argv):

@@ -196,15 +196,15 @@ def test_a_lock_that_is_not_to_be_had_is_said(tmp_path: Path, monkeypatch: pytes
 
 UNBORN = """
 import os, sys
-from quine.agent import host
-real, ours = host._tape, os.getpid()
+from quine.agent import main
+real, ours = main._tape, os.getpid()
 def tape(*args):
     if os.getpid() != ours:
         raise OSError(24, "Too many open files")
     return real(*args)
-host._tape = tape
+main._tape = tape
 try:
-    status = host.start("work", {})
+    status = main.start("work", {})
 finally:
     with open("left", "a") as file:
         file.write("left by %s\\n" % ("the parent" if os.getpid() == ours else "a child"))

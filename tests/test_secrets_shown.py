@@ -83,8 +83,8 @@ def test_what_is_no_longer_shown_is_still_passed_on() -> None:
     """To what Python starts, and to what is started with the environment that C has."""
     text = """
 import os
-from quine.agent import shown
-shown.forget(["TOKEN", "ABSENT"])
+from quine.agent import exposure
+exposure.forget(["TOKEN", "ABSENT"])
 assert os.environ["TOKEN"] == "canary-1" and "ABSENT" not in os.environ
 assert b"canary" not in open("/proc/self/environ", "rb").read()
 assert os.system('test "$TOKEN" = canary-1') == 0

@@ -64,7 +64,7 @@ class Signals:
         self._last = -TWICE
         self._over = float("inf")
         self._wake = (-1, -1)
-        self.tied = -1  # what tells us, by TERM, that who waits for us was killed (birth.py)
+        self.tied = -1  # what tells us, by TERM, that who waits for us was killed (fork.py)
         self.mask: set[int] = set()
 
     def install(self, mask: set[int] | None = None) -> None:

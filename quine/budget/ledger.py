@@ -1,7 +1,7 @@
 """What a tree may still spend: agents, concurrent inferences, tokens, money, time. On each machine it is one book.
 
-At the origin of the tree the book (book.py) holds all of it. Where agents live on another machine, a book there
-counts their places, of which the origin grants some (grants.py); their inferences are paid at the origin.
+At the origin of the tree the book (`shared_counters`) holds all of it. Where agents live on another machine, a book
+there counts their places, of which the origin grants some (`leases`); their inferences are paid at the origin.
 
 Laws
 1. All slots that a step needs are taken before the step begins, or none.

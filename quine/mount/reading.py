@@ -4,7 +4,7 @@ Laws
 1. A name is looked up in the store each time, so that what was committed elsewhere is seen by the next open. Only
    directories, and what a listing has just told, are believed for a second.
 2. Opening asks the store again: where it has another version now, the kernel is told to look once more (ESTALE), and
-   what it finds then is what it opens (again.py). No program sees an error because somebody replaced a file.
+   what it finds then is what it opens (reopen.py). No program sees an error because somebody replaced a file.
 3. The attributes of a version never change; a draft shows its own to those who have it.
 """
 

@@ -2,7 +2,7 @@
 
 Laws
 1. One lock for all tables, held for no operation of the tier and for no wait.
-2. A draft is found by the thread that it was made for (again.py), and by the processes that have it open; by nobody
+2. A draft is found by the thread that it was made for (reopen.py), and by the processes that have it open; by nobody
    else.
 3. What is kept of files that nobody has open is bounded, and used only after the store has said that it is current.
 """

@@ -4,7 +4,7 @@ Laws
 1. It is a real agent, in a data directory of its own: its guest says again what the guest said, and the commands are
    really run again, here and now.
 2. Compared are the messages of each life, in order, the old tape beside the new one; then how the life ended.
-3. What cannot be the same twice (same.py) is taken for equal; everything else is not.
+3. What cannot be the same twice (normalize.py) is taken for equal; everything else is not.
 4. Each life is reported once, where it first departs: what comes after is a consequence.
 """
 

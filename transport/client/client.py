@@ -1,6 +1,6 @@
 """The blocking client: gives a job on a node the face of a local process.
 
-It drives the state machine of `client_core.py`, which decides; here are its descriptors, signals and clock.
+It drives the state machine of `core.py`, which decides; here are its descriptors, signals and clock.
 
 Laws
 1. Standard library only and no event loop: this is what people call in loops.

@@ -2,7 +2,7 @@
 
 Laws
 1. A directory is listed by one question; nothing is asked about each name in it.
-2. Names are printed as shown.py says: bytes in a pipe, harmless on a terminal.
+2. Names are printed as output.py says: bytes in a pipe, harmless on a terminal.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each file counts as LEAST bytes at least: an empty one, too, has a name and an inode, or is an object that is paid for.
 
-The count is in the book of the tree (quine/budget/shared_counters.py), so all processes of the tree at the origin share it:
-faces of jobs elsewhere, and commands of agents here.
+The count is in the shared counters of the tree (quine.budget.shared_counters), so all processes of the tree at the
+origin share it: proxies of jobs elsewhere, and commands of agents here.
 
 Laws
 1. What is under way is reserved, in a slot that dies with who holds it: never is more kept than the limit says, and who

@@ -1,8 +1,8 @@
 """The tier that is a directory: `origin:` at the origin, `file://` on a mount that all hosts share.
 
 Laws
-1. Nothing leads out of the root (beneath.py): symlinks, devices and sockets are refused, and not listed.
-2. A file is written aside (parts.py), synced, and moved to its name in one step; then its directory is
+1. Nothing leads out of the root (dirfd.py): symlinks, devices and sockets are refused, and not listed.
+2. A file is written aside (temp.py), synced, and moved to its name in one step; then its directory is
    synced.
 3. A root that nobody has made yet is an empty one; the first who puts something into it makes it, 0700.
 4. Who writes to a file in place, past the tier, is seen by who reads it: only what is replaced whole is one version. A

@@ -1,4 +1,4 @@
-"""A file over SFTP as it is read, and one that is being made aside. See sftp.py for its laws."""
+"""A file over SFTP as it is read, and one that is being made aside. See store.py for its laws."""
 
 from __future__ import annotations
 
