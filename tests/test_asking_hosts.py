@@ -46,7 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Answer]]:
 
     monkeypatch.setattr(remote, "verb_there", lambda words, host, values: host)
     monkeypatch.setattr(remote.client, "run", run)
-    monkeypatch.setattr(remote.starter, "connect", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(remote.rendezvous, "connect", lambda: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(remote, "MOST", 1 << 20)
     return lambda *names, **more: remote.ask(["ps"], list(names), {}, **more)
 
