@@ -137,10 +137,10 @@ def test_what_is_to_come_back_and_goes_away_meanwhile_is_missing(
 LOSE = """
 import os, shutil, sys
 from quine import __main__
-from quine.staging import words
+from quine.staging import spec
 
 times, victim = int(sys.argv[1]), sys.argv[2]
-sources = words.sources
+sources = spec.sources
 
 def late(files, folder):
     global times
@@ -150,7 +150,7 @@ def late(files, folder):
         shutil.rmtree(victim) if os.path.isdir(victim) else os.unlink(victim)
     return found
 
-words.sources = late
+spec.sources = late
 sys.argv[:3] = ["quine"]
 sys.exit(__main__.main())
 """
