@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.measure import Row, alternate
-from quine.providers.base import Message, ToolResult
+from quine.base.messages import Message, ToolResult
 from quine.tape.writer import FileSink, Tape
 from tests.agents import OK, QUINE, Agents, says, sh
 from tests.lab import Lab

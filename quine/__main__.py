@@ -113,7 +113,7 @@ def dispatch(words: list[str]) -> int:
         from quine.staging.remote_main import main as stage
 
         return stage(words[2:])
-    from quine.cli import options
+    from quine.base import options
 
     verb = words[0] if words else ""
     if verb == "run":
@@ -177,7 +177,7 @@ def _detach(values: dict[str, object], command: list[str], tree: str, stage: Sta
 
 def agent(words: list[str]) -> int:
     """`quine [OPTIONS] MISSION…`: here as this process, or elsewhere with this process as its face."""
-    from quine.cli import options
+    from quine.base import options
 
     values, mission = options.parse("agent", list(words))
     if values.get("help"):
@@ -195,13 +195,13 @@ def agent(words: list[str]) -> int:
     if wrong := options.misplaced(words, mission):
         raise wrong
     if "--" in mission[1:]:
-        from quine.cli.hints import slip
+        from quine.jobs.hints import slip
 
         if wrong := slip(words, mission):
             raise wrong
     began, reported = time.time(), "report" in values and not values.get("detach")
     if reported:
-        from quine.jobs import report
+        from quine.base import report
 
         values["report"] = report.begin(str(values["report"]))
     try:
@@ -210,7 +210,7 @@ def agent(words: list[str]) -> int:
         if reported:
             report.failed(str(values["report"]), failure, str(values.get("on", "local")), began)
         if isinstance(failure, NoGuest):
-            from quine.cli.hints import near_verb
+            from quine.jobs.hints import near_verb
 
             failure.hint = near_verb(mission) + failure.hint
         raise
@@ -232,7 +232,7 @@ def _live(values: dict[str, object], mission: list[str]) -> int:
     if not text.strip():
         raise Misconfigured("no mission", "quine MISSION…, or quine --help")
     if "retry" in values or "idempotent" in values:
-        from quine.cli.retry import Tries
+        from quine.jobs.retry import Tries
 
         Tries(values)  # refused here where it makes no sense
     if "files" in values or "returns" in values:

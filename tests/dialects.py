@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quine.providers.base import GuestError, Message, Overflow, Refused, Reply, Request, Unavailable
+from quine.base.messages import GuestError, Message, Overflow, Refused, Reply, Request, Unavailable
 from quine.providers.http import HttpGuest
 from tests.agents import Agents
 from tests.lived import (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from quine.agent.tools import TOOLS
-from quine.providers.base import Message, Request, ToolCall, ToolResult
+from quine.base.messages import Message, Request, ToolCall, ToolResult
 from tests.agents import OK, call, sh
 from tests.provider import common
 from tests.provider.server import Said, Seen, Turn

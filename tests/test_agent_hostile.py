@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.agent import tools
-from quine.providers.base import ToolCall
+from quine.base.messages import ToolCall
 from tests.agents import OK, Agents, call, says, sh
 from tests.hostile import MEASURE, MEGABYTE, answered, bad_call, batches, measured
 

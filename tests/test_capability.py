@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.agent.session import new_session
+from quine.base.sessions import new_session
 from tests.agents import OK, call, says, sh
 from tests.lab import Lab, processes
 from tests.support.remote_agents import environment, results, tapes, warm

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from quine.base.errors import Misconfigured
+from quine.base.options import TABLE, UNBUILT, VERBS
 from quine.cli.completion import ACTIONS, SHELLS, script
-from quine.cli.options import TABLE, UNBUILT, VERBS
 
 CASES = [
     ("quine ru", {"run"}, set()),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quine.agent.tools import TOOLS
-from quine.providers.base import Request
+from quine.base.messages import Request
 from quine.providers.chat import ChatDialect
 from quine.tape.writer import message_of
 from tests.agents import OK, Agents, call, says, section, sh, until

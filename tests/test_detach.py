@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.inventory import load
-from quine.agent.session import is_session, new_session
+from quine.base.sessions import is_session, new_session
 from quine.jobs import logind, remote
 from quine.remote.compose import DETACHED_LEASE, settle
 from tests.lab import Lab, processes

@@ -16,22 +16,24 @@ from typing import Any
 import pytest
 
 from deploy.inventory import ConfigError, load
-from quine.agent.session import Life, Limits, new_session
+from quine.agent.session import Life
 from quine.agent.tools import TOOLS
 from quine.base.errors import Failure
-from quine.budget.ledger import Ledger, Spent
+from quine.base.messages import GuestError, Message, Request, Spent, ToolCall, ToolResult
+from quine.base.sessions import new_session
+from quine.budget.ledger import Ledger
+from quine.budget.limits import Limits
 from quine.cli import ps_table
-from quine.jobs import census, registry, remote
+from quine.jobs import census, remote
 from quine.providers import sse
 from quine.providers.anthropic import AnthropicDialect
-from quine.providers.base import GuestError, Message, Request, ToolCall, ToolResult
 from quine.providers.chat import ChatDialect
 from quine.providers.gemini import GeminiDialect
 from quine.providers.http import _fed, _parse
 from quine.providers.relay import RelayGuest
 from quine.providers.responses import ResponsesDialect
 from quine.remote import handlers
-from quine.tape import cost, reader, render, requests, verify
+from quine.tape import cost, reader, registry, render, requests, verify
 from quine.tape.writer import FileSink, Tape
 from tests.fuzz import VOLUME, Target, bombard, of_bytes, of_json, of_lines, pieces
 from tests.provider import anthropic, chat, gemini, responses

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from quine.agent.session import Limits
 from quine.budget.leases import MAX_SHARES, Grant, Lender
 from quine.budget.ledger import Ledger
+from quine.budget.limits import Limits
 from quine.budget.shared_counters import AGENT
 from transport.errors import RequestError
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from quine.base.messages import Message, Overflow, Refused, ToolResult, Unavailable
 from quine.providers.anthropic import AnthropicDialect
-from quine.providers.base import Message, Overflow, Refused, ToolResult, Unavailable
 from quine.providers.faults import Adapted
 from tests.dialects import Conformance
 from tests.lived import ASKED, CALLS, answered, sent

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.agent.tools import TOOLS
-from quine.providers.base import (
+from quine.base.messages import (
     GuestError,
     Message,
     Overflow,

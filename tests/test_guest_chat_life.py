@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quine.agent.tools import TOOLS
-from quine.providers.base import Message, Request, ToolResult, Usage
+from quine.base.messages import Message, Request, ToolResult, Usage
 from quine.providers.chat import ChatDialect
 from quine.providers.http import HttpGuest
 from tests.agents import OK, Agents, call

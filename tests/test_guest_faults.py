@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.providers.base import GuestError, Refused, Unavailable
+from quine.base.messages import GuestError, Refused, Unavailable
 from quine.providers.faults import judge, overflow, printable, told
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quine.providers.base import Message, Refused, ToolCall, ToolResult, Unavailable
+from quine.base.messages import Message, Refused, ToolCall, ToolResult, Unavailable
 from quine.providers.faults import Adapted
 from quine.providers.gemini import GeminiDialect
 from tests.dialects import Conformance

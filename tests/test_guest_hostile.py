@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from quine.agent import tools
+from quine.base.messages import GuestError, Message, Reply, Request, ToolResult
 from quine.providers.anthropic import AnthropicDialect
-from quine.providers.base import GuestError, Message, Reply, Request, ToolResult
 from quine.providers.chat import ChatDialect
 from quine.providers.gemini import GeminiDialect
 from quine.providers.responses import ResponsesDialect

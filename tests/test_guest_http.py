@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from quine.agent.tools import TOOLS
 from quine.base.errors import Misconfigured
+from quine.base.messages import Message, Overflow, Refused, Reply, Request, Unavailable
 from quine.providers import http, sse
-from quine.providers.base import Message, Overflow, Refused, Reply, Request, Unavailable
 from quine.providers.chat import ChatDialect
 from quine.providers.http import FIRST_PAUSE, LONGEST_PAUSE, OTHER_RETRIES, RETRIES, HttpGuest
 from tests.provider import chat

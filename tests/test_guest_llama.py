@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from quine.agent.tools import TOOLS
-from quine.providers.base import Message, Overflow, Request, Tool, ToolCall, ToolResult
+from quine.base.messages import Message, Overflow, Request, Tool, ToolCall, ToolResult
 from quine.providers.chat import ChatDialect
 from quine.providers.chatstream import ChatStream
 from quine.providers.http import HttpGuest

@@ -14,8 +14,8 @@ import pytest
 
 from quine.agent.tools import TOOLS
 from quine.base.errors import Misconfigured
+from quine.base.messages import GuestError, Message, Overflow, Refused, Request, Unavailable, Usage
 from quine.providers import program
-from quine.providers.base import GuestError, Message, Overflow, Refused, Request, Unavailable, Usage
 from quine.providers.program import ProgramGuest
 from tests.agents import Agents, left, running, until
 

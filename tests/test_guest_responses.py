@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quine.providers.base import Message, Overflow, Refused, ToolResult, Unavailable
+from quine.base.messages import Message, Overflow, Refused, ToolResult, Unavailable
 from quine.providers.faults import Adapted
 from quine.providers.responses import ResponsesDialect
 from tests.dialects import Conformance

@@ -11,8 +11,8 @@ import pytest
 from quine.agent import env
 from quine.agent.tools import TOOLS, schema
 from quine.base.errors import Misconfigured
+from quine.base.messages import Refused, Request
 from quine.providers import Config, vendors
-from quine.providers.base import Refused, Request
 from quine.providers.script import ScriptGuest
 
 

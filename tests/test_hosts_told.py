@@ -15,8 +15,9 @@ import pytest
 from deploy import hostlist
 from deploy.inventory import Host, Inventory
 from quine.agent import prompt
-from quine.agent.session import Life, new_session
-from quine.remote import hosts_service
+from quine.agent.session import Life
+from quine.base.sessions import new_session
+from quine.jobs import hosts_service
 from tests.agents import OK, QUINE, Agents, call, says, sh
 from tests.lab import Lab
 from tests.support.remote_agents import environment, results, tapes, warm

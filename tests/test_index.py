@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.agent.session import new_session
+from quine.base.sessions import new_session
 from quine.cli.tape import main as tape
 from quine.tape.index import BLOCK, Ends, Index, ends
 from quine.tape.reader import sessions

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from quine.agent.session import Limits
 from quine.agent.signals import Terminated
-from quine.budget import metering
-from quine.budget.ledger import Ledger, Spent
-from quine.providers.base import Message, Reply, Request, Unavailable, Usage, unheard
+from quine.base.messages import Message, Reply, Request, Spent, Unavailable, Usage, unheard
+from quine.budget.ledger import Ledger
+from quine.budget.limits import Limits
+from quine.providers import metering
 
 
 class Stub:

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.inventory import Inventory, load
 from quine.__main__ import _detach as run_detached
-from quine.agent.session import new_session
+from quine.base.sessions import new_session
 from quine.cli import run
 from tests.lab import Lab
 from tests.support.detached import detach

@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-from quine.agent.session import new_session
 from quine.archive import daemon, policy, upload
 from quine.archive import mirror as kept
 from quine.base.errors import Failure
 from quine.base.log import Log
+from quine.base.sessions import new_session
 from quine.files.layers.reserved import Unreserved
 from quine.files.stores.local.store import Local
 from quine.files.stores.memory import Memory

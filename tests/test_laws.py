@@ -40,6 +40,7 @@ IMPORTERS = {
     "s3fs": {"quine/files/stores/object/client.py"},
     "pydantic": {
         "deploy/inventory.py",
+        "quine/base/strict.py",
         "quine/remote/tape_receiver.py",
         "quine/providers/chat.py",
         "quine/providers/reading.py",
@@ -228,7 +229,7 @@ def loaded(*statements: str) -> set[str]:
     [
         "transport.client.client",
         "quine.cli.run",
-        "quine.cli.options",
+        "quine.base.options",
         "quine.agent.main",
         "quine.cli.ps",
         "quine.cli.tape",

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.agent.session import Limits
-from quine.budget.ledger import LEAST_REPLY, MOST_REPLY, Hold, Ledger, Left, Mark, Spent
+from quine.base.messages import Left, Spent
+from quine.budget.ledger import LEAST_REPLY, MOST_REPLY, Hold, Ledger, Mark
+from quine.budget.limits import Limits
 from tests.support.machine import in_child, kill
 
 Make = Callable[..., Ledger]

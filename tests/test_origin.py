@@ -12,11 +12,10 @@ import pytest
 
 from quine.agent import env, main, personas
 from quine.agent.env import Settings
-from quine.agent.session import Life, Limits, new_session
+from quine.agent.session import Life
 from quine.agent.tools import TOOLS
 from quine.base.errors import Failure
-from quine.budget.ledger import Ledger
-from quine.providers.base import (
+from quine.base.messages import (
     GuestError,
     Message,
     Overflow,
@@ -27,6 +26,9 @@ from quine.providers.base import (
     Unavailable,
     Usage,
 )
+from quine.base.sessions import new_session
+from quine.budget.ledger import Ledger
+from quine.budget.limits import Limits
 from quine.providers.relay import RelayGuest
 from quine.remote import handlers
 from quine.tape.writer import RelaySink, Tape, digest, read

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.base.errors import Misconfigured
+from quine.base.messages import Usage
 from quine.budget import prices
-from quine.providers.base import Usage
 
 ROOT = Path(prices.__file__).parent
 NOBODY = {"XDG_CONFIG_HOME": "/nonexistent"}

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.agent.session import new_session
 from quine.base import procs
-from quine.jobs import registry
+from quine.base.sessions import new_session
+from quine.tape import registry
 from tests.agents import OK, QUINE, Agents, Started, call, running, says, sh, until
 from tests.support.values import JSON
 from transport.address import boot_id

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.agent.session import Limits
 from quine.base.errors import Misconfigured
 from quine.budget.ledger import Ledger
+from quine.budget.limits import Limits
 from quine.budget.shared_counters import PUT, Book, Numbers
 from quine.files.api import BLOCK, Entry, Tier, Writer
 from quine.files.layers.quota import LEAST, Quota, bounded

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from quine.agent.session import new_session
 from quine.base.errors import Misconfigured
-from quine.providers.base import Message, Refused, Request, ToolResult
+from quine.base.messages import Message, Refused, Request, ToolResult
+from quine.base.sessions import new_session
 from quine.providers.replay import ReplayGuest
 from quine.tape import requests, verify
 from quine.tape.writer import FileSink, Tape

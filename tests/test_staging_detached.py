@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.agent.session import new_session
+from quine.base.sessions import new_session
 from tests.agents import OK, PATIENCE, says, sh
 from tests.lab import Lab
 from tests.screen import Screen

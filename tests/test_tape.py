@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from quine.agent.session import is_session, new_session
 from quine.base.errors import Failure, Misconfigured
-from quine.providers.base import Message, ToolCall, ToolResult
+from quine.base.messages import Message, ToolCall, ToolResult
+from quine.base.sessions import is_session, new_session
 from quine.tape import cost, render, verify
 from quine.tape.writer import FileSink, Tape, message_of, read
 

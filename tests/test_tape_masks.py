@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from quine.agent.capture import Capture
-from quine.agent.session import new_session
 from quine.base.errors import Failure
-from quine.providers.base import Message, ToolCall, ToolResult
+from quine.base.messages import Message, ToolCall, ToolResult
+from quine.base.sessions import new_session
 from quine.tape import verify
 from quine.tape.writer import MASK, NAMES, PLAIN, FileSink, Mask, MaskedSink, Tape, digest, message_of, read
 from tests.agents import OK, Agents, says, sh

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quine.base.errors import Misconfigured
-from quine.providers.base import ToolCall
+from quine.base.messages import ToolCall
 from quine.tape import cost, render, requests, verify
 from quine.tape.reader import moment, sessions
 from quine.tape.replay import dry, replay

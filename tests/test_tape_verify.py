@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quine.agent.session import new_session
 from quine.base import procs
 from quine.base.errors import Misconfigured
-from quine.providers.base import Message, ToolCall, ToolResult, Usage
+from quine.base.messages import Message, ToolCall, ToolResult, Usage
+from quine.base.sessions import new_session
 from quine.tape import verify
 from quine.tape.writer import FileSink, Tape
 from transport.address import boot_id

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.signals import Signals
-from quine.base import atomic, dirs, procs
+from quine.base import dirs, procs
+from quine.base.atomic import write_aside
 from transport.address import boot_id
 from transport.wire import quickjson
 
@@ -277,8 +278,3 @@ def _status(word: int, told: bytes) -> Status:
         name = signal.Signals(-code).name.removeprefix("SIG") if known else str(-code)
         return Status(128 - code, "signaled", name)
     return Status(code)
-
-
-def write_aside(path: str, value: dict[str, Any]) -> None:
-    """A small file that is there whole or not at all. Raises OSError."""
-    atomic.write(path, quickjson.dumps(value).encode(), 0o600, own=True)

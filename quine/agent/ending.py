@@ -11,12 +11,13 @@ import contextlib
 import os
 from typing import NoReturn
 
-from quine.agent.children import Status, write_aside
+from quine.agent.children import Status
 from quine.agent.env import Settings
 from quine.agent.loop import Loop
 from quine.agent.outcome import End
 from quine.agent.session import Life
 from quine.base import procs
+from quine.base.atomic import write_aside
 from quine.base.errors import DEFECT, Failure, complain
 from transport.wire import quickjson
 
@@ -26,7 +27,7 @@ def report(settings: Settings, life: Life, end: End) -> None:
     import resource
     import time
 
-    from quine.jobs.report import write
+    from quine.base.report import write
     from transport.status import Status as Outcome
     from transport.status import signal_name
 

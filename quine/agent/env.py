@@ -21,15 +21,17 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 from quine.agent import exposure, personas
-from quine.agent.session import Life, Limits, is_session
+from quine.agent.session import Life
 from quine.base import atomic, dirs, sizes
 from quine.base.errors import Misconfigured
+from quine.base.messages import Usage
+from quine.base.sessions import is_session
 from quine.budget import shared_counters
 from quine.budget.ledger import Ledger
+from quine.budget.limits import Limits
 from quine.files import credentials
 from quine.files import urls as place
 from quine.providers import FILES, Config
-from quine.providers.base import Usage
 from quine.providers.vendors import KEYS, choose
 from transport.job import inherit
 from transport.wire import quickjson
@@ -62,7 +64,7 @@ class Settings(NamedTuple):
     wisdom: dict[str, str]
     secrets: dict[str, str]
     memo: dict[str, Any]
-    report: str = ""  # --report, as quine/jobs/report.py made it ready
+    report: str = ""  # --report, as quine/base/report.py made it ready
     verbose: bool = False  # -v
     spent: Usage = Usage()  # in the former lives of this process
     began: float = 0.0  # seconds since the epoch; over all lives of this process

@@ -19,9 +19,10 @@ import signal
 from typing import TYPE_CHECKING, NoReturn
 
 from quine.agent.capture import Capture
-from quine.agent.children import Status, write_aside
+from quine.agent.children import Status
 from quine.agent.outcome import Reborn
 from quine.base import dirs, procs
+from quine.base.atomic import write_aside
 from quine.base.errors import DEFECT, complain
 from transport.wire import quickjson
 

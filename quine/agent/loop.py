@@ -32,9 +32,7 @@ from quine.agent.usage import Account
 from quine.base import procs
 from quine.base.errors import DEADLINE, DENIED, FAILED, NOT_STARTED, TRY_AGAIN, Failure
 from quine.base.log import Log
-from quine.budget import metering
-from quine.budget.ledger import Ledger, Spent
-from quine.providers.base import (
+from quine.base.messages import (
     Guest,
     GuestError,
     Message,
@@ -42,10 +40,13 @@ from quine.providers.base import (
     Refused,
     Reply,
     Request,
+    Spent,
     ToolCall,
     ToolResult,
     Unavailable,
 )
+from quine.budget.ledger import Ledger
+from quine.providers import metering
 from quine.tape.writer import Tape
 
 if TYPE_CHECKING:

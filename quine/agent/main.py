@@ -19,17 +19,17 @@ from quine.agent import ending, env, exposure, prompt
 from quine.agent.env import Settings
 from quine.agent.loop import Face, Loop
 from quine.agent.outcome import End, Reborn
-from quine.agent.session import Life, is_session, new_session
+from quine.agent.session import Life
 from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
-from quine.base import dirs
+from quine.base import allowed_hosts, dirs
 from quine.base.errors import DEADLINE, NOT_STARTED, TRY_AGAIN, Denied, Failure, Misconfigured, NotBuilt
 from quine.base.log import Log
-from quine.budget import metering
-from quine.cli.options import find_inventory
-from quine.providers.base import Guest
+from quine.base.messages import Guest
+from quine.base.options import find_inventory
+from quine.base.sessions import is_session, new_session
+from quine.providers import metering
 from quine.providers.relay import RelayGuest
-from quine.remote import allowed_hosts
 from quine.tape.writer import FileSink, RelaySink, Tape
 from transport.job import inherit
 from transport.wire import quickjson

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quine.providers.base import Usage
+from quine.base.messages import Usage
 
 if TYPE_CHECKING:
     from quine.agent.session import Life

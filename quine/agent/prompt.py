@@ -13,7 +13,7 @@ import os
 import stat
 
 from quine.agent.session import Life
-from quine.providers.base import Message
+from quine.base.messages import Message
 from transport.wire import quickjson
 
 REMINDER = (

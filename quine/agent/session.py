@@ -11,32 +11,13 @@ Laws
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any, NamedTuple
 
-from quine.providers.base import Message
+from quine.base.messages import Message
+from quine.base.sessions import SHOWN, is_session, new_session
+from quine.budget.limits import Limits
 
 MATERIALS = ("", "none", "terminal", "pipe", "file", "socket")  # "" = look at descriptor 0 where it is lived
-
-
-SHOWN = 4096  # characters of a mission in an argv
-
-
-class Limits(NamedTuple):
-    """What bounds a life; 0 = no limit, except for depth."""
-
-    turns: int = 20
-    depth: int = 5
-    agents: int = 10
-    concurrent: int = 20
-    sh_timeout: float = 600.0
-    truncate: int = 20480
-    window: int = 128000
-    tokens: int = 0
-    cost: float = 0.0  # US dollars
-    deadline: float = 0.0  # seconds
-    stored: int = 0  # bytes of the tree in the files tier; the root's holds
 
 
 class Life(NamedTuple):
@@ -108,24 +89,7 @@ def _typed(kind: Any, fields: dict[str, Any]) -> Any:
     return value
 
 
-def new_session() -> str:
-    """A UUID of version 7: random, and sorted by the millisecond of its making."""
-    number = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
-    number = number & ~(0xF << 76) | 7 << 76
-    number = number & ~(0x3 << 62) | 2 << 62
-    text = f"{number:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-
-
 def another(life: Life) -> Life:
     """The same once more, as a session of its own; the root of a tree is the root of another tree."""
     session = new_session()
     return life._replace(session=session, root=session if life.root == life.session else life.root)
-
-
-def is_session(text: object) -> bool:
-    """A UUID in its one spelling; a session is also a file name, so nothing else may pass."""
-    if not isinstance(text, str) or len(text) != 36:
-        return False
-    dashes = text[8] == text[13] == text[18] == text[23] == "-" and text.count("-") == 4
-    return dashes and not text.replace("-", "").strip("0123456789abcdef")

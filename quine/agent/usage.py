@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quine.agent import prompt
-from quine.agent.session import Limits
-from quine.budget import metering
-from quine.budget.ledger import LEAST_REPLY, Ledger, Left
-from quine.providers.base import Guest, Message, Reply, Usage
+from quine.base.messages import Guest, Left, Message, Reply, Usage
+from quine.budget.ledger import LEAST_REPLY, Ledger
+from quine.budget.limits import Limits
+from quine.providers import metering
 
 FULL = 0.8  # share of the context at which the guest is warned, once
 LATE = 0.8  # share of the time of the tree after which the guest is told to come to an end

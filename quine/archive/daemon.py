@@ -21,7 +21,7 @@ from quine.archive import policy
 from quine.archive.upload import Copies
 from quine.base.log import Log
 from quine.files.api import Tier
-from quine.jobs import registry
+from quine.tape import registry
 
 INTERVAL = 2.0  # seconds between two looks
 SHARE = 20  # a round takes at most this part of the time

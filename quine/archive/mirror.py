@@ -16,16 +16,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from quine.agent.children import write_aside
-from quine.agent.session import is_session
 from quine.archive import policy
 from quine.archive.upload import RESULTS, Copies
 from quine.base import dirs
+from quine.base.atomic import write_aside
 from quine.base.errors import LOST, Failure
+from quine.base.sessions import is_session
 from quine.files.api import BLOCK, Entry, Tier
-from quine.jobs import registry
-from quine.jobs.registry import Agent
 from quine.tape import reader as tapes
+from quine.tape import registry
+from quine.tape.registry import Agent
 from transport.wire import quickjson
 
 AT_ONCE = 8  # files that are fetched at one time

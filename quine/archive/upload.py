@@ -13,10 +13,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from quine.agent.session import is_session
 from quine.archive.policy import PLACE
+from quine.base.sessions import is_session
 from quine.files.api import BLOCK, Tier
-from quine.jobs import registry
+from quine.tape import registry
 from quine.tape.index import ends
 
 RECORD = "job"

@@ -16,6 +16,11 @@ import os
 import stat
 
 from quine.base.errors import write_all
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 MOST_LINKS = 40  # as the kernel
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # why nothing can be made beside a file
@@ -27,6 +32,11 @@ def write(path: str, data: bytes, mode: int = 0o666, own: bool = False) -> None:
     with Aside(path, mode, own) as file:
         file.write(data)
         file.commit()
+
+
+def write_aside(path: str, value: dict[str, Any]) -> None:
+    """A small file that is there whole or not at all. Raises OSError."""
+    write(path, quickjson.dumps(value).encode(), 0o600, own=True)
 
 
 class Aside:

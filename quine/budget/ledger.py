@@ -17,9 +17,10 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
-from quine.agent.session import Limits
+from quine.base.messages import Left, Spent
+from quine.budget.limits import Limits
 from quine.budget.shared_counters import (
     AGENT,
     INFER,
@@ -36,16 +37,6 @@ from transport.job.inherit import held_above
 LEAST_REPLY = 256  # tokens: with less than that no reply is worth its prompt
 MOST_REPLY = 16384  # tokens of a reply that are reserved where the tree has that many
 
-Number = TypeVar("Number", int, float)
-
-
-class Spent(Exception):
-    """The tree has used up what it may use. str() says what, `option` where it is set."""
-
-    def __init__(self, detail: str, option: str) -> None:
-        super().__init__(detail)
-        self.option = option
-
 
 class Mark(NamedTuple):
     """How far the totals of the tree may go, for this process and those below it; 0 = no limit."""
@@ -53,16 +44,6 @@ class Mark(NamedTuple):
     tokens: int = 0
     cost: float = 0.0
     deadline: float = 0.0  # seconds since boot
-
-
-class Left(NamedTuple):
-    """Tokens and dollars; None where there is no limit."""
-
-    tokens: int | None = None
-    cost: float | None = None
-
-    def least(self, other: Left) -> Left:
-        return Left(_smaller(self.tokens, other.tokens), _smaller(self.cost, other.cost))
 
 
 class Hold:
@@ -329,11 +310,6 @@ def _reply(room: Left, prompt: int, price: Callable[[int, int], float] | None) -
         # Without a price, which only the origin knows, all that is left is reserved.
         output = min(output, int(rest / each) if each else output if affordable else -1)
     return output
-
-
-def _smaller(one: Number | None, other: Number | None) -> Number | None:
-    """Of what is left, where None is no limit."""
-    return min((value for value in (one, other) if value is not None), default=None)
 
 
 def _given(limits: Limits) -> list[float]:

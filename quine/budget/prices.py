@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from quine.base.errors import Misconfigured
-from quine.providers.base import Usage
+from quine.base.messages import Usage
 
 VARIABLE = "QUINE_PRICES"
 # Where a file says nothing: reads and writes of the cache, in terms of input.

@@ -78,8 +78,8 @@ def hosts(
             raise Misconfigured(f"no such action: {action}", "quine hosts, or quine hosts check [WHERE]")
         action, where = "", action
     if _asks_origin(inventory):
+        from quine.base import allowed_hosts
         from quine.cli.visits import reachable
-        from quine.remote import allowed_hosts
 
         if action or where:
             raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
@@ -101,7 +101,7 @@ def hosts(
 
 def _chosen(known: Inventory, where: str) -> list[Host]:
     """What WHERE means; a word that is none and nearly `check` is taken for a slip."""
-    from quine.cli.hints import is_one_edit
+    from quine.jobs.hints import is_one_edit
     from transport.errors import NoSuchHost
 
     try:
@@ -153,7 +153,7 @@ def _build(output: Path | None) -> int:
 
 def _asks_origin(inventory: Path | None) -> bool:
     from deploy.paths import find
-    from quine.remote.allowed_hosts import asks_origin
+    from quine.base.allowed_hosts import asks_origin
     from transport.job import inherit
 
     return asks_origin(inventory is not None, find(os.environ), inherit.read())

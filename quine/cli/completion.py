@@ -14,7 +14,7 @@ Laws
 from __future__ import annotations
 
 from quine.base.errors import Misconfigured
-from quine.cli.options import TABLE, UNBUILT, VERBS, rows
+from quine.base.options import TABLE, UNBUILT, VERBS, rows
 from quine.cli.tape import HELP
 from quine.files.cli import options
 

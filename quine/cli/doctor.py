@@ -134,8 +134,8 @@ def _asked(config: Config) -> Finding:
     """One real call, as an agent makes it: with the tools, and room for a short reply. Raises Failure."""
     from quine import providers as guests
     from quine.agent import tools
-    from quine.agent.session import new_session
-    from quine.providers.base import GuestError, Message, Request
+    from quine.base.messages import GuestError, Message, Request
+    from quine.base.sessions import new_session
 
     text = "This is a test of the connection. Reply with the word ok and call no tool."
     messages = [Message("system", "You are tested by the user."), Message("user", text)]

@@ -2,7 +2,7 @@
 
 Laws
 1. Standard library only: these are called in loops. Options may stand before and after the ids.
-2. Nothing is done to a pid: who is waited for or signalled is held by a pidfd (quine/jobs/registry.py), or by its
+2. Nothing is done to a pid: who is waited for or signalled is held by a pidfd (quine/tape/registry.py), or by its
    supervisor.
 3. All ids are known before anything is done, or nothing is done: an unknown or an ambiguous one is exit 2, one that a
    host may have which cannot be asked is 69.
@@ -18,9 +18,9 @@ import time
 
 from quine.base import procs
 from quine.base.errors import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
-from quine.cli.options import parse_around, rows, usage
-from quine.jobs import registry
-from quine.jobs.registry import Agent
+from quine.base.options import parse_around, rows, usage
+from quine.tape import registry
+from quine.tape.registry import Agent
 from transport.status import Status, signal_name, signal_number
 
 TYPE_CHECKING = False

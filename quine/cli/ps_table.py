@@ -1,7 +1,7 @@
 """`quine ps`: the agents and jobs that run on this machine, and with --all those that ended; here and on hosts.
 
 Laws
-1. Standard library only. What is shown of an agent is its verdict (quine/jobs/registry.py) and what lives
+1. Standard library only. What is shown of an agent is its verdict (quine/tape/registry.py) and what lives
    (quine/jobs/census.py).
 2. What a tape or a host tells is foreign: control characters are shown, never obeyed.
 """
@@ -13,8 +13,8 @@ import os
 import time
 
 from quine.base.errors import NOT_STARTED, OK
-from quine.jobs import registry
-from quine.jobs.registry import ALIVE, Agent
+from quine.tape import registry
+from quine.tape.registry import ALIVE, Agent
 from transport.wire import quickjson
 
 TYPE_CHECKING = False

@@ -13,7 +13,7 @@ import os
 import time
 
 from quine.base.errors import Misconfigured, complain, say
-from quine.cli.options import environment, find_inventory, limits, parse, usage
+from quine.base.options import environment, find_inventory, limits, parse, usage
 
 RSYNC = ["rsync", "--server"]  # what rsync -e 'quine run --on' asks for: relative paths are those of a login
 LONG = 10.0  # seconds without a connection that everybody is told of
@@ -22,8 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quine.cli.retry import Tries
     from quine.files.select import Services
+    from quine.jobs.retry import Tries
     from quine.staging.proxy import Staging
     from transport.spawn import Spawn
     from transport.status import Status
@@ -40,7 +40,7 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, 
     if values.get("on") == "-l" and len(command) > 1:  # rsync -e 'quine run --on', for USER@HOST
         values["on"], command = f"{command[0]}@{command[1]}", command[2:]
     if "report" in values and not values.get("detach"):
-        from quine.jobs import report
+        from quine.base import report
 
         values["report"] = report.begin(str(values["report"]))
     if not command or not command[0]:
@@ -100,8 +100,8 @@ def reach(context: dict[str, object]) -> Callable[[bytes, str], bytes]:
     """The answer to the request `hosts` of a job that is placed with `context`."""
 
     def made(body: bytes, host: str) -> bytes:
-        from quine.remote.allowed_hosts import asker
-        from quine.remote.hosts_service import answer
+        from quine.base.allowed_hosts import asker
+        from quine.jobs.hosts_service import answer
 
         inventory = context.get("inventory")
         path = inventory if isinstance(inventory, str) else None
@@ -114,7 +114,7 @@ def _tries(values: dict[str, object]) -> Tries | None:
     """None where nothing is to be tried again: most of the time, and a client's imports are most of its time."""
     if "retry" not in values and "idempotent" not in values:
         return None
-    from quine.cli.retry import Tries
+    from quine.jobs.retry import Tries
 
     return Tries(values)
 
@@ -218,7 +218,7 @@ def caller(values: dict[str, object]) -> dict[str, object]:
     `token` says that it is, or is part of, a job of this node: one from elsewhere has its origin place what it asks
     for. Somebody's own inventory on this machine is for plain jobs, and for who names it.
     """
-    from quine.remote.allowed_hosts import asks_origin
+    from quine.base.allowed_hosts import asks_origin
     from transport.job import inherit
 
     inventory, memo = find_inventory(values, os.environ), inherit.read()
@@ -288,13 +288,13 @@ def show(
             f"quine: {status.host or 'local'}: {status.state} {status.signal or status.code} after {seconds:.3f} s\n"
         )
     if target := values.get("report"):
-        from quine.jobs import report
+        from quine.base import report
 
         report.write(str(target), status, spawn.where, started=started, seconds=seconds, **(facts or {}))
     if status.left and stage is None and not values.get("quiet"):
         say(f"quine: {status.host}: files are left in {status.left}\n")
     if status.detail and not spawn.own:
-        from quine.cli.hints import complete
+        from quine.jobs.hints import complete
 
         complete(status, spawn.argv, values)
     return leave(status)
@@ -386,7 +386,7 @@ def _here(values: dict[str, object], command: list[str], env: dict[str, str], li
     try:
         os.execvpe(command[0], command, {**os.environ, **env})
     except (FileNotFoundError, NotADirectoryError):
-        from quine.cli.hints import not_found
+        from quine.jobs.hints import not_found
 
         complain(f"command not found: {command[0]}", not_found(command, values))
         return 127

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from quine.base.errors import FAILED, OK, Failure, Misconfigured, complain
-from quine.cli.options import parse_around, usage
+from quine.base.options import parse_around, usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import time
 
 from quine.base import procs
 from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured, write_all
-from quine.jobs import registry
-from quine.jobs.registry import Agent
+from quine.tape import registry
+from quine.tape.registry import Agent
 from transport.client.output import Output
 from transport.detached import control
 from transport.errors import ProtocolError

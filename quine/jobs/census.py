@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from quine.agent.session import is_session
 from quine.base import procs
 from quine.base.errors import complain
-from quine.jobs import registry
-from quine.jobs.registry import Agent
+from quine.base.sessions import is_session
+from quine.tape import registry
 from quine.tape.index import Index
+from quine.tape.registry import Agent
 from transport import address
 from transport.errors import Refused
 from transport.node import rendezvous

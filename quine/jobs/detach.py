@@ -18,13 +18,14 @@ import os
 import sys
 import time
 
-from quine.agent.session import Life, is_session, new_session
+from quine.agent.session import Life
 from quine.base import dirs, sizes
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
-from quine.cli.options import TABLE, environment, limits
+from quine.base.options import TABLE, environment, limits
+from quine.base.sessions import is_session, new_session
 from quine.cli.run import caller, leave, services, show, starting_directory
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
-from quine.jobs.registry import state_directory
+from quine.tape.registry import state_directory
 from transport import address
 from transport.detached import supervisor
 from transport.job import inherit

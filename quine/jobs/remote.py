@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from quine.agent.session import SHOWN, is_session
 from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain, write_all
+from quine.base.options import find_inventory
+from quine.base.sessions import SHOWN, is_session
 from quine.base.text import plain
-from quine.cli.options import find_inventory
 from quine.jobs.detach import verb_there
-from quine.jobs.registry import ALIVE
 from quine.tape.reader import HUGE
+from quine.tape.registry import ALIVE
 from transport.client import client
 from transport.errors import Refused
 from transport.node import rendezvous

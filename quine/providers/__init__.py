@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from quine.providers.base import Guest
+from quine.base.messages import Guest
 
 KNOWN = ("anthropic", "gemini", "openai", "program", "replay", "responses", "script")
 FILES = ("script", "program", "replay")  # QUINE_API_BASE is a path, and no model has to be named

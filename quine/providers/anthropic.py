@@ -17,8 +17,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from quine.providers import faults
-from quine.providers.base import (
+from quine.base.messages import (
     GuestError,
     Message,
     Reply,
@@ -29,6 +28,7 @@ from quine.providers.base import (
     Unavailable,
     Usage,
 )
+from quine.providers import faults
 from quine.providers.reading import Foreign, number, read, refused, unused
 from quine.providers.turns import User, arguments, output, own, split
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from quine.providers import turns
-from quine.providers.base import (
+from quine.base.messages import (
     GuestError,
     Message,
     Overflow,
@@ -31,6 +30,7 @@ from quine.providers.base import (
     Unavailable,
     Usage,
 )
+from quine.providers import turns
 from quine.providers.chatstream import ChatStream, plain
 from quine.providers.faults import Adapted, judge, told
 

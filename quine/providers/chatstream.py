@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from quine.providers.base import GuestError, Unavailable
+from quine.base.messages import GuestError, Unavailable
 
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _JOINED = ("text", "summary", "data")  # of one piece of reasoning_details

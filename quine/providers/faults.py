@@ -13,7 +13,7 @@ import re
 from typing import Any, NamedTuple
 
 from quine.base.errors import USAGE
-from quine.providers.base import GuestError, Overflow, Refused, Unavailable
+from quine.base.messages import GuestError, Overflow, Refused, Unavailable
 
 SHOWN = 500  # characters of a server's text in a message
 TRY_AGAIN = (200, 408, 409, 425, 429)  # and all from 500; 200: an error inside an answer that had begun well

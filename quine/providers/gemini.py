@@ -16,8 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from quine.base.errors import USAGE
-from quine.providers import faults
-from quine.providers.base import (
+from quine.base.messages import (
     GuestError,
     Message,
     Refused,
@@ -28,6 +27,7 @@ from quine.providers.base import (
     Unavailable,
     Usage,
 )
+from quine.providers import faults
 from quine.providers.reading import Foreign, number, read, refused, unused
 from quine.providers.turns import User, arguments, output, own, split
 

@@ -27,8 +27,8 @@ import httpx
 
 from quine import __version__
 from quine.base.errors import FAILED, USAGE, Misconfigured
+from quine.base.messages import DEEPEST, GuestError, Refused, Reply, Request, Unavailable, too_deep
 from quine.providers import sse
-from quine.providers.base import DEEPEST, GuestError, Refused, Reply, Request, Unavailable, too_deep
 from quine.providers.faults import Adapted, printable
 from quine.tape.writer import Mask
 

@@ -1,7 +1,7 @@
 """A guest that is a program: one process an inference, a JSON request on its stdin, a JSON reply on its stdout.
 
 Request: {"model", "session", "mission", "ordinal", "wisdom": {}, "output", "messages": [...], "tools": [{"name",
-"description", "schema"}]}; a message is as quine.providers.base.Message.to_json makes it.
+"description", "schema"}]}; a message is as quine.base.messages.Message.to_json makes it.
 Reply: {"text"?, "tool_calls"?: [{"name", "arguments", "id"?}], "usage"?: {"input", "output", "cache_read",
 "cache_write", "reasoning", "cost"}, "stop"?}, or {"error": "unavailable" | "overflow" | "refused", "detail", "after"?}.
 
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quine.base.errors import TRY_AGAIN, USAGE, Misconfigured
-from quine.providers.base import (
+from quine.base.messages import (
     DEEPEST,
     GuestError,
     Message,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from quine.providers.base import DEEPEST, Unavailable, too_deep
+from quine.base.messages import DEEPEST, Unavailable, too_deep
 from transport.wire import quickjson
 
 

@@ -10,8 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from quine.budget.ledger import Left, Spent
-from quine.providers.base import GuestError, Overflow, Refused, Reply, Request, Unavailable, unheard
+from quine.base.messages import (
+    GuestError,
+    Left,
+    Overflow,
+    Refused,
+    Reply,
+    Request,
+    Spent,
+    Unavailable,
+    unheard,
+)
 from transport.errors import RequestError
 from transport.wire import quickjson
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quine.base.errors import Misconfigured
-from quine.providers.base import Message, Overflow, Refused, Reply, Request, unheard
+from quine.base.messages import Message, Overflow, Refused, Reply, Request, unheard
 from quine.tape.normalize import Same
 from quine.tape.requests import Place, beside, children, context, meta, nested, steps, take
 from transport.wire import quickjson

@@ -16,8 +16,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from quine.base.messages import GuestError, Message, Reply, Request, Tool, ToolCall, Unavailable, Usage
 from quine.providers import faults
-from quine.providers.base import GuestError, Message, Reply, Request, Tool, ToolCall, Unavailable, Usage
 from quine.providers.reading import Foreign, number, read, refused, unused
 from quine.providers.turns import User, arguments, output, own, split
 

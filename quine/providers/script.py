@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quine.base.errors import Misconfigured
-from quine.providers.base import Message, Refused, Reply, Request, ToolCall, Usage, unheard
+from quine.base.messages import Message, Refused, Reply, Request, ToolCall, Usage, unheard
 from transport.wire import quickjson
 
 KEYS = {"match", "wisdom", "reply", "usage", "repeat"}

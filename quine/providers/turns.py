@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from quine.providers.base import Message, Request, ToolCall, ToolResult
+from quine.base.messages import Message, Request, ToolCall, ToolResult
 
 FIT = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")  # ids and names: what the strictest of the providers takes
 NAMES = {  # what a provider takes for the name of a call, in what it has said itself too

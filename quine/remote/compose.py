@@ -212,7 +212,7 @@ def _mounted(spawn: Spawn) -> None:
 def agent_here(mission: str, values: dict[str, object]) -> int:
     """The agent as this very process."""
     from quine.agent import main as host
-    from quine.cli.options import environment, limits
+    from quine.base.options import environment, limits
 
     os.environ.pop("QUINE_DETACHED", None)
     if values.get("mount"):
@@ -236,7 +236,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     from quine.agent.session import another
     from quine.archive import policy
     from quine.base.errors import LOST
-    from quine.cli.options import environment, limits
+    from quine.base.options import environment, limits
     from quine.cli.run import caller, callers_environment, show, staging, starting_directory
 
     detached = os.environ.pop("QUINE_DETACHED", "") == "1"
@@ -390,9 +390,9 @@ def _services(
     import threading
 
     from quine.agent.main import is_relayed
+    from quine.base.allowed_hosts import asker
     from quine.cli.run import reach
     from quine.files import select
-    from quine.remote.allowed_hosts import asker
     from transport.errors import RequestError
     from transport.job import inherit
 

@@ -27,11 +27,9 @@ from quine.agent import env, personas, prompt, tools
 from quine.agent.env import MOST
 from quine.agent.session import Life
 from quine.agent.signals import ANSWER
+from quine.base import allowed_hosts
 from quine.base.errors import DEADLINE, Failure
-from quine.budget import metering
-from quine.budget.leases import Lender
-from quine.budget.ledger import Ledger, Spent
-from quine.providers.base import (
+from quine.base.messages import (
     DEEPEST,
     Guest,
     GuestError,
@@ -39,12 +37,16 @@ from quine.providers.base import (
     Refused,
     Reply,
     Request,
+    Spent,
     too_deep,
     unheard,
 )
+from quine.base.strict import Strict, parse
+from quine.budget.leases import Lender
+from quine.budget.ledger import Ledger
+from quine.providers import metering
 from quine.providers.relay import error_to_json, spent_to_json
-from quine.remote import allowed_hosts
-from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals, Strict, parse
+from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals
 from quine.tape.writer import FileSink, Mask, MaskedSink, RelaySink, Sink, digest
 from transport.errors import RequestError
 from transport.wire import quickjson

@@ -12,29 +12,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from quine.agent.session import Life, is_session
+from quine.agent.session import Life
 from quine.base.errors import Failure
+from quine.base.sessions import is_session
+from quine.base.strict import Strict, parse
 from quine.tape.writer import Sink, digest
 from transport.errors import RequestError
-from transport.wire import quickjson
 
-MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
 MAX_LINE = 16 << 20
 MAX_SESSIONS = 10_000  # tapes that one job may make
 MAX_TAPES = 2 << 30  # bytes of them in all: a thousand long lives
-MAX_VALUES = 250_000  # of JSON in one body: each is some hundred bytes here, for two on the wire
-
-_SEPARATORS = (b",", b"[", b"{")
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class _Tape(Strict):
@@ -148,38 +139,6 @@ class Arrivals:
         if session != life.session and told.get("born") != "exec":
             self._born()
         return _Arriving(self._sink(session), depth)
-
-
-def parse(model: type[Model], body: bytes) -> Model:
-    """One body as a model; RequestError says what is wrong."""
-    name = model.__name__.removeprefix("_").lower()
-    if len(body) > MAX_BODY:
-        raise RequestError(f"{name}: {len(body)} bytes, and {MAX_BODY} are possible")
-    if _values(body) > MAX_VALUES:
-        raise RequestError(f"{name}: more than {MAX_VALUES} values")
-    try:
-        # Not model_validate_json: half a surrogate pair, as undecodable bytes become here, is an error for it.
-        return model.model_validate(quickjson.loads(body))
-    except (RecursionError, UnicodeDecodeError):
-        raise RequestError(f"{name}: not JSON") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise RequestError(f"{name}: {where}: {first['msg'].lower()}") from None
-    except ValueError as error:
-        raise RequestError(f"{name}: {error}") from None
-
-
-def _values(body: bytes) -> int:
-    """About how many values a JSON text holds; what a conversation quotes may hold any number of commas."""
-    count = sum(map(body.count, _SEPARATORS))
-    if count <= MAX_VALUES:
-        return count
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    quotes = bare.count(b'"')
-    if quotes > 4 * MAX_VALUES:  # each value and its name in quotes
-        return quotes // 4
-    return sum(part.count(mark) for part in bare.split(b'"')[::2] for mark in _SEPARATORS)
 
 
 def _entry(line: str) -> _Entry:

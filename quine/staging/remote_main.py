@@ -246,7 +246,7 @@ def _fill(
 
 def _go(job: str) -> tuple[str, str]:
     """Be in the directory of a detached job: that, and why it cannot be. One left empty is gone with its job."""
-    from quine.jobs import registry
+    from quine.tape import registry
 
     state = registry.state_directory()
     if len(found := registry.find(job, state)) == 1:

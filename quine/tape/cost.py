@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from quine.base.messages import Usage
 from quine.base.text import plain, table
 from quine.budget import prices
-from quine.providers.base import Usage
 from quine.tape.reader import Session, find, sessions, tree
 from transport.wire import quickjson
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quine.base import procs
-from quine.jobs import registry
+from quine.tape import registry
 from quine.tape.index import Index
 from quine.tape.reader import find
 from quine.tape.render import text_of, unreadable

@@ -12,7 +12,7 @@ import contextlib
 import os
 from typing import Any, NamedTuple
 
-from quine.agent.session import is_session
+from quine.base.sessions import is_session
 from transport.status import Status
 from transport.wire import quickjson
 

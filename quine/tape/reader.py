@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quine.base.errors import Misconfigured, complain
+from quine.base.messages import Usage
 from quine.base.text import plain as plain
-from quine.providers.base import Usage
 from quine.tape.index import LONGEST, ends
 from quine.tape.writer import entries, parse
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from quine.base.errors import FAILED, Failure
 from quine.base.text import plain, table
-from quine.jobs import registry
-from quine.jobs.registry import Agent
+from quine.tape import registry
 from quine.tape.reader import Session, brief, find, moment
 from quine.tape.reader import tree as sessions_of
+from quine.tape.registry import Agent
 from quine.tape.writer import entries
 from transport.wire import quickjson
 

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from quine.agent.session import new_session
 from quine.base import dirs
 from quine.base.errors import FAILED, OK, Misconfigured
+from quine.base.sessions import new_session
 from quine.base.text import plain
 from quine.tape import requests
 from quine.tape.normalize import Same

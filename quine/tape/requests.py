@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quine.providers.base import Message, Reply, Usage
+from quine.base.messages import Message, Reply, Usage
 from quine.tape.reader import files, moment, usage_of
 from quine.tape.writer import entries, message_of
 

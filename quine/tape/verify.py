@@ -15,10 +15,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quine.agent.session import is_session
 from quine.base.errors import Misconfigured
+from quine.base.sessions import is_session
 from quine.base.text import plain
-from quine.jobs import registry
+from quine.tape import registry
 from quine.tape.index import Index
 from quine.tape.reader import files
 from quine.tape.writer import digest, parse, seal_holds

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from quine.base import dirs
 from quine.base.errors import DEFECT, LOST, Failure
-from quine.providers.base import Message, ToolResult
+from quine.base.messages import Message, ToolResult
 from transport.errors import RequestError
 from transport.wire import quickjson
 

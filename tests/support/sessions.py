@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from quine.agent.session import new_session
+from quine.base.sessions import new_session
 from transport.address import boot_id
 
 NOBODY = 1 << 22  # a pid above all that Linux gives

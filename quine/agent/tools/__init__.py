@@ -7,7 +7,7 @@ from quine.agent.tools.exec import EXEC
 from quine.agent.tools.exit import EXIT
 from quine.agent.tools.fork import FORK
 from quine.agent.tools.sh import SH
-from quine.providers.base import Tool
+from quine.base.messages import Tool
 
 # This order, these words: the tools stand before the conversation in every request, and a provider caches them.
 TOOLS: tuple[Tool, ...] = (SH, FORK, EXEC, EXIT)

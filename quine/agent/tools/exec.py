@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from quine.agent import env, personas
 from quine.agent.outcome import End, Moved, Result
-from quine.agent.session import Life, new_session
+from quine.agent.session import Life
 from quine.agent.signals import Terminated
 from quine.agent.tools import schema
 from quine.base import procs
 from quine.base.errors import Failure, complain
-from quine.providers.base import Tool, Usage
+from quine.base.messages import Tool, Usage
+from quine.base.sessions import new_session
 from transport.address import own_command
 from transport.errors import Refused
 from transport.status import signal_number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quine.agent.outcome import Ended, Result
-from quine.providers.base import Tool
+from quine.base.messages import Tool
 
 MOST = 63  # statuses above say what kept an agent from its verdict, and that a caller can rely on
 

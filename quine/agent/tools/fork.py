@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quine.agent import env, fork, prompt
 from quine.agent.children import Job, Status
 from quine.agent.outcome import Result, sections
-from quine.agent.session import Life, new_session
+from quine.agent.session import Life
 from quine.agent.tools import schema
 from quine.base.errors import NOT_STARTED, Misconfigured
-from quine.providers.base import Message, Tool, ToolCall, ToolResult
+from quine.base.messages import Message, Tool, ToolCall, ToolResult
+from quine.base.sessions import new_session
 
 if TYPE_CHECKING:
     from quine.agent.loop import Loop

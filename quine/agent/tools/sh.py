@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quine.agent import env
 from quine.agent.outcome import Result, sections
-from quine.providers.base import Tool
+from quine.base.messages import Tool
 
 if TYPE_CHECKING:
     from quine.agent.loop import Loop

@@ -51,8 +51,8 @@ def bounded(tier: Tier, environ: Mapping[str, str]) -> Tier:
 
 def of_our_tree() -> Book | None:
     """The book that we descend from. Who will be nobody's child keeps its descriptor, and is still counted in it."""
-    from quine.agent.session import Limits
     from quine.budget.ledger import Ledger
+    from quine.budget.limits import Limits
 
     ledger = Ledger.join(None, Limits())
     return ledger.book if ledger else None

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from deploy.hostlist import told
 from deploy.inventory import Inventory, load
-from quine.remote.allowed_hosts import NAME
-from quine.remote.tape_receiver import Strict, parse
+from quine.base.allowed_hosts import NAME
+from quine.base.strict import Strict, parse
 from transport.errors import Refused, RequestError
 from transport.wire import quickjson
 

@@ -16,10 +16,12 @@ Errors
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from quine.base.errors import FAILED
 from transport.wire import quickjson
+
+Number = TypeVar("Number", int, float)
 
 DEEPEST = 200  # levels of a value from a guest; Python's own JSON goes down to about 900
 
@@ -196,6 +198,29 @@ class Reply(NamedTuple):
         *tokens, cost = data["usage"]
         usage = Usage(*map(int, tokens))._replace(cost=float(cost))
         return cls(Message.from_json(data["message"]), usage, str(data["stop"]))
+
+
+class Left(NamedTuple):
+    """Tokens and dollars; None where there is no limit."""
+
+    tokens: int | None = None
+    cost: float | None = None
+
+    def least(self, other: Left) -> Left:
+        return Left(_smaller(self.tokens, other.tokens), _smaller(self.cost, other.cost))
+
+
+def _smaller(one: Number | None, other: Number | None) -> Number | None:
+    """Of what is left, where None is no limit."""
+    return min((value for value in (one, other) if value is not None), default=None)
+
+
+class Spent(Exception):
+    """The tree has used up what it may use. str() says what, `option` where it is set."""
+
+    def __init__(self, detail: str, option: str) -> None:
+        super().__init__(detail)
+        self.option = option
 
 
 class Guest(Protocol):

@@ -10,8 +10,8 @@ from pathlib import Path
 from shlex import join, quote
 
 from quine.base.errors import Misconfigured
+from quine.base.options import VERBS, find_inventory
 from quine.base.text import plain
-from quine.cli.options import VERBS, find_inventory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quine.base.errors import Misconfigured
-from quine.budget.ledger import Ledger, Left, Spent
+from quine.base.messages import Guest, GuestError, Left, Message, Reply, Request, Spent, Usage
+from quine.budget.ledger import Ledger
 from quine.providers import FILES, Config
-from quine.providers.base import Guest, GuestError, Message, Reply, Request, Usage
 
 LETTERS = 4  # of a token, about
 TOOLS = 1500  # tokens of the tools, which stand before every conversation

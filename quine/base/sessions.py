@@ -1,0 +1,25 @@
+"""Names of sessions: a UUID of version 7, which is also a file name and a part of an argv."""
+
+from __future__ import annotations
+
+import os
+import time
+
+SHOWN = 4096  # characters of a mission in an argv
+
+
+def new_session() -> str:
+    """A UUID of version 7: random, and sorted by the millisecond of its making."""
+    number = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
+    number = number & ~(0xF << 76) | 7 << 76
+    number = number & ~(0x3 << 62) | 2 << 62
+    text = f"{number:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def is_session(text: object) -> bool:
+    """A UUID in its one spelling; a session is also a file name, so nothing else may pass."""
+    if not isinstance(text, str) or len(text) != 36:
+        return False
+    dashes = text[8] == text[13] == text[18] == text[23] == "-" and text.count("-") == 4
+    return dashes and not text.replace("-", "").strip("0123456789abcdef")
