@@ -4,7 +4,7 @@ An exception raised at any point would leave a half-written tape entry or a half
 and raise in one place: inside `interruptible()`, which is open exactly while the loop waits.
 
 Laws
-1. `Terminated` is raised only inside `interruptible()`, and never after the end of the agent has begun.
+1. A handler raises `Terminated` only inside `interruptible()`, and never after the end of the agent has begun.
 2. A signal that was ignored when the process was started (nohup, `&` in a shell) stays ignored.
 3. SIGINT goes to the running command or children, if there are any; a second one within a second ends the agent.
 4. A program that replaces this one (execve) gets the mask back and no disposition of Python's: CPython ignores SIGPIPE
@@ -38,7 +38,7 @@ PYTHON_IGNORES = (S.SIGPIPE, S.SIGXFSZ)
 KICK = S.SIGURG  # sent by this process to itself; ignored by default
 KICKS = (200, 1000, 5000)  # milliseconds to wait for a call to end by itself before each kick
 TWICE = 1.0  # seconds between two SIGINT that together end the agent
-HURRY = 3.0  # seconds to wait for a peer after a fatal signal; a node sends KILL 5 s after TERM
+HURRY = 3.0  # seconds without a byte from a peer after a fatal signal; a node sends KILL 5 s after TERM
 STEP = 0.25  # seconds between two checks of `fatal`
 # minimum and maximum seconds for the last answer of the guest after the deadline of the tree
 ANSWER = (10.0, 60.0)
@@ -68,7 +68,7 @@ class Signals:
         self.mask: set[int] = set()
 
     def install(self, mask: set[int] | None = None) -> None:
-        """Install the handlers. `mask` is the original signal mask, if a previous session of this process changed it."""
+        """Install the handlers. `mask`: the original signal mask, if a previous session of this process changed it."""
         self.mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, ())) if mask is None else mask
         self._pipe()
         for number in HANDLED:
@@ -79,7 +79,7 @@ class Signals:
         # If the caller ignored SIGCHLD, the kernel would reap children and their statuses would be lost.
         signal.signal(S.SIGCHLD, signal.SIG_DFL if os.getpid() > 1 else _wake)
         if os.isatty(0):
-            # The shell is a background process group: reading the terminal would stop it for ever.
+            # The shell is a background process group: otherwise reading the terminal would stop it for ever.
             signal.signal(S.SIGTTIN, signal.SIG_IGN)
             signal.signal(S.SIGTTOU, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
@@ -212,8 +212,8 @@ class Signals:
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """Block SIGPIPE. Afterwards one caused by a write of this process is dropped, one that was sent takes effect."""
-        # Separately: if a handler raises during the call, its return value is lost.
+        """Block SIGPIPE. One caused by a write of this process is dropped; one that was sent takes effect at the end."""
+        # Read first: if a handler raised in the blocking call, the old mask would be lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, [S.SIGPIPE])
