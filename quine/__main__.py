@@ -160,7 +160,7 @@ def _inside(words: list[str]) -> Callable[[], None] | None:
     """A transport.job.launcher.Inside: runs `node --stage` in a fork, which saves the start of another Python."""
     if words[:2] != ["node", "--stage"]:
         return None
-    import quine.staging.remote_main  # noqa: F401 - imported once here; all later forks have it
+    import quine.staging.remote_main  # noqa: F401 - imported once in the launcher; all later forks have it
 
     def run() -> None:
         sys.argv[1:] = words

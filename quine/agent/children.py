@@ -2,7 +2,7 @@
 
 Laws
 1. Only the pidfd of a child tells its end. The end of its output does not: a process it left can hold a pipe open.
-2. Every child is reaped here, by pid, exactly once.
+2. This module reaps every child, by pid, exactly once.
 3. The output and status of a child started with `wait: false` go to files: `jobs/<session>/{stdout,stderr,status}`.
 4. Children are ended by TERM, a pause, then KILL to each child and all its descendants.
 """

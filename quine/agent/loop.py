@@ -378,7 +378,7 @@ class Loop:
         for job in self.jobs.finished():
             self.child_ended(job)
         self.shell.close()
-        # The verdict stands from here on: a later signal has no effect on it.
+        # The verdict is final: a later signal has no effect on it.
         self.record_end(ended.status, ended.mode, ended.reason or ended.detail)
         if ended.reason:
             say(ended.reason if ended.reason.endswith("\n") else f"{ended.reason}\n")

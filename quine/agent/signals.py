@@ -153,7 +153,9 @@ class Signals:
         """
         over, leave = os.pipe2(os.O_CLOEXEC)
         try:
-            with self.held():  # the thread keeps this mask, or it would get signals that the main thread blocks
+            with (
+                self.held()
+            ):  # the thread keeps this mask, or it would get signals that the main thread blocks
                 _thread.start_new_thread(self._insist, (over, _thread.get_ident()))
         except RuntimeError:  # no more threads: then without kicks
             os.close(over)
@@ -212,7 +214,7 @@ class Signals:
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """Block SIGPIPE. One caused by a write of this process is dropped; one that was sent takes effect at the end."""
+        """Block SIGPIPE. One caused by a write of this process is dropped; one that was sent is recorded at the end."""
         # Read first: if a handler raised in the blocking call, the old mask would be lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:

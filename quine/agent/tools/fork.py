@@ -237,7 +237,7 @@ def _start(
         job.files, job.returns = spec.files, spec.returns
     facts = {"session": session, "intent": spec.intent, "host": spec.host, "tool_id": one.call.id}
     loop.tape.add("fork", facts)
-    loop.tape.sync()  # the child may run, and end, before we do anything else
+    loop.tape.sync()  # the child may run and end before the parent continues
     held = {fd for each in prepared for fd in _held(each)}
     try:
         fork.give(loop, life, job, spec.stdin, slot, held - {spec.stdin, *slot})
