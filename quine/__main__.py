@@ -157,7 +157,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def _inside(words: list[str]) -> Callable[[], None] | None:
-    """A transport.job.launcher.Inside: runs `node --stage` in a fork, which saves the start of another Python."""
+    """A transport.job.launcher.Inside: runs `node --stage` in a fork, without a check of all files or a new Python."""
     if words[:2] != ["node", "--stage"]:
         return None
     import quine.staging.remote_main  # noqa: F401 - imported once in the launcher; all later forks have it

@@ -390,9 +390,7 @@ class Loop:
         if number == SIGALRM:
             return self._finish(Ended(DEADLINE, "timeout", detail="the time of the tree is over"))
         # The outcome first: KILL may follow TERM.
-        with contextlib.suppress(
-            Failure
-        ):  # full disk or lost origin: the children must be ended all the same
+        with contextlib.suppress(Failure):  # full disk, lost origin: the children must be ended all the same
             self.record_end(128 + number, "signal", f"terminated by signal {number}", signal=number)
         for job in self.jobs.running:
             job.hurry()

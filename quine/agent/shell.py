@@ -172,9 +172,7 @@ class Shell:
             self._pidfd = os.pidfd_open(self._pid)
         except OSError:
             if self._pid:
-                os.kill(
-                    self._pid, signal.SIGKILL
-                )  # without a pidfd it could not be waited for; it has read nothing
+                os.kill(self._pid, signal.SIGKILL)  # no pidfd to wait for it; it has read nothing
                 procs.reap(self._pid)
             self._close_channels()
             raise

@@ -153,9 +153,7 @@ class Signals:
         """
         over, leave = os.pipe2(os.O_CLOEXEC)
         try:
-            with (
-                self.held()
-            ):  # the thread keeps this mask, or it would get signals that the main thread blocks
+            with self.held():  # the thread keeps this mask, or it would get signals blocked in the main one
                 _thread.start_new_thread(self._insist, (over, _thread.get_ident()))
         except RuntimeError:  # no more threads: then without kicks
             os.close(over)
