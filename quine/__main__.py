@@ -1,11 +1,11 @@
-"""The entry: which verb is it, and how does the process leave.
+"""Entry point: dispatches to a verb, and ends the process.
 
 Laws
-1. What is called in loops (`run`, an agent, the dial) is dispatched before anything large is imported.
-2. Every failure is printed once, here, and becomes an exit status; a defect of ours is exit 70 and says where
-   its traceback is.
-3. The process leaves by os._exit: nothing of the interpreter's tear-down is owed to anybody, and a thread that
-   still answers a request must not hold the exit status back.
+1. Verbs that are called in loops (`run`, an agent, the dial) are dispatched before large imports.
+2. Every failure is printed once, here, and becomes an exit status. A defect in quine is exit 70 and names the file of
+   its traceback.
+3. The process ends by os._exit: it does not need the interpreter's shutdown, and a thread that still answers a
+   request must not delay the exit status.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _hide_secrets() -> None:
-    """Whatever this process is for, and however long it lives: /proc shows no key of who started it."""
+    """Remove keys from the environment that /proc shows of this process, whatever its verb and lifetime."""
     if names := os.environ.keys() - inherit.scrubbed(os.environ).keys():
         from quine.agent import exposure
 
@@ -66,7 +66,7 @@ def _hide_secrets() -> None:
 
 
 def _ready_streams() -> None:
-    """`print` waits for a full pipe that another process has made non-blocking, and fails where stdout is closed."""
+    """Make `print` wait if another process has made its pipe non-blocking, and fail if stdout is closed."""
     if sys.stdout is None:
         sys.stdout = _closed()
     for name, fd in (("stdout", 1), ("stderr", 2)):
@@ -91,7 +91,7 @@ def _ready_streams() -> None:
 
 
 def _closed() -> TextIO:
-    """A stdout that takes nothing. Python has none where descriptor 1 is closed, and then `print` is silent."""
+    """Return a stdout that fails on write. With descriptor 1 closed, Python has none, and `print` is silent."""
     import io
 
     class Closed(io.RawIOBase):
@@ -105,7 +105,7 @@ def _closed() -> TextIO:
 
 
 def dispatch(words: list[str]) -> int:
-    if words[:2] == ["node", "--launcher"]:  # lives as long as a node does: loads as little as can be
+    if words[:2] == ["node", "--launcher"]:  # lives as long as a node: loads as little as possible
         from transport.job.launcher import main as launcher
 
         return launcher(words[2:], _inside)
@@ -157,10 +157,10 @@ def dispatch(words: list[str]) -> int:
 
 
 def _inside(words: list[str]) -> Callable[[], None] | None:
-    """transport.job.launcher.Inside: to see that all files are there takes a moment, to start Python for it another."""
+    """A transport.job.launcher.Inside: runs `node --stage` in a fork, without a check of all files or a new Python."""
     if words[:2] != ["node", "--stage"]:
         return None
-    import quine.staging.remote_main  # noqa: F401 - the first of them pays, and all copies after it have it
+    import quine.staging.remote_main  # noqa: F401 - imported once in the launcher; all later forks have it
 
     def run() -> None:
         sys.argv[1:] = words
@@ -176,7 +176,7 @@ def _detach(values: dict[str, object], command: list[str], tree: str, stage: Sta
 
 
 def agent(words: list[str]) -> int:
-    """`quine [OPTIONS] MISSION…`: here as this process, or elsewhere with this process as its face."""
+    """Run `quine [OPTIONS] MISSION…`, in this process, or elsewhere with this process as the proxy."""
     from quine.base import options
 
     values, mission = options.parse("agent", list(words))
@@ -217,7 +217,7 @@ def agent(words: list[str]) -> int:
 
 
 def _live(values: dict[str, object], mission: list[str]) -> int:
-    """An agent whose command line can be read."""
+    """Check options and mission, then run the agent."""
     from quine.base.errors import Misconfigured
 
     text = " ".join(mission)
@@ -234,7 +234,7 @@ def _live(values: dict[str, object], mission: list[str]) -> int:
     if "retry" in values or "idempotent" in values:
         from quine.jobs.retry import Tries
 
-        Tries(values)  # refused here where it makes no sense
+        Tries(values)  # raises Misconfigured if the options make no sense together
     if "files" in values or "returns" in values:
         from quine.cli.run import staging
 
@@ -272,7 +272,7 @@ def _read_mission(path: str) -> str:
 
 
 def _translated(error: Exception) -> int:
-    """Errors of the other packages, by type; the rest are defects."""
+    """Report an error of another package by its type, or as a defect; return the exit status."""
     from transport.errors import Refused
 
     if isinstance(error, Refused):
@@ -284,7 +284,7 @@ def _translated(error: Exception) -> int:
 
 
 def _unwritten(error: OSError, name: str) -> int:
-    """Some output could not be written: it is lost, which is no verdict. Without a reader: SIGPIPE."""
+    """Report output that could not be written and return LOST. Without a reader, die of SIGPIPE."""
     if error.errno == errno.EPIPE:
         from transport.status import die_of
 

@@ -1,1 +1,1 @@
-"""agent: one agent as a process: the host loop, its shell and tools, its children, and how it ends."""
+"""agent: one agent as one process: host loop, shell, tools, children, signals, and the end of the process."""

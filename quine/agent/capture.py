@@ -1,11 +1,11 @@
-"""What a command or a child printed: the ends in memory, the whole in a file as soon as it is too long.
+"""Output of a command or a child: its beginning and end in memory, and all of it in a file once it is too long.
 
 Laws
-1. Memory is bounded by what is shown; nothing is dropped: the result names the file with the whole, or says
-   why there is none.
-2. A cut never splits a character.
-3. No line that is shown can be taken for one of the host loop's own: where it begins like one, it gets a backslash in
-   front (and one that begins with backslashes and then like one, one more), as mboxrd does with From.
+1. Memory is bounded by the size of the text shown. Nothing is dropped: the result names the file that holds all
+   output, or says why there is none.
+2. Truncation never splits a character.
+3. No line of output can be taken for a line of the host loop: a line that begins with one of `HEADERS`, after any
+   number of backslashes, gets one more backslash in front, as mboxrd does with From.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import termios
 
 from quine.base import dirs
 
-LIMIT = 1 << 30  # bytes of one stream that are kept; who prints more is ended and told so
+LIMIT = 1 << 30  # bytes kept of one stream; a command that prints more is ended, and the result says so
 CHUNK = 1 << 18
 
-# what the lines of a result begin with that are not output; a test holds this against the sources
+# beginnings of the lines of a result that are not output; a test compares this list with the sources
 HEADERS = (
     "[EXIT CODE]",
     "[STDOUT]",
@@ -58,7 +58,7 @@ class Capture:
     def __init__(self, limit: int, path: str) -> None:
         self._limit = limit
         self._path = path
-        self._kept = bytearray()  # all of it until it is too long, then the beginning
+        self._kept = bytearray()  # all output until it exceeds the limit, then its beginning
         self._tail = bytearray()
         self._fd = -1
         self._spilt = False
@@ -95,7 +95,7 @@ class Capture:
         del self._kept[head:]
 
     def _keep(self, data: bytes | bytearray) -> None:
-        """A full disk ends the keeping, not the command."""
+        """Append `data` to the file. A write error, such as a full disk, ends the copy and not the command."""
         try:
             view = memoryview(data)
             while view and not self._fault:
@@ -110,7 +110,7 @@ class Capture:
         return self._limit // 4
 
     def text(self) -> str:
-        """What is shown; closes the file."""
+        """Return the text to show, truncated if it is too long, and close the file."""
         self.close()
         if self.total <= self._limit:
             return quoted(self._kept.decode("utf-8", "replace"))
@@ -127,7 +127,7 @@ class Capture:
 
 
 def drain(fd: int, into: Capture) -> None:
-    """Take what is in the pipe at this moment, and no more: somebody may be writing without end."""
+    """Read only the bytes that are in the pipe now: a process may write to it without end."""
     waiting = array.array("i", [0])
     fcntl.ioctl(fd, termios.FIONREAD, waiting)
     left = waiting[0]
@@ -138,15 +138,15 @@ def drain(fd: int, into: Capture) -> None:
 
 
 def quoted(text: str) -> str:
-    """Output as it is shown between lines of ours."""
+    """Escape the lines of `text` that begin like a header of the host loop (law 3)."""
     if not any(header in text for header in HEADERS):
         return text
-    lines = text.splitlines(keepends=True)  # at carriage returns too, which a guest may read as new lines
+    lines = text.splitlines(keepends=True)  # also at carriage returns, which a guest may read as newlines
     return "".join("\\" + line if line.lstrip("\\").startswith(HEADERS) else line for line in lines)
 
 
 def _whole_head(data: bytearray) -> str:
-    """Without the first part of a character whose rest was cut off."""
+    """Decode `data` without an incomplete character at its end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
@@ -159,7 +159,7 @@ def _whole_head(data: bytearray) -> str:
 
 
 def _whole_tail(data: bytearray) -> str:
-    """Without the last part of a character whose beginning was cut off."""
+    """Decode `data` without an incomplete character at its beginning."""
     start = 0
     while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
         start += 1

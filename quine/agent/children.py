@@ -1,10 +1,10 @@
-"""The forked children of a process: their pipes, their end, their record.
+"""Forked children of an agent: pipes, end, exit record.
 
 Laws
-1. A child's end is what its pidfd says, never the end of its output: a process it left behind can hold a pipe open.
-2. Every child is reaped here, by pid, once.
-3. A child that nobody waits for keeps its streams and its status in files, `jobs/<session>/{stdout,stderr,status}`.
-4. Ending a child is TERM, a pause, KILL to it and to all its descendants.
+1. Only the pidfd of a child tells its end. The end of its output does not: a process it left can hold a pipe open.
+2. This module reaps every child, by pid, exactly once.
+3. The output and status of a child started with `wait: false` go to files: `jobs/<session>/{stdout,stderr,status}`.
+4. Children are ended by TERM, a pause, then KILL to each child and all its descendants.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from quine.base.atomic import write_aside
 from transport.address import boot_id
 from transport.wire import quickjson
 
-GRACE = 5.0  # a child that is ended has a shell and children of its own to end first
-LEFT = 1.0  # seconds for what a child left behind, where another program had taken its place
+GRACE = 5.0  # seconds; a child that receives TERM first ends its own shell and children
+LEFT = 1.0  # seconds for processes left by a child that another program had replaced (exec)
 REPORT = 1 << 16
-# what a guest may conclude, and must not
+# conclusions that a state allows the guest
 MEANING = {
     "lost": "its work may have happened, in whole or in part: look before it is done again",
     "unreachable": "it never started",
@@ -35,7 +35,7 @@ MEANING = {
 
 
 class Status(NamedTuple):
-    """state as in transport/status.py, code as a shell sees it."""
+    """How a child ended: `state` as in transport/status.py, `code` as a shell reports it."""
 
     code: int
     state: str = "exited"
@@ -43,12 +43,12 @@ class Status(NamedTuple):
     detail: str = ""
 
     def line(self) -> str:
-        """What else there is to say than the code."""
+        """Return the line that a result shows below the exit code; "" if the code says everything."""
         if self.signal:
             return f"[SIGNAL] {self.signal}"
         if self.state == "exited":
             return ""
-        # the detail may be another node's word
+        # quoted: the detail may come from another node
         said = quoted(f"{self.state}{': ' + self.detail if self.detail else ''}")
         return f"[STATE] {said}; {MEANING[self.state]}" if self.state in MEANING else f"[STATE] {said}"
 
@@ -58,8 +58,8 @@ class Job:
         self.session = session
         self.intent = intent
         self.host = host
-        self.directory = directory  # "" where somebody waits
-        self.files: list[str] = []  # what goes to its host, and what is brought back
+        self.directory = directory  # "" if the parent waits
+        self.files: list[str] = []  # paths copied to its host; `returns`: paths copied back
         self.returns: list[str] = []
         self.pid = 0
         self.pidfd = -1
@@ -68,18 +68,18 @@ class Job:
         self.status: Status | None = None
 
     def never_started(self, folder: str, parent: str) -> None:
-        """Leave its record and its status in a data directory: somebody may ask for it by its id."""
+        """Write job record and status of a child that never started, so that a lookup by its id finds them."""
         if self.directory or self.status is None:
-            return  # it has a record since it began
+            return  # its record was written at its start
         directory = os.path.join(folder, "jobs", self.session)
-        with contextlib.suppress(OSError):  # on a full disk the result of the fork tells it all the same
+        with contextlib.suppress(OSError):  # if the disk is full, the result of fork still says it
             dirs.make(directory)
             write_aside(os.path.join(directory, "status"), self.status._asdict())
             self._record(directory, parent, 0, 0)
 
     def record(self, parent: str) -> None:
-        """For whoever looks into the directory; on a full disk the child lives all the same."""
-        process = procs.look(self.pid)  # it is there, if only as a zombie: nobody but us reaps it
+        """Write the job record into the directory of the child. A full disk is no error: the child runs without it."""
+        process = procs.look(self.pid)  # exists, if only as a zombie: only this process reaps it
         with contextlib.suppress(OSError):
             self._record(self.directory, parent, self.pid, process.started if process else 0)
 
@@ -97,7 +97,7 @@ class Job:
         write_aside(os.path.join(directory, "job"), facts)
 
     def feed(self, fd: int) -> bool:
-        """Take output; False at its end."""
+        """Read output from `fd`; return False at end of file."""
         data = os.read(fd, CHUNK)
         self.streams[fd].feed(data)
         return bool(data)
@@ -109,11 +109,11 @@ class Job:
             os.close(fd)
         told = b""
         if self.report >= 0:
-            with contextlib.suppress(BlockingIOError):  # empty, and not closed by all who have it
+            with contextlib.suppress(BlockingIOError):  # empty, and a writer still has it open
                 told = os.read(self.report, REPORT)
         path = os.path.join(self.directory, "status")
         if self.directory:
-            # The child's own word, if it left one: a face's report is lost where we have had another life since.
+            # The child's own record, if there is one: after an exec of this process the report pipe of a proxy is lost.
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 told = file.read(REPORT)
         for fd in (self.report, self.pidfd):
@@ -126,14 +126,14 @@ class Job:
                 write_aside(path, self.status._asdict())
 
     def watch(self) -> bool:
-        """Whether its end can be waited for; where no descriptor is to be had for that, it is tried again later."""
+        """Whether the child has a pidfd; open one if needed. If no descriptor is free, a later call tries again."""
         if self.pidfd < 0:
             with contextlib.suppress(OSError):
                 self.pidfd = os.pidfd_open(self.pid)
         return self.pidfd >= 0
 
     def tell(self, number: int) -> None:
-        """Send a signal. The number is its own for as long as nobody but us has reaped it."""
+        """Send a signal. The pid cannot be reused before this process reaps the child."""
         with contextlib.suppress(OSError):
             if self.pidfd >= 0:
                 signal.pidfd_send_signal(self.pidfd, number)
@@ -141,7 +141,7 @@ class Job:
                 os.kill(self.pid, number)
 
     def hurry(self) -> None:
-        """TERM now; it is waited for later."""
+        """Send TERM without waiting."""
         self.tell(signal.SIGTERM)
 
     def texts(self) -> list[str]:
@@ -150,7 +150,7 @@ class Job:
         return texts
 
     def forget(self) -> None:
-        """In a forked child: close what is the parent's."""
+        """In a forked child: close the descriptors of the parent."""
         for fd in (*self.streams, self.pidfd, self.report):
             if fd >= 0:
                 os.close(fd)
@@ -161,16 +161,16 @@ class Jobs:
         self.running: list[Job] = []
 
     def adopt(self, records: list[dict[str, Any]]) -> None:
-        """After exec: the children of the former life are still ours."""
+        """After exec: take over the children of the previous session, which are still children of this process."""
         for record in records:
             job = Job(record["session"], record["intent"], record["host"], record["directory"])
             job.pid = record["pid"]
             try:
                 job.pidfd = os.pidfd_open(job.pid)
             except ProcessLookupError:
-                continue  # no child of ours
+                continue  # not a child of this process
             except OSError:
-                pass  # no descriptor is to be had now: see watch()
+                pass  # no free descriptor now: watch() tries again
             procs.own(job.pid)
             self.running.append(job)
 
@@ -186,7 +186,7 @@ class Jobs:
         self.running = []
 
     def finished(self) -> list[Job]:
-        """Who has ended since the last time this was asked, reaped; does not wait."""
+        """Reap and return the children that have ended since the last call, without waiting."""
         procs.reap_orphans()
         ended = [job for job in self.running if job.watch() and procs.wait([job.pidfd], 0)]
         for job in ended:
@@ -194,15 +194,15 @@ class Jobs:
         return ended
 
     def wait(self, jobs: list[Job], race: bool, signals: Signals) -> Job | None:
-        """Until all of these have ended, or in a race until one has succeeded; that one is returned.
+        """Wait until all `jobs` have ended or, in a race, until one has succeeded, and return that one.
 
-        As long as it takes: a child has limits of its own, and the time of the tree ends the waiting. One that was
-        stopped is waited for, as a shell would, until somebody lets it go on or the time is over.
+        There is no timeout here: each child has limits of its own, and the deadline of the tree ends the wait. A
+        stopped child is waited for, as by a shell, until it is continued or the deadline passes.
         """
         poll = select.poll()
         poll.register(signals.fd, select.POLLIN)
         owner: dict[int, Job] = {}
-        # Those of the other calls of the reply as well: a full pipe would stop them, and these may wait for them.
+        # Also children of other calls of the reply: they block on a full pipe, and `jobs` may wait for them.
         for job in (job for job in self.running if job.streams):
             for fd in (job.pidfd, *job.streams):
                 owner[fd] = job
@@ -233,17 +233,17 @@ class Jobs:
                     heeded = signals.interrupts
                     _tell(jobs, signal.SIGINT)
                 if signals.alarm and not told:
-                    told = True  # they, too, are to answer now
+                    told = True  # the children must answer now, too
                     _tell(jobs, signal.SIGALRM)
                     _tell(jobs, signal.SIGCONT)
         return next((job for job in jobs if race and job.status and not job.status.code), None)
 
     def end(self, jobs: list[Job]) -> None:
-        """End these and all that descends from them; reaps them."""
+        """End and reap `jobs`, and end all their descendants."""
         left = [job for job in jobs if job.status is None and job.pid]
         below = {
             job.pid: procs.of_session(job.pid) for job in left
-        }  # afterwards nobody knows whose they were
+        }  # looked up first: afterwards their parent is gone
         _tell(left, signal.SIGTERM)
         _tell(left, signal.SIGCONT)
         watched = [job.pidfd for job in left if job.watch()]
@@ -267,7 +267,7 @@ def _tell(jobs: list[Job], number: int) -> None:
 
 
 def _status(word: int, told: bytes) -> Status:
-    """From the wait status, and from what the face of a remote child has reported where it could."""
+    """Build a Status from the report of a remote child's proxy, if there is one, else from the wait status."""
     if told:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             report = quickjson.loads(told)

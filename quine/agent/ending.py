@@ -1,8 +1,8 @@
-"""How the process of an agent leaves: its report, its record where nobody waits, its exit status or its death.
+"""End of an agent process: report, status file, exit status or death by signal.
 
 Laws
-1. A defect of ours is exit 70, says where its traceback is, and leaves an outcome on the tape where that is possible.
-2. Who died of a signal dies of it here too, so that whoever waits sees the truth.
+1. A defect in quine is exit 70, names the file of its traceback, and writes an outcome to the tape if possible.
+2. An agent ended by a signal dies of that signal, so that its parent sees the true cause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transport.wire import quickjson
 
 
 def report(settings: Settings, life: Life, end: End) -> None:
-    """--report, of an agent that lived here."""
+    """Write the --report file of an agent whose process was this one."""
     import resource
     import time
 
@@ -39,7 +39,7 @@ def report(settings: Settings, life: Life, end: End) -> None:
     }
     outcome = Outcome("exited", end.status, pid=os.getpid(), rusage=rusage)
     if end.outcome:
-        outcome = end.outcome  # the last life ran there
+        outcome = end.outcome  # the last session ran on another machine
     elif end.signal:
         outcome.state, outcome.signal = "signaled", signal_name(end.signal)
     assert settings.ledger is not None
@@ -58,9 +58,9 @@ def report(settings: Settings, life: Life, end: End) -> None:
 
 
 def note(end: End, record: str, report: int) -> None:
-    """What an exit status cannot say: the end of a child that nobody waits for, and one that is not known.
+    """Tell the parent what an exit status cannot: the end of a child it does not wait for, or an unknown end.
 
-    `report` is the pipe to who waits for us, -1 where nobody does.
+    `record`: directory of the status file, "" if the parent waits. `report`: pipe to the waiting parent, else -1.
     """
     from transport.status import signal_name
 
@@ -77,7 +77,7 @@ def note(end: End, record: str, report: int) -> None:
 
 
 def vanish(end: End) -> NoReturn:
-    """Leave a forked child: its callers are its parent's, not its own."""
+    """End a forked child by os._exit: the frames above it are its parent's."""
     try:
         os._exit(leave(end))
     finally:
@@ -85,7 +85,7 @@ def vanish(end: End) -> NoReturn:
 
 
 def leave(end: End) -> int:
-    """The exit status, or the same death."""
+    """Return the exit status, or die of the same signal."""
     if end.signal:
         from transport.status import die_of, signal_name
 
@@ -94,7 +94,7 @@ def leave(end: End) -> int:
 
 
 def defect(error: Exception, loop: Loop) -> End:
-    """A failure that no rule of the loop's ended; nothing of the tree outlives it."""
+    """Report an exception that the loop did not handle, record the outcome, and end shell and children."""
     if isinstance(error, Failure):
         complain(error.detail, error.hint, error.host)
         end = End(error.status)
@@ -110,7 +110,7 @@ def defect(error: Exception, loop: Loop) -> End:
 
 
 def unborn(error: Exception) -> End:
-    """A forked child that could not begin its life: said on its stderr, which its parent is shown."""
+    """Report on stderr, which the parent shows, that a forked child could not begin its session."""
     if isinstance(error, Failure):
         complain(error.detail, error.hint, error.host)
         return End(error.status)
@@ -124,7 +124,7 @@ def unborn(error: Exception) -> End:
 def _tell(error: Exception, loop: Loop) -> None:
     path = loop.log.path or os.path.join(loop.settings.data_dir, f"{loop.life.session}.log")
     try:
-        import traceback  # out of descriptors, even that fails
+        import traceback  # here: fails without free descriptors
 
         from quine.base.log import Log
 

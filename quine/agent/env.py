@@ -1,14 +1,13 @@
-"""Everything that a process inherits: each variable read once, here, with its default; and what it passes on.
+"""Inheritance: reads each environment variable once, with its default, and prepares what descendants inherit.
 
 Laws
-1. `adopt` is called once, at the start. After it `os.environ` is exactly what a command in `sh` may
-   see: no key, token or password is left in it, nor in what /proc shows of this process, also where a copy of the
-   environment is read. The keys of guests live in this process and in a sealed memo (transport/job/inherit.py) for the
-   quines among our descendants.
-2. An option is its variable: it is put over the environment before that is read, so that children inherit it. A bad
-   value is named by what gave it, the option or the variable.
-3. Lineage and limits of the tree come from the memo where there is one: changing a variable in `sh` buys
-   neither depth nor agents.
+1. `adopt` is called once, at the start. After it `os.environ` is exactly what a command in `sh` may see: it holds no
+   key, token or password. Neither does the environment that /proc shows of this process, even if `adopt` reads a
+   copy. Keys of guests stay in this process, and in a sealed memo (transport/job/inherit.py) for its descendants.
+2. An option sets its variable before the environment is read, so that children inherit it. An error about a bad value
+   names the option or the variable that gave it.
+3. Lineage and limits of the tree come from the memo if there is one: changing a variable in `sh` buys neither depth
+   nor agents.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from quine.providers.vendors import KEYS, choose
 from transport.job import inherit
 from transport.wire import quickjson
 
-# option of the command line -> its variable
+# command-line option -> its variable
 OPTIONS = {
     "model": "QUINE_MODEL_ID",
     "max_turns": "QUINE_MAX_TURNS",
@@ -49,12 +48,12 @@ OPTIONS = {
     "fs": "QUINE_FS",
 }
 WISDOM = "QUINE_WISDOM_"
-# of anything that is limited: what is more is a slip of the hand, and no clock or counter takes it
+# greatest value of any limit: more is a typing error, and overflows clocks and counters
 MOST = 10**9
 
 
 class Settings(NamedTuple):
-    """What was read, once."""
+    """The values that `adopt` read."""
 
     limits: Limits
     model: str
@@ -64,22 +63,22 @@ class Settings(NamedTuple):
     wisdom: dict[str, str]
     secrets: dict[str, str]
     memo: dict[str, Any]
-    report: str = ""  # --report, as quine/base/report.py made it ready
+    report: str = ""  # --report, prepared by quine/base/report.py
     verbose: bool = False  # -v
-    spent: Usage = Usage()  # in the former lives of this process
-    began: float = 0.0  # seconds since the epoch; over all lives of this process
-    masked: tuple[str, ...] = ()  # values that no tape may hold
-    top: bool = False  # of its tree, on this machine
-    ledger: Ledger | None = None  # what the tree may spend; there from the moment that a life is begun
-    start: str = ""  # the directory that the tree was started in, on this machine
-    above: int = 0  # agents above us: there are at least as many levels, whatever we were told
+    spent: Usage = Usage()  # in previous sessions of this process
+    began: float = 0.0  # seconds since the epoch; start of the first session of this process
+    masked: tuple[str, ...] = ()  # values masked on every tape
+    top: bool = False  # this process is the topmost of its tree on this machine
+    ledger: Ledger | None = None  # what the tree may spend; set before a session begins
+    start: str = ""  # directory in which the tree was started, on this machine
+    above: int = 0  # agents found above this process: a lower bound of its depth, whatever the memo says
 
 
 def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> Settings:
-    """Read the environment, take the secrets out of it, complete it; Misconfigured names what is wrong."""
+    """Read the environment, remove the secrets from it and fill in defaults. Raises Misconfigured."""
     memo = inherit.read(environ) or _recovered(environ)
     if environ is os.environ and environ.get("LC_CTYPE") == "C.UTF-8" and not exposure.given("LC_CTYPE"):
-        del environ["LC_CTYPE"]  # Python has put it there for itself (PEP 538); no command asked for it
+        del environ["LC_CTYPE"]  # set by Python for itself (PEP 538), not by the caller
     secrets = _texts(memo.get("environ"))
     for option, variable in OPTIONS.items():
         if (given := options.get(option)) is not None:
@@ -88,14 +87,14 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
                 name = f"--{option.replace('_', '-')}"
                 NUMBERS[option]({name: str(given)}, name, 0)
     removed = {name: environ.pop(name) for name in [name for name in environ if inherit.is_secret(name)]}
-    # A key out of a file has a newline at its end.
+    # A key read from a file ends with a newline.
     secrets.update({name: value.strip() for name, value in removed.items() if name in KEYS and value.strip()})
     masked = _store(environ, removed, secrets)
     for name in [n for n, v in environ.items() if any(len(s) >= 8 and s in v for s in secrets.values())]:
         removed[name] = environ.pop(name)
     exposure.forget(removed.keys())
     if environ.get("QUINE_FS") == place.GONE:
-        del environ["QUINE_FS"]  # an agent that has no origin elsewhere is its own
+        del environ["QUINE_FS"]  # an agent without an origin elsewhere is its own origin
     if environ.get("QUINE_FS"):
         environ["QUINE_FS"] = place.absolute(environ["QUINE_FS"])
     data_dir = _absolute(environ.get("QUINE_DATA_DIR") or ".quine")
@@ -104,7 +103,7 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         if environ.get(name):
             environ[name] = _absolute(environ[name])
     base, kind = environ.get("QUINE_API_BASE", ""), environ.get("QUINE_API_TYPE")
-    if base and kind in FILES and (kind != "program" or "/" in base):  # a bare name is looked up on PATH
+    if base and kind in FILES and (kind != "program" or "/" in base):  # a bare name is searched on PATH
         environ["QUINE_API_BASE"] = _absolute(base)
     wisdom = {
         name.removeprefix(WISDOM): value
@@ -140,9 +139,9 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
 
 
 def _store(environ: MutableMapping[str, str], removed: dict[str, str], secrets: dict[str, str]) -> list[str]:
-    """Keep what opens the store of the files tier, and only that; show its URL without a password.
+    """Keep only the credentials of the store that QUINE_FS names, and show its URL without a password.
 
-    What of it no tape may hold.
+    Return the values that no tape may hold.
     """
     url, options = environ.get(credentials.URL, ""), removed.get(credentials.OPTIONS, "")
     secrets.update(credentials.kept(url, removed))
@@ -155,7 +154,7 @@ def _store(environ: MutableMapping[str, str], removed: dict[str, str], secrets: 
 
 
 def _recovered(environ: MutableMapping[str, str]) -> dict[str, Any]:
-    """The memo that somebody between us and the agent above has lost: `env -i`, or closed descriptors."""
+    """Find the memo again that a process above this one has lost, by `env -i` or by closing descriptors."""
     if environ is not os.environ:
         return {}
     for _, _, path in inherit.held_above(inherit.NAME)[inherit.NAME]:
@@ -173,13 +172,13 @@ def _start(memo: Mapping[str, Any]) -> str:
 
 
 def _former(memo: Mapping[str, Any]) -> dict[str, Any]:
-    """What the former life of this very process left for this one."""
+    """Return the state that the previous session of this same process left in the memo; {} if none."""
     former = memo.get("exec")
     return former if isinstance(former, dict) and former.get("pid") == os.getpid() else {}
 
 
 def here() -> str:
-    """The working directory, or / where it has been removed."""
+    """Return the working directory, or / if it has been removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -187,19 +186,19 @@ def here() -> str:
 
 
 def _absolute(path: str) -> str:
-    """As os.path.abspath, which fails where the working directory has been removed."""
+    """Like os.path.abspath, which fails if the working directory has been removed; expands ~."""
     return os.path.normpath(os.path.join(here(), os.path.expanduser(path)))
 
 
 def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config:
-    """How to reach the guest; Misconfigured says how to get one."""
+    """Return how to reach the guest. Raises Misconfigured, with a hint, if none is configured."""
     return choose({**environ, **settings.secrets})
 
 
 def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None = None) -> int:
-    """Write the memo for our descendants and return its descriptor; the environment names it from now on.
+    """Write the memo for descendants and return its descriptor, which the environment names from now on.
 
-    `exec_state` is for this very process after execve(), and for nobody else.
+    `exec_state` is only for this process itself, after execve(). ValueError if the memo is too large.
     """
     memo = {key: value for key, value in settings.memo.items() if key != "exec"}
     memo["environ"] = settings.secrets
@@ -217,7 +216,7 @@ def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None =
         raise ValueError("mission and wisdom together are too long")
     fd = inherit.write(memo)
     os.set_inheritable(fd, True)
-    if inherit.read():  # the memo before, which nobody would ever read again
+    if inherit.read():  # the previous memo, which nothing reads any more
         os.close(int(os.environ[inherit.VARIABLE]))
     os.environ[inherit.VARIABLE] = str(fd)
     os.environ["QUINE_SESSION_ID"] = life.session
@@ -231,7 +230,7 @@ def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None =
 
 
 def lineage(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[str, str, int]:
-    """(parent's session, root's session, own depth); ("", "", 0) for the root of a tree."""
+    """Return (parent's session, root's session, own depth); without a lineage ("", "", agents found above)."""
     told = settings.memo.get("lineage")
     if not isinstance(told, dict):
         told = {
@@ -246,9 +245,9 @@ def lineage(settings: Settings, environ: Mapping[str, str] = os.environ) -> tupl
 
 
 def join_ledger(settings: Settings, limits: Limits, share: bool = False, age: float = 0.0) -> Settings:
-    """With the ledger of the tree that we belong to; with a new one at its root, or where none can be found.
+    """Return `settings` with the ledger of this process's tree; create one at the root, or if none can be found.
 
-    `share`: the origin of the tree is elsewhere, and we are its first agent here; the tree is `age` seconds old.
+    `share`: the origin of the tree is elsewhere and this is its first agent here. `age`: of the tree, in seconds.
     """
     told = settings.memo.get("lineage")
     held = inherit.held_above(shared_counters.NAME, inherit.NAME)
@@ -265,7 +264,7 @@ def join_ledger(settings: Settings, limits: Limits, share: bool = False, age: fl
 
 
 def _memos(held: list[tuple[int, int, str]]) -> list[dict[str, object]]:
-    """Each once: every agent holds one of its own, and its commands hold that too."""
+    """Read each memo once: every agent holds a memo of its own, and its commands hold the same one."""
     memos = []
     for path in {inode: path for _, inode, path in held}.values():
         with contextlib.suppress(OSError):
@@ -278,7 +277,7 @@ def _memos(held: list[tuple[int, int, str]]) -> list[dict[str, object]]:
 
 
 def ensure_quine(data_dir: str, environ: MutableMapping[str, str] = os.environ) -> None:
-    """A `quine` on PATH, also where we were started by a path or as a module. OSError where there can be none."""
+    """Make `quine` available on PATH, also if it was started by a path or as a module. OSError if it cannot."""
     places = environ.get("PATH", os.defpath).split(os.pathsep)
     if any(os.access(os.path.join(place, "quine"), os.X_OK) for place in places if place):
         return
@@ -288,12 +287,12 @@ def ensure_quine(data_dir: str, environ: MutableMapping[str, str] = os.environ) 
         dirs.make(beside)
         text = f'#!/bin/sh\nexec {quote(sys.executable)} -P -m quine "$@"\n'
         atomic.write(os.path.join(beside, "quine"), text.encode(), 0o700, own=True)
-    # Last, not first: the user's own python and tools come before those that lie beside ours.
+    # Last, not first: the user's python and tools take precedence over those beside this interpreter.
     environ["PATH"] = os.pathsep.join([*places, beside])
 
 
 def unfit(text: str) -> str:
-    """What keeps a text that a guest sent out of an argv, an environment or a file name; "" where nothing does."""
+    """Return why a text from a guest cannot be part of an argv, environment or file name; "" if it can."""
     if "\0" in text:
         return "a NUL character"
     try:
@@ -304,7 +303,7 @@ def unfit(text: str) -> str:
 
 
 def quote(text: str) -> str:
-    """One word for a POSIX shell, whatever is in it."""
+    """Quote any text as one word for a POSIX shell."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

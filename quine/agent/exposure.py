@@ -1,6 +1,6 @@
-"""What /proc shows of this process to others: its argv and the environment that it was started with.
+"""The argv and the initial environment that /proc shows to other processes, rewritten in place.
 
-Both lie in our own memory, where the kernel put them; changing os.environ changes neither.
+The kernel put both into the memory of this process; changing os.environ changes neither.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 
 def mission(text: str) -> None:
-    """Another mission in `ps`, as far as the room of our argv goes."""
+    """Show another mission in `ps`, truncated to the space of the initial argv."""
     with contextlib.suppress(OSError, ValueError):
         start, end = _stat(48, 49)
         shown = b"quine\0" + text.encode("utf-8", "replace").replace(b"\0", b" ")
@@ -19,7 +19,7 @@ def mission(text: str) -> None:
 
 
 def given(name: str) -> bool:
-    """Was this process started with the variable? What Python has added since does not count."""
+    """Return whether the variable was in the initial environment, so that Python did not add it; True if unknown."""
     with contextlib.suppress(OSError), open("/proc/self/environ", "rb") as file:
         return any(entry.startswith(name.encode() + b"=") for entry in file.read().split(b"\0"))
     return True
@@ -28,7 +28,7 @@ def given(name: str) -> bool:
 def forget(names: Collection[str]) -> None:
     """Overwrite these variables in the initial environment.
 
-    Those that os.environ has still are kept in memory that /proc does not show, for what we start with them.
+    Variables still in os.environ are first copied to memory that /proc does not show, so that children get them.
     """
     if not names:
         return
@@ -42,15 +42,15 @@ def forget(names: Collection[str]) -> None:
             name, equals, _ = entry.partition(b"=")
             if equals and (text := os.fsdecode(name)) in names:
                 if text in os.environ:
-                    os.environ[text] = os.environ[text]  # putenv copies it, and C looks there from now on
+                    os.environ[text] = os.environ[text]  # putenv copies it; C reads the copy from now on
                 _write(at, bytes(len(entry)))
             at += len(entry) + 1
 
 
 def _stat(*fields: int) -> list[int]:
-    """Fields of /proc/self/stat by their numbers in proc(5)."""
+    """Return fields of /proc/self/stat by their numbers in proc(5)."""
     with open("/proc/self/stat", "rb") as file:
-        values = file.read().rpartition(b")")[2].split()  # from the third field on
+        values = file.read().rpartition(b")")[2].split()  # begins with the third field
     return [int(values[field - 3]) for field in fields]
 
 

@@ -1,13 +1,13 @@
-"""How a child comes to be: os.fork(), here, whether it lives here or on another machine.
+"""Start of a child agent: an os.fork() on this machine, also for a child on another machine.
 
-A local child is os.fork(): it has the parent's memory, so the conversation is cloned by the kernel, and it
-goes on with the loop as its own life. A remote child is os.fork() too: that process becomes the face of the
-child over there, so that for the parent both are the same, a pid with pipes.
+A local child has the parent's memory, so the kernel clones the conversation; the child continues the loop with a
+session of its own. For a remote child, the forked process becomes its proxy, the local process that stands for it. For
+the parent both are the same: a pid with pipes.
 
 Laws
-1. In a child, what is the parent's is let go of, never touched: its shell, tape, jobs and slots.
-2. A child leaves the parent's code by `Reborn` or by os._exit; no error handling of the parent's runs in it.
-3. Signals wait while there are two processes with one idea of who they are.
+1. A child closes its copies of the parent's shell, tape, job and slot descriptors, and never uses them.
+2. A child leaves the parent's code by `Reborn` or by os._exit; no error handling of the parent runs in it.
+3. Signals are blocked around os.fork(), until the child has a state of its own.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from quine.agent.loop import Loop
     from quine.agent.session import Life
 
-LONGEST_DETAIL = 2000  # characters of a report, which has to fit into a pipe
+LONGEST_DETAIL = 2000  # characters of a report, which must fit into a pipe
 
 
 def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign: set[int]) -> None:
-    """Start `life` in a child of its own, which `job` stands for from then on. In the child this raises Reborn.
+    """Fork a child that runs `life`, and describe it in `job`. In the child this raises Reborn.
 
-    `foreign` are descriptors of ours that are meant for its siblings. OSError where there can be no child.
+    `stdin` and `slot` are descriptors for the child, `foreign` those for its siblings. OSError if it cannot start.
     """
     outs: list[int] = []
     report: tuple[int, ...] = ()
     try:
         _streams(loop, job, outs)
         report = (job.report, end) = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # The collector would write to every object's header and so copy every page of the parent's memory.
+        # The garbage collector would write to every object's header, and so copy every page of the parent's memory.
         gc.freeze()
         with loop.signals.held():
             pid = os.fork()
@@ -52,13 +52,13 @@ def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign:
                 _be_child(loop, life, job, (stdin, *outs), end, {job.report, *loop.slots, *foreign}, slot)
             job.pid = pid
             procs.own(pid)
-            # Before anything that can fail: whatever happens, it is one of ours.
+            # Before anything that can fail, so that the child is reaped whatever happens.
             loop.jobs.running.append(job)
         gc.unfreeze()
         for fd in (*outs, end):
             os.close(fd)
         outs, report = [], (job.report,)
-        job.pidfd = os.pidfd_open(pid)  # there is room for it: we have just closed three
+        job.pidfd = os.pidfd_open(pid)  # a descriptor is free: three were just closed
     except OSError:
         gc.unfreeze()
         for fd in (*outs, *report, *job.streams):
@@ -74,7 +74,7 @@ def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign:
 
 
 def _streams(loop: Loop, job: Job, outs: list[int]) -> None:
-    """The child's ends of stdout and stderr into `outs`; ours go into the job."""
+    """Append the child's ends of stdout and stderr to `outs`; put the parent's ends into `job.streams`."""
     if job.directory:
         dirs.make(job.directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -97,7 +97,7 @@ def _be_child(
     foreign: set[int],
     slot: list[int],
 ) -> NoReturn:
-    """Become a process of our own, then go on as `life`, or as the face of it."""
+    """Detach the forked process from its parent, then continue as `life`, or as the proxy of a remote child."""
     try:
         loop.signals.renew()
         os.setpgid(0, 0)
@@ -106,12 +106,12 @@ def _be_child(
         for fd in {*streams, *job.streams, *foreign}:
             os.close(fd)
         loop.disown()
-        with contextlib.suppress(OSError):  # it was removed under us, as it may be under any process
+        with contextlib.suppress(OSError):  # it may have been removed
             os.chdir(loop.shell.cwd)
     except BaseException:
         os._exit(DEFECT)
     if not job.directory:
-        # Who waits for us has the other end: when it is killed, nobody is left who wants what we do.
+        # The waiting parent has the other end. If the parent is killed, the kernel ends this child by TERM.
         procs.tie(report, os.getpid())
         loop.signals.tied = report
     if job.host != "local":
@@ -122,7 +122,7 @@ def _be_child(
 
 
 def _be_face(loop: Loop, life: Life, job: Job, report: int, slot: list[int]) -> NoReturn:
-    """The child lives on another machine; this process is its face, and leaves as it left."""
+    """Run as the proxy of a child on another machine, and exit with its status."""
     code = DEFECT
     try:
         loop.signals.remove()
@@ -134,7 +134,7 @@ def _be_face(loop: Loop, life: Life, job: Job, report: int, slot: list[int]) -> 
         code = status.code
         _tell(report, job, Status(code, status.state, status.signal or "", status.detail))
     except Exception as error:
-        refused = getattr(error, "status", None)  # transport.errors.Refused, Failure: nothing was started
+        refused = getattr(error, "status", None)  # of Refused and Failure: nothing was started
         code = refused if isinstance(refused, int) else DEFECT
         detail = str(error) or type(error).__name__
         complain(detail, getattr(error, "hint", ""), getattr(error, "host", ""))
@@ -151,8 +151,8 @@ def _be_face(loop: Loop, life: Life, job: Job, report: int, slot: list[int]) -> 
 
 
 def _tell(report: int, job: Job, status: Status) -> None:
-    """To the parent, and into the record, for the parent may have ended or have another life by now."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # that it has is no signal to us
+    """Report to the parent, and into the record: the parent may have ended or called exec by now."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the parent may have ended
     facts = status._replace(detail=status.detail[:LONGEST_DETAIL])._asdict()
     with contextlib.suppress(OSError):
         os.write(report, quickjson.dumps(facts).encode())

@@ -1,11 +1,11 @@
-"""The host loop: carries one life of one guest, from its first inference to its end.
+"""The host loop: runs one session of one agent, from its first inference to its end.
 
 Laws
-1. Nothing of stdin is read and nothing is written to stdout; those belong to the commands of the agent.
-2. What was sent to the guest and what it answered is on the tape before it has an effect.
-3. The calls of a reply are answered in their order, each exactly once; only `exit` and a successful `exec`
-   leave calls unanswered, because then nobody asks.
-4. Nothing of the tree outlives a signal: the outcome is written, then children and commands are ended.
+1. The loop reads nothing from stdin and writes nothing to stdout; both belong to the commands of the agent.
+2. Messages to the guest and its replies are on the tape before they have an effect.
+3. The calls of a reply are answered in order, each exactly once. Only `exit` and a successful `exec` leave calls
+   unanswered, because no further inference follows.
+4. No child or command outlives a signal: the outcome is written, then children and commands are ended.
 """
 
 from __future__ import annotations
@@ -52,17 +52,15 @@ from quine.tape.writer import Tape
 if TYPE_CHECKING:
     from transport.status import Status
 
-REMINDERS = 3  # replies without a call, in a row, that end a life
-REFUSALS = (
-    10  # replies of which every call was refused, in a row, that end a life; REMINDERS when its time is over
-)
+REMINDERS = 3  # consecutive replies without a call that end a session
+REFUSALS = 10  # consecutive replies with only refused calls that end a session; REMINDERS after the deadline
 
 
-# Whose results are left out when a conversation does not fit: the last reply's, then all.
+# Results removed when a conversation does not fit: those of the last reply, then all.
 DROPS = ("last", "all")
 
 
-# Runs a life elsewhere, with streams of this process, and returns how it ended: quine.remote.compose.face
+# Runs a session on another machine with streams of this process; returns how it ended: quine.remote.compose.face
 Face = Callable[..., "Status"]
 
 
@@ -71,7 +69,7 @@ def _no_face(where: str, life: Life, ledger: Ledger, **more: Any) -> Status:
 
 
 class Loop:
-    """One life. Tools reach what they need through it."""
+    """One session. Tools use its attributes."""
 
     def __init__(
         self,
@@ -92,7 +90,7 @@ class Loop:
         self.tape = tape
         self.signals = signals
         self.log = log
-        self.record = record  # where the end of this process is noted, "" for nowhere
+        self.record = record  # directory for its status file if the parent does not wait, else ""
         self.slots = slots
         self.relayed = relayed
         self.face = face or _no_face
@@ -102,21 +100,21 @@ class Loop:
         self.outputs = os.path.join(settings.data_dir, "outputs", life.session)
         self.shell = Shell(life.shell, here(), signals, self.outputs, life.limits.truncate)
         self.messages: list[Message] = list(life.context)
-        self.answered = 0  # calls of the reply under way that have their result
+        self.answered = 0  # calls of the current reply that have a result
         self._guest = guest
         self._price = price
         self.account = Account(life.limits, settings.ledger, guest, price)
         self._silent = 0
         self._refused = 0
         self._alarmed = False
-        self._drops = 0  # stages of DROPS that are done
+        self._drops = 0  # stages of DROPS already applied
         self._begun = time.monotonic()
         signals.others = self._others
 
-    # -- the life ----------------------------------------------------------------------------------
+    # -- the session -------------------------------------------------------------------------------
 
     def live(self) -> End:
-        """Until the end; raises Reborn in a forked child, and returns with nothing left behind."""
+        """Run the session to its end and return how the process must end. Raises `Reborn` in a forked child."""
         try:
             try:
                 self._open()
@@ -129,7 +127,7 @@ class Loop:
             except Failure as failure:
                 if (
                     self.relayed and self.signals.fatal
-                ):  # the origin did not answer, and there is no more time
+                ):  # after a fatal signal the origin did not answer in time
                     raise Terminated(self.signals.fatal) from failure
                 raise
         except Ended as ended:
@@ -160,7 +158,7 @@ class Loop:
             "wisdom": life.wisdom,
         }
         if life.cloned[0]:
-            # What was lived before stands on the parent's tape, up to this line.
+            # The cloned conversation is on the parent's tape, up to this line.
             meta["cloned"] = {"session": life.cloned[0], "lines": life.cloned[1]}
         self.tape.add("meta", meta)
         self.log.detail(f"session {life.session}, {life.born}, level {life.depth + 1}, model {life.model}")
@@ -213,7 +211,7 @@ class Loop:
         )
 
     def _reply(self) -> Reply:
-        """An inference; where the conversation does not fit, one more chance with less of it."""
+        """Infer; if the conversation does not fit, try again with results removed, in the stages of DROPS."""
         while True:
             try:
                 return self._infer()
@@ -222,9 +220,9 @@ class Loop:
                     raise
 
     def _drop(self) -> bool:
-        """Take the long results out of what the guest sees: those of the last reply, then all. False: none is left.
+        """Remove long results from the messages: those of the last reply, then all. Return False if none is left.
 
-        The tape has them all; the same results again, shortened, say on it what was sent from here on.
+        The tape keeps the full results. The shortened results are added to it, to record what is sent from now on.
         """
         replies = [n for n, message in enumerate(self.messages) if message.role == "assistant"]
         if not replies or self._drops == len(DROPS):
@@ -254,9 +252,9 @@ class Loop:
         )
         begun = time.time()
         if self.ledger.beyond:
-            self.ledger.beyond.give_back()  # of children that were killed, before this takes long
+            self.ledger.beyond.give_back()  # places of killed children; an inference may take long
         with self.signals.calling_out():
-            # One that is relayed is paid at the origin, and counts here against marks that were set here.
+            # The origin pays a relayed inference; here it counts only against the limits set on this machine.
             reply = metering.infer(
                 self._guest,
                 request,
@@ -279,7 +277,7 @@ class Loop:
     # -- calls -------------------------------------------------------------------------------------
 
     def _answer(self, calls: tuple[ToolCall, ...]) -> bool:
-        """Whether any of them was carried out, however that ended."""
+        """Answer all calls of a reply. Return whether any was executed, with whatever result."""
         ready: dict[int, Result] = {}
         carried = False
         self.answered = 0
@@ -289,7 +287,7 @@ class Loop:
                 if objection:
                     ready[index] = Result(objection, True)
                 else:
-                    # What a call did is on the disk before the next one begins, which may be the end of us.
+                    # Results are on the disk before the next call begins, because that call may end this process.
                     self.tape.sync()
                     ready.update(self._carry_out(index, call, calls))
             result = ready[index]
@@ -300,7 +298,7 @@ class Loop:
         return carried
 
     def _carry_out(self, index: int, call: ToolCall, calls: tuple[ToolCall, ...]) -> dict[int, Result]:
-        """Its result by its place; of a fork, those of all fork calls of the reply."""
+        """Execute a call; return results by index. A fork call executes all fork calls of the reply."""
         match call.name:
             case "fork":
                 forks = [(i, c) for i, c in enumerate(calls) if i >= index and self._may_fork(c)]
@@ -316,7 +314,7 @@ class Loop:
         return call.name == "fork" and not self._objection(call)
 
     def _objection(self, call: ToolCall) -> str:
-        """Why a call is not even tried."""
+        """Return why a call is refused without execution; "" if it is allowed."""
         if self.signals.alarm and call.name != "exit":
             return prompt.TIME_REFUSAL
         if self.account.last and call.name not in ("exec", "exit"):
@@ -332,8 +330,8 @@ class Loop:
         return ""
 
     def child_ended(self, job: Job) -> None:
-        """Write down how a child ended. Its own tape cannot tell that it was killed, never started, or that its files
-        did not come back; a child that never started gets a record, for it has no tape at all.
+        """Record on the tape how a child ended: its own tape cannot say that it was killed, never started, or that its
+        files did not come back. A child that never started has no tape, and gets a record in `jobs/` instead.
         """
         assert job.status is not None
         self.tape.add("fork", {"session": job.session, "ended": job.status._asdict()})
@@ -341,7 +339,7 @@ class Loop:
             job.never_started(self.settings.data_dir, self.life.session)
 
     def _left(self, result: str) -> str:
-        """What the last result of a batch is followed by."""
+        """Return the lines below the last result of a batch: ended children, and the limits left."""
         lines = []
         for job in self.jobs.finished():
             assert job.status is not None
@@ -361,7 +359,7 @@ class Loop:
     # -- the end -----------------------------------------------------------------------------------
 
     def record_end(self, status: int, mode: str, reason: str, **more: Any) -> None:
-        """The outcome, on the disk. After a failed exec a life may go on behind it."""
+        """Write the outcome to the disk. If exec then fails, the session continues, and so does its tape."""
         data = {
             "exit_code": status,
             "stderr": reason,
@@ -381,7 +379,7 @@ class Loop:
         for job in self.jobs.finished():
             self.child_ended(job)
         self.shell.close()
-        # A signal from here on is too late: the verdict is given.
+        # The verdict is final: a later signal has no effect on it.
         self.record_end(ended.status, ended.mode, ended.reason or ended.detail)
         if ended.reason:
             say(ended.reason if ended.reason.endswith("\n") else f"{ended.reason}\n")
@@ -392,8 +390,8 @@ class Loop:
     def _finish_signalled(self, number: int) -> End:
         if number == SIGALRM:
             return self._finish(Ended(DEADLINE, "timeout", detail="the time of the tree is over"))
-        # First the record: whoever sent TERM may send KILL next.
-        with contextlib.suppress(Failure):  # a full disk, a lost origin: our own must be ended all the same
+        # The outcome first: KILL may follow TERM.
+        with contextlib.suppress(Failure):  # full disk, lost origin: the children must be ended all the same
             self.record_end(128 + number, "signal", f"terminated by signal {number}", signal=number)
         for job in self.jobs.running:
             job.hurry()
@@ -402,7 +400,7 @@ class Loop:
         return End(128 + number, number, self.account.usage)
 
     def disown(self) -> None:
-        """In a forked child: let go of what is the parent's."""
+        """In a forked child: close the descriptors of the parent."""
         self.shell.disown()
         self.jobs.disown()
         self.tape.disown()
@@ -412,7 +410,7 @@ class Loop:
 
 
 def _refused(call: ToolCall, result: Result) -> bool:
-    """Did a call do nothing at all? exec and exit come back only to say why."""
+    """Return whether a call had no effect. exec and exit return only to say why they failed."""
     nothing = ("Bad call:", "Refused:", "[FORK ERROR]", "[SHELL ERROR]")
     return call.name not in ("sh", "fork") or (result.is_error and result.text.startswith(nothing))
 

@@ -1,9 +1,9 @@
-"""The entry of an agent: from a mission, options and what was inherited to the process's exit status.
+"""Entry of an agent: turns a mission, options and inherited state into the exit status of the process.
 
 Laws
-1. What can be wrong with the configuration is found before a life is begun, and is exit 2.
-2. A process that os.fork() made never returns from here: its parent's callers are not its own.
-3. Standard library only: an agent must be there in a few hundredths of a second.
+1. Configuration errors are found before a session begins, and are exit 2.
+2. A process made by os.fork() never returns from here: the frames above are its parent's.
+3. Standard library only: an agent must start in a few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from transport.wire import quickjson
 
 Ask = Callable[
     ..., bytes
-]  # a request by name and body, and how to wait for its answer (transport/rpc/call.py)
+]  # request by name and body, and a function that waits for the reply (transport/rpc/call.py)
 
 
 def start(mission: str, options: Mapping[str, Any], face: Face | None = None) -> int:
-    """Live as this process. Returns the exit status, or dies of the signal that ended the agent.
+    """Run the agent as this process. Return the exit status, or die of the signal that ended the agent.
 
-    `face` is the way to other machines; it is called in a process of its own, forked for it.
+    `face` runs a session on another machine, in a process forked for it or, for exec, in this one; None: no way there.
     """
     inherit.hold_standard_streams()
     settings = env.adopt(options)
@@ -52,7 +52,7 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
     _require_directory()
     inventory = find_inventory(options, os.environ)
     if options.get("cwd") is not None:
-        # After adopt: paths in options and variables are relative to where the caller is.
+        # After adopt: paths in options and variables are relative to the directory of the caller.
         _change_directory(str(options["cwd"]))
     signals = Signals()
     signals.install()
@@ -69,7 +69,7 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
         settings = env.join_ledger(settings, settings.limits)
         life = _own(settings, mission, options)
         if ask is None and inventory is not None:
-            os.environ["QUINE_INVENTORY"] = inventory  # wherever its shell goes, and for all below it
+            os.environ["QUINE_INVENTORY"] = inventory  # valid in every directory, and for all descendants
     else:
         settings = env.join_ledger(settings, life.limits, share=True, age=life.age)
     _share_places(settings, ask, signals)
@@ -91,7 +91,7 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
 
 
 def _admitted(settings: Settings, life: Life) -> list[int]:
-    """The place of this agent among those of the tree; held as long as the descriptors are open."""
+    """Return descriptors that hold the slot of this agent in the tree while open. Raises Denied or Failure."""
     assert settings.ledger is not None
     left = settings.ledger.time_left()
     if left is not None and left <= 0:
@@ -107,9 +107,9 @@ def _admitted(settings: Settings, life: Life) -> list[int]:
 
 
 def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[Life, Settings]:
-    """The life of an agent that is to run elsewhere: `quine --on`, and what this process must hold while it does.
+    """Return the `Life` and the settings of an agent that `quine --on` runs elsewhere, and take its slot.
 
-    Its guest is checked here and now, where we are its origin.
+    If this process is the origin, the configuration of the guest is checked here.
     """
     settings = env.adopt(options, environ)
     _require_directory()
@@ -129,17 +129,17 @@ def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[L
         from quine.budget.leases import Grant
 
         settings.ledger.beyond = Grant(settings.ledger, ask)
-    _admitted(settings, life)  # the place is this process's, for it ends when the agent over there has ended
+    _admitted(settings, life)  # the slot belongs to this process, which ends after the remote agent
     return life, settings
 
 
 def is_relayed(memo: Mapping[str, Any]) -> bool:
-    """Are we below an agent whose origin is elsewhere? A plain job of a node has no agent above it."""
+    """Return whether an agent above this process has its origin elsewhere. A plain job of a node has no agent above."""
     return "token" in memo and "lineage" in memo
 
 
 def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int:
-    """The same process after exec: signals were held back on the way, slots and children are still ours."""
+    """Continue the same process after exec: signals were blocked meanwhile; it still has its slots and children."""
     signals = Signals()
     life = Life.from_json(former["life"])
     settings = env.join_ledger(settings, settings.limits)
@@ -167,7 +167,7 @@ def _lives(
     jobs: list[dict[str, Any]] | None = None,
     record: str = "",
 ) -> End:
-    """This process's lives: one, and after each fork(), in the child, the child's."""
+    """Run the session of this process. A child forked in it returns to this loop and runs its own session."""
     ours = os.getpid()
     with contextlib.suppress(OSError):
         env.ensure_quine(settings.data_dir)
@@ -177,7 +177,7 @@ def _lives(
         except Exception as error:
             if os.getpid() == ours:
                 raise
-            end = ending.unborn(error)  # a forked child: the code around us is its parent's
+            end = ending.unborn(error)  # a forked child: the frames above are its parent's
             ending.note(end, record, signals.tied)
             ending.vanish(end)
         loop.jobs.adopt(jobs or [])
@@ -185,7 +185,7 @@ def _lives(
             end = loop.live()
         except Reborn as child:
             life, held, record, jobs = child.life, child.slots, child.record, None
-            # What it says on stderr is a result of its parent's, and the report is its parent's.
+            # The parent captures its stderr as a result, and writes the report.
             settings = settings._replace(report="", top=False, verbose=False)
             exposure.mission(life.shown)
             continue
@@ -199,7 +199,7 @@ def _lives(
         if beyond:
             with contextlib.suppress(
                 Terminated
-            ):  # the verdict is given; what stays here goes back with the job
+            ):  # the verdict stands; slots kept here return with the end of the job
                 beyond.give_back()
         if first and ask is not None:
             _tidy(settings.data_dir)
@@ -224,7 +224,7 @@ def _begun(
     face: Face | None,
     record: str,
 ) -> Loop:
-    """All that a life has of its own. Raises what any of it raises."""
+    """Create what a session owns: memo, mount, timer, tape, log and `Loop`. Raises any of their errors."""
     assert settings.ledger is not None
     env.bequeath(settings, life)
     unmounted = _mount()
@@ -238,7 +238,7 @@ def _begun(
 
 
 def _mount() -> str:
-    """Where the files tier is wanted as a directory and is none yet; why it is none, or "". Raises Failure."""
+    """Mount the shared files if QUINE_MOUNT is `auto`. Return why they are not mounted, or "". Raises Failure."""
     if os.environ.get("QUINE_MOUNT") != "auto":
         return ""
     from quine.mount.command import attach
@@ -247,13 +247,13 @@ def _mount() -> str:
 
 
 def _tape(life: Life, settings: Settings, ask: Ask | None, signals: Signals) -> Tape:
-    """A file here, or at the origin."""
+    """Return the tape, written to a file here or sent to the origin."""
     secrets = settings.masked
     if ask is None:
         return Tape(FileSink(os.path.join(settings.data_dir, f"{life.session}.jsonl")), secrets)
 
     def send(name: str, body: bytes) -> bytes:
-        # Not interruptible: the outcome is written after the signal that it tells of.
+        # Not interruptible: an outcome is written after the signal that it records.
         with signals.quiet():
             return ask(name, body, signals.ready)
 
@@ -270,7 +270,7 @@ def _guest(settings: Settings, life: Life, ask: Ask | None) -> tuple[Guest, Life
 
 
 def _make_data_dir(path: str) -> None:
-    """Everything of ours lies in it: 0700 from the first moment."""
+    """Create the data directory, with mode 0700 from the start."""
     try:
         dirs.make(path)
         if not os.access(path, os.W_OK | os.X_OK):
@@ -288,14 +288,14 @@ def _unwritable(path: str, error: OSError) -> Misconfigured:
 
 
 def _tidy(path: str) -> None:
-    """Where the tape is the origin's, nothing of ours need stay over here; what somebody put there does."""
+    """Remove the directories of quine that are empty: with the tape at the origin, none is needed here."""
     for folder in ("outputs", "jobs", "."):
         with contextlib.suppress(OSError):
             os.rmdir(os.path.normpath(os.path.join(path, folder)))
 
 
 def _assigned(settings: Settings, ask: Ask | None) -> Life | None:
-    """The life that the origin has for us, where we are the process that a node started for it."""
+    """Ask the origin for the `Life` of this process, if a node started it as a remote agent; None if not."""
     if ask is None or "lineage" in settings.memo:
         return None
     from transport.errors import RequestError
@@ -304,8 +304,8 @@ def _assigned(settings: Settings, ask: Ask | None) -> Life | None:
         return Life.from_json(quickjson.loads(ask("life", b"")))
     except RequestError as error:
         if str(error).startswith("no service named"):
-            return None  # a plain job over there; this quine is its user's own
-        # What argv shows is the mission cut short: to live with that would be another mission.
+            return None  # a plain job: its user started this quine
+        # Not the mission in argv: that one is truncated.
         raise Failure(
             TRY_AGAIN, f"the origin does not tell the mission: {error}", "try again later"
         ) from None
@@ -314,7 +314,7 @@ def _assigned(settings: Settings, ask: Ask | None) -> Life | None:
 
 
 def _on_its_own(settings: Settings) -> Settings:
-    """The agent of a plain job: neither it nor those below it have an origin elsewhere."""
+    """Make the agent of a plain job its own origin: remove the way to an origin elsewhere from the memo."""
     memo = {
         key: value for key, value in settings.memo.items() if key not in ("socket", "token", "capability")
     }
@@ -346,7 +346,7 @@ def _own(settings: Settings, mission: str, options: Mapping[str, Any]) -> Life:
 
 
 def _relay() -> Ask | None:
-    """The way to the origin, or None where this is it."""
+    """Return the function that sends requests to the origin; None if this process is the origin."""
     if "token" not in inherit.read():
         return None
     from transport.rpc.call import Relay
@@ -356,7 +356,7 @@ def _relay() -> Ask | None:
 
 
 def _share_places(settings: Settings, ask: Ask | None, signals: Signals) -> None:
-    """Where the origin is elsewhere: how this machine gets more places for agents of the tree, and gives them back."""
+    """With the origin elsewhere, let the ledger borrow slots for agents from it and give them back."""
     if ask is None:
         return
     from quine.budget.leases import Grant
@@ -364,7 +364,7 @@ def _share_places(settings: Settings, ask: Ask | None, signals: Signals) -> None
     assert settings.ledger is not None
 
     def request(name: str, body: bytes) -> bytes:
-        # The process that stands for a child elsewhere has given its signals back.
+        # A proxy has removed its signal handlers.
         with signals.calling_out() if signals.fd >= 0 else contextlib.nullcontext():
             return ask(name, body)
 
@@ -372,7 +372,7 @@ def _share_places(settings: Settings, ask: Ask | None, signals: Signals) -> None
 
 
 def _save_material(life: Life, settings: Settings, signals: Signals) -> Life:
-    """-b: all of stdin goes into a file before the life begins."""
+    """Implement -b: write all of stdin to a file before the session begins."""
     if os.isatty(0):
         return life
     path = os.path.join(settings.data_dir, f"stdin-{life.session}.bin")

@@ -1,4 +1,4 @@
-"""What a tool gives back, how a process must leave, and the ways in which a call can leave the loop instead."""
+"""Values that end a call, a session or a process: results of tools, and exceptions that leave the host loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Result(NamedTuple):
 
 
 class End(NamedTuple):
-    """How this process must leave. `outcome` is of a life that ran elsewhere."""
+    """How this process must end. `outcome` is the status of a session that ran on another machine."""
 
     status: int
     signal: int = 0
@@ -26,19 +26,19 @@ class End(NamedTuple):
 
 
 class Ended(Exception):
-    """This life is over. `mode` is the termination mode on the tape; `reason` goes to stderr, as a line."""
+    """The session is over. `mode` is the termination mode on the tape; `reason` goes to stderr, as a line."""
 
     def __init__(self, status: int, mode: str, reason: str = "", detail: str = "", hint: str = "") -> None:
         super().__init__(mode)
         self.status = status
         self.mode = mode
-        self.reason = reason  # the agent's own words
-        self.detail = detail  # the host loop's words
+        self.reason = reason  # written by the agent
+        self.detail = detail  # written by the host loop
         self.hint = hint
 
 
 class Reborn(Exception):
-    """Raised in a forked child: this process goes on as `life`. `record` is where its end is noted, "" for nowhere."""
+    """Raised in a forked child, which continues as `life`. `record` is as in `Loop`."""
 
     def __init__(self, life: Life, slots: list[int], record: str) -> None:
         super().__init__(life.session)
@@ -48,7 +48,7 @@ class Reborn(Exception):
 
 
 class Moved(Exception):
-    """Raised where the next life has run elsewhere, to its end, and this process was its face."""
+    """Raised after the next session has run to its end on another machine, with this process as its proxy."""
 
     def __init__(self, end: End) -> None:
         super().__init__(end.status)
@@ -56,5 +56,5 @@ class Moved(Exception):
 
 
 def sections(code: int, stdout: str, stderr: str) -> str:
-    """The form of every result that has streams."""
+    """Format a result that has streams."""
     return f"[EXIT CODE] {code}\n[STDOUT]\n{stdout}\n[STDERR]\n{stderr}"

@@ -1,11 +1,11 @@
-"""Personas: texts of the user's that a guest may choose for the system prompt of its next lives.
+"""Personas: texts written by the user, from which a guest may choose one for the system prompt of its next sessions.
 
 Laws
 1. A persona is an instruction, so a person must have written it: a regular file that was neither written, moved nor
    linked since the tree began.
-2. The directories are those that the tree began with. The ledger keeps their identities, so a directory that was
-   renamed, or that a symlink leads to, cannot take the place of one.
-3. When the tree began is known from the ledger, never from a name or an id that somebody chose.
+2. Only directories that existed when the tree began count. The ledger keeps their identities, so no other directory
+   can take their place by a rename or a symlink.
+3. The start time of the tree comes from the ledger, never from a name or an id that a process chose.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from quine.budget.ledger import Ledger
 
 LONGEST = 1 << 16  # bytes
 _IDENTITY = struct.Struct("<QQ")  # device, inode
-_CLOCK = 5  # CLOCK_REALTIME_COARSE, by which the kernel marks files
+_CLOCK = 5  # CLOCK_REALTIME_COARSE, the clock of file timestamps in the kernel
 
 
 def directories(start: str) -> list[str]:
-    """Where the personas of a tree are that was started in `start`: there, and in the user's configuration."""
+    """Return the persona directories of a tree started in `start`: one in it, one in the user's configuration."""
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return [os.path.join(start, "personas"), os.path.join(config, "quine", "personas")]
 
 
 def now() -> int:
-    """Nanoseconds since the epoch, never later than the change time of a file that changes from here on."""
+    """Return nanoseconds since the epoch, at most the change time of any file that changes after this call."""
     return time.clock_gettime_ns(_CLOCK)
 
 
 def identities(start: str, before: int = 0) -> bytes:
-    """For the ledger of a new tree: what the directories are at this moment, zeros for one that does not count.
+    """Return the identities of the persona directories now, for the ledger of a new tree; zeros for one excluded.
 
-    `before`: one that changed after this moment (as `now`) does not count, for the tree began elsewhere then.
+    `before`: in units of `now`; a directory changed since then is excluded. It is the time when a tree began elsewhere.
     """
     found = []
     for path in directories(start):
@@ -51,7 +51,7 @@ def identities(start: str, before: int = 0) -> bytes:
 
 
 def text(name: str, start: str, ledger: Ledger) -> str:
-    """The persona `name` of the tree that was started in `start`. OSError, or ValueError with the reason."""
+    """Return the text of persona `name` of a tree started in `start`. Raises OSError, or ValueError with the reason."""
     places = directories(start)
     for place in places:
         path = os.path.join(place, f"{name}.md")
@@ -76,15 +76,15 @@ def _read(folder: int, path: str, ledger: Ledger) -> str:
     if identity not in (recorded[: _IDENTITY.size], recorded[_IDENTITY.size :]):
         raise ValueError(f"{os.path.dirname(path)} was made, moved or linked after this tree had begun")
     if stat.S_ISLNK(entry.st_mode):
-        # Of what it leads through, any directory may have been renamed: no time tells of that.
+        # Any directory on its path may have been renamed since, which no timestamp shows.
         raise ValueError(f"{path} is a symlink; put the file itself there")
-    # Without waiting for the writer of a named pipe.
+    # O_NONBLOCK: the open must not wait for the writer of a named pipe.
     fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             raise ValueError(f"{path} is not a regular file")
-        # The change time, which nobody can set: a copy, a rename or a new link shows in it.
+        # No program can set the change time: a copy, a rename or a new link updates it.
         if facts.st_ctime_ns >= ledger.begun:
             raise ValueError(f"{path} was written, moved or linked after this tree had begun")
         data = os.read(fd, LONGEST + 1)

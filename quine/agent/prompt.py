@@ -1,9 +1,10 @@
-"""What the guest is told: the system prompt, the first message of a life, and the notes of the host loop.
+"""Texts for the guest: the system prompt, the first message of a session, and the notes of the host loop.
 
 Laws
-1. The mission reaches the system prompt, and nothing else that varies does: no turn, depth, session or time.
-2. What was read, printed or passed on is data. Wisdom stands in the first user message, as one JSON object, and so do
-   the hosts that may be used, whose descriptions come from a file.
+1. The system prompt holds the mission, the persona and the name of the shell. Nothing else in it varies: no turn,
+   depth, session or time.
+2. Input, output and wisdom are data. Wisdom is in the first user message as one JSON object. So is the list of hosts,
+   as a JSON array, because their descriptions come from a file.
 3. Placeholders are filled in one pass: a `{SHELL}` in a mission stays what it is.
 """
 
@@ -30,7 +31,7 @@ WAYS = (
     "`quine run --on NAME -- COMMAND` for a command there, `quine --on NAME MISSION` for an agent. "
     "`quine hosts` shows the list again."
 )
-MOST_HOSTS = 50  # that the first message names
+MOST_HOSTS = 50  # hosts listed in the first message
 _LAST = {
     "turn_exhaustion": "no turns are left",
     "context_exhaustion": "the context is full",
@@ -47,7 +48,7 @@ _MATERIAL = {
 
 
 def material(fd: int = 0) -> str:
-    """What descriptor `fd` is, found without reading a byte of it."""
+    """Return the kind of descriptor `fd`, one of `_MATERIAL`, without reading from it."""
     try:
         mode = os.fstat(fd)
     except OSError:
@@ -71,7 +72,7 @@ def system(life: Life) -> Message:
 
 
 def first(life: Life) -> Message:
-    """The first user message of a fresh life."""
+    """Return the first user message of a session without a cloned context."""
     if life.material_file:
         parts = [f"Material was saved to the file {life.material_file}."]
     else:
@@ -89,7 +90,7 @@ def first(life: Life) -> Message:
 
 
 def hosts(listed: str) -> str:
-    """The other machines that a process may use, quoted as data, and how; "" where there is none but its own."""
+    """Return the list of machines a process may use, as data, and how to use one; "" if only its own."""
     entries = quickjson.loads(listed) if listed else []
     if all(entry.get("here") for entry in entries):
         return ""
@@ -99,19 +100,19 @@ def hosts(listed: str) -> str:
 
 
 def moved(listed: str) -> str:
-    """What a clone on another machine is told: the list that its parent read holds for the parent."""
+    """Return the list for a clone on another machine: the list in its context is valid for the parent only."""
     return hosts(listed) or "[HOSTS] On this machine you may use no other machine."
 
 
 def json_text(value: object) -> str:
-    """A value as one line of JSON that people can read, for what stands as data in a message."""
+    """Return a value as one line of readable JSON (not escaped to ASCII), for data in a message."""
     import json
 
     return json.dumps(value, sort_keys=False, ensure_ascii=False)
 
 
 def last_note(mode: str) -> str:
-    """What follows the last result before the last reply; `mode` is how the life ends if nothing is done."""
+    """Return the note that asks for the last reply; `mode` is how the session ends if the guest does nothing."""
     return (
         f"[LAST REPLY] {_LAST[mode].capitalize()}. One more reply is possible, and only exec (a new life with the "
         "wisdom that you give it) and exit are accepted in it."
@@ -129,7 +130,7 @@ def limits(life: Life) -> str:
 
 
 def child(life: Life) -> str:
-    """How a forked child with a cloned context learns who it is: as the result of fork."""
+    """Return the result of fork in a child with a cloned context: its identity and its mission."""
     return (
         "[FORK] You are the child now, a process of your own with a shell of your own. The mission above is your "
         "parent's; yours is this, and when it is done you exit:\n\n"

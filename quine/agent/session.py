@@ -1,11 +1,11 @@
-"""One life of one agent as a value: what it must do, where it comes from, what it already knows.
+"""Description of one session as a value: mission, lineage, limits, and the conversation it begins with.
 
 Laws
-1. A life is made before anything is started and never changes; the loop owns what changes.
-2. It is JSON both ways, so that a life can be lived on another machine.
-3. `context` was lived by the parent and stands on the parent's tape (`cloned` says where); `opening` is
-   this life's own beginning. Together they are what the guest sees first. Both empty: a fresh life,
-   whose beginning is written where it is lived.
+1. A `Life` is made before anything is started and never changes; changing state belongs to the loop.
+2. It converts to JSON and back, so that a session can run on another machine.
+3. `context` is the conversation of the parent, on the parent's tape (`cloned` says where). `opening` holds the first
+   messages of this session. The guest sees both first. If both are empty, the session writes its first messages on
+   the machine where it runs.
 4. It holds no secret.
 """
 
@@ -17,7 +17,7 @@ from quine.base.messages import Message
 from quine.base.sessions import SHOWN, is_session, new_session
 from quine.budget.limits import Limits
 
-MATERIALS = ("", "none", "terminal", "pipe", "file", "socket")  # "" = look at descriptor 0 where it is lived
+MATERIALS = ("", "none", "terminal", "pipe", "file", "socket")  # "": unknown until it runs
 
 
 class Life(NamedTuple):
@@ -30,23 +30,23 @@ class Life(NamedTuple):
     shell: str = "/bin/sh"
     limits: Limits = Limits()
     material: str = ""
-    material_file: str = ""  # where -b put it
-    hidden: bool = False  # the mission came from a file, so that it need not show in ps
+    material_file: str = ""  # path of the file written by -b
+    hidden: bool = False  # the mission came from a file, and ps does not show it
     wisdom: dict[str, str] = {}  # noqa: RUF012 - never changed in place
-    hosts: str = ""  # those that it may use, a JSON text; "" for none
-    persona: str = ""  # a text of the user's, which the guest chose
+    hosts: str = ""  # hosts that it may use, as JSON; "" for none
+    persona: str = ""  # text written by the user, chosen by the guest
     context: tuple[Message, ...] = ()
     opening: tuple[Message, ...] = ()
-    cloned: tuple[str, int] = ("", 0)  # the parent's session, and how many lines of its tape
+    cloned: tuple[str, int] = ("", 0)  # session of the parent, and length of its tape in lines
     born: str = "start"  # start, fork, exec
-    age: float = 0.0  # seconds since the tree began, where a life is told to another machine
+    age: float = 0.0  # seconds since the tree began, set when sent to another machine
 
     @property
     def shown(self) -> str:
-        """The mission for an argv, where it is for people: cut, without what no argv holds, and not out of a file."""
+        """The mission to show in argv: truncated, without NUL characters, and a placeholder if it came from a file."""
         if self.hidden:
             return "(a mission from a file)"
-        # What a model wrote may hold half of a surrogate pair.
+        # Text from a model may hold half of a surrogate pair.
         return self.mission[:SHOWN].replace("\0", " ").encode("utf-8", "replace").decode()
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Life(NamedTuple):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Life:
-        """Strict about names and types; ValueError says what is wrong."""
+        """Parse, strict about names and types. Raises ValueError with the reason."""
         try:
             fields = dict(data)
             fields["limits"] = _typed(Limits, dict(fields.get("limits", {})))
@@ -77,7 +77,7 @@ class Life(NamedTuple):
 
 
 def _typed(kind: Any, fields: dict[str, Any]) -> Any:
-    """Make `kind` of fields that must have the types of its defaults (or be text where it has none)."""
+    """Return `kind(**fields)`; TypeError if a field does not have the type of its default (text if it has none)."""
     value = kind(**fields)
     for name in kind._fields:
         wanted = type(kind._field_defaults.get(name, ""))
@@ -90,6 +90,6 @@ def _typed(kind: Any, fields: dict[str, Any]) -> Any:
 
 
 def another(life: Life) -> Life:
-    """The same once more, as a session of its own; the root of a tree is the root of another tree."""
+    """Return a copy of `life` as a new session; a root becomes the root of a new tree."""
     session = new_session()
     return life._replace(session=session, root=session if life.root == life.session else life.root)

@@ -1,18 +1,18 @@
-"""The persistent shell of an agent: one POSIX shell, fed command by command, watched without ever blocking.
+"""The persistent shell of an agent: one POSIX shell that runs one command at a time, with non-blocking I/O.
 
 The shell reads statements from its descriptor 0. Each is an `eval` of the command with 0 from /dev/null, then a
-line with `$?` for the status pipe. Nothing in what a command prints can be taken for its end.
+line with `$?` for the status pipe. No output of a command can be taken for its end.
 
 Laws
 1. In a command: 0 = /dev/null, 1 and 2 captured, 3 4 5 = the agent's own 0 1 2. The shell's own channels are
-   closed while a command runs.
-2. The end of a command is its status line, or the end of the shell; never the end of its output, which a
-   background process can hold open for ever.
-3. A timeout ends the processes of this command, TERM then KILL; what earlier commands left in the background goes on.
-4. The shell is a process group of its own in the agent's session, and is ended with all that descends from it there.
-5. A command is sent once: to a shell that lives, and to no second one when that dies of it.
-6. Where the agent is killed so that nothing of it can run, the kernel ends the group: between commands and while one
-   runs, the control pipe is tied to it (`procs.tie`). Who has left the group (timeout(1), `set -m`, setsid) goes on.
+   closed in a command.
+2. A command ends with its status line, or with the shell. The end of its output is no sign, because a background
+   process can hold it open for ever.
+3. A timeout ends the processes of this command, TERM then KILL. Background processes of earlier commands go on.
+4. The shell is a process group of its own in the agent's session, and ends with all its descendants in that session.
+5. A command is sent once, to a running shell. If the shell dies of it, no second shell gets it.
+6. If the agent is killed by SIGKILL, the kernel ends the group: between commands and while one runs, `procs.tie` ties
+   the control pipe to it. Processes that left the group (timeout(1), `set -m`, setsid) go on.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from quine.agent.signals import PYTHON_IGNORES, Signals
 from quine.base import procs
 
 GRACE = 2.0  # seconds between TERM and KILL
-INSIST = 1.0  # seconds after which an interrupt that only the shell itself could heed is given to the shell
-HIGH = 20  # our ends live above what shells and users redirect
-PIPE = 1 << 18  # room for background output while the agent thinks
+INSIST = 1.0  # seconds after which an interrupt without effect on the command goes to the shell, too
+HIGH = 20  # pipe ends of the agent stay above the descriptors that shells and users redirect
+PIPE = 1 << 18  # bytes of background output that fit between commands
 
-# 6 status, 7 and 8 where output is captured: single digits, for dash knows no others. `command` keeps an
+# 6 is the status pipe, 7 and 8 capture output: single digits, because dash redirects no others. `command` keeps an
 # error in eval (syntax, a failed redirection) from ending the shell.
-# The mark is new each time, and a line of its own: bash keeps its saved descriptors open in a command, so that one
-# which writes to all of them reaches the status pipe too.
+# The mark is new each time, on a line of its own. bash keeps its saved descriptors open in a command, so a command
+# that writes to all of them also reaches the status pipe.
 STATEMENT = (
     "{ command eval %s\n} </dev/null >&7 2>&8 6>&- 7>&- 8>&-\ncommand printf '\\n%s %%s\\n' \"$?\" >&6\n"
 )
 
 
 class Outcome(NamedTuple):
-    """code is what $? was; `notes` say what else happened; `earlier` is what the background printed before."""
+    """Result of a command. `code` is `$?`, `notes` other events, `earlier` the background output before it."""
 
     code: int
     stdout: str
@@ -63,26 +63,26 @@ class Shell:
         self._outputs = outputs
         self._limit = limit
         self._count = 0
-        self._left: dict[int, procs.Process] = {}  # in the background, of shells that ended by themselves
+        self._left: dict[int, procs.Process] = {}  # background processes of shells that ended by themselves
         self._pid = 0
         self._pidfd = self._control = self._status = -1
         self._tied = -1  # the shell's end of the control pipe
-        self._pipes: list[tuple[int, int]] = []  # stdout, stderr: kept while shells come and go
+        self._pipes: list[tuple[int, int]] = []  # stdout, stderr: kept when a new shell starts
 
     @property
     def group(self) -> int:
-        """The process group of commands, 0 where no shell runs."""
+        """Process group of the shell; 0 if none runs."""
         return self._pid
 
     def pids(self) -> list[int]:
-        """The shell and its commands, in whatever groups they are."""
+        """Pids of the shell and its commands, in any process group."""
         return list(procs.of_session(self._pid)) if self._pid else []
 
     def run(self, command: str, timeout: float, environ: Mapping[str, str]) -> Outcome:
-        """Run one command to its end; OSError where no shell can be started."""
+        """Run one command to its end. `timeout` in seconds, 0 for none. OSError if no shell can be started."""
         died: list[str] = []
         if self._pid and procs.wait([self._pidfd], 0):
-            self._ended(died)  # between two commands: this one has not been begun, so it runs in a new shell
+            self._ended(died)  # it died between two commands: this one has not begun, and runs in a new shell
         if not self._pid:
             self._start(environ)
         self._count += 1
@@ -127,7 +127,7 @@ class Shell:
             self._forget()
 
     def disown(self) -> None:
-        """Let go of the shell without touching it: in a forked child it is the parent's."""
+        """Close the descriptors without ending the shell, which in a forked child belongs to the parent."""
         for pair in self._pipes:
             for fd in pair:
                 _close(fd)
@@ -136,7 +136,7 @@ class Shell:
         self._close_channels()
 
     def tie(self, on: bool) -> None:
-        """Is the group to end with us? Not while the control pipe is written to or closed."""
+        """Switch whether the group ends with this process; off while the control pipe is written to or closed."""
         procs.tie(self._tied, -self._pid, on)
 
     def _start(self, environ: Mapping[str, str]) -> None:
@@ -172,7 +172,7 @@ class Shell:
             self._pidfd = os.pidfd_open(self._pid)
         except OSError:
             if self._pid:
-                os.kill(self._pid, signal.SIGKILL)  # it has read nothing, and nobody could wait for it
+                os.kill(self._pid, signal.SIGKILL)  # no pidfd to wait for it; it has read nothing
                 procs.reap(self._pid)
             self._close_channels()
             raise
@@ -184,7 +184,7 @@ class Shell:
             )
 
     def _ended(self, notes: list[str]) -> int:
-        """The shell is gone: say so, and be ready for a new one."""
+        """Reap a shell that has ended, add a note, and return its exit code."""
         self._left |= procs.of_session(self._pid)
         status = self._forget()
         how = f"died of signal {-status}" if status < 0 else f"exited with status {status}"
@@ -195,7 +195,7 @@ class Shell:
         return status if status >= 0 else 128 - status
 
     def _forget(self) -> int:
-        """Reap the shell; its status, negative for a signal."""
+        """Reap the shell and return its status, negative for a signal."""
         status = procs.reap(self._pid)
         self.tie(False)
         self._close_channels()
@@ -209,7 +209,7 @@ class Shell:
 
 
 class _Watch:
-    """One command under way: writes the statement, reads output and status, minds time and signals."""
+    """Run of one command: writes the statement, reads output and status, handles signals and the timeout."""
 
     def __init__(self, shell: Shell, command: str, streams: list[Capture], timeout: float) -> None:
         self._shell = shell
@@ -231,14 +231,14 @@ class _Watch:
         self.notes: list[str] = []
 
     def until_done(self) -> int | None:
-        """The status, or None where the shell has ended instead."""
+        """Return the status of the command, or None if the shell has ended."""
         poll = select.poll()
         poll.register(self._signals.fd, select.POLLIN)
         poll.register(self._shell._status, select.POLLIN)
         poll.register(self._shell._control, select.POLLOUT)
         for fd in self._streams:
             poll.register(fd, select.POLLIN)
-        # Not only when the status pipe ends: a subshell in the background holds that open.
+        # The end of the status pipe is not enough: a background subshell holds it open.
         poll.register(self._shell._pidfd, select.POLLIN)
         while True:
             with self._signals.interruptible():
@@ -257,12 +257,12 @@ class _Watch:
                     if (status := self._read_status()) is not None:
                         return status
                 elif event & select.POLLHUP:
-                    # The shell has become another program (exec): that is the command now.
+                    # The shell was replaced by exec: its pidfd tells the end.
                     poll.unregister(fd)
             self._mind()
 
     def _feed(self, event: int) -> bool:
-        """Write what the pipe takes of the statement; False when there is nothing more to write."""
+        """Write as much of the statement as the pipe takes; return False if nothing is left to write."""
         if event & select.POLLERR:
             return False
         try:
@@ -289,19 +289,19 @@ class _Watch:
         return None if left == float("inf") else max(0, min(int(left * 1000) + 1, 1 << 30))
 
     def _mind(self) -> None:
-        """Interrupts, the alarm, too much output, the deadline."""
+        """Handle interrupts, the alarm, the output limit and the timeout."""
         if self._signals.interrupts > self._heeded:
             self._heeded = self._signals.interrupts
             self._told = self._tell(signal.SIGINT)
             self._insist = time.monotonic() + INSIST
         if time.monotonic() >= self._insist:
-            # A loop of the shell's own goes on although its commands were interrupted; or the signal came between two
-            # commands. One that was told and is still there is heeding it, or it stands before `&` and ignores it.
+            # A loop in the shell goes on although its commands were interrupted, or the signal came between two
+            # commands. A process that got SIGINT and still runs is handling it, or ignores it (background, `&`).
             self._insist = float("inf")
             left = self._told & self._members()
             if all(procs.ignores(pid, signal.SIGINT) for pid in left):
-                # All at once, as a terminal does: bash heeds it only if the command it waits for has died of it, so
-                # that it can miss it, when that was just ending by itself.
+                # The whole group, as a terminal does: bash acts on SIGINT only if the command it waits for died of
+                # it. It misses one if that command was just ending by itself, hence several tries.
                 os.killpg(self._shell._pid, signal.SIGINT)
                 self._tries -= 1
                 self._insist = time.monotonic() + INSIST if self._tries else float("inf")
@@ -317,7 +317,7 @@ class _Watch:
             self._end(f"[TIMEOUT] the command was ended after {self._timeout:g} s")
         elif self._stage == 1:
             self._stage, self._deadline = 2, time.monotonic() + 0.3
-            rounds = 10  # a loop starts another one while we look
+            rounds = 10  # a loop may start new processes meanwhile
             while self._tell(signal.SIGKILL) and rounds:
                 rounds -= 1
         else:
@@ -333,7 +333,7 @@ class _Watch:
         return set(procs.of_command(self._shell._pid, self._begun, self._older))
 
     def _tell(self, number: int) -> set[int]:
-        """Signal the processes of the command; who were they?"""
+        """Signal the processes of the command and return their pids."""
         pids = self._members()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -342,7 +342,7 @@ class _Watch:
 
 
 def _pipe(size: int = 0) -> tuple[int, int]:
-    """A pipe with both ends out of the way of what a shell redirects."""
+    """Return a pipe (read, write) with both descriptors at or above HIGH."""
     low = os.pipe2(os.O_CLOEXEC)
     high: list[int] = []
     try:
@@ -357,7 +357,7 @@ def _pipe(size: int = 0) -> tuple[int, int]:
             os.close(fd)
     read, write = high
     if size:
-        with contextlib.suppress(OSError):  # the user's share of pipe memory is used up: smaller, then
+        with contextlib.suppress(OSError):  # keep the default size if the user's pipe memory is used up
             fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, size)
     return read, write
 

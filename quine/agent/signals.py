@@ -1,17 +1,17 @@
-"""Signals of an agent: noted the moment they come, acted upon where the loop can bear it.
+"""Signals of an agent: handlers record them at once, and the loop acts on them where it is safe.
 
-A handler that raises anywhere would tear a half-written entry or a half-made child. So handlers only note, and
-raise in one place: inside `interruptible()`, which the loop holds open exactly while it waits.
+An exception raised at any point would leave a half-written tape entry or a half-started child. So handlers only record,
+and raise in one place: inside `interruptible()`, which is open exactly while the loop waits.
 
 Laws
-1. `Terminated` comes out of `interruptible()` and out of nothing else; and no more once the end has begun.
-2. A signal that was ignored when we were started (nohup, `&` in a shell) stays ignored.
-3. SIGINT goes to what runs, if something runs; the second within a second ends the agent.
-4. Whoever takes our place (execve) gets the mask back and no disposition of Python's: CPython ignores SIGPIPE
+1. A handler raises `Terminated` only inside `interruptible()`, and never after the end of the agent has begun.
+2. A signal that was ignored when the process was started (nohup, `&` in a shell) stays ignored.
+3. SIGINT goes to the running command or children, if there are any; a second one within a second ends the agent.
+4. A program that replaces this one (execve) gets the mask back and no disposition of Python's: CPython ignores SIGPIPE
    and SIGXFSZ, and an ignored signal stays ignored through execve.
-5. Our own write to a peer that has gone raises SIGPIPE too. `quiet()` tells it from one that was sent.
-6. A call that waits in code that is not ours is not slept through: see `insistent()`. Our own polls hold `fd`.
-7. A peer that does not answer holds up the end of an agent for `HURRY` seconds at most: see `ready()`.
+5. A write of this process to a peer that has gone raises SIGPIPE, too. `quiet()` tells it from one that was sent.
+6. A signal also interrupts calls that wait in other code: see `insistent()`. The polls of the agent include `fd`.
+7. A peer that does not answer delays the end of an agent by at most `HURRY` seconds: see `ready()`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 FATAL = (S.SIGTERM, S.SIGHUP, S.SIGPIPE, S.SIGQUIT, S.SIGUSR1, S.SIGUSR2, S.SIGXCPU)
 HANDLED = (*FATAL, S.SIGINT, S.SIGALRM, S.SIGTSTP, S.SIGCONT)
 PYTHON_IGNORES = (S.SIGPIPE, S.SIGXFSZ)
-KICK = S.SIGURG  # from ourselves, and ignored by whoever does not expect it
-KICKS = (200, 1000, 5000)  # milliseconds after a signal in which a call should have ended by itself
-TWICE = 1.0  # seconds between two SIGINT that mean the agent
-HURRY = 3.0  # seconds without a byte of a peer after a fatal signal; a node's KILL follows its TERM after 5
-STEP = 0.25  # seconds between two looks at `fatal`
-# seconds that a guest has at least and at most to answer when the time of the tree is over
+KICK = S.SIGURG  # sent by this process to itself; ignored by default
+KICKS = (200, 1000, 5000)  # milliseconds to wait for a call to end by itself before each kick
+TWICE = 1.0  # seconds between two SIGINT that together end the agent
+HURRY = 3.0  # seconds without a byte from a peer after a fatal signal; a node sends KILL 5 s after TERM
+STEP = 0.25  # seconds between two checks of `fatal`
+# minimum and maximum seconds for the last answer of the guest after the deadline of the tree
 ANSWER = (10.0, 60.0)
 
 
@@ -51,41 +51,41 @@ class Terminated(Exception):
 
 
 class Signals:
-    """One per process; made at the start, and made anew in a forked child by `renew`."""
+    """Signal state of this process; a forked child resets it with `renew`."""
 
     def __init__(self) -> None:
         self.fatal = 0
         self.alarm = False
-        self.interrupts = 0  # SIGINTs for what runs, since it was begun
-        self.others: Callable[[], list[int]] = list  # processes that stop and go on with us
+        self.interrupts = 0  # SIGINTs for the running command, since it began
+        self.others: Callable[[], list[int]] = list  # pids stopped and continued with this process
         self._running = False
         self._open = 0
         self._ending = False
         self._last = -TWICE
         self._over = float("inf")
         self._wake = (-1, -1)
-        self.tied = -1  # what tells us, by TERM, that who waits for us was killed (fork.py)
+        self.tied = -1  # pipe tied to this process: TERM if the waiting parent is killed (fork.py)
         self.mask: set[int] = set()
 
     def install(self, mask: set[int] | None = None) -> None:
-        """Take over. `mask` is the one to restore in others, where a former life of ours had it changed."""
+        """Install the handlers. `mask`: the original signal mask, if a previous session of this process changed it."""
         self.mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, ())) if mask is None else mask
         self._pipe()
         for number in HANDLED:
-            # SIGPIPE is ignored by Python itself, so whether it was before cannot be known.
+            # Python itself ignores SIGPIPE, so its disposition at the start is unknown.
             if number == S.SIGPIPE or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
         signal.signal(KICK, self._again)
-        # Ignored by who started us, it would make the kernel reap our children before we learn how they ended.
+        # If the caller ignored SIGCHLD, the kernel would reap children and their statuses would be lost.
         signal.signal(S.SIGCHLD, signal.SIG_DFL if os.getpid() > 1 else _wake)
         if os.isatty(0):
-            # The shell is a background group: without this, reading the terminal would stop it for ever.
+            # The shell is a background process group: otherwise reading the terminal would stop it for ever.
             signal.signal(S.SIGTTIN, signal.SIG_IGN)
             signal.signal(S.SIGTTOU, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
     def renew(self) -> None:
-        """In a forked child: nothing has happened to this process yet, and it wakes itself."""
+        """In a forked child: forget the signals of the parent and make a new wake-up pipe."""
         self.fatal = self.interrupts = self._open = 0
         self.alarm = self._running = self._ending = False
         self._last = -TWICE
@@ -97,10 +97,10 @@ class Signals:
         self._pipe()
 
     def arm(self, left: float | None, limit: float) -> None:
-        """SIGALRM when the time of the tree is over in `left` seconds; and the end, where that is not heeded.
+        """Set SIGALRM for the deadline of the tree, in `left` seconds, and a second one that ends the agent.
 
-        A timer goes with its process through execve and not into a forked child, so each life arms its own. `limit`
-        is the whole time, of which a tenth is added for the answer.
+        A timer survives execve and is not inherited by a forked child, so each session arms its own. A tenth of
+        `limit`, the whole time in seconds, is added for the last answer (within ANSWER).
         """
         if left is not None:
             left = max(left, 0.001)
@@ -109,7 +109,7 @@ class Signals:
             signal.setitimer(signal.ITIMER_REAL, left, grace)
 
     def remove(self) -> None:
-        """Give every disposition and the mask back, for code that is not ours (a foreign program, a face)."""
+        """Restore dispositions and mask, for another program or a proxy."""
         signal.set_wakeup_fd(-1)
         for fd in self._wake:
             os.close(fd)
@@ -123,7 +123,7 @@ class Signals:
 
     @property
     def fd(self) -> int:
-        """Readable when a signal came; every poll of ours holds it."""
+        """Descriptor that is readable after a signal; every poll of the agent includes it."""
         return self._wake[0]
 
     def drain(self) -> None:
@@ -145,17 +145,17 @@ class Signals:
 
     @contextlib.contextmanager
     def insistent(self) -> Iterator[None]:
-        """Interruptible, for a call that may wait in code that is not ours; it must be in the main thread.
+        """Like `interruptible`, for a call that may wait in other code; main thread only.
 
-        A signal ends a system call that waits, but not one that is just about to: Python looked for signals before
-        that, and looks again when the call ends, for a server that is silent in ten minutes. And what a handler raises
-        in a destructor is dropped. So a thread looks whether a signal came, and kicks us if we are still in here.
+        A signal interrupts a system call that waits, but not one about to begin: Python checks for signals before it,
+        and again only when it ends, which for a silent server is in ten minutes. And Python drops exceptions that a
+        handler raises in a destructor. So a thread waits for a signal, and kicks the main thread while it is in here.
         """
         over, leave = os.pipe2(os.O_CLOEXEC)
         try:
-            with self.held():  # for the thread for ever: one that we hold back would be delivered to it
+            with self.held():  # the thread keeps this mask, or it would get signals blocked in the main one
                 _thread.start_new_thread(self._insist, (over, _thread.get_ident()))
-        except RuntimeError:  # no more threads: it is as likely as ever to go well
+        except RuntimeError:  # no more threads: then without kicks
             os.close(over)
         try:
             with self.interruptible():
@@ -164,12 +164,12 @@ class Signals:
             os.close(leave)
 
     def _insist(self, over: int, main: int) -> None:
-        """In the thread, which ends when `over` does."""
+        """Body of the thread, which ends when the other end of `over` is closed."""
         poll = select.poll()
         poll.register(over, 0)
         poll.register(self.fd, select.POLLIN)
         ended = over in dict(poll.poll())
-        poll.unregister(self.fd)  # what came is for our own polls, later
+        poll.unregister(self.fd)  # not read: the polls of the agent need it later
         for pause in KICKS:
             ended = ended or bool(poll.poll(pause))
             if not ended:
@@ -181,18 +181,18 @@ class Signals:
             raise Terminated(self.fatal)
 
     def end(self) -> None:
-        """From here on a signal is noted, and interrupts nothing.
+        """From now on signals are recorded and interrupt nothing.
 
-        `_open` alone would not do: where Terminated came between a `with` and its manager, that has not been closed.
+        `_open` is not enough: it stays raised if Terminated came between a `with` and its context manager.
         """
         self._ending = True
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """While this is open, SIGINT is counted for what runs.
+        """While this is open, SIGINT is counted for the running command or children.
 
-        The waiting in it is interruptible, what it does in between is not: a child that was reaped and not noted
-        would be waited for once more, by the end of the agent.
+        Only the waits inside are interruptible. Otherwise a child could be reaped without being recorded as reaped,
+        and the end of the agent would wait for it again.
         """
         self.interrupts = 0
         self._running = True
@@ -203,7 +203,7 @@ class Signals:
 
     @contextlib.contextmanager
     def calling_out(self) -> Iterator[None]:
-        """A call that writes to a peer and may take long: quiet and insistent."""
+        """Combine `insistent` and `quiet`, for a call that writes to a peer and may take long."""
         with self.insistent():
             with self.quiet():
                 yield
@@ -212,8 +212,8 @@ class Signals:
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """While we write to a peer: a SIGPIPE of our own making is dropped, one that was sent counts afterwards."""
-        # First: a handler that raises in a call loses its answer.
+        """Block SIGPIPE. One caused by a write of this process is dropped; one that was sent is recorded at the end."""
+        # Read first: if a handler raised in the blocking call, the old mask would be lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, [S.SIGPIPE])
@@ -223,22 +223,22 @@ class Signals:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _sift(self, before: set[int]) -> None:
-        """Take the pending SIGPIPEs, and note one that somebody sent."""
+        """Consume pending SIGPIPEs, and record one sent by another process."""
         if S.SIGPIPE in before:
-            return  # another quiet() is open around us
+            return  # an outer quiet() is open
         while (info := signal.sigtimedwait([S.SIGPIPE], 0)) is not None:
-            if info.si_pid != os.getpid():  # the kernel names the writer itself
+            if info.si_pid != os.getpid():  # for a write, the kernel gives the pid of the writer
                 self.fatal = self.fatal or S.SIGPIPE
 
     def ready(self, channel: socket.socket, event: int) -> None:
-        """Wait until `channel` is ready for `event` of poll(2), which no signal interrupts.
+        """Wait until `channel` is ready for `event` of poll(2); signals do not interrupt the wait.
 
-        After a fatal signal, also one that came before, that takes HURRY seconds at most. Raises TimeoutError.
+        After a fatal signal, also an earlier one, the wait lasts HURRY seconds at most. Raises TimeoutError.
         """
         poll = select.poll()
         poll.register(channel, event)
         over = float("inf")
-        # `fd` would have to be drained for this poll, and another poll of ours may wait for what it tells.
+        # `fd` is not in this poll: it would have to be drained, and another poll may wait for it.
         while not poll.poll(STEP * 1000):
             if self.fatal:
                 over = min(over, time.monotonic() + HURRY)
@@ -247,7 +247,7 @@ class Signals:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing is delivered while this is open: around fork() and execve()."""
+        """Block all handled signals, around fork() and execve()."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
@@ -277,7 +277,7 @@ class Signals:
 
 
 def _wake(number: int, frame: FrameType | None) -> None:
-    """PID 1 is to learn of the end of orphans; that a handler was called makes `fd` readable."""
+    """Handler of SIGCHLD in PID 1: its call makes `fd` readable, so that orphans are reaped."""
 
 
 def _tell(pids: list[int], number: int) -> None:

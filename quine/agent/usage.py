@@ -1,8 +1,8 @@
-"""What one life has used, what is left of it, and what the guest is told of that after each batch of calls.
+"""Usage of a session: counts turns, tokens and context, and writes the notes about what is left for the guest.
 
 Laws
-1. Turns and context belong to the life; tokens, money and time belong to the tree, and the ledger has them.
-2. `last` is set once: the next reply is the last one, and the guest has been told so.
+1. Turns and context belong to the session. Tokens, money and time belong to the tree and are in the ledger.
+2. Once `last` is set, the next reply is the last one, and a note has told the guest so.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from quine.budget.ledger import LEAST_REPLY, Ledger
 from quine.budget.limits import Limits
 from quine.providers import metering
 
-FULL = 0.8  # share of the context at which the guest is warned, once
-LATE = 0.8  # share of the time of the tree after which the guest is told to come to an end
+FULL = 0.8  # share of the context window at which the guest is warned, once
+LATE = 0.8  # share of the time of the tree after which the guest is told to finish
 
 
 class Account:
@@ -24,17 +24,17 @@ class Account:
         self.usage = Usage()
         self.turns = 0
         self.inferences = 0
-        self.last = ""  # turn_exhaustion, context_exhaustion or budget: the mode in which the life ends
+        self.last = ""  # turn_exhaustion, context_exhaustion or budget: the mode in which the session ends
         self._limits = limits
         self._ledger = ledger
         self._guest = guest
         self._price = price
-        self._context = 0  # tokens of the conversation up to the last reply, if the guest has told
-        self._told = 0  # messages that those are
+        self._context = 0  # tokens up to the last reply, if the provider has reported usage
+        self._told = 0  # number of messages in `_context`
         self._warned = False
 
     def count(self, reply: Reply, messages: int) -> None:
-        """After a reply to so many messages."""
+        """Count `reply`, sent in answer to `messages` messages."""
         self.inferences += 1
         self.usage += reply.usage
         if reply.usage.input:
@@ -47,15 +47,15 @@ class Account:
         return 0 < self._limits.turns <= self.turns
 
     def used(self, messages: Sequence[Message]) -> int:
-        """Tokens of the conversation: as the guest has told, and about so many since."""
+        """Return the tokens of the conversation: those reported by the provider, and an estimate of the rest."""
         return self._context + metering.tokens(messages[self._told :])
 
     def notes(self, messages: Sequence[Message], result: str) -> list[str]:
-        """What the last `result` of a batch is followed by."""
+        """Return the lines below the last `result` of a batch. May set `last`."""
         lines = []
         if limit := self._limits.turns:
             lines.append(f"[TURNS LEFT] {max(0, limit - self.turns)}")
-        # What has come since the guest counted is in its next prompt: without it the warning comes a batch too late.
+        # The next prompt includes the new results: without them the warning would come a batch too late.
         used = self.used(messages) + metering.tokens([Message("user", result)])
         window = self._limits.window
         lines.append(f"[CONTEXT USED] {round(used / 1000)}K of {round(window / 1000)}K")
@@ -82,18 +82,18 @@ class Account:
         return lines
 
     def left(self, surely: bool = False) -> Left:
-        """Tokens and dollars of the tree; what is relayed is paid at the origin, which tells what is left there.
+        """Return tokens and dollars left to the tree; for relayed inference, the lower of here and the origin.
 
-        `surely`: what others have reserved and may give back is not taken for used.
+        `surely`: amounts that others have reserved, and may give back, do not count as used.
         """
         own = self._ledger.left(surely)
         told: Left | None = getattr(self._guest, "surely" if surely else "left", None)
         return own if told is None else own.least(told)
 
     def affords(self, count: int, prompt: int) -> bool:
-        """Can so many inferences with prompts of so many tokens be paid?"""
+        """Return whether `count` inferences with prompts of `prompt` tokens can be paid."""
         tokens, dollars = self.left(surely=True)
-        # What the guest has counted has the tools in it.
+        # Counts reported by the provider include the tools.
         prompt = max(prompt, metering.TOOLS) if self._context else prompt + metering.TOOLS
         if tokens is not None and tokens < count * (prompt + LEAST_REPLY):
             return False

@@ -35,7 +35,7 @@ def write(path: str, data: bytes, mode: int = 0o666, own: bool = False) -> None:
 
 
 def write_aside(path: str, value: dict[str, Any]) -> None:
-    """A small file that is there whole or not at all. Raises OSError."""
+    """Write `value` as JSON to `path`, atomically. Raises OSError."""
     write(path, quickjson.dumps(value).encode(), 0o600, own=True)
 
 

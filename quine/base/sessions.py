@@ -9,7 +9,7 @@ SHOWN = 4096  # characters of a mission in an argv
 
 
 def new_session() -> str:
-    """A UUID of version 7: random, and sorted by the millisecond of its making."""
+    """Return a UUID of version 7: random, sorted by the millisecond of its creation."""
     number = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
     number = number & ~(0xF << 76) | 7 << 76
     number = number & ~(0x3 << 62) | 2 << 62

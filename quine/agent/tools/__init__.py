@@ -1,4 +1,4 @@
-"""tools: what the guest can do; sh, fork, exec, exit, and nothing else."""
+"""tools: the four tools of the guest: sh, fork, exec and exit; nothing else."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from quine.agent.tools.fork import FORK
 from quine.agent.tools.sh import SH
 from quine.base.messages import Tool
 
-# This order, these words: the tools stand before the conversation in every request, and a provider caches them.
+# Order and texts are fixed: the tools precede the conversation in every request, and providers cache that prefix.
 TOOLS: tuple[Tool, ...] = (SH, FORK, EXEC, EXIT)
 BY_NAME = {tool.name: tool for tool in TOOLS}
 
 
 def fault(name: str, args: dict[str, object]) -> str:
-    """What is wrong with a call, "" where nothing is."""
+    """Return the error in a call of tool `name`, "" if there is none."""
     tool = BY_NAME.get(name)
     if tool is None:
         return f"unknown tool: {schema.short(name)}; there are {', '.join(BY_NAME)}"

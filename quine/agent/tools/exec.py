@@ -1,13 +1,13 @@
-"""exec: this process begins anew with an empty memory, here or elsewhere, or another program takes its place.
+"""exec: start a new session with an empty memory in this process or elsewhere, or replace it by another program.
 
 Laws
-1. Same pid, same streams at the same positions, same mission, same depth. Only turns and memory are given back.
-2. What can be known to fail is refused before the old life is ended. If execve() itself fails, the old life goes on.
-3. Nothing of ours reaches the new image but the streams, the environment, the memo and the slot.
-4. A persona is an instruction, so a person must have written it (quine/agent/personas.py). What an agent has written,
-   moved or linked is data, and does not reach the system prompt by this door.
-5. A life elsewhere has this process for its face. The old life ends, on its tape, when the new one has been started
-   over there and before it is told what it is; up to then nothing is given up and no byte of stdin is read.
+1. Pid, streams and their positions, mission and depth stay. Only turns and memory are reset.
+2. A call that is certain to fail is refused before the old session ends. If execve() fails, the old session goes on.
+3. The new image gets only the streams, the environment, the memo, and the slot.
+4. A persona is an instruction, so a person must have written it (quine/agent/personas.py). A file that an agent has
+   written, moved or linked is data, and cannot become a persona.
+5. For a session elsewhere, this process is the proxy. The old session ends on its tape after the new process has
+   started there, and before it receives its mission. Until then nothing is ended and no byte of stdin is read.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 LOST = (
     "; this life goes on, its shell was ended for it: variables, functions and background commands are lost"
 )
-LONGEST = 131072  # bytes of one string that Linux accepts in execve: NAME=value and its NUL
-WHOLE = 1 << 19  # bytes of all wisdom as JSON: it has to fit into the memo and into an environment
+LONGEST = 131072  # bytes of one string that Linux accepts in execve: NAME=value and its NUL (MAX_ARG_STRLEN)
+WHOLE = 1 << 19  # bytes of all wisdom as JSON: it must fit into the memo and into an environment
 
 EXEC = Tool(
     "exec",
@@ -74,7 +74,7 @@ EXEC = Tool(
 
 
 def run(loop: Loop, args: dict[str, Any]) -> Result:
-    """Does not return where it succeeds."""
+    """Execute the call. Does not return if it succeeds."""
     host = args.get("host", "local")
     wisdom = {**loop.life.wisdom, **args.get("wisdom", {})}
     wisdom = {key: value for key, value in wisdom.items() if value}
@@ -121,7 +121,7 @@ def _next(old: Life, wisdom: dict[str, str], persona: str) -> Life:
 
 
 def _move(loop: Loop, life: Life, where: str) -> Result:
-    """The next life elsewhere, and this process its face until it ends."""
+    """Run the next session on another machine, with this process as its proxy. Raises `Moved` at its end."""
     if fault := env.unfit(where):
         return _error(f"host holds {fault}")
     if life.material_file:
@@ -134,25 +134,25 @@ def _move(loop: Loop, life: Life, where: str) -> Result:
 
     def begin(pid: int, host: str) -> None:
         if loop.signals.fatal:
-            raise Terminated(loop.signals.fatal)  # it came to the old life before the face listened
+            raise Terminated(loop.signals.fatal)  # it arrived before the proxy had handlers
         started.append(pid)
-        signal.setitimer(signal.ITIMER_REAL, 0)  # the new life has a timer of its own
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the new session has a timer of its own
         loop.record_end(0, "exec", f"exec: the next life runs on {where}", to=life.session)
         loop.tape.close()
         loop.jobs.finished()
         loop.shell.close()
 
-    # A reader that has gone is told to who writes over there.
+    # The proxy passes the end of a reader on to the writer on the other machine.
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
         more = {"masked": loop.settings.masked, "stdin": 0, "stdout": 1, "stderr": 2}
-        with loop.signals.interruptible():  # up to the moment in which the face listens itself
+        with loop.signals.interruptible():  # until the proxy installs its handlers
             status = loop.face(where, life, loop.ledger, **more, facts=facts, on_start=begin)
         number = signal_number(status.signal) if status.signal else 0
     except Terminated as late:
         if not started:
             raise
-        # After the face had let go.
+        # After the proxy had removed its handlers.
         raise Moved(End(128 + late.number, late.number, loop.account.usage)) from None
     except (Refused, Failure) as error:
         if started:
@@ -195,11 +195,11 @@ def _renew(loop: Loop, life: Life) -> Result:
         "top": loop.settings.top,
     }
     with loop.signals.held():
-        # Blocked signals stay pending through execve: the new life's handlers get them, not the default.
+        # Blocked signals stay pending through execve: the handlers of the new session get them, not the default action.
         if loop.signals.fatal:
-            raise Terminated(loop.signals.fatal)  # it came to the old life, and would be lost with it
+            raise Terminated(loop.signals.fatal)  # recorded by the old session, and otherwise lost with it
         if loop.signals.alarm:
-            os.kill(os.getpid(), signal.SIGALRM)  # this too; held back, it is the next life's
+            os.kill(os.getpid(), signal.SIGALRM)  # blocked now, so the next session gets it
         for fd in loop.slots:
             os.set_inheritable(fd, True)
         try:
@@ -223,7 +223,7 @@ def _become(loop: Loop, argv: list[str], wisdom: dict[str, str]) -> Result:
     loop.shell.close()
     with loop.signals.held():
         if loop.signals.fatal:
-            raise Terminated(loop.signals.fatal)  # it came to us, and the program would never hear of it
+            raise Terminated(loop.signals.fatal)  # already recorded here, so the program would never get it
         loop.signals.remove()
     try:
         os.chdir(loop.shell.cwd)
@@ -238,7 +238,7 @@ def _become(loop: Loop, argv: list[str], wisdom: dict[str, str]) -> Result:
 
 
 def _find(program: str, cwd: str) -> str:
-    """The file that the shell would run, "" where there is none."""
+    """Return the file that the shell would run; "" if there is none."""
     if "/" in program:
         candidates = [os.path.join(cwd, program)]
     else:

@@ -7,7 +7,7 @@ from typing import Any
 from quine.agent.outcome import Ended, Result
 from quine.base.messages import Tool
 
-MOST = 63  # statuses above say what kept an agent from its verdict, and that a caller can rely on
+MOST = 63  # greater statuses are reserved: they tell callers why an agent gave no verdict
 
 EXIT = Tool(
     "exit",
@@ -34,7 +34,7 @@ EXIT = Tool(
 
 
 def run(args: dict[str, Any]) -> Result:
-    """Raises Ended; returns only to refuse."""
+    """Raise `Ended`; return only to refuse the call."""
     status = {"success": 0, "failure": 1}.get(args["status"], args["status"])
     reason = args.get("stderr", "")
     if status == 0 and reason:

@@ -1,7 +1,7 @@
-"""fork: children that run at the same time, here or on another machine.
+"""fork: start child agents that run concurrently, here or on another machine.
 
 Laws
-1. Everything that can be refused is refused before anything starts; a refused call starts no child at all.
+1. A call is checked completely before any child starts; a refused call starts none.
 2. All fork calls of one reply start before any of them is waited for.
 """
 
@@ -76,7 +76,7 @@ TOLD = (
 
 
 class Spec(NamedTuple):
-    """One child that a call asks for; stdin is an open descriptor of ours."""
+    """One child of a call; `stdin` is an open descriptor of the parent."""
 
     intent: str
     host: str
@@ -87,7 +87,7 @@ class Spec(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One fork call of the reply under way; `place` is its index among the calls."""
+    """One fork call of the current reply; `place` is its index among the calls."""
 
     place: int
     call: ToolCall
@@ -99,7 +99,7 @@ class Call(NamedTuple):
 
 
 def fault(args: dict[str, Any]) -> str:
-    """What the schema cannot say."""
+    """Return the error in a call that the schema cannot express; "" if there is none."""
     if ("intent" in args) == ("children" in args):
         return "[FORK ERROR] give either intent or children"
     for child in args.get("children", [args]):
@@ -117,7 +117,7 @@ def fault(args: dict[str, Any]) -> str:
 
 
 def run(loop: Loop, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ...]) -> dict[int, Result]:
-    """Results by index. In a child this raises Reborn."""
+    """Execute fork calls and return results by index. In a child this raises `Reborn`."""
     results: dict[int, Result] = {}
     prepared: list[Call] = []
     for index, call in calls:
@@ -145,7 +145,7 @@ def run(loop: Loop, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ..
         )
         return {**results, **{one.place: _error(text) for one in prepared}}
     finally:
-        if os.getpid() == parent:  # the child has closed its copies itself
+        if os.getpid() == parent:  # the child has closed its own copies
             for fd in (fd for one in prepared for fd in _held(one)):
                 os.close(fd)
     loop.tape.sync()
@@ -155,7 +155,7 @@ def run(loop: Loop, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ..
 
 
 def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
-    """Open and take what the children need, or say why not."""
+    """Check a call, take slots and open stdin for its children; return a Result if it is refused."""
     args = call.args
     limits = loop.life.limits
     if loop.life.depth + 1 >= limits.depth:
@@ -196,7 +196,7 @@ def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
 
 
 def _unstaged(loop: Loop, staged: list[list[list[str]]]) -> str:
-    """What is wrong with the files that are to go and to come back; "" where nothing is."""
+    """Return the error in the `files` and `returns` of a call; "" if there is none."""
     if not any(files or returns for files, returns in staged):
         return ""
     from quine.staging import spec as words
@@ -223,7 +223,7 @@ def _open_stdin(loop: Loop, wanted: str) -> int:
 
 
 def _held(one: Call) -> list[int]:
-    """Descriptors that a call has open for its children."""
+    """Return the descriptors that a call holds open for its children."""
     return [*(spec.stdin for spec in one.specs), *(fd for held in one.slots for fd in held)]
 
 
@@ -234,16 +234,16 @@ def _start(
     life = _child_life(loop, one, spec, session, reply)
     directory = "" if one.wait else os.path.join(loop.settings.data_dir, "jobs", session)
     job = Job(session, spec.intent, spec.host, directory)
-    if spec.host != "local":  # here all of it is there already
+    if spec.host != "local":  # a local child shares the directory
         job.files, job.returns = spec.files, spec.returns
     facts = {"session": session, "intent": spec.intent, "host": spec.host, "tool_id": one.call.id}
     loop.tape.add("fork", facts)
-    loop.tape.sync()  # the child may run, and end, before we do anything else
+    loop.tape.sync()  # the child may run and end before the parent continues
     held = {fd for each in prepared for fd in _held(each)}
     try:
         fork.give(loop, life, job, spec.stdin, slot, held - {spec.stdin, *slot})
     except OSError as error:
-        # The tape says already that it was forked. Where it would have had its record, none was made.
+        # The tape already has the fork, but there is no record yet: without `directory`, never_started() writes one.
         job.directory = ""
         job.status = Status(NOT_STARTED, "unreachable", "", (error.strerror or "").lower())
         loop.child_ended(job)
@@ -267,7 +267,7 @@ def _child_life(loop: Loop, one: Call, spec: Spec, session: str, reply: tuple[To
     )
     if not one.clone:
         return life._replace(wisdom={}, persona="")
-    # fork returns twice: here it returns in the child. Every call of the reply needs its answer.
+    # fork returns twice; this is its result in the child. Every call of the reply needs a result.
     opening = []
     for call in reply[loop.answered :]:
         text = prompt.child(life) if call is one.call else prompt.NOT_YOURS
@@ -299,7 +299,7 @@ def _collect(loop: Loop, one: Call, jobs: list[Job]) -> Result:
 
 
 def _process(job: Job) -> str:
-    """Where the child runs. Elsewhere it has another pid than the local process that stands for it."""
+    """Describe where the child runs. A remote child has another pid than its local proxy."""
     return f"pid {job.pid}" if job.host == "local" else f"on {job.host}, by way of pid {job.pid} here"
 
 

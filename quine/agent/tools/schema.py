@@ -1,9 +1,9 @@
-"""A small JSON Schema validator: the arguments of a call are held against the very schema the guest was sent.
+"""A small JSON Schema validator: checks the arguments of a call with the same schema that the guest was sent.
 
 Laws
-1. It knows the keywords in KNOWN; a schema with another one is a defect, found by a test, not ignored.
-2. A message says where, what was wanted, and what came; the guest has to be able to mend its call from it. What came
-   is quoted in short: it is in the conversation already.
+1. It supports the keywords in KNOWN. Another keyword in a schema is a defect, which a test finds; it is not ignored.
+2. A message gives the place, the expected and the actual value, so that the guest can correct its call. The actual
+   value is truncated, because the conversation already has it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KNOWN = {
     "maxLength", "minimum", "maximum", "anyOf", "pattern", "propertyNames", "description", "default",
 }  # fmt: skip
 
-LONGEST = 100  # characters of what came
+LONGEST = 100  # characters of a quoted value
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -29,7 +29,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check(value: Any, schema: dict[str, Any], where: str = "") -> str:
-    """What is wrong with `value`, or "" where nothing is."""
+    """Return the error in `value`, found at `where`; "" if there is none."""
     if unknown := schema.keys() - KNOWN:
         raise AssertionError(f"schema keyword not supported: {min(unknown)}")
     name = where or "the arguments"
@@ -94,14 +94,14 @@ def _check_text(value: str, schema: dict[str, Any], name: str) -> str:
         return f"{name} must not be empty"
     if len(value) > schema.get("maxLength", len(value)):
         return f"{name} must have at most {schema['maxLength']} characters"
-    # In a JSON schema `$` is the end; Python's also stands before a last newline.
+    # In JSON Schema `$` is the end; Python's `$` also matches before a final newline.
     if "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
         return f"{name} must match {schema['pattern']}"
     return ""
 
 
 def _nearest(value: Any, options: list[dict[str, Any]]) -> int:
-    """The option whose fault says most: the first of the value's own type."""
+    """Return the index of the option with the most useful error: the first of the value's type, else 0."""
     for index, option in enumerate(options):
         wanted = option.get("type")
         if wanted and _is(value, wanted):
@@ -110,7 +110,7 @@ def _nearest(value: Any, options: list[dict[str, Any]]) -> int:
 
 
 def _is(value: Any, wanted: str) -> bool:
-    """JSON's true is no integer, though Python's is."""
+    """Return whether `value` has the JSON type `wanted`; unlike in Python, true is not an integer."""
     return isinstance(value, _TYPES[wanted]) and isinstance(value, bool) <= (wanted == "boolean")
 
 
