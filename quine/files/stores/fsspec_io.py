@@ -124,9 +124,7 @@ class SteadyReader(Reader):
             with about(path):
                 block: bytes = self._file.read(size)
         except OSError:
-            now = (
-                self._again()
-            )  # a driver that reads one version has its own error for a version that is gone
+            now = self._again()  # a driver pinned to a version has its own error if it is gone
             if now is None or now.version != self.entry.version:
                 raise stale(path) from None
             raise

@@ -18,9 +18,8 @@ import threading
 MOST = 128 << 20  # bytes in memory of all transfers together; one larger part is sent alone
 
 UNASKED = 16 << 20  # bytes that a spool may hold without a check of free space
-SPARE = (
-    1 << 30
-)  # bytes of a disk left to others, or a tenth of it if that is less; half of a filesystem in memory
+# Bytes of a disk left to others, or a tenth of it if that is less. Of a filesystem in memory half is left.
+SPARE = 1 << 30
 
 
 class Budget:

@@ -85,10 +85,7 @@ class Plain(Reader):
             try:
                 given = os.sendfile(fd, self._fd, None, size) if size else 0
             except OSError as problem:
-                if problem.errno not in (
-                    errno.EINVAL,
-                    errno.ENOSYS,
-                ):  # sendfile does not support every target
+                if problem.errno not in (errno.EINVAL, errno.ENOSYS):  # sendfile has limits on its target
                     raise
                 return super().give(fd, size)
             if size and not given:

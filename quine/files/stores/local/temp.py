@@ -27,7 +27,7 @@ class Parts:
         self._swept = -AGAIN
 
     def make(self, root: int, shared: bool) -> tuple[int, int, str]:
-        """Return (directory, file, name) of a new part; the caller owns the descriptors. `shared`: mode 0666 less umask."""
+        """Return (directory, file, name) of a new part; the caller owns the descriptors. `shared`: mode 0666."""
         directory = self.directory(root)
         try:
             if time.monotonic() - self._swept >= AGAIN:
@@ -47,7 +47,7 @@ class Parts:
 
     @staticmethod
     def directory(root: int) -> int:
-        """Open the directory of parts, or create it. Users that may write to the root may have parts here, as in /tmp."""
+        """Open the directory of parts, or create it: sticky as /tmp is, for all users that may write to the root."""
         try:
             return dirfd.directory(root, NAME)
         except FileNotFoundError:
