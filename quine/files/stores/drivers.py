@@ -138,7 +138,7 @@ def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any], unsa
     for scheme in chain:
         try:
             driver = get_filesystem_class(scheme)
-            # Its log messages (tracebacks too) reach us as errors. A program that configured logging still gets them.
+            # Log messages of a driver, tracebacks too, reach us as errors. A program that set up logging still gets them.
             logging.getLogger(driver.__module__.partition(".")[0]).addHandler(logging.NullHandler())
         except ImportError as error:
             from deploy.install import with_extra
@@ -176,7 +176,7 @@ def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any], unsa
 
 
 def _of_driver(scheme: str, environ: Mapping[str, str], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of one driver, outside fsspec's cache of instances: it closes when the last user drops it."""
+    """Return the options of one driver. Outside fsspec's instance cache, it closes with its last reference."""
     if scheme in ("s3", "s3a"):
         from quine.files.stores.object.client import settings
 

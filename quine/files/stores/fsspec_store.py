@@ -39,12 +39,12 @@ READ_ONLY = (
 # The drivers whose own move replaces in one step. FTP leaves that to the server, WebDAV removes the target first (RFC
 # 4918, 9.9.3), SMB and HDFS refuse an existing target. Of drivers that are not named here nothing is known.
 ONE_STEP = (*FLAT, "local", "file", "memory")
-REFUSED = (errno.EEXIST, errno.EINVAL)  # of a driver if another client was first
+REFUSED = (errno.EEXIST, errno.EINVAL)  # errors of drivers if another client was first
 MADE = "%51uine-directory"  # an object that keeps an empty directory of a flat store; no name encodes to it
 
 
 class Generic(Tier):
-    """Opens the filesystem once in each process (`_driver`), after a fork again."""
+    """`_driver` opens the filesystem once in each process, so a forked process opens its own."""
 
     def __init__(
         self, url: str, protocol: str, options: Mapping[str, Any], shown: str, unsafe: bool = False

@@ -184,7 +184,7 @@ class Memory(Tier):
         for name in path.split("/") if path else ():
             if isinstance(at, _Directory):
                 at = at.names.setdefault(name, _Directory())
-        # A file on the way ends the loop without creating anything below it.
+        # Nothing was created below a file on the way.
         if isinstance(at, _File):
             raise error(errno.ENOTDIR, asked)
         return at

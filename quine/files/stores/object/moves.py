@@ -1,7 +1,7 @@
 """Moves in a bucket, which has no rename: a copy, then a removal of exactly the version that was copied.
 
 Laws
-1. The client that removes the copied version has moved it. It is one of many if the store heeds If-Match of a deletion.
+1. The client that removes the copied version has moved it. If the store heeds If-Match of a deletion, that is only one.
 2. An object that was replaced after the copy stays where it is.
 """
 
@@ -68,7 +68,7 @@ class Mover:
                 continue  # another client moved or replaced the source
             gone = self._drop(here, source)
             if gone is None and not self.tier.bucket.stands(here, source):
-                # Removed by us or by another client: an undone copy could be the last one.
+                # Removed by us or by another client: if we undid the copy, the file could be lost.
                 raise OSError(errno.EIO, f"the answer was lost, it may have been moved to {target}", source)
             if gone:
                 return

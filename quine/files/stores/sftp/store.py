@@ -2,7 +2,7 @@
 
 Laws
 1. A file is written aside in the root's hidden directory, synced, and moved to its name by posix-rename, which
-   replaces; with `if_absent` by a hard link, which does not. A server without these makes it raise ENOTSUP.
+   replaces; with `if_absent` by a hard link, which does not. On a server without these the write fails with ENOTSUP.
 2. No symlink is followed: each name of a path is checked before use. A user with an account on the server can put a
    link there after the check; the protocol cannot open without following.
 3. A reader holds its file open, which is its version. After a broken connection it opens the file again, and raises
