@@ -138,7 +138,7 @@ def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any], unsa
     for scheme in chain:
         try:
             driver = get_filesystem_class(scheme)
-            # Log messages of a driver, tracebacks too, reach us as errors. A program that set up logging still gets them.
+            # A driver's log messages and tracebacks reach us as errors. A program that set up logging still gets them.
             logging.getLogger(driver.__module__.partition(".")[0]).addHandler(logging.NullHandler())
         except ImportError as error:
             from deploy.install import with_extra

@@ -70,9 +70,7 @@ class ObjectTier(Tier):
         self._unsafe = unsafe
         self.base = key_of(prefix) + "/" if prefix else ""
         self.seen: dict[str, float] = {}  # directories assumed to exist, and until when
-        self._conditional: dict[
-            str, bool
-        ] = {}  # whether the condition of PUT, PARTS, COPY, DELETION is heeded
+        self._conditional: dict[str, bool] = {}  # PUT, PARTS, COPY, DELETION: is its condition heeded
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forked)
 
