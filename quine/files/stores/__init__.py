@@ -1,1 +1,1 @@
-"""stores: each kind of store behind the one interface of the tier, and how a URL finds its store."""
+"""stores: every kind of store behind the one interface `Tier`, and the choice of a store by URL."""

@@ -1,7 +1,7 @@
-"""What Azure's driver would list or remove wrongly: directories of which other tools keep an empty blob.
+"""Azure directories that are empty blobs of other tools: the driver lists and removes them wrongly.
 
-Such a blob is called `dir/`, or `dir` with `hdi_isfolder` in its metadata. Of a directory with the former `adlfs` lists
-nothing else, and it removes neither; its listing of `dir` also asks for every directory whose name begins like that.
+Such a blob is called `dir/`, or `dir` with `hdi_isfolder` in its metadata. If `dir/` exists, `adlfs` lists nothing else
+in the directory. It removes neither blob. Its listing of `dir` also requests every directory with that name prefix.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FOLDER = "hdi_isfolder"
 
 
 def listed(fs: Any, place: str) -> list[dict[str, Any]]:
-    """What is in a directory, as `ls` of the driver tells of it. FileNotFoundError where there is no container."""
+    """List a directory, in the form of the driver's `ls`. Raises FileNotFoundError if there is no container."""
     from fsspec.asyn import sync  # type: ignore[import-untyped]
 
     found: list[dict[str, Any]] = sync(fs.loop, _listed, fs, place)
@@ -21,9 +21,9 @@ def listed(fs: Any, place: str) -> list[dict[str, Any]]:
 
 
 def walked(fs: Any, place: str) -> list[tuple[str, dict[str, Any]]]:
-    """All keys below a directory, relative to it, with what the driver tells of each; as few calls as there are pages.
+    """Return all keys below a directory, relative to it, with the driver's facts of each. One call a page.
 
-    FileNotFoundError where there is no container.
+    Raises FileNotFoundError if there is no container.
     """
     from fsspec.asyn import sync
 
@@ -60,7 +60,7 @@ async def _listed(fs: Any, place: str) -> list[dict[str, Any]]:
     prefixes = [each for each in found if isinstance(each, BlobPrefix)]
     directories = [{"name": f"{container}/{each.name}", "type": "directory"} for each in prefixes]
     files = await fs._details([each for each in found if not isinstance(each, BlobPrefix)])
-    return [*directories, *files]  # of a file and a directory of one name the file is shown
+    return [*directories, *files]  # files last: of a file and a directory of one name the file is shown
 
 
 def forget(fs: Any, place: str) -> None:

@@ -1,8 +1,8 @@
-"""Stores that are reached through a library: which one a URL means, and how it is opened.
+"""Stores that are reached through a library: the choice by URL, and how each is opened.
 
 Laws
-1. A driver is imported when its URL is opened, and one that is missing is an error that names the extra.
-2. Options of a driver come from QUINE_FS_OPTIONS, which holds keys and is treated as one; a URL carries none.
+1. A driver is imported when its URL is opened. A missing driver is an error that names the extra to install.
+2. Options of a driver come from QUINE_FS_OPTIONS, which holds keys and is treated as a secret; a URL carries none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transport.carrier.dialer import SshTarget
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::([0-9]{1,5}))?")
-UNSAFE = "unsafe"  # an option of ours: write to a store that does not replace a file in one step
+UNSAFE = "unsafe"  # our own option: write to a store that does not replace a file in one step
 EXTRAS = {
     "s3": "s3",
     "s3a": "s3",
@@ -34,7 +34,7 @@ EXTRAS = {
 }
 
 
-# What drivers look for in the environment of their process, out of which the keys were taken: as options of theirs.
+# Variables that drivers read from their process environment, and the option for each: the keys were removed from there.
 _AZURE = {
     f"AZURE_STORAGE_{name.upper()}": name
     for name in (
@@ -44,7 +44,7 @@ _AZURE = {
 }
 _AZURE_KEYS = {"connection_string", "account_key", "sas_token", "client_secret"}
 AZURE = ("az", "abfs", "abfss")
-_GOOGLE = {"GOOGLE_APPLICATION_CREDENTIALS": "token"}  # the name of a file
+_GOOGLE = {"GOOGLE_APPLICATION_CREDENTIALS": "token"}  # a file name
 VARIABLES = {
     **dict.fromkeys(AZURE, _AZURE),
     **dict.fromkeys(("gs", "gcs"), _GOOGLE),
@@ -52,7 +52,7 @@ VARIABLES = {
 
 
 def open_foreign(url: str, environ: Mapping[str, str]) -> Tier:
-    """The tier of a URL that is not local. Raises Misconfigured."""
+    """Return the store of a URL that is not local. Raises Misconfigured."""
     whole = credentials.completed(environ)
     if whole.get(credentials.URL) and credentials.shown(whole[credentials.URL]) == url:
         url = whole[credentials.URL]
@@ -69,7 +69,7 @@ def open_foreign(url: str, environ: Mapping[str, str]) -> Tier:
 
 
 def speaks(scheme: str) -> None:
-    """Raises Misconfigured for a scheme that nobody here knows. Without fsspec who opens it says what is missing."""
+    """Raise Misconfigured for an unknown scheme. Without fsspec nothing is raised: `open_foreign` does it."""
     try:
         from fsspec import available_protocols  # type: ignore[import-untyped]
     except ImportError:
@@ -109,7 +109,7 @@ def _s3(url: str, environ: Mapping[str, str], options: dict[str, Any], unsafe: b
 
 
 def _sftp(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> Tier:
-    """Options: identity, jump (another [USER@]HOST[:PORT]), as in the inventory."""
+    """Open a store on an sshd. Options: identity, jump (another [USER@]HOST[:PORT]), as in the inventory."""
     from quine.files.stores.sftp.store import SftpTier
 
     place, _, path = url.partition("://")[2].partition("/")
@@ -127,18 +127,18 @@ def _sftp(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> Tier
 
 
 def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any], unsafe: bool) -> Tier:
-    """What fsspec knows. Options: of the driver; where several are chained, of each under its name."""
+    """Open a store through fsspec. `options` are the driver's; in a chain of drivers, a dict under each one's name."""
     chain = credentials.schemes(url)
     try:
         from fsspec import get_filesystem_class
     except ImportError:
         raise Misconfigured(f"{chain[0]}:// needs fsspec", "pip install fsspec") from None
-    # Else Google's driver asks by gRPC what kind of bucket it is, for a minute, whatever endpoint it was told.
+    # Otherwise Google's driver asks by gRPC for the kind of the bucket, for a minute, whatever the endpoint is.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     for scheme in chain:
         try:
             driver = get_filesystem_class(scheme)
-            # What it logs, tracebacks too, comes to us as an error; who has set up logging still gets it.
+            # A driver's log messages and tracebacks reach us as errors. A program that set up logging still gets them.
             logging.getLogger(driver.__module__.partition(".")[0]).addHandler(logging.NullHandler())
         except ImportError as error:
             from deploy.install import with_extra
@@ -170,13 +170,13 @@ def _generic(url: str, environ: Mapping[str, str], options: dict[str, Any], unsa
         )
         keys = ", ".join((*VARIABLES.get(chain[-1], {}), credentials.OPTIONS))
         raise Misconfigured(detail, f"see {keys}") from None
-    except Exception:  # some connect at once
+    except Exception:  # some drivers connect at once
         with about(credentials.shown(url)):
             raise
 
 
 def _of_driver(scheme: str, environ: Mapping[str, str], options: dict[str, Any]) -> dict[str, Any]:
-    """With nothing that fsspec keeps for others: it is closed when we let go of it."""
+    """Return the options of one driver. Outside fsspec's instance cache, it closes with its last reference."""
     if scheme in ("s3", "s3a"):
         from quine.files.stores.object.client import settings
 
@@ -185,7 +185,7 @@ def _of_driver(scheme: str, environ: Mapping[str, str], options: dict[str, Any])
         option: environ[name] for name, option in VARIABLES.get(scheme, {}).items() if environ.get(name)
     }
     if scheme in AZURE and environ.get("AZURE_FEDERATED_TOKEN_FILE") and not known.keys() & _AZURE_KEYS:
-        # The role of a machine, which the driver's library finds by itself where it is told no half of it.
+        # The role of a machine: the driver's library finds it alone, unless client_id or tenant_id is passed.
         known = {name: value for name, value in known.items() if name not in ("client_id", "tenant_id")}
         known["anon"] = False
     return {**known, **options, "skip_instance_cache": True}
@@ -201,7 +201,7 @@ def _target(place: str, environ: Mapping[str, str]) -> SshTarget:
 
 
 def inside(prefix: str) -> str:
-    """The root of the tier in its store. Misconfigured."""
+    """Return `prefix` as a clean path, the root of the tier in its store. Raises Misconfigured."""
     try:
         return paths.clean(prefix)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""The keys below a directory of a flat store, from one listing of all of them, as the tree that they stand for.
+"""Builds the tree below a directory of a flat store from one listing of all its keys.
 
 Laws
-1. It shows what a listing of each directory would show, in the order of a walk.
-2. What is below a key that is no name is not shown; below a file neither.
+1. The tree equals the listings of each directory, in the order of a walk.
+2. A key below a part that encodes no name is left out; so is a key below a file.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def tree(
     kept: str,
     aside: str,
 ) -> tuple[Sequence[Entry], Sequence[str]]:
-    """The entries below `top`, and the paths that another tool would give to keys that are no names.
+    """Return the entries below `top`, and for keys that encode no name the paths that another tool would show.
 
-    `found`: keys, relative to `top`, with what the driver says of each. `name_of` a part of a key is the name, or None.
-    `kept` is the name of objects that keep an empty directory, `aside` that of a directory of the root that is hidden.
+    `found`: keys relative to `top`, with the driver's facts of each. `name_of` decodes a part of a key; None: no name.
+    `kept` is the key part of objects that keep an empty directory; `aside` names the hidden directory of the root.
     """
     entries: dict[str, Entry] = {}
     odd: set[str] = set()

@@ -1,4 +1,4 @@
-"""A file of an fsspec filesystem as it is read, one that is being made, and what goes wrong as an OSError."""
+"""Readers and writers of files of an fsspec filesystem, and driver failures as OSError."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VERSIONS = ("generation", "ETag", "etag", "md5Hash", "content_hash", "CRC")
 
 @contextlib.contextmanager
 def about(path: str) -> Iterator[None]:
-    """Whatever a driver raises, as an OSError about the tier's path."""
+    """Turn any exception of a driver into an OSError about `path`, a path of the tier."""
     try:
         yield
     except OSError as fault:
@@ -58,14 +58,14 @@ def _number(fault: Exception) -> int:
 
 
 def _is_refused(fault: BaseException | None) -> bool:
-    """Does a store not take the keys, or are they no keys at all? By what the drivers of Azure and Google say."""
+    """Return whether the store refuses the keys or they are malformed, as the drivers of Azure and Google say."""
     answer = getattr(fault, "status_code", None) or getattr(fault, "code", None)
     unsigned = type(fault).__name__ == "AzureSigningError"
     return unsigned or str(answer) in ("401", "403") or str(fault).startswith("Forbidden: ")
 
 
 def _text(fault: Exception) -> str:
-    """What it is, and no more: messages of drivers may hold whole URLs with what opens them."""
+    """Describe a fault by its kind alone: a message of a driver may hold a whole URL with its secrets."""
     number, name = _number(fault), type(fault).__name__
     if number == errno.EHOSTUNREACH:
         return f"the store cannot be reached: {name}"
@@ -98,7 +98,7 @@ def _mtime(found: dict[str, Any]) -> float:
 
 
 class SteadyReader(Reader):
-    """At its end it is looked at again: what was read is one version, or ESTALE."""
+    """Checks the file again at its end, so that a complete read is one version; otherwise it raises ESTALE."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class SteadyReader(Reader):
             with about(path):
                 block: bytes = self._file.read(size)
         except OSError:
-            now = self._again()  # a driver that asks for one version says in its own words that it is gone
+            now = self._again()  # a driver pinned to a version has its own error if it is gone
             if now is None or now.version != self.entry.version:
                 raise stale(path) from None
             raise
@@ -143,7 +143,7 @@ class SteadyReader(Reader):
 
 
 class SpoolWriter(Writer):
-    """Into a file that nobody else sees, then `arrive`: of a `spool` before it is closed, of any other after it."""
+    """Writes to a hidden file. A commit calls `arrive` before it closes a `spool`, and after it closes another file."""
 
     def __init__(
         self, path: str, file: Any, arrive: Callable[[], Entry], drop: Callable[[], None], spool: bool
@@ -178,6 +178,6 @@ class SpoolWriter(Writer):
         if self._done:
             return
         self._done = True
-        with contextlib.suppress(Exception):  # what it has to say is about bytes that nobody wants
+        with contextlib.suppress(Exception):  # an error about bytes that are discarded
             self._file.close()
         self._drop()

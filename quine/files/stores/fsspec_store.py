@@ -1,12 +1,12 @@
-"""A tier in anything that fsspec speaks: gs://, az://, ftp://, webdav://, archives, and what chains them.
+"""A files tier in any store of fsspec: gs://, az://, ftp://, webdav://, archives, and chains of these.
 
 Laws
-1. Nothing is promised that the store does not keep. `if_absent` is refused where the store cannot decide it; what only
-   reads, and what keeps copies of its own (`simplecache::`), is only read. So is a store that is not known to replace
-   a file in one step, unless `unsafe` allows it.
-2. A flat store (`flat`) is given a file whole, in one call, from a spool on this machine's disk. In any other the file
-   is written aside and moved, which is one step where the store's own move is.
-3. A file that was read to its end and has changed since it was opened is ESTALE, not a mixture.
+1. Nothing is promised that the store does not keep. `if_absent` is refused if the store cannot decide it. Drivers that
+   only read, and drivers with copies of their own (`simplecache::`), are read-only. So is a store that is not known to
+   replace a file in one step, unless `unsafe` allows it.
+2. A flat store (`flat`) receives a file whole, in one call, from a spool on this machine's disk. In any other store the
+   file is written aside and moved. This is one step if the store's own move is one.
+3. A file that was read to its end and has changed since it was opened raises ESTALE: a reader gets no mixture.
 4. Names are escaped as in keys.py; listings are never taken from a cache.
 """
 
@@ -30,45 +30,45 @@ from quine.files.stores.object.keys import IN_URLS, UNFIT, key_of, path_of
 from quine.files.stores.rename_rules import moves, replaces
 from quine.files.stores.spool import spool
 
-FLAT = ("gs", "gcs", "az", "abfs", "abfss", "s3", "s3a")  # they also decide who is first
+FLAT = ("gs", "gcs", "az", "abfs", "abfss", "s3", "s3a")  # these also decide `if_absent`
 AZURE = ("az", "abfs", "abfss")
 READ_ONLY = (
     *("zip", "tar", "libarchive", "http", "https", "git", "github", "reference", "data"),
     *("simplecache", "filecache", "blockcache", "cached"),
 )
-# Their own move replaces in one step. That of FTP is the server's affair, WebDAV's removes the target first (RFC 4918,
-# 9.9.3), SMB's and HDFS's refuse where something stands; of what is not named here nothing is known.
+# The drivers whose own move replaces in one step. FTP leaves that to the server, WebDAV removes the target first (RFC
+# 4918, 9.9.3), SMB and HDFS refuse an existing target. Of drivers that are not named here nothing is known.
 ONE_STEP = (*FLAT, "local", "file", "memory")
-REFUSED = (errno.EEXIST, errno.EINVAL)  # what drivers say where somebody else was first
-MADE = "%51uine-directory"  # an object that keeps an empty directory of a flat store: no name has this key
+REFUSED = (errno.EEXIST, errno.EINVAL)  # errors of drivers if another client was first
+MADE = "%51uine-directory"  # an object that keeps an empty directory of a flat store; no name encodes to it
 
 
 class Generic(Tier):
-    """`open` gives the filesystem of this process and the root in it."""
+    """`_driver` opens the filesystem once in each process, so a forked process opens its own."""
 
     def __init__(
         self, url: str, protocol: str, options: Mapping[str, Any], shown: str, unsafe: bool = False
     ) -> None:
-        """`unsafe`: write also where a file is not replaced in one step."""
+        """`unsafe`: write even if the store does not replace a file in one step."""
         self.url = shown
         self._url, self._options = url, options
         self.flat, self.read_only = protocol in FLAT, protocol in READ_ONLY
         self._torn = not unsafe and protocol not in (*ONE_STEP, *READ_ONLY)
         self._google, self._azure = protocol in ("gs", "gcs"), protocol in AZURE
         self._unfit = IN_URLS if self._azure else UNFIT
-        self._decides: bool | None = None  # whether it decides who is first, once that was tried
+        self._decides: bool | None = None  # whether the store decides `if_absent`; None before the test
         self._opened: tuple[int, Any, str] | None = None
-        self._former: Sequence[Any] = ()  # of the process that we were forked from
+        self._former: Sequence[Any] = ()  # filesystems of the parent process
         self._driver()
 
     def _driver(self) -> tuple[Any, str]:
-        """The filesystem, and the root in it without a slash at its end."""
+        """Return the filesystem and the root in it, without a final slash."""
         if self._opened is None or self._opened[0] != os.getpid():
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
             self._former = (*self._former, self._opened)
             fs, root = url_to_fs(self._url, **self._options)
-            if type(fs).__name__ == "DirFileSystem":  # its paths are relative to what we are told is the path
+            if type(fs).__name__ == "DirFileSystem":  # its paths are relative to the returned root
                 fs = fs.fs
             self._opened = (os.getpid(), fs, root.rstrip("/"))
         return self._opened[1], self._opened[2]
@@ -101,7 +101,7 @@ class Generic(Tier):
         return error(errno.ENOENT, path)
 
     def _expect_way(self, path: str) -> None:
-        """ENOTDIR where a file stands above."""
+        """Raise ENOTDIR if a file stands above `path`."""
         if (missing := self._missing(path)).errno == errno.ENOTDIR:
             raise missing
 
@@ -117,7 +117,7 @@ class Generic(Tier):
         return iter(self._listed(path)[0])
 
     def hidden(self, path: str) -> Iterator[str]:
-        """Keys that are nobody's: each as the name that another tool would give it."""
+        """Yield the keys that encode no name, as another tool would show them."""
         if not path:
             yield ASIDE
         if self._google or self._azure:
@@ -130,14 +130,14 @@ class Generic(Tier):
                         yield paths.join(above, twin)
 
     def walk(self, path: str) -> Iterator[Entry]:
-        """Where the store is flat, in as few calls as there are pages of keys."""
+        """Walk the tier; in Google and Azure with one call a page of keys."""
         if not self._google and not self._azure:
             yield from super().walk(path)
             return
         yield from self._deep(path)[0]
 
     def _deep(self, path: str) -> tuple[Sequence[Entry], Sequence[str]]:
-        """What is below a directory of a flat store, and the names of what is nobody's. ENOENT, ENOTDIR."""
+        """Return the entries below a directory of a flat store, and the paths of keys without a name."""
         fs, place = self._at(path)
         with about(path):
             try:
@@ -147,11 +147,11 @@ class Generic(Tier):
                     raise
                 found = []
         if not found:
-            self._listed(path)  # which says what is wrong
+            self._listed(path)  # raises ENOENT or ENOTDIR if there is no such directory
         return tree(path, found, lambda name: path_of(name, self._unfit), MADE, ASIDE)
 
     def _listed(self, path: str) -> tuple[Sequence[Entry], Sequence[str]]:
-        """What is in a directory, and the names of what is nobody's."""
+        """Return the entries of a directory, and the last parts of keys that encode no name."""
         fs, place = self._at(path)
         known_first = bool(path) and not (self._google or self._azure)
         if known_first and self.stat(path).is_file:
@@ -245,7 +245,7 @@ class Generic(Tier):
         return self.stat(path)
 
     def _heeds(self, path: str) -> None:
-        """Refuse where a store that could does not decide who is first: some gateway or emulator. Tried out once."""
+        """Raise ENOTSUP if the store ignores `if_absent`, as some gateways and emulators do. Tested once."""
         if self._decides is None:
             fs, place = self._at(paths.join(ASIDE, secrets.token_hex(8)))
             with about(path):
@@ -253,7 +253,7 @@ class Generic(Tier):
                 try:
                     fs.pipe_file(place, b"", mode="create")
                     self._decides = False
-                except OSError as fault:  # not every driver has the same word for it
+                except OSError as fault:  # drivers differ in the error for it
                     if fault.errno not in REFUSED and not isinstance(fault, FileExistsError):
                         raise
                     self._decides = True
@@ -267,7 +267,7 @@ class Generic(Tier):
             try:
                 self._move(aside, path)
                 return self.stat(path)
-            except FileNotFoundError:  # a directory was removed before the file came into it
+            except FileNotFoundError:  # a directory was removed before the file arrived in it
                 if not left or self._look(path) is not None:
                     raise
         raise AssertionError("unreachable")
@@ -286,7 +286,7 @@ class Generic(Tier):
 
     def _drop(self, place: str) -> None:
         fs, _ = self._at("")
-        with contextlib.suppress(Exception):  # never begun, or unreachable
+        with contextlib.suppress(Exception):  # the file was never created, or the store is unreachable
             fs.rm_file(place)
 
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
@@ -315,7 +315,7 @@ class Generic(Tier):
         if not recursive:
             if next(self.list(path), None) is not None:
                 raise error(errno.ENOTEMPTY, path)
-            self._remove_folder(path)  # and nothing that has come into it meanwhile
+            self._remove_folder(path)  # not the files that arrived in it meanwhile
             return
         todo, folders = [path], []
         while todo:  # no recursion: a path may have hundreds of names
@@ -337,7 +337,7 @@ class Generic(Tier):
         fs, place = self._at(path)
         with about(path):
             if self.flat:
-                for kept in (MADE, *([""] if self._google else [])):  # the other is that of other tools
+                for kept in (MADE, *([""] if self._google else [])):  # "" is the object of other tools
                     with contextlib.suppress(FileNotFoundError):
                         fs.rm_file(f"{place}/{kept}")
                 if self._azure:
@@ -370,7 +370,7 @@ class Generic(Tier):
             self.mkdir(target, exist_ok=True)
             for each in self.list(source):
                 self.rename(each.path, paths.join(target, paths.name(each.path)))
-            with contextlib.suppress(FileNotFoundError):  # a flat store may have none without a file in it
+            with contextlib.suppress(FileNotFoundError):  # it may be gone with its last file in a flat store
                 self.remove(source)
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
@@ -378,7 +378,7 @@ class Generic(Tier):
         found = self.stat(path)
         if not found.is_file:
             raise error(errno.EISDIR, path)
-        return found  # it keeps neither
+        return found  # the store keeps neither
 
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
         if source == target and not if_absent and self.stat(source).is_file:
@@ -386,5 +386,5 @@ class Generic(Tier):
         return super().copy(source, target, if_absent)
 
     def close(self) -> None:
-        """Drivers close what nobody holds any more."""
+        """Drop the filesystem: drivers close an instance that nothing refers to."""
         self._opened = None

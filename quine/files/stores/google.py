@@ -1,20 +1,20 @@
-"""What Google's driver would not send whole: a small file goes between boundaries that are always the same.
+"""Uploads that Google's driver would cut: it separates the parts of a small upload by a constant boundary.
 
-`gcsfs` sends what is below 5 MiB as one body, its parts divided by a line that begins with `--==0==`, with bare line
-feeds. So a file that holds such a line would end there, and of one that ends with a carriage return that byte would be
-taken for a part of the line's end. Such a file goes in chunks, as what is larger does.
+`gcsfs` sends a file below 5 MiB as one body. Its parts are divided by a line that begins with `--==0==`, with bare line
+feeds. A file that holds such a line would end there. A carriage return at the end of a file would be lost to the line
+ending. Such a file is sent in chunks, as larger files are.
 """
 
 from __future__ import annotations
 
 from typing import IO, Any
 
-SMALL = 5 << 20  # bytes below which it goes as one body
+SMALL = 5 << 20  # bytes; the driver sends a smaller file as one body
 BOUNDARY, RETURN = b"--==0==", b"\r"
 
 
 def put(fs: Any, spool: IO[bytes], place: str, mode: str) -> bool:
-    """Send what the driver would not send whole; False where that can be left to it."""
+    """Send a file that the driver would cut, and return True; return False if the driver can send it."""
     size = spool.seek(0, 2)
     spool.seek(0)
     data = spool.read() if size < SMALL else b""
@@ -31,9 +31,9 @@ def put(fs: Any, spool: IO[bytes], place: str, mode: str) -> bool:
 
 
 def walked(fs: Any, place: str) -> list[tuple[str, dict[str, Any]]]:
-    """All keys below a directory, relative to it, with what the driver tells of each; as few calls as there are pages.
+    """Return all keys below a directory, relative to it, with the driver's facts of each. One call a page.
 
-    With directories, for a bucket may have some that no key tells of.
+    Directories are included: a bucket may have some that no key shows.
     """
     start = place.rstrip("/") + "/"
     found: dict[str, dict[str, Any]] = fs.find(place, withdirs=True, detail=True)
@@ -41,7 +41,7 @@ def walked(fs: Any, place: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def expect_bucket(fs: Any, place: str) -> None:
-    """FileNotFoundError where there is none: to the driver one without a file below the root looks the same."""
+    """Raise FileNotFoundError if there is no bucket: the driver lists it like one without a file below the root."""
     bucket = fs.split_path(place)[0]
     try:
         fs.call("GET", "b/{}/o", bucket, maxResults=1, json_out=True)

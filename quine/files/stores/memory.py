@@ -1,8 +1,8 @@
-"""The tier that lies in this process and ends with it: `memory://NAME`, for tests and for what nobody else shall see.
+"""A store in the memory of this process, `memory://NAME`: for tests, and for data that no other process may see.
 
 Laws
-1. One store for each name, shared by all who open it in this process; a forked child has a copy of its own.
-2. What a file holds is never changed, only replaced; so who reads it keeps what he opened.
+1. A process has one store for each name, shared by all its users; a forked child has its own copy.
+2. The content of a file is never changed, only replaced, so a reader keeps the version that it opened.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from quine.files import paths
 from quine.files.api import DIRECTORY_MODE, FILE_MODE, Entry, Range, Reader, Tier, Writer, check_range, error
 
-Content = tuple[list[int], list[bytes], int]  # where the pieces begin, they, and the size of the whole
+Content = tuple[list[int], list[bytes], int]  # offsets of the pieces, the pieces, size of the whole
 
 
 class _File:
-    """Pieces of data with where they begin, in order; what is between them are zeros."""
+    """Pieces of data and their offsets, in order; the gaps between them are zeros."""
 
     def __init__(
         self, starts: list[int], pieces: list[bytes], size: int, mode: int, mtime: float, version: str
@@ -53,7 +53,7 @@ _opening = threading.Lock()
 
 
 def forget(name: str) -> None:
-    """Who opens it again finds it empty."""
+    """Drop the store: the next `Memory` of this name is empty."""
     with _opening:
         _stores.pop(name, None)
 
@@ -184,7 +184,7 @@ class Memory(Tier):
         for name in path.split("/") if path else ():
             if isinstance(at, _Directory):
                 at = at.names.setdefault(name, _Directory())
-        # Below a file nothing was made: the way ends there.
+        # Nothing was created below a file on the way.
         if isinstance(at, _File):
             raise error(errno.ENOTDIR, asked)
         return at
@@ -195,7 +195,7 @@ class Memory(Tier):
         above.mtime = time.time()
 
     def keep(self, path: str, if_absent: bool, content: Content, mode: int, mtime: float) -> Entry:
-        """A whole file, of who has written it."""
+        """Put a complete file at `path`; a commit calls this."""
         with self._store.lock:
             self._may_replace(path, if_absent)
             above = self._make(paths.parent(path), path)

@@ -1,8 +1,8 @@
-"""From a URL to a tier: who is at the origin, or has access of his own, opens the store itself.
+"""Opens the store of a URL, in a process at the origin or one that has its own access to the store.
 
 Laws
-1. A local tier needs no library: what speaks to other stores is imported when a URL asks for it.
-2. What is wrong with a URL is said before anything is opened, and never with the secrets in it.
+1. A local store needs no library. The driver of another store is imported when a URL asks for it.
+2. An invalid URL is reported before anything is opened, and never with the secrets in it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ DIRECTORY = "fs"  # in the data directory
 
 
 def open_store(url: str, environ: Mapping[str, str], data_dir: str) -> Tier:
-    """The tier of a URL; nothing is made yet, and a local one asks nobody. `environ` has the store's credentials.
+    """Return the store of `url`; "" means `origin:`. Nothing is created yet; a local store contacts no other process.
 
-    Raises Misconfigured: no URL, a scheme that nobody knows, a driver that is not installed.
+    `environ` has the store's credentials. Raises Misconfigured: no valid URL, an unknown scheme, a missing driver.
     """
     url = url or DEFAULT
     scheme, directory = urls.parsed(url)

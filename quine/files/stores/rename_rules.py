@@ -1,4 +1,4 @@
-"""What is wrong with a rename before any store is asked, for the stores that have no kernel to say it."""
+"""The checks that a kernel makes of a rename, for stores without one. They send no request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from quine.files.api import error
 
 
 def moves(source: str, folder: bool, target: str, if_absent: bool) -> bool:
-    """Is there something to do? `folder`: what the source is. EINVAL, ENOTDIR, EEXIST, EISDIR, ENOTEMPTY."""
+    """Return False if `source` is `target` and nothing is to do. `folder`: the source is a directory.
+
+    Raises OSError: EINVAL, ENOTDIR, EEXIST, EISDIR, ENOTEMPTY.
+    """
     if not source:
         raise error(errno.EINVAL, source)
     if target.startswith(source + "/"):
@@ -21,7 +24,10 @@ def moves(source: str, folder: bool, target: str, if_absent: bool) -> bool:
 
 
 def replaces(folder: bool, there: bool, target: str, if_absent: bool) -> None:
-    """Something stands at the target, a directory if `there`. EEXIST, EISDIR, ENOTDIR; a full one is another matter."""
+    """Raise EEXIST, EISDIR or ENOTDIR if the source may not replace the existing target.
+
+    `folder`: the source is a directory; `there`: the target is one. Whether it is empty is not checked here.
+    """
     if if_absent:
         raise error(errno.EEXIST, target)
     if folder != there:

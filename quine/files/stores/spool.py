@@ -1,10 +1,10 @@
-"""What is on its way to a store: how much of it may be in memory, and files on the disk for the rest.
+"""Buffers for data on its way to a store: a memory budget, and spool files on disk for the rest.
 
 Laws
-1. One budget holds for all transfers of a process: a job may have hundreds of them, and each says how large it will be.
-2. Whoever waits for memory waits for a store, never for who sends: what is not yet a whole part lies on the disk.
-3. A large spool leaves some of its filesystem to others, and ends with ENOSPC before that.
-4. A spool has no name, so that a killed process leaves none, and lies on a disk: a temporary directory is often memory.
+1. One budget limits all transfers of a process: a job may have hundreds, and each announces its own size.
+2. A wait for memory is a wait for a store, never for a sender: an incomplete part lies on the disk.
+3. A large spool leaves some of its filesystem to others, and raises ENOSPC before it takes that.
+4. A spool has no name, so a killed process leaves none. It lies on a disk: a temporary directory is often memory.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import functools
 import os
 import threading
 
-MOST = 128 << 20  # bytes in memory of all that is being sent; one part that is larger goes alone
+MOST = 128 << 20  # bytes in memory of all transfers together; one larger part is sent alone
 
-UNASKED = 16 << 20  # bytes that any spool may have
-SPARE = (
-    1 << 30
-)  # bytes of a disk that are left to others, or a tenth of it if that is less; of memory it is half
+UNASKED = 16 << 20  # bytes that a spool may hold without a check of free space
+# Bytes of a disk left to others, or a tenth of it if that is less. Of a filesystem in memory half is left.
+SPARE = 1 << 30
 
 
 class Budget:
-    """Bytes that are held, by any number of threads."""
+    """A limit on bytes in memory, shared by threads."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -36,13 +35,13 @@ class Budget:
         self._held, self._change = 0, threading.Condition()
 
     def take(self, size: int) -> None:
-        """Wait until so many more fit, or nothing else is held."""
+        """Reserve `size` bytes; wait until they fit or nothing else is reserved."""
         with self._change:
             self._change.wait_for(lambda: self._held + size <= self._most or not self._held)
             self._held += size
 
     def add(self, size: int) -> None:
-        """The same without waiting."""
+        """Reserve `size` bytes without waiting."""
         with self._change:
             self._held += size
 
@@ -60,7 +59,7 @@ MEMORY = Budget(MOST)
 
 
 def spool() -> int:
-    """A descriptor of a new file that has no name, to be written and read. Raises OSError."""
+    """Return a descriptor, for reading and writing, of a new file without a name. Raises OSError."""
     told = os.environ.get("TMPDIR", ""), os.environ.get("QUINE_DATA_DIR", "")
     last: OSError | None = None
     for folder in _folders(*told):
@@ -76,7 +75,7 @@ def spool() -> int:
 
 
 def expect_room(fd: int, at: int, size: int, path: str) -> None:
-    """Before so many bytes are written to a spool at `at`. ENOSPC, about `path`, where too little would be left."""
+    """Raise ENOSPC, about `path`, if writing `size` bytes to a spool at `at` would leave too little free space."""
     if at + size <= UNASKED:
         return
     facts = os.fstatvfs(fd)
@@ -94,7 +93,7 @@ def _is_in_memory(device: int) -> bool:
 
 @functools.cache
 def _folders(temporary: str, data_dir: str) -> tuple[str, ...]:
-    """Where a spool may be, those on a disk first."""
+    """Return the directories for spools, those on a disk first."""
     known = [folder for folder in (temporary, data_dir) if os.path.isabs(folder) and os.path.isdir(folder)]
     found = [*known, "/var/tmp", "/tmp"]
     memory = _in_memory()
@@ -110,7 +109,7 @@ def _device(folder: str) -> str:
 
 
 def _in_memory() -> set[str]:
-    """The devices of filesystems that are in memory."""
+    """Return the devices (`major:minor`) of filesystems in memory."""
     try:
         with open("/proc/self/mountinfo") as file:
             rows = [line.partition(" - ") for line in file]
@@ -120,11 +119,11 @@ def _in_memory() -> set[str]:
 
 
 def keep(fd: int, name: str) -> str:
-    """Give a spool a name where it lies, for its content is all there is; the path. Raises OSError."""
+    """Give a spool a name in its directory, as its content exists nowhere else. Return the path. Raises OSError."""
     folder = os.path.dirname(os.readlink(f"/proc/self/fd/{fd}"))
     path = os.path.join(folder, f"quine-unsaved-{os.urandom(4).hex()}-{name[-100:]}")
     directory = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:  # with a descriptor, or the link in /proc would not be followed
+    try:  # with a directory descriptor: otherwise the link in /proc is not followed
         os.link(f"/proc/self/fd/{fd}", os.path.basename(path), dst_dir_fd=directory, follow_symlinks=True)
     finally:
         os.close(directory)

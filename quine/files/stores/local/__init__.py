@@ -1,1 +1,1 @@
-"""local: a directory of this machine as a store."""
+"""local: a store in a directory of this machine."""

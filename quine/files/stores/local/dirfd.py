@@ -1,10 +1,10 @@
-"""Directories below a root, by descriptors: no symlink is followed, so nothing leads out, whoever swaps what meanwhile.
+"""Directories below a root, by descriptor: no symlink is followed, so no path leads out, even if names are swapped.
 
 Laws
-1. Every name is looked up alone, relative to the descriptor of the directory that holds it, and never followed. A path
-   that was checked and then opened could have become another one in between.
-2. What is no regular file and no directory is refused with EPERM, wherever in a path it stands.
-3. Descriptors are O_PATH: a directory that may only be searched is enough to go through it.
+1. Every name is looked up alone, relative to the descriptor of its directory, and never followed. A whole path that is
+   checked and then opened could mean another file by then.
+2. Anything but a regular file or a directory is refused with EPERM, at every place of a path.
+3. Descriptors are O_PATH: search permission on a directory is enough to pass through it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-MOVED = "moved-"  # begins the name of what is looked at aside
-TRIES = 100  # how often a directory may be removed under who puts something into it
+MOVED = "moved-"  # prefix of the name of a file that was moved aside for a check
+TRIES = 100  # tries of an operation whose target directory is removed meanwhile
 _LINK = "is a symlink, and none is followed in the files tier"
 _OTHER = "is neither file nor directory"
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -24,7 +24,7 @@ _WALK = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def about(path: str) -> Iterator[None]:
-    """Errors of the system name the tier's path, not ours."""
+    """Make system errors name `path`, the tier's, in place of the path on disk."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def about(path: str) -> Iterator[None]:
 
 
 def look(directory: int, name: str) -> os.stat_result:
-    """What a name is. ENOENT; EPERM for what is neither a file nor a directory."""
+    """Return the lstat of a name in a directory. Raises ENOENT; EPERM for anything but a regular file or directory."""
     facts = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode):
         return facts
@@ -44,15 +44,15 @@ def look(directory: int, name: str) -> os.stat_result:
 
 
 def directory(root: int, path: str, make: bool = False) -> int:
-    """A descriptor of a directory below `root`; `make`: with those above it, where they are missing.
+    """Return a descriptor of a directory below `root`. `make`: create it and its missing parents.
 
-    Raises OSError: ENOENT (with `make` only where one was removed meanwhile), ENOTDIR, EPERM for a symlink.
+    Raises OSError: ENOENT (with `make` only if one was removed meanwhile), ENOTDIR, EPERM for a symlink.
     """
     return descend(root, path, lambda fd, name: _step(fd, name, make))
 
 
 def descend(root: int, path: str, step: Callable[[int, str], int]) -> int:
-    """A descriptor of the directory that a path leads to, whose names are opened by `step`, each in the one above."""
+    """Return a descriptor of the directory at `path`. `step` opens each name of the path in the directory above it."""
     fd = os.dup(root)
     for name in path.split("/") if path else ():
         try:
@@ -73,7 +73,7 @@ def _step(fd: int, name: str, make: bool) -> int:
         except NotADirectoryError:
             if stat.S_ISREG(look(fd, name).st_mode):
                 raise
-            continue  # it was something else a moment ago
+            continue  # another process replaced it between open and look
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, dir_fd=fd)
             sync(fd)
@@ -81,7 +81,7 @@ def _step(fd: int, name: str, make: bool) -> int:
 
 @contextlib.contextmanager
 def within(root: int, path: str) -> Iterator[int]:
-    """The descriptor of a directory below `root`, for a while."""
+    """Open a directory below `root` for the duration of a `with` block."""
     fd = directory(root, path)
     try:
         yield fd
@@ -90,9 +90,9 @@ def within(root: int, path: str) -> Iterator[int]:
 
 
 def empty(root: int, name: str, ours: bool = False) -> None:
-    """Remove all that is in a directory, links themselves too; what others put there meanwhile may stay.
+    """Remove the content of a directory; of a link, the link itself. Entries that are added meanwhile may stay.
 
-    `ours`: also what its modes protect. No recursion: a path may have two thousand names.
+    `ours`: set each directory to mode 0700 first. There is no recursion: a path may have two thousand names.
     """
     todo, order = [name], []
     while todo:
@@ -120,46 +120,46 @@ def empty(root: int, name: str, ours: bool = False) -> None:
 
 
 def top(path: str) -> int:
-    """The descriptor of a root, which its owner may have made a symlink."""
+    """Return a descriptor of a root. The root itself may be a symlink."""
     return os.open(path, _WALK)
 
 
 def readable(fd: int) -> int:
-    """The same directory, to be listed or synced."""
+    """Open the directory of an O_PATH descriptor for listing or fsync."""
     return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
 
 
 def sync(fd: int) -> None:
-    """What was made, moved and removed in a directory is on the disk."""
+    """Flush a directory to disk: names that were created, moved or removed in it."""
     again = readable(fd)
     try:
         os.fsync(again)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some mounts by FUSE know no such thing
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some FUSE mounts do not support it
             raise
     finally:
         os.close(again)
 
 
 def move_new(source: int, name: str, target: int, new: str, aside: Callable[[], int] | None = None) -> None:
-    """Rename where nothing stands, decided by the filesystem. FileExistsError; FileNotFoundError where it is gone.
+    """Rename `name` to `new` unless `new` exists; the filesystem decides. FileExistsError, FileNotFoundError.
 
-    `aside` opens a directory of the same filesystem in which nobody looks; without it nobody else knows `name`.
+    `aside` opens a hidden directory of the same filesystem. Without it, only the caller may know `name`.
     """
     if _renamed_new(source, name, target, new):
         return
     if stat.S_ISDIR(look(source, name).st_mode):
-        # Whoever makes it has it, and an empty directory is replaced in one step.
+        # mkdir decides between callers, and rename replaces an empty directory in one step.
         os.mkdir(new, dir_fd=target)
         os.rename(name, new, src_dir_fd=source, dst_dir_fd=target)
         return
     file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
     try:
         facts = os.fstat(file)
-        # By descriptor: what is linked is what was looked at, whatever the name means by now.
+        # By descriptor: this links the checked file even if the name was replaced since.
         os.link(f"/proc/self/fd/{file}", new, dst_dir_fd=target, follow_symlinks=True)
     except FileExistsError:
-        # An answer of NFS that was lost: the same request again is told that it exists.
+        # NFS repeats a request if the answer was lost, and then gets EEXIST for its own link.
         if not _same(facts, look(target, new)):
             raise
     finally:
@@ -170,7 +170,7 @@ def move_new(source: int, name: str, target: int, new: str, aside: Callable[[], 
     place = aside()
     try:
         _remove_link(source, name, facts, place)
-    except FileNotFoundError:  # another one has moved it: this link is one too many
+    except FileNotFoundError:  # another process has moved the file: undo the link
         with contextlib.suppress(FileNotFoundError):
             _remove_link(target, new, facts, place)
         raise
@@ -179,7 +179,7 @@ def move_new(source: int, name: str, target: int, new: str, aside: Callable[[], 
 
 
 def _renamed_new(source: int, name: str, target: int, new: str) -> bool:
-    """By the kernel in one step; False where the filesystem cannot. Raises OSError."""
+    """Rename by renameat2 in one step; False if the filesystem does not support it. Raises OSError."""
     import ctypes
 
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -189,7 +189,7 @@ def _renamed_new(source: int, name: str, target: int, new: str) -> bool:
     if rename(source, os.fsencode(name), target, os.fsencode(new), no_replace) == 0:
         return True
     number = ctypes.get_errno()
-    if number not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # NFS, and some mounts by FUSE
+    if number not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # NFS, and some FUSE mounts
         raise OSError(number, os.strerror(number), new)
     return False
 
@@ -199,9 +199,10 @@ def _same(one: os.stat_result, other: os.stat_result) -> bool:
 
 
 def _remove_link(directory: int, name: str, facts: os.stat_result, aside: int) -> None:
-    """Remove a name if it still is that file, of which there is another link. FileNotFoundError.
+    """Remove a name if it still is the file of `facts`, which has another link. Raises FileNotFoundError.
 
-    A check and an unlink would remove what somebody has put there in between: it is moved away, and looked at then.
+    A check and then an unlink could remove a file that was put there in between. So the name is moved to `aside` first
+    and checked there.
     """
     kept = f"{MOVED}{os.urandom(8).hex()}"
     os.rename(name, kept, src_dir_fd=directory, dst_dir_fd=aside)
@@ -210,6 +211,6 @@ def _remove_link(directory: int, name: str, facts: os.stat_result, aside: int) -
         os.rename(kept, name, src_dir_fd=aside, dst_dir_fd=directory)
         return
     if not _same(found, facts):
-        with contextlib.suppress(FileExistsError):  # replaced once more: that one is the newer
+        with contextlib.suppress(FileExistsError):  # replaced once more: the file there now is newer
             os.link(kept, name, src_dir_fd=aside, dst_dir_fd=directory, follow_symlinks=False)
     os.unlink(kept, dir_fd=aside)

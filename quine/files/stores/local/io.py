@@ -1,8 +1,8 @@
-"""An open file of a filesystem, and one that is being made: by descriptor, with its holes.
+"""Reader and writer of a file on a filesystem, by descriptor, with its holes.
 
 Laws
-1. The position of the descriptor is where reading and writing goes on, so that others may take over with it.
-2. A hole is skipped where it is read and left where it is written. Of short and of very many ones some are data.
+1. Reading and writing continue at the position of the descriptor, so another process can take over with it.
+2. A reader skips holes and a writer leaves them. Short holes, and those beyond `MOST_HOLES`, count as data.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from quine.files.api import BLOCK, Entry, Range, Reader, Writer, error, stale
 from quine.files.stores.local.dirfd import about
 
-LEAST_HOLE = 64 * 1024  # bytes: a shorter one is quicker read than spoken of
-MOST_HOLES = 1024  # of one file; the rest is read as zeros
+LEAST_HOLE = 64 * 1024  # bytes; reading a shorter one is faster than reporting it
+MOST_HOLES = 1024  # in one file; the rest are read as zeros
 NANO = 10**9
 
 
@@ -26,13 +26,13 @@ def known(path: str, facts: os.stat_result) -> Entry:
     mode = facts.st_mode & 0o777
     if stat.S_ISDIR(facts.st_mode):
         return Entry(path, "directory", 0, facts.st_mtime, mode)
-    # The time of the change, too: that of the content can be given, and the number of a file is given again.
+    # ctime too: mtime can be set by a caller, and inode numbers are reused.
     version = f"{facts.st_ctime_ns:x}-{facts.st_mtime_ns:x}-{facts.st_size:x}-{facts.st_ino:x}"
     return Entry(path, "file", facts.st_size, facts.st_mtime, mode, version)
 
 
 def nanos(moment: float) -> int:
-    """Of seconds."""
+    """Convert seconds to nanoseconds."""
     return int(moment // 1) * NANO + round(moment % 1 * NANO)
 
 
@@ -48,13 +48,13 @@ def _holes(fd: int, at: int, end: int) -> list[Range]:
     while at < end and len(found) < MOST_HOLES:
         try:
             start = os.lseek(fd, at, os.SEEK_HOLE)
-        except OSError:  # the filesystem does not tell
+        except OSError:  # the filesystem does not report holes
             break
         if start >= end:
             break
         try:
             at = min(end, os.lseek(fd, start, os.SEEK_DATA))
-        except OSError:  # none after it
+        except OSError:  # no data after the hole
             at = end
         if at - start >= LEAST_HOLE:
             found.append((start, at - start))
@@ -65,7 +65,7 @@ class Plain(Reader):
     def __init__(self, fd: int, entry: Entry, facts: os.stat_result, offset: int, length: int | None) -> None:
         super().__init__(entry, offset, length)
         self._fd = fd
-        start = min(offset, entry.size)  # no filesystem seeks as far as a number goes
+        start = min(offset, entry.size)  # filesystems limit the offset of a seek
         self._end = start + self.length
         if facts.st_blocks * 512 < facts.st_size:
             self.holes = tuple(_holes(fd, start, self._end))
@@ -85,7 +85,7 @@ class Plain(Reader):
             try:
                 given = os.sendfile(fd, self._fd, None, size) if size else 0
             except OSError as problem:
-                if problem.errno not in (errno.EINVAL, errno.ENOSYS):  # not to everything
+                if problem.errno not in (errno.EINVAL, errno.ENOSYS):  # sendfile has limits on its target
                     raise
                 return super().give(fd, size)
             if size and not given:
@@ -93,7 +93,7 @@ class Plain(Reader):
             return given
 
     def _next(self, size: int) -> int:
-        """How many bytes of data can be taken at once, at most `size`; the position is where they begin."""
+        """Seek past a hole; return how many bytes of data follow at once, at most `size`."""
         at = os.lseek(self._fd, 0, os.SEEK_CUR)
         end = self._end
         for start, length in self.holes:
@@ -135,7 +135,7 @@ class Part(Writer):
                 left = left[os.write(self._fd, left) :]
 
     def take(self, fd: int, length: int) -> int:
-        """By the kernel between two files, where the filesystem can without a copy."""
+        """Append by copy_file_range, which shares the blocks on some filesystems, and the rest by reads and writes."""
         left = length
         with about(self._path):
             while left:
@@ -144,8 +144,8 @@ class Part(Writer):
                 except OSError as problem:
                     if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
                         raise
-                    taken = 0  # not from a pipe, nor from one filesystem to every other
-                if not taken:  # also the end, which the copy below finds again; /proc says it at once
+                    taken = 0  # not supported from a pipe, nor between some filesystems
+                if not taken:  # or the end, which `super().take` meets too; /proc files report it early
                     break
                 left -= taken
             return length - left + super().take(fd, left)
@@ -164,7 +164,7 @@ class Part(Writer):
                 if self._mode is not None:
                     os.fchmod(self._fd, self._mode & 0o777)
                 if self._mtime is not None:
-                    # who sweeps goes by the later of the two
+                    # the sweep goes by the later of atime and mtime
                     os.utime(self._fd, ns=(time.time_ns(), nanos(self._mtime)))
                 os.fsync(self._fd)
                 self._arrive(self._directory, self._name)

@@ -1,12 +1,11 @@
-"""The tier that is a directory: `origin:` at the origin, `file://` on a mount that all hosts share.
+"""A files tier in a directory: `origin:` at the origin, `file://` on a mount that all hosts share.
 
 Laws
-1. Nothing leads out of the root (dirfd.py): symlinks, devices and sockets are refused, and not listed.
-2. A file is written aside (temp.py), synced, and moved to its name in one step; then its directory is
-   synced.
-3. A root that nobody has made yet is an empty one; the first who puts something into it makes it, 0700.
-4. Who writes to a file in place, past the tier, is seen by who reads it: only what is replaced whole is one version. A
-   reader who comes to an end that was not there before is told ESTALE.
+1. No path leads out of the root (dirfd.py): symlinks, devices and sockets are refused, and not listed.
+2. A file is written aside (temp.py), synced, and moved to its name in one step; then its directory is synced.
+3. A root that does not exist yet reads as empty. The first write creates it with mode 0700.
+4. A program that writes to a file in place, without the tier, bypasses these guarantees: readers see its writes. Only a
+   file that is replaced whole is one version. A reader of a file that became shorter gets ESTALE.
 """
 
 from __future__ import annotations
@@ -70,11 +69,11 @@ class Local(Tier):
                     kind = stat.S_IFMT(facts.st_mode)
                     if kind in (stat.S_IFREG, stat.S_IFDIR) and not paths.is_alias(each.name, temp.NAME):
                         found.append(known(paths.join(path, each.name), facts))
-        # Below one directory the order of the paths is that of the names.
+        # In one directory, paths sort as their names do.
         return iter(sorted(found, key=lambda entry: os.fsencode(entry.path)))
 
     def hidden(self, path: str) -> Iterator[str]:
-        """Symlinks, devices, pipes and sockets; at the root also the place of the parts."""
+        """Yield symlinks, devices, pipes and sockets; at the root also the directory of parts."""
         if not path:
             yield temp.NAME
         for above in (path, *(entry.path for entry in self.walk(path) if not entry.is_file)):
@@ -99,7 +98,7 @@ class Local(Tier):
                 raise error(errno.EISDIR, path)
             with self._place(path) as (directory, name):
                 regular(dirfd.look(directory, name), path)
-                # Non-blocking: it may have become a pipe meanwhile, which nobody writes to.
+                # Non-blocking: the name may be a pipe without a writer by now.
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
                 fd = os.open(name, flags, dir_fd=directory)
             try:
@@ -188,7 +187,7 @@ class Local(Tier):
                 if not target:
                     raise error(errno.ENOTEMPTY if stat.S_ISDIR(facts.st_mode) else errno.EISDIR, target)
                 if source.startswith(target + "/") and not (if_absent or stat.S_ISDIR(facts.st_mode)):
-                    raise error(errno.EISDIR, target)  # the kernel says that it is not empty
+                    raise error(errno.EISDIR, target)  # the kernel would answer ENOTEMPTY
                 if target != source:
                     self._move(origin, old, target, if_absent, source)
 
@@ -200,7 +199,7 @@ class Local(Tier):
                 fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             try:
                 regular(os.fstat(fd), path)
-                place = f"/proc/self/fd/{fd}"  # also of what may be neither read nor written
+                place = f"/proc/self/fd/{fd}"  # also works for a file without read and write permission
                 if mode is not None:
                     os.chmod(place, mode & 0o777)
                 if mtime is not None:
@@ -214,12 +213,12 @@ class Local(Tier):
             return self._parts.directory(root)
 
     def _expect_directory(self, source: str, target: str) -> None:
-        """Below a file there is no name, and that is another error than a directory into itself."""
+        """Raise ENOTDIR if `source` is a file: `target` is below it. A directory into itself is another error."""
         if source and self.stat(source).is_file:
             raise error(errno.ENOTDIR, target)
 
     def _move(self, origin: int, old: str, target: str, if_absent: bool, source: str = "") -> None:
-        """What `old` is in a directory, to its path, whose directories are made; both are then synced."""
+        """Move `old` in `origin` to `target`, create the directories above, then sync both directories."""
         for _ in range(TRIES):
             try:
                 with self._place(target, make=True) as (directory, new):
@@ -233,7 +232,7 @@ class Local(Tier):
                 if source:
                     dirfd.sync(origin)
                 return
-            except FileNotFoundError:  # the directory was removed under us, or what is to be moved
+            except FileNotFoundError:  # the target's directory or the source was removed
                 with about(source or target):
                     dirfd.look(origin, old)
         raise error(errno.ENOENT, target)
@@ -241,7 +240,7 @@ class Local(Tier):
     # -- places ------------------------------------------------------------------------------------
 
     def _of_root(self, problem: OSError, path: str) -> OSError:
-        """What is wrong with the root, and not with the path."""
+        """Return an error about the root directory instead of the path."""
         return OSError(problem.errno, f"{self.root}: {(problem.strerror or '').lower()}", path)
 
     @contextlib.contextmanager
@@ -268,7 +267,7 @@ class Local(Tier):
 
     @contextlib.contextmanager
     def _place(self, path: str, make: bool = False) -> Iterator[tuple[int, str]]:
-        """(descriptor of the directory, name in it) of a path that is not the root."""
+        """Yield (descriptor of the directory, name in it) of a path that is not the root."""
         name = paths.name(path)
         if name == ".." or paths.is_alias(name, temp.NAME):
             raise PermissionError(errno.EPERM, "is a name that the files tier keeps for itself", path)
@@ -277,7 +276,7 @@ class Local(Tier):
 
 
 def _remove_directory(directory: int, name: str) -> None:
-    """An empty one. A tier that has its root there may have left a place for its parts."""
+    """Remove an empty directory. A tier with its root there may have left its directory of parts."""
     try:
         os.rmdir(name, dir_fd=directory)
     except OSError as problem:

@@ -1,8 +1,8 @@
-"""Files that are being made, in a hidden directory of the root, until they are moved to their names.
+"""Unfinished files ("parts"), in a hidden directory of the root until they are moved to their names.
 
 Laws
-1. A part is held by a lock (flock) of who makes it: it dies with him, so what nobody holds is left over and is swept.
-2. A part of another machine is swept only when it is old: not every mount carries locks from one to the other.
+1. The writer of a part holds a lock (flock) on it, which ends with its process. A part without a lock is swept.
+2. A part of another machine is swept only when it is old: not every mount carries locks between machines.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from quine.files.stores.local import dirfd
 
 NAME = ".quine-parts"
 AGAIN = 600.0  # seconds from one sweep to the next
-OLD = 86400.0  # seconds after it was last used, of a part whose lock may not be seen
+OLD = 86400.0  # seconds since its last use, for a part of which a lock may be invisible
 
 
 class Parts:
-    """Of one root, which exists."""
+    """The parts of one root, which exists."""
 
     def __init__(self) -> None:
         self._swept = -AGAIN
 
     def make(self, root: int, shared: bool) -> tuple[int, int, str]:
-        """(directory, file, name) of a new part; the descriptors are the caller's. `shared`: with the usual mode."""
+        """Return (directory, file, name) of a new part; the caller owns the descriptors. `shared`: mode 0666."""
         directory = self.directory(root)
         try:
             if time.monotonic() - self._swept >= AGAIN:
@@ -37,7 +37,7 @@ class Parts:
                 name = f"{_machine()}-{os.urandom(8).hex()}"
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 file = os.open(name, flags, 0o666 if shared else 0o600, dir_fd=directory)
-                # Who sweeps may have met it before it was locked, and then has removed it.
+                # A sweep may have removed it before it was locked.
                 if _lock(file) and os.fstat(file).st_nlink:
                     return directory, file, name
                 os.close(file)
@@ -47,22 +47,22 @@ class Parts:
 
     @staticmethod
     def directory(root: int) -> int:
-        """Who may write to the root may have parts of his own here, as in /tmp."""
+        """Open the directory of parts, or create it: sticky as /tmp is, for all users that may write to the root."""
         try:
             return dirfd.directory(root, NAME)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(NAME, 0o700, dir_fd=root)
             directory = dirfd.directory(root, NAME)
-            with contextlib.suppress(OSError):  # not ours: another one has made it at the same time
-                # with the set-group-ID of the root, by which what is made here has the group of the root
+            with contextlib.suppress(OSError):  # not ours: another user made it at the same time
+                # with the set-group-ID bit of the root, so that parts get the group of the root
                 mode = 0o1700 | stat.S_IMODE(os.fstat(root).st_mode) & 0o2777
                 os.chmod(f"/proc/self/fd/{directory}", mode)
             return directory
 
 
 def sweep(directory: int) -> None:
-    """Remove what dead writers have left."""
+    """Remove the parts of dead writers."""
     listed = dirfd.readable(directory)
     try:
         names = os.listdir(listed)
@@ -74,9 +74,9 @@ def sweep(directory: int) -> None:
             try:
                 ours = name.startswith(_machine() + "-")
                 facts = os.fstat(file)
-                # One that is about to arrive has the time of modification that it was given.
+                # A part that is about to arrive has its final mtime already.
                 used = max(facts.st_atime, facts.st_mtime)
-                if name.startswith(dirfd.MOVED):  # a file that had its times before it came here
+                if name.startswith(dirfd.MOVED):  # a file that kept its times when it was moved here
                     used = facts.st_ctime
                 if (ours or time.time() - used > OLD) and _lock(file, unsure=not ours):
                     os.unlink(name, dir_fd=directory)
@@ -85,7 +85,7 @@ def sweep(directory: int) -> None:
 
 
 def _lock(file: int, unsure: bool = True) -> bool:
-    """False: somebody else holds it; `unsure` where the filesystem has no locks."""
+    """Take the lock. Return False if another process holds it, and `unsure` if the filesystem has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -96,7 +96,7 @@ def _lock(file: int, unsure: bool = True) -> bool:
 
 
 def _machine() -> str:
-    """Short, and another one after each boot."""
+    """Return a short id of this machine, which changes with each boot."""
     global _boot
     if not _boot:
         with open("/proc/sys/kernel/random/boot_id") as file:

@@ -1,1 +1,1 @@
-"""object: a bucket of an object store, by flat keys."""
+"""object: a store in a bucket of an object store, whose keys are flat."""

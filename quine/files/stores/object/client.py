@@ -1,12 +1,12 @@
-"""A bucket of an S3 store by way of s3fs: single calls, what they answer, and what goes wrong as an OSError.
+"""Calls to a bucket of an S3 store through s3fs: single requests, their answers, and failures as OSError.
 
 Laws
-1. No cache of listings: what a call says is what the store said, and what is no answer of a store (of a gateway whose
+1. Listings are not cached: a call returns the store's own answer. A reply that is not a store's (of a gateway whose
    connection broke off, of a login page) is an error. Tries are few and bounded, as are silences.
-2. A process that was forked opens a client of its own; what its parent had open stays the parent's.
-3. A condition that does not hold is `Unmet`, told apart from everything else.
-4. Keys come from the environment that is given, from the options, or by the usual chain of the AWS tools (a profile,
-   the role of a machine). No message holds one.
+2. A forked process opens its own client; the open connections stay the parent's.
+3. A condition that does not hold raises `Unmet`, distinct from every other failure.
+4. Keys come from the given environment, from the options, or from the usual chain of the AWS tools (a profile, the role
+   of a machine). No message holds one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ERRNO = {
     **dict.fromkeys(("416", "InvalidRange", "RequestedRangeNotSatisfiable"), errno.ERANGE),
     **dict.fromkeys(("SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"), errno.EACCES),
 }
-# What an answer has to say: an empty one would be an empty directory, or a copy whose source may go.
+# A field that each answer must have: an empty answer would mean an empty directory, or a copy whose source may go.
 _SAYS = {
     "list_objects_v2": "IsTruncated",
     "copy_object": "CopyObjectResult",
@@ -57,19 +57,19 @@ class Unmet(Exception):
 
 
 def _asked(error: Exception, again: int) -> Exception:
-    """With how often the library has asked again before it heard that."""
+    """Attach to an error how often the library retried before that answer."""
     error.again = again  # type: ignore[attr-defined]
     return error
 
 
 def _asks_once(client: Any) -> bool:
-    """Have the HTTP library send nothing twice by itself: it would a DELETE, and tell nobody. False: it may."""
+    """Stop the HTTP library from resending: it repeats a DELETE without a report. Return False if it may still."""
     http = getattr(getattr(client, "_endpoint", None), "http_session", None)
     sessions = list((getattr(http, "_sessions", None) or {}).values())
     for session in sessions:
         if not hasattr(session, "_retry_connection"):
             return False
-        session._retry_connection = False  # there are tries enough above it, and those are counted
+        session._retry_connection = False  # the layers above retry, and count it
     return bool(sessions)
 
 
@@ -94,7 +94,7 @@ class Bucket:
         ]
         self._lock = threading.Lock()
         self._driver: Any = None
-        # Of the process that we were forked from: dropped, it would close theirs.
+        # Clients of the parent process: kept, because a dropped one would close the parent's connections.
         self._others: list[Any] = []
         os.register_at_fork(after_in_child=self._forked)
 
@@ -105,7 +105,7 @@ class Bucket:
             self._driver = None
 
     def driver(self) -> Any:
-        """The s3fs of this process. Misconfigured where there is none."""
+        """Return the s3fs filesystem of this process. Raises Misconfigured if it cannot be opened."""
         with self._lock:
             if self._driver is None:
                 try:
@@ -116,7 +116,7 @@ class Bucket:
                     raise Misconfigured("s3:// needs s3fs", with_extra("s3")) from None
                 try:
                     self._driver = s3fs.S3FileSystem(**_limited(self._options))
-                    self._driver.retries = 1  # the library below tries again, and knows for what
+                    self._driver.retries = 1  # the library below retries, and knows which errors
                 except (TypeError, ValueError) as error:
                     raise Misconfigured(
                         f"s3:// cannot be opened: {self._text(error)}", "see QUINE_FS_OPTIONS"
@@ -124,7 +124,7 @@ class Bucket:
             return self._driver
 
     def begin(self, method: str, **call: Any) -> Future[Any]:
-        """Send a call on its way; `done` waits for it."""
+        """Start a call; `done` waits for it."""
         driver = self.driver()
         return asyncio.run_coroutine_threadsafe(self._answer(driver, method, call), driver.loop)
 
@@ -135,12 +135,12 @@ class Bucket:
         return answer
 
     def done(self, future: Future[Any], path: str) -> Any:
-        """Its answer. Raises Unmet and OSError, about `path`."""
+        """Wait for a call and return its answer. Raises Unmet, and OSError about `path`."""
         try:
             return future.result()
         except Exception as error:
             raise self.fault(error, path) from None
-        except BaseException:  # a signal: nobody waits any more
+        except BaseException:  # a signal: the caller stops waiting
             future.cancel()
             raise
 
@@ -148,11 +148,11 @@ class Bucket:
         return self.done(self.begin(method, **call), path)
 
     def run(self, coroutine: Any, path: str) -> Any:
-        """A coroutine in the driver's loop."""
+        """Run a coroutine in the driver's loop and return its result."""
         return self.done(asyncio.run_coroutine_threadsafe(coroutine, self.driver().loop), path)
 
     def soon(self, call: Any) -> None:
-        """Have a function called in the driver's loop."""
+        """Schedule a function in the driver's loop."""
         with contextlib.suppress(RuntimeError):  # the loop has ended with the process
             self.driver().loop.call_soon_threadsafe(call)
 
@@ -168,16 +168,16 @@ class Bucket:
             return None
 
     def stands(self, version: Found, path: str) -> bool:
-        """Is it still that one?"""
+        """Return whether the object still has this version."""
         there = self.head(version.key, path)
         return there is not None and there.etag == version.etag
 
     def some(self, prefix: str) -> Future[Any]:
-        """The first two keys that begin so."""
+        """Start a listing of the first two keys with a prefix."""
         return self.begin("list_objects_v2", Prefix=prefix, MaxKeys=2)
 
     def listed(self, prefix: str, path: str, deep: bool = False) -> tuple[list[Found], list[str]]:
-        """Objects, and unless `deep` what stands for directories, whose keys begin so."""
+        """Return the objects whose keys have a prefix and, unless `deep`, the prefixes that stand for directories."""
         objects: list[Found] = []
         below: list[str] = []
         more: dict[str, str] = {} if deep else {"Delimiter": "/"}
@@ -193,7 +193,7 @@ class Bucket:
             more["ContinuationToken"] = page["NextContinuationToken"]
 
     def delete(self, keys: list[str], path: str) -> None:
-        """In as few calls as can be; keys that are not there are no error."""
+        """Delete keys, `MORE` in a call; a missing key is no error."""
         for start in range(0, len(keys), MORE):
             some = [{"Key": key} for key in keys[start : start + MORE]]
             answer = self.call("delete_objects", path, Delete={"Objects": some, "Quiet": True})
@@ -206,9 +206,9 @@ class Bucket:
                     )
 
     def drop(self, key: str, etag: str, path: str) -> bool | None:
-        """Delete that version. False: it was not there any more; None: it may have been, before the answer was lost.
+        """Delete one version. Return False if it was gone, None if an answer may have been lost and either is possible.
 
-        Whoever asks again cannot tell himself from another who was first, so what asks again is told apart.
+        An unmet condition after a retry may be the effect of the first request, so the result is None then.
         """
         known = False
 
@@ -233,7 +233,7 @@ class Bucket:
     # ---------------------------------------------------------------- faults
 
     def fault(self, error: BaseException, path: str) -> BaseException:
-        """What to raise for it."""
+        """Return the exception to raise for `error`."""
         cause = error.__cause__ if hasattr(error.__cause__, "response") else error
         answer = getattr(cause, "response", None)
         if isinstance(answer, dict):
@@ -260,7 +260,7 @@ class Bucket:
         )
 
     def _text(self, error: object) -> str:
-        text = re.sub(r"\?[^\s\"']*", "", str(error)) or type(error).__name__  # of a URL without its query
+        text = re.sub(r"\?[^\s\"']*", "", str(error)) or type(error).__name__  # a URL loses its query
         for hidden in self._hidden:
             text = text.replace(hidden, "***")
         return text[:1].lower() + text[1:300].rstrip(".")
@@ -271,12 +271,12 @@ class Bucket:
         creator = getattr(driver, "_s3creator", None)
         if creator is not None:
             closing = asyncio.run_coroutine_threadsafe(creator.__aexit__(None, None, None), driver.loop)
-            with contextlib.suppress(Exception):  # closed already, or hanging: it is not worth an error
+            with contextlib.suppress(Exception):  # closed already, or hanging: no reason for an error
                 closing.result(5)
 
 
 def found(key: str, answer: Mapping[str, Any]) -> Found:
-    """What a HEAD or a GET says of its object."""
+    """Return the object that the answer to a HEAD or GET describes."""
     _, _, total = str(answer.get("ContentRange", "")).partition("/")
     size = int(total) if total.isdigit() else answer["ContentLength"]
     meta = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
@@ -288,13 +288,13 @@ def bare(answer: Mapping[str, Any]) -> str:
 
 
 def _limited(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same, and who takes no more bytes of ours is given up: the driver waits for that for ever."""
+    """Add a timeout for a peer that takes no more bytes: the driver alone waits for it without end."""
     import aiobotocore.config  # type: ignore[import-untyped]
 
     config = {"connector_args": {"socket_factory": _socket}, **options["config_kwargs"]}
     try:
         aiobotocore.config.AioConfig(**config)
-    except Exception:  # an older one knows no sockets but its own; what else is wrong is said elsewhere
+    except Exception:  # an older version has no `socket_factory`; other errors appear elsewhere
         return options
     return {**options, "config_kwargs": config}
 
@@ -306,7 +306,7 @@ def _socket(address: Any) -> socket.socket:
 
 
 def settings(environ: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What s3fs is opened with: the options, above what the environment says."""
+    """Return the arguments of s3fs. `options` take precedence over the environment."""
     names = {"key": "AWS_ACCESS_KEY_ID", "secret": "AWS_SECRET_ACCESS_KEY", "token": "AWS_SESSION_TOKEN"}
     told = {option: environ[name] for option, name in names.items() if environ.get(name)}
     base = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")

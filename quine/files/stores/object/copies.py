@@ -1,8 +1,8 @@
-"""Copies within a bucket that may be conditional, and which conditions its store heeds at all.
+"""Conditional copies within a bucket, and tests of the conditions that its store heeds.
 
 Laws
-1. A condition is trusted when it was tried out, of each kind of call by itself: some stores heed it of one alone.
-2. A conditional copy is ours or is none: of two who copy to one key one is told EEXIST.
+1. A condition is trusted after a test, made for each kind of call: some stores heed it for one kind alone.
+2. A conditional copy is ours, or it does not happen: of two clients that copy to one key, one gets EEXIST.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from quine.files.stores.object.io import (
 )
 from quine.files.stores.spool import MEMORY
 
-# What a store may heed If-None-Match of, and not of the others; a deletion's condition is If-Match.
+# Kinds of calls for which a store may heed If-None-Match, each on its own; for a deletion the condition is If-Match.
 PUT, PARTS, COPY, DELETION = "put", "parts", "copy", "deletion"
 
 
 def heeds(bucket: Bucket, key: str, path: str, what: str) -> bool:
-    """Does the store heed the condition, of PUT, PARTS, COPY or DELETION? Tried out on a key that nobody else has."""
+    """Test on the unused `key` whether the store heeds the condition of `what`: PUT, PARTS, COPY or DELETION."""
     bucket.call("put_object", path, Key=key, Body=b"")
     try:
         if what == DELETION:
@@ -62,7 +62,7 @@ def heeds(bucket: Bucket, key: str, path: str, what: str) -> bool:
         return True
     except OSError as fault:
         if fault.errno != errno.ENOTSUP and not (what == COPY and fault.errno == errno.EIO):
-            raise  # a copy with what it does not know is an invalid argument to some
+            raise  # EIO: some stores call an unknown header of a copy an invalid argument
         return False
     finally:
         with contextlib.suppress(OSError):
@@ -70,7 +70,7 @@ def heeds(bucket: Bucket, key: str, path: str, what: str) -> bool:
 
 
 def by_copy(bucket: Bucket, here: Found, key: str, source: str, target: str) -> Entry:
-    """A conditional copy by the store, in one call. EEXIST; ENOENT, ESTALE where the source is gone or was replaced."""
+    """Have the store copy conditionally, in one call. EEXIST; ENOENT, ESTALE if the source is gone or was replaced."""
     meta = {**here.meta, MODE: f"{mode_of(here):o}", MTIME: repr(mtime_of(here)), MARK: secrets.token_hex(8)}
 
     def copy() -> Any:
@@ -100,10 +100,10 @@ def by_copy(bucket: Bucket, here: Found, key: str, source: str, target: str) -> 
 
 
 def by_hand(bucket: Bucket, here: Found, key: str, source: str, target: str) -> Entry:
-    """A conditional copy of what is small, to a key: by us, in one put.
+    """Copy a small object conditionally: read it here, and write it in one put.
 
-    Some gateways look and then complete the parts, so that two are the first; and who takes his own back then
-    takes that of both, of which one has removed the source. A put they decide in one step.
+    Some gateways check first and complete the parts later, so two clients both succeed. If one of them then undoes its
+    copy, it removes the copy of both, while the other has removed the source. A put is decided in one step.
     """
     meta = {**here.meta, MODE: f"{mode_of(here):o}", MTIME: repr(mtime_of(here))}
     with (
@@ -117,7 +117,7 @@ def by_hand(bucket: Bucket, here: Found, key: str, source: str, target: str) -> 
 
 
 def by_parts(bucket: Bucket, source: Found, key: str, path: str, if_absent: bool) -> Entry:
-    """A copy by the store which can be conditional, and of any size."""
+    """Have the store copy in parts: an object of any size, conditionally with `if_absent`."""
     upload = Upload(bucket, key, path, {**source.meta, MARK: secrets.token_hex(8)})
     try:
         size = max(WHOLE // 5, -(-source.size // MOST_PARTS))

@@ -1,10 +1,10 @@
-"""An object of a store as it is read and written: one version of it, and parts that become one.
+"""Reader and writer of an object: a reader gets one version, a writer sends one body or parts.
 
 Laws
-1. What was put is seen whole or not at all: one call, or parts and the call that completes them.
-2. A reader asks for the version that it opened, and again from where a body broke off; never for another.
-3. A part that is not whole yet is in memory only while it is small, then on the disk; those on their way share one
-   budget of memory (spool.py), whatever size a file is said to have.
+1. An object becomes visible whole or not at all: by one call, or by the call that completes its parts.
+2. A reader requests the version that it opened, and resumes it where a body broke off; never another version.
+3. An incomplete part is in memory only while it is small, then on disk. Parts in flight share one memory budget
+   (spool.py), whatever the announced size of a file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from quine.files.stores.object.client import Bucket, Found, Unmet, bare, found
 from quine.files.stores.spool import MEMORY, expect_room, spool
 from transport.rpc.lendable import write_at
 
-PART = 8 << 20  # bytes; what is not more is put in one call
-MOST_PART = 512 << 20  # bytes; so many of those make the largest object there can be
-TOLD_PART = 64 << 20  # bytes of a part to which a size that was only told leads
-SMALL = 256 << 10  # bytes that are gathered in memory
-MOST_PARTS = 10_000  # S3's limit of one object
-WHOLE = 5 << 30  # bytes that the store copies in one call
-IN_FLIGHT = 3  # parts that are on their way at one time
-AGAIN = 3  # tries of a body that broke off, and of a race that the store cannot decide
+PART = 8 << 20  # bytes; an object up to this size is put in one call
+MOST_PART = 512 << 20  # bytes; `MOST_PARTS` of these make the largest possible object
+TOLD_PART = 64 << 20  # bytes; the largest part chosen from an announced size
+SMALL = 256 << 10  # bytes collected in memory before the spool
+MOST_PARTS = 10_000  # S3's limit for one object
+WHOLE = 5 << 30  # bytes; the largest object that the store copies in one call
+IN_FLIGHT = 3  # parts sent at a time
+AGAIN = 3  # tries for a body that broke off, and for a race that the store cannot decide
 
 MODE, MTIME, MARK = "quine-mode", "mtime", "quine-mark"  # metadata; MTIME is rclone's
 
@@ -50,11 +50,11 @@ def mtime_of(there: Found) -> float:
         told = float(there.meta[MTIME])
     except (KeyError, ValueError):
         return there.modified
-    return told if abs(told) < 1 << 53 else there.modified  # another tool's; no number neither
+    return told if abs(told) < 1 << 53 else there.modified  # other tools write it too; NaN fails the test
 
 
 class Upload:
-    """An object that comes in parts."""
+    """A multipart upload of one object."""
 
     def __init__(self, bucket: Bucket, key: str, path: str, meta: Mapping[str, str]) -> None:
         self._bucket, self._key, self._path, self._meta = bucket, key, path, meta
@@ -64,7 +64,7 @@ class Upload:
         self._etags: list[str] = []
 
     def send(self, data: bytes | bytearray) -> None:
-        """Blocks while too many are on their way. What `data` has taken of MEMORY is given back when it has arrived."""
+        """Send a part; block while more than IN_FLIGHT are on their way. Its share of MEMORY is freed on arrival."""
         number, size = len(self._etags) + len(self._parts) + 1, len(data)
         try:
             part = self._bucket.begin("upload_part", PartNumber=number, Body=data, **self._same)
@@ -103,7 +103,7 @@ class Upload:
         return len(self._etags) + len(self._parts)
 
     def complete(self, if_absent: bool) -> str:
-        """Let it be seen; its ETag. FileExistsError."""
+        """Make the object visible and return its ETag. Raises FileExistsError."""
         while self._parts:
             self._arrived()
         parts = [{"PartNumber": n, "ETag": f'"{etag}"'} for n, etag in enumerate(self._etags, 1)]
@@ -125,7 +125,7 @@ class Upload:
         for future in self._parts:
             future.cancel()
         for future in self._parts:
-            # Ended or cancelled: only then nothing comes after the abort.
+            # Wait for each: a part that arrived after the abort would remain.
             with contextlib.suppress(BaseException):
                 future.result(60)
         self._parts.clear()
@@ -134,9 +134,9 @@ class Upload:
 
 
 def settled(act: Callable[[], Any], look: Callable[[], Found | None], mark: str, path: str) -> str:
-    """The ETag of what `act` has put. FileExistsError where another was there first.
+    """Run `act` and return the ETag of the object it put. Raises FileExistsError if another client was first.
 
-    An answer that is lost is asked for again, and then our own object is in the way: the mark tells it.
+    After a lost answer the request is repeated and meets our own object, which `mark` identifies.
     """
     for left in reversed(range(AGAIN)):
         try:
@@ -157,7 +157,7 @@ def settled(act: Callable[[], Any], look: Callable[[], Found | None], mark: str,
 
 
 class ObjectWriter(Writer):
-    """In memory while it is small, then on the disk up to one part, then in parts as they come."""
+    """Holds data in memory while it is small, then on disk up to one part; then sends part after part."""
 
     def __init__(
         self,
@@ -170,13 +170,13 @@ class ObjectWriter(Writer):
         before: Callable[[], None],
         parted: Callable[[], None] = lambda: None,
     ) -> None:
-        """`before` it is seen; `parted` before the first part of what has to be the first. Either may refuse."""
+        """`before` runs before the object is visible, `parted` before a first part with `if_absent`; both may raise."""
         self._bucket, self._key, self._path = bucket, key, path
         self._if_absent, self._before, self._parted = if_absent, before, parted
         self._meta = {**meta, MARK: secrets.token_hex(8)}
         self._part = min(max(PART, -(-size // (MOST_PARTS - 100))), TOLD_PART)
-        self._held = bytearray()  # what comes after what is in the spool
-        self._spool, self._spooled = -1, 0  # bytes in it
+        self._held = bytearray()  # the data after the content of the spool
+        self._spool, self._spooled = -1, 0  # descriptor, and bytes in it
         self._upload: Upload | None = None
         self._size = 0
         self._done = False
@@ -203,7 +203,7 @@ class ObjectWriter(Writer):
         self._held.clear()
 
     def _content(self) -> bytearray:
-        """What was gathered, with its share of MEMORY."""
+        """Return the collected data, and take its share of MEMORY."""
         size = self._spooled + len(self._held)
         MEMORY.take(size)
         try:
@@ -229,7 +229,7 @@ class ObjectWriter(Writer):
                 self._parted()
             self._upload = Upload(self._bucket, self._key, self._path, self._meta)
         self._upload.send(self._content())
-        if not self._upload.count % 1000:  # of a size that nobody knows
+        if not self._upload.count % 1000:  # the size is unknown, and the number of parts limited
             self._part = min(2 * self._part, MOST_PART)
 
     def commit(self) -> Entry:
@@ -277,7 +277,7 @@ class ObjectWriter(Writer):
 
 
 class ObjectReader(Reader):
-    """One version of an object, by ETag; a body that breaks off is asked for again from where it broke."""
+    """Reads one version of an object, by ETag; a body that breaks off is requested again from there on."""
 
     def __init__(self, bucket: Bucket, key: str, path: str, offset: int, length: int | None) -> None:
         self._bucket, self._key, self._path = bucket, key, path
@@ -289,7 +289,7 @@ class ObjectReader(Reader):
         self._place, self._end = offset, offset + self.length
 
     def _first(self, offset: int, length: int | None) -> Found | None:
-        """One call gives the version and the bytes; where there are none to give, a look at the version."""
+        """Get version and bytes in one call; for an empty range, the version by HEAD."""
         if length == 0:
             return self._bucket.head(self._key, self._path)
         try:
@@ -351,7 +351,7 @@ class ObjectReader(Reader):
 
 
 async def _filled(body: Any, size: int) -> bytes:
-    """As much as there is, at most `size`; what came before a fault is not lost."""
+    """Read up to `size` bytes, less at the end of the body. Bytes read before a fault are returned."""
     parts: list[bytes] = []
     while size:
         try:

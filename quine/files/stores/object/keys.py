@@ -1,9 +1,9 @@
-"""Names of the tier as keys of an object store: ordinary ones as they are, the others escaped, each one reversible.
+"""Paths of the tier as keys of an object store: a reversible escape, which leaves ordinary names as they are.
 
 Laws
-1. A key is valid UTF-8 without control characters and backslashes: such a byte of a name is `%XX` in its key. A `%`
-   is escaped only where it would else be read as such an escape, so `50%.txt` stays what it is.
-2. A key that no name would get is nobody's: listings leave it out. So what begins with `ASIDE` is hidden.
+1. A key is valid UTF-8 without control characters and backslashes: such a byte of a name is `%XX` in its key. A `%` is
+   escaped only if it would otherwise read as such an escape, so `50%.txt` stays as it is.
+2. A key that encodes no name is left out of listings. Keys that begin with `ASIDE` are hidden by this.
 3. Unicode is not normalised.
 """
 
@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import re
 
-ASIDE = "%51uine-aside/"  # an escaped `Q`, which needs none: no name has this key
+ASIDE = "%51uine-aside/"  # an escaped `Q`, which needs no escape: no name encodes to this key
 
-# What XML 1.0 or a gateway in between cannot carry; SeaweedFS makes a slash of a backslash
+# Characters that XML 1.0 or a gateway cannot carry; SeaweedFS turns a backslash into a slash
 UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\\\\\udc80-\udcff\ufffe\uffff]|%(?=[0-9A-F]{2})")
-# Nor what a driver takes for a part of a URL, or strips: `?`, `#`, spaces at either end of a name, a dot at its end
+# Also those that a driver parses as part of a URL or strips: `?`, `#`, outer spaces of a name, a dot at its end
 IN_URLS = re.compile(rf"{UNFIT.pattern}|[?#]|(?:^|(?<=/)) | (?=/|$)|\.(?=/|$)")
 _ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 
 
 def key_of(path: str, unfit: re.Pattern[str] = UNFIT) -> str:
-    """The key of a clean path."""
+    """Return the key of a clean path."""
     return unfit.sub(_escape, path)
 
 
 def path_of(key: str, unfit: re.Pattern[str] = UNFIT) -> str | None:
-    """The path that has this key; None where there is none."""
+    """Return the path of a key; None if the key encodes no path."""
     if "\ufffd" not in key and "%" not in key:
         return key if key_of(key, unfit) == key else None
     raw = _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), key.encode("utf-8", "surrogatepass"))

@@ -1,8 +1,8 @@
-"""Moves in a bucket, which has none: copies, and removals of just that version which was copied.
+"""Moves in a bucket, which has no rename: a copy, then a removal of exactly the version that was copied.
 
 Laws
-1. Who removes what was copied has moved it: of many that is one, where the store heeds If-Match of a deletion.
-2. What was replaced after it was copied stays where it is.
+1. The client that removes the copied version has moved it. If the store heeds If-Match of a deletion, that is only one.
+2. An object that was replaced after the copy stays where it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.files.stores.object.store import ObjectTier
 
-REMOVED = 16  # objects at one time, each by a call of its own
+REMOVED = 16  # objects that are removed at a time, each by its own call
 
 
 class Mover:
@@ -46,9 +46,9 @@ class Mover:
             self._move(here, source, target, if_absent)
 
     def _move(self, here: Found | None, source: str, target: str, if_absent: bool) -> None:
-        """Copy, then remove what was copied: who removes it has moved it, and of many that is one.
+        """Copy, then remove the copied version: of many clients, the one that removes it has moved it.
 
-        Where nothing stood at the target the copy is conditional, so that it is ours and may be taken back.
+        Without an object at the target the copy is conditional. Then the copy is ours, and we may undo it.
         """
         for again in range(AGAIN):
             if again:
@@ -65,10 +65,10 @@ class Mover:
             except OSError as fault:
                 if fault.errno not in (errno.ENOENT, errno.ESTALE):
                     raise
-                continue  # another one has moved or replaced it
+                continue  # another client moved or replaced the source
             gone = self._drop(here, source)
             if gone is None and not self.tier.bucket.stands(here, source):
-                # By us or by another: with what was copied taken back it could be nowhere.
+                # Removed by us or by another client: if we undid the copy, the file could be lost.
                 raise OSError(errno.EIO, f"the answer was lost, it may have been moved to {target}", source)
             if gone:
                 return
@@ -77,7 +77,7 @@ class Mover:
         raise self.tier.unlike_file(source)
 
     def _drop(self, version: Found, path: str) -> bool | None:
-        """As `Bucket.drop`; where the store does not decide it, by a look before."""
+        """As `Bucket.drop`; if the store does not decide it, check the version first."""
         if self._decides:
             return self.tier.bucket.drop(version.key, version.etag, path)
         if not self.tier.bucket.stands(version, path):
@@ -100,7 +100,7 @@ class Mover:
             self.tier.bucket.delete(sorted(made, reverse=True), source)
 
     def _copied_away(self, objects: Sequence[Found], path: str) -> bool:
-        """Remove what was copied, each in that version: False where one was replaced meanwhile, which stays."""
+        """Remove the copied versions. Return False if one was replaced (it stays) or removed meanwhile."""
 
         def gone(each: Found) -> bool:
             away = self._drop(each, path)
@@ -112,7 +112,7 @@ class Mover:
             return all(list(pool.map(gone, objects)))
 
     def _each(self, objects: Iterable[Found], begin: Callable[[Found], Future[Any] | None]) -> None:
-        """A call for each, some at a time."""
+        """Call `begin` for each object, at most 16 calls at a time."""
         waiting: deque[tuple[str, Future[Any]]] = deque()
         for each in objects:
             future = begin(each)

@@ -1,14 +1,14 @@
-"""A tier in a bucket: flat keys, on which directories are prefixes and, where they were made, empty objects `dir/`.
+"""A files tier in a bucket of flat keys. A directory is a prefix and, if it was created, an empty object `dir/`.
 
 Laws
-1. A file is one object: its put, or the completion of its parts, is the moment at which all see it. Parts that were
-   never completed are seen by nobody, and `abort` drops them.
-2. `if_absent` is If-None-Match at that moment, and a store that does not heed it is found out before it is trusted:
-   of one put, and of parts, for some heed it only of the one.
-   Each object bears a mark of its writer: who asks again for an answer that was lost does not lose to himself.
-3. A reader asks for the one version that it opened, by ETag; where that is gone it says ESTALE.
-4. Mode and mtime are in the object's metadata, which `stat` and `open` read and a listing does not.
-5. What takes several calls (directories, rename) is not one step, and `docs/manual.md` says so.
+1. A file is one object, visible to all from its put or the completion of its parts on. Parts that were never completed
+   stay invisible, and `abort` drops them.
+2. `if_absent` is If-None-Match at that moment. The store is tested before it is trusted, for a put and for parts: some
+   stores heed it for only one of them.
+   Each object bears a mark of its writer: a writer that repeats a request after a lost answer recognises its object.
+3. A reader requests the one version that it opened, by ETag. If that version is gone, it raises ESTALE.
+4. Mode and mtime are in the object's metadata. `stat` and `open` read it; a listing does not.
+5. Operations of several calls (directories, rename) are not one step, and `docs/manual.md` says so.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from quine.files.stores.object.keys import ASIDE, key_of, path_of
 from quine.files.stores.object.moves import Mover
 
 LONGEST_KEY = 1024  # bytes, S3's limit
-REST = 5.0  # seconds for which a directory that was seen is taken to be still there
+REST = 5.0  # seconds for which a directory, once seen, is assumed to exist
 
 
 class ObjectTier(Tier):
@@ -64,13 +64,13 @@ class ObjectTier(Tier):
     copies = True
 
     def __init__(self, url: str, bucket: Bucket, prefix: str, unsafe: bool = False) -> None:
-        """`unsafe`: move also where the store does not heed If-Match of a deletion."""
+        """`unsafe`: move even if the store does not heed If-Match of a deletion."""
         self.url = url
         self.bucket = bucket
         self._unsafe = unsafe
         self.base = key_of(prefix) + "/" if prefix else ""
-        self.seen: dict[str, float] = {}  # directories, and until when we believe it
-        self._conditional: dict[str, bool] = {}  # whether the store decides, of PUT, PARTS, COPY
+        self.seen: dict[str, float] = {}  # directories assumed to exist, and until when
+        self._conditional: dict[str, bool] = {}  # PUT, PARTS, COPY, DELETION: is its condition heeded
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -84,7 +84,7 @@ class ObjectTier(Tier):
         return key
 
     def folder(self, path: str) -> str:
-        """The prefix of what is in a directory."""
+        """Return the prefix of all keys in a directory."""
         return self.key(path) + "/" if path else self.base
 
     # ----------------------------------------------------------------- looks
@@ -96,7 +96,7 @@ class ObjectTier(Tier):
         return self.directory(path) if there is None else entry(path, there)
 
     def directory(self, path: str) -> Entry:
-        """As `stat`, of what is known to be no file."""
+        """As `stat`, for a path that is known not to be a file."""
         folder = self.folder(path)
         first = self.bucket.done(self.bucket.some(folder), path).get("Contents", ())[:1]
         if not first:
@@ -105,7 +105,7 @@ class ObjectTier(Tier):
         return Entry(path, "directory", mtime=made, mode=DIRECTORY_MODE)
 
     def _missing(self, path: str) -> OSError:
-        """ENOENT, or ENOTDIR where a file stands above."""
+        """Return ENOENT, or ENOTDIR if a file stands above `path`."""
         above = [(self.key(each), each) for each in names.ancestors(path)]
         asked = [self.bucket.begin("head_object", Key=key) for key, _ in above]
         heads = [self.bucket.headed(future, *pair) for future, pair in zip(asked, above, strict=True)]
@@ -131,11 +131,11 @@ class ObjectTier(Tier):
         return iter([entries[name] for name in sorted(entries, key=os.fsencode)])
 
     def walk(self, path: str) -> Iterator[Entry]:
-        """In as few calls as there are thousands of keys, where `list` would take one for each directory."""
+        """Walk with one call per thousand keys; `list` would take one per directory."""
         folder = self.folder(path)
         objects, _ = self.bucket.listed(folder, path, deep=True)
         if path and not objects:
-            yield from self.list(path)  # which says what is wrong
+            yield from self.list(path)  # raises ENOENT or ENOTDIR
         entries: dict[str, Entry] = {}
         for each in objects:
             key = each.key[len(folder) :]
@@ -151,7 +151,7 @@ class ObjectTier(Tier):
         yield from (entries[below] for below in order)
 
     def hidden(self, path: str) -> Iterator[str]:
-        """Keys that are nobody's: each as the name that another tool would give it."""
+        """Yield the keys that encode no name, as another tool would show them."""
         folder = self.folder(path)
         for each in self.bucket.listed(folder, path, deep=True)[0]:
             key = each.key[len(folder) :]
@@ -189,7 +189,7 @@ class ObjectTier(Tier):
             raise error(errno.EISDIR, path)
         if if_absent:
             self._heeds(path)
-        # Of what is small the store says at the commit that another was first, for no more than a look before costs
+        # For a small file the check is left to the commit, which costs no more than a check here.
         missing = self._room(path, if_absent and (size is None or size > SMALL))
         meta = {
             MODE: f"{FILE_MODE if mode is None else mode & 0o777:o}",
@@ -207,9 +207,9 @@ class ObjectTier(Tier):
         )
 
     def _room(self, path: str, absent: bool) -> Sequence[str]:
-        """See that a file can stand there: EISDIR, ENOTDIR; EEXIST where it is to be `absent`.
+        """Raise EISDIR or ENOTDIR if no file can be put at `path`; with `absent`, EEXIST if one exists.
 
-        The directories above that have no object yet.
+        Return the directories above it that have no object yet.
         """
         key = self.key(path)
         below = self.bucket.some(self.folder(path))
@@ -222,7 +222,7 @@ class ObjectTier(Tier):
         return missing
 
     def above(self, path: str) -> Sequence[str]:
-        """The directories above that have no object of their own yet. ENOTDIR where one of them is a file."""
+        """Return the directories above `path` that have no object yet. Raises ENOTDIR if one of them is a file."""
         now = time.monotonic()
         unsure = [each for each in names.ancestors(path) if self.seen.get(each, 0) < now]
         asked = []
@@ -288,7 +288,7 @@ class ObjectTier(Tier):
                 raise error(errno.ENOTEMPTY, path)
             there = [each.key for each in self.bucket.listed(folder, path, deep=True)[0]]
         self.seen.clear()
-        # What is deepest goes first: some gateways keep a real directory, which must be empty
+        # The deepest first: some gateways keep a real directory, which must be empty.
         self.bucket.delete(sorted(there, reverse=True), path)
 
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
@@ -306,8 +306,8 @@ class ObjectTier(Tier):
             raise stale(path) from None
 
     def store_copy(self, source: Found, key: str, path: str, **more: Any) -> Future[Any] | None:
-        """Have the store copy an object; None where it took several calls and is done."""
-        if key.endswith("/"):  # a directory's, which some gateways do not copy
+        """Start a copy by the store; return None if it took several calls and is done."""
+        if key.endswith("/"):  # a directory object, which some gateways do not copy
             return self.bucket.begin("put_object", Key=key, Body=b"")
         if source.size > WHOLE:
             whole = self.bucket.head(source.key, path)
@@ -323,7 +323,7 @@ class ObjectTier(Tier):
         )
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
-        """The store copies the object onto itself."""
+        """Change the metadata by a copy of the object onto itself."""
         for _ in range(AGAIN):
             here = self.bucket.head(self.key(path), path) if path else None
             if here is None:
@@ -350,7 +350,7 @@ class ObjectTier(Tier):
     def copied(self, here: Found, source: str, target: str, if_absent: bool) -> Entry:
         if not target:
             raise error(errno.EISDIR, target)
-        if source == target and not if_absent:  # which the store would refuse
+        if source == target and not if_absent:  # the store would refuse it
             return entry(source, here)
         if if_absent:
             self._heeds(target)
@@ -376,7 +376,7 @@ class ObjectTier(Tier):
             raise OSError(errno.ENOTSUP, text, path)
 
     def decides(self, path: str, what: str = PUT) -> bool:
-        """Does the store heed the condition, of PUT, PARTS, COPY or DELETION? Seen once."""
+        """Return whether the store heeds the condition of PUT, PARTS, COPY or DELETION. Tested once for each."""
         with self._lock:
             if what not in self._conditional:
                 key = f"{self.base}{ASIDE}{secrets.token_hex(8)}"
@@ -388,6 +388,6 @@ class ObjectTier(Tier):
 
 
 def _below(key: str) -> str | None:
-    """The path of a key in a directory, whose own path is left out; None where no name has this key."""
+    """Return the path that a key, relative to a directory, encodes; None if it encodes none."""
     path = path_of(key.rstrip("/")) if not key.endswith("//") and not key.startswith("/") else None
     return path if path and "//" not in path else None

@@ -1,1 +1,1 @@
-"""sftp: a directory that an sshd serves."""
+"""sftp: a store in a directory that an sshd serves."""

@@ -1,4 +1,4 @@
-"""A file over SFTP as it is read, and one that is being made aside. See store.py for its laws."""
+"""Reader and writer of a file over SFTP. The laws are in store.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quine.files.api import BLOCK, Entry, Reader, Writer, error, stale
 from quine.files.stores.sftp.session import FAILURE, UNSUPPORTED, Session, code_of
 from quine.files.stores.spool import MEMORY
 
-IN_FLIGHT = 4  # blocks that are on their way at one time
+IN_FLIGHT = 4  # blocks requested or sent at a time
 
 Opened = Callable[[Any], Coroutine[Any, Any, tuple[Any, Entry]]]
 
@@ -30,7 +30,7 @@ def known(path: str, found: Any) -> Entry:
 
 
 class SftpReader(Reader):
-    """A few blocks ahead of who reads."""
+    """Requests up to `IN_FLIGHT` blocks ahead of the caller."""
 
     def __init__(
         self, session: Session, again: Opened, file: Any, entry: Entry, offset: int, length: int | None
@@ -53,7 +53,7 @@ class SftpReader(Reader):
         return block
 
     async def _block(self, client: Any) -> bytes:
-        """The next one; others are asked for meanwhile."""
+        """Return the next block, and request the blocks after it."""
         if self._file is None:
             self._file, now = await self._again(client)
             if now.version != self.entry.version:
@@ -93,12 +93,12 @@ class SftpReader(Reader):
             self._forget()
             await file.close()
 
-        with contextlib.suppress(OSError):  # broken: then it is closed
+        with contextlib.suppress(OSError):  # a broken connection has closed it
             self._session.run(act, self.entry.path, again=False)
 
 
 class SftpWriter(Writer):
-    """A few blocks behind who writes. What a hole leaves out is never sent."""
+    """Sends up to `IN_FLIGHT` blocks behind the caller. Holes are never sent."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class SftpWriter(Writer):
         self._session, self._path, self._file, self._part = session, path, file, part
         self._mode, self._mtime, self._arrive = mode, mtime, arrive
         self._held = bytearray()
-        self._size = 0  # with what is held
+        self._size = 0  # includes `_held`
         self._sent = 0
         self._behind: deque[asyncio.Task[int]] = deque()
         self._done = False
@@ -150,9 +150,9 @@ class SftpWriter(Writer):
             raise await self._full(client, fault) from None
 
     async def _full(self, client: Any, fault: Exception) -> Exception:
-        """Version 3 says no more than "failure" of a full disk."""
+        """Return ENOSPC if the disk is full, else `fault`: version 3 reports a full disk as "failure"."""
         if code_of(fault) == FAILURE:
-            with contextlib.suppress(Exception):  # not every server tells
+            with contextlib.suppress(Exception):  # not every server reports free space
                 room = await client.statvfs(self._part)
                 if room.bavail * room.frsize < BLOCK:
                     return error(errno.ENOSPC, self._path)
@@ -177,7 +177,7 @@ class SftpWriter(Writer):
         if self._mode is not None:
             await self._file.chmod(self._mode & 0o777)
         if self._mtime is not None:
-            await self._file.utime((time.time(), self._mtime))  # who sweeps goes by the later of the two
+            await self._file.utime((time.time(), self._mtime))  # a sweep goes by the later
         try:
             await self._file.fsync()
         except Exception as fault:
@@ -199,12 +199,12 @@ class SftpWriter(Writer):
                 task.cancel()
             await asyncio.gather(*self._behind, return_exceptions=True)
             if self._file is not None:
-                with contextlib.suppress(Exception):  # of a connection that broke
+                with contextlib.suppress(Exception):  # on a broken connection
                     await self._file.close()
             await client.remove(self._part)
 
         self._held.clear()
-        with contextlib.suppress(OSError):  # the server is gone: it is swept some day
+        with contextlib.suppress(OSError):  # the server is gone: a later sweep removes the part
             self._session.run(act, self._path)
 
 

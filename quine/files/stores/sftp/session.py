@@ -1,10 +1,10 @@
-"""An SFTP session for blocking callers: a loop in a thread of its own, and what goes wrong as an OSError.
+"""An SFTP session for blocking callers: an event loop in its own thread, and failures as OSError.
 
 Laws
-1. Host keys are checked as everywhere (transport/carrier/ssh/connect.py): this is the same connection, the same files,
-   no switch.
-2. The session is opened when it is first needed, and again after it broke; a forked process opens its own.
-3. What the protocol cannot tell apart is looked up by who asked: version 3 says "failure" for EEXIST and for ENOSPC.
+1. Host keys are checked as everywhere (transport/carrier/ssh/connect.py): the same connection, the same files, no
+   switch.
+2. The session opens on first use, and again after it broke. A forked process opens its own.
+3. Version 3 says "failure" for EEXIST and for ENOSPC. The caller of a failed request looks up which one it was.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from quine.files.api import error
 from transport.carrier.dialer import SshTarget
 from transport.errors import Unreachable
 
-CONNECT = 60.0  # seconds, handshakes of jumps and their repetitions included
+CONNECT = 60.0  # seconds, including the handshakes of jumps and retries
 T = TypeVar("T")
 
-# Codes of the protocol, version 3; what is not here is a FAILURE
+# Codes of the protocol, version 3. Every other error is a FAILURE.
 NO_SUCH_FILE, DENIED, FAILURE, BAD_MESSAGE, NO_CONNECTION, LOST, UNSUPPORTED = 2, 3, 4, 5, 6, 7, 8
 _ERRNO = {
     NO_SUCH_FILE: errno.ENOENT,
@@ -42,11 +42,11 @@ _ERRNO = {
 
 
 class Broken(OSError):
-    """The connection is gone, and what became of the request nobody knows."""
+    """The connection is gone, and the outcome of the request is unknown."""
 
 
 def code_of(fault: BaseException) -> int:
-    """Of the protocol; 0 where something else is wrong."""
+    """Return the error code of the protocol; 0 for any other exception."""
     return getattr(fault, "code", 0)
 
 
@@ -67,12 +67,12 @@ class Session:
         self._connections: list[Any] = []
 
     def _forked(self) -> None:
-        # Kept, not dropped: what is collected closes itself, and this is the parent's
+        # Kept: a collected object would close itself, and these connections are the parent's.
         self._parents = (self._loop, self._client, self._connections)
         self._start()
 
     def run(self, act: Callable[[Any], Coroutine[Any, Any, T]], path: str, again: bool = True) -> T:
-        """`act(client)` in the loop. With `again` once more where the session broke: what asks changes nothing."""
+        """Run `act(client)` in the loop. `again`: repeat it once if the session broke; it must be safe to repeat."""
         loop = self._running()
         future = asyncio.run_coroutine_threadsafe(self._act(act, path, again), loop)
         try:
@@ -129,7 +129,7 @@ class Session:
             return self._client
 
     async def _fault(self, fault: Exception, client: Any, path: str) -> Exception:
-        """What to raise for it."""
+        """Return the exception to raise for `fault`; after a broken connection drop the client."""
         code = getattr(fault, "code", None)
         gone = isinstance(fault, (ConnectionError, asyncio.IncompleteReadError)) or (
             type(fault).__module__.startswith("asyncssh") and not type(fault).__name__.startswith("SFTP")
@@ -152,7 +152,7 @@ class Session:
         for connection in reversed(connections):
             connection.abort()
         for connection in reversed(connections):
-            with contextlib.suppress(Exception):  # broken, which is why
+            with contextlib.suppress(Exception):  # broken already
                 await connection.wait_closed()
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class Session:
             self._loop = self._thread = None
         if loop is None or thread is None:
             return
-        with contextlib.suppress(Exception):  # a connection that does not end is left to the process's end
+        with contextlib.suppress(Exception):  # a connection that hangs ends with the process
             asyncio.run_coroutine_threadsafe(self._drop(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
@@ -170,11 +170,11 @@ class Session:
 
 
 def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What a task died of that nobody waits for. That the connection broke was told to whoever asked for something."""
+    """Report the exception of a task without a waiter. Connection errors are left out: callers have got them."""
     fault = context.get("exception")
     if not isinstance(fault, OSError) and not type(fault).__module__.startswith("asyncssh"):
         loop.default_exception_handler(context)
 
 
 def _quiet(phase: str) -> None:
-    """Nobody watches."""
+    """Ignore a phase of the connection: nothing shows progress."""

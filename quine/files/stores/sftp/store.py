@@ -1,13 +1,13 @@
-"""A tier in a directory that an sshd serves: sftp://[USER@]HOST[:PORT]/DIR, `~/DIR` below the home over there.
+"""A files tier in a directory that an sshd serves: sftp://[USER@]HOST[:PORT]/DIR; `~/DIR` is below the remote home.
 
 Laws
 1. A file is written aside in the root's hidden directory, synced, and moved to its name by posix-rename, which
-   replaces; with `if_absent` by a hard link, which does not. A server without these is told so, not worked around.
-2. No symlink is followed: each name on the way is looked at before it is used. Who has an account over there may put a
-   link in between; the protocol has no way to open without following.
-3. A reader holds its file open, which is its version. After a break it is opened again, and if it is not the same by
-   size and time it says ESTALE.
-4. Version 3 of the protocol says "failure" for many things: what it was is looked up then, and only then.
+   replaces; with `if_absent` by a hard link, which does not. On a server without these the write fails with ENOTSUP.
+2. No symlink is followed: each name of a path is checked before use. A user with an account on the server can put a
+   link there after the check; the protocol cannot open without following.
+3. A reader holds its file open, which is its version. After a broken connection it opens the file again, and raises
+   ESTALE if size or time differ.
+4. Version 3 of the protocol reports many errors as "failure". The cause is looked up then, and only then.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from quine.files.stores.sftp.links import Taking
 from quine.files.stores.sftp.session import FAILURE, NO_SUCH_FILE, UNSUPPORTED, Session, code_of
 from transport.carrier.dialer import SshTarget
 
-REST = 5.0  # seconds for which a directory that was seen is taken to be still one
-AT_ONCE = 32  # requests of one removal that are on their way
-SWEEP = 600.0  # seconds from one look at what dead writers left to the next
+REST = 5.0  # seconds for which a directory, once seen, is assumed to be one
+AT_ONCE = 32  # requests of one removal at a time
+SWEEP = 600.0  # seconds between two sweeps of the parts of dead writers
 WRITE, CREATE, EXCLUSIVE = 0x02, 0x08, 0x20  # flags of the protocol
 
 
 def _used(found: Any, now: int) -> int:
-    """When a part was; one that is about to arrive has the time of modification that it was given."""
+    """Return when a part was last used. A part that is about to arrive has its final mtime, so atime counts too."""
     return max(found.atime or now, found.mtime or now)
 
 
@@ -50,14 +50,14 @@ class SftpTier(Tier):
         self.url = url
         self.session = Session(target)
         self._told = os.fsencode(root)
-        self._root = b""  # absolute, once the server has said where home is
+        self._root = b""  # absolute, once the server has told the home directory
         self._seen: dict[str, float] = {}
         self._swept = -SWEEP
 
     # ---------------------------------------------------------------- places
 
     async def _at(self, client: Any, path: str = "") -> bytes:
-        """The path over there."""
+        """Return the path on the server."""
         if not self._root:
             told = self._told
             if told == b"~" or told.startswith(b"~/"):
@@ -66,7 +66,7 @@ class SftpTier(Tier):
         return self._root.rstrip(b"/") + b"/" + os.fsencode(path) if path else self._root
 
     async def _look(self, client: Any, path: str) -> Any:
-        """The attributes of what is there, file or directory. ENOENT, EPERM."""
+        """Return the attributes of a file or directory. Raises ENOENT; EPERM for anything else."""
         try:
             found = await client.lstat(await self._at(client, path))
         except Exception as fault:
@@ -80,7 +80,7 @@ class SftpTier(Tier):
         return found
 
     async def _way(self, client: Any, path: str) -> None:
-        """See that what is above is directories. ENOENT, ENOTDIR, EPERM."""
+        """Check that everything above `path` is a directory. Raises ENOENT, ENOTDIR, EPERM."""
         now = time.monotonic()
         unsure = [each for each in names.ancestors(path) if self._seen.get(each, 0) < now]
         looks = [self._look(client, each) for each in unsure]
@@ -99,7 +99,7 @@ class SftpTier(Tier):
         self._seen.update(dict.fromkeys(paths, time.monotonic() + REST))
 
     async def _there(self, client: Any, path: str) -> Any:
-        """Way and look in one round trip."""
+        """Do `_way` and `_look` in one round trip."""
         looks = (self._way(client, path), self._look(client, path))
         results: tuple[Any, Any] = await asyncio.gather(*looks, return_exceptions=True)
         for each in results:
@@ -108,14 +108,14 @@ class SftpTier(Tier):
         return results[1]
 
     async def _maybe(self, client: Any, path: str) -> Any:
-        """The same; None where there is nothing."""
+        """As `_there`, but None if nothing is at `path`."""
         try:
             return await self._there(client, path)
         except FileNotFoundError:
             return None
 
     async def _make(self, client: Any, path: str) -> bool:
-        """A directory with those above it; False where it was there. ENOTDIR."""
+        """Create a directory and its parents; return False if it existed. Raises ENOTDIR."""
         place = await self._at(client, path)
         for left in reversed(range(TRIES)):
             with contextlib.suppress(FileNotFoundError):
@@ -133,7 +133,7 @@ class SftpTier(Tier):
                     await client.chmod(place, 0o700)
                 return True
             except Exception as fault:
-                # Somebody else has made it, or has removed the one above, or it cannot be
+                # Another client made it or removed its parent, or it cannot be made.
                 if code_of(fault) not in (NO_SUCH_FILE, FAILURE) or not left:
                     raise
         raise AssertionError("unreachable")
@@ -149,7 +149,7 @@ class SftpTier(Tier):
         except FileNotFoundError:
             if path:
                 raise
-            return Entry("", "directory", mode=DIRECTORY_MODE)  # nobody has made it yet
+            return Entry("", "directory", mode=DIRECTORY_MODE)  # a root that does not exist yet
 
     def list(self, path: str) -> Iterator[Entry]:
         async def act(client: Any) -> Sequence[Entry]:
@@ -174,7 +174,7 @@ class SftpTier(Tier):
         return iter(sorted(entries, key=lambda entry: os.fsencode(entry.path)))
 
     def hidden(self, path: str) -> Iterator[str]:
-        """Symlinks, devices, pipes and sockets; at the root also the place of the parts."""
+        """Yield symlinks, devices, pipes and sockets; at the root also the directory of parts."""
         if not path:
             yield ASIDE
 
@@ -234,13 +234,13 @@ class SftpTier(Tier):
         async def arrive(client: Any) -> None:
             await self._arrive(client, part, path, if_absent)
             if if_absent:
-                with contextlib.suppress(Exception):  # it is there under its name; this one is swept some day
+                with contextlib.suppress(Exception):  # the file has its name; a later sweep removes the part
                     await client.remove(part)
 
         return SftpWriter(self.session, path, file, part, mode, mtime, arrive)
 
     async def _part(self, client: Any) -> tuple[Any, bytes]:
-        """A new file aside, open, and its place."""
+        """Create a part in the hidden directory; return the open file and its path."""
         aside = await self._at(client, ASIDE)
         place = aside + f"/sftp-{secrets.token_hex(8)}".encode()
         for left in (True, False):
@@ -257,7 +257,7 @@ class SftpTier(Tier):
         return file, place
 
     async def _aside(self, client: Any) -> bytes:
-        """The directory in which nobody looks."""
+        """Return the hidden directory; create it if needed."""
         aside = await self._at(client, ASIDE)
         await self._make(client, "")
         if await self._make(client, ASIDE):
@@ -265,14 +265,14 @@ class SftpTier(Tier):
         return aside
 
     async def _sweep(self, client: Any, aside: bytes, now: Any) -> None:
-        """Remove what dead writers left a day ago, by the server's own clock."""
-        with contextlib.suppress(Exception):  # another one sweeps too, or may not
+        """Remove parts that dead writers left more than a day ago, by the server's own clock."""
+        with contextlib.suppress(Exception):  # another client sweeps too, or this one lacks permission
             async for each in client.scandir(aside):
                 if each.filename.startswith(b"sftp-") and now.mtime - _used(each.attrs, now.mtime) > OLD:
                     await client.remove(aside + b"/" + each.filename)
 
     async def _arrive(self, client: Any, part: bytes, path: str, if_absent: bool) -> None:
-        """Move what was written aside to its name."""
+        """Move or link a file, written aside or a rename's source, to `path`."""
         target = await self._at(client, path)
         for left in reversed(range(TRIES)):
             try:
@@ -295,7 +295,7 @@ class SftpTier(Tier):
     async def _why(
         self, client: Any, fault: Exception, path: str, if_absent: bool, claim: bool = False
     ) -> Exception:
-        """What stood in the way of a file that was to come there, or with `claim` of a directory."""
+        """Return the error that kept a file from `path`, or with `claim` a directory."""
         if code_of(fault) not in (NO_SUCH_FILE, FAILURE):
             return fault
         try:
@@ -343,7 +343,7 @@ class SftpTier(Tier):
         self.session.run(act, path, again=False)
 
     async def _clear(self, client: Any, place: bytes, turns: asyncio.Semaphore) -> None:
-        """A directory with all that is in it; links are removed and not followed."""
+        """Remove a directory with its content; links are removed and not followed."""
         files, folders = deque[bytes](), deque[bytes]()
         async for each in client.scandir(place):
             if each.filename not in (b".", b".."):
@@ -387,7 +387,7 @@ class SftpTier(Tier):
                 return
             await self._make(client, names.parent(target))
             new = await self._at(client, target)
-            if if_absent:  # whoever makes it has it, and an empty one is replaced in one step
+            if if_absent:  # mkdir decides; the rename replaces an empty one
                 await self._claim(client, new, target)
             try:
                 await client.posix_rename(old, new)
