@@ -14,7 +14,8 @@ from transport.carrier.handshake import Greeter
 from transport.node.daemon import Node
 from transport.node.hosts import Host, Target
 from transport.node.link import SLICE, Link
-from transport.node.relay import Relay, Side
+from transport.node.relay import Relay
+from transport.node.side import Side
 from transport.spawn import Spawn
 from transport.status import Status
 from transport.wire import session

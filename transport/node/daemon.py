@@ -33,8 +33,9 @@ from transport.job.termination import PAUSE
 from transport.node import rendezvous
 from transport.node.hosts import HELLO_DEADLINE, TOLD, Hosts, Place
 from transport.node.link import Handler, Link
-from transport.node.relay import Relay, Side
+from transport.node.relay import Relay
 from transport.node.rendezvous import BACKLOG, CLIENT, DIAL, STATUS, TAKEN
+from transport.node.side import Side
 from transport.spawn import LONGEST_CAPABILITY, Spawn
 from transport.status import DENIED, NOT_STARTED, Status
 from transport.wire.frames import Frame, Kind
@@ -330,9 +331,10 @@ class Node:
     def _job_over_there(link: Link, number: object) -> Relay | None:
         """The job of ours that the node behind `link` runs on that channel."""
         side = link.handlers.get(number) if isinstance(number, int) else None
-        if not isinstance(side, Side) or side is not side.relay.far or side.relay.request or side.relay.ended:
+        relay = side.relay if isinstance(side, Side) else None
+        if not isinstance(relay, Relay) or side is not relay.far or relay.request or relay.ended:
             return None
-        return side.relay
+        return relay
 
     def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
         where, launcher = self._socket_path, self._launcher
@@ -394,11 +396,12 @@ class Node:
             "lines": [link.status() for link in self._links if link.remote],
             "running": [job.status() for job in self._jobs.values()],
             "proxies": [
-                side.relay.status()
+                relay.status()
                 for link in self._links
                 if not link.remote
                 for side in link.handlers.values()
-                if isinstance(side, Side) and side is side.relay.near and side.relay.facts
+                if isinstance(side, Side) and isinstance(relay := side.relay, Relay)
+                if side is relay.near and relay.facts
             ],
             "home": os.environ.get("HOME", ""),
         }

@@ -24,7 +24,7 @@ from transport.wire.frames import CHUNK, LIFE, Frame, Kind
 from transport.wire.session import STDIN
 
 if TYPE_CHECKING:
-    from transport.node.relay import Relay, Side
+    from transport.node.side import Passage, Side
 
 TURN = 256 * 1024
 MOST = 1 << 62  # no file is longer
@@ -33,7 +33,7 @@ MOST = 1 << 62  # no file is longer
 class Lending:
     """What the clients at both ends of one relay have lent, by stream: its sender a source, its reader a sink."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: Passage) -> None:
         self.relay = relay
         self.sources: dict[int, Source] = {}
         self.sinks: dict[int, Sink] = {}

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 
 from transport.errors import ProtocolError
 from transport.node.lending import Lending
+from transport.node.side import Side
 from transport.spawn import LEASE
 from transport.status import LOST, Status
 from transport.wire import quickjson
 from transport.wire.frames import LIFE, Frame, Kind
-from transport.wire.session import ASKED, ENDED, STDERR, STDOUT
+from transport.wire.session import ASKED
 
 if TYPE_CHECKING:
     from typing import Any
@@ -248,76 +249,3 @@ class Relay:
             self.far.abandon()
         self.refuse(Status("lost", LOST, host=self.host, pid=self.pid, detail=f"{why}; it is being ended"))
         self.end()
-
-
-class Side:
-    """Handler of the relay's channel on one of its two links."""
-
-    def __init__(self, relay: Relay, link: Link, number: int) -> None:
-        self.relay = relay
-        self.link = link
-        self.number = number
-
-    def on_frame(self, frame: Frame) -> None:
-        self.relay.from_side(self, frame)
-
-    def on_down(self, why: str) -> None:
-        self.relay.down(self, why)
-
-    def on_up(self) -> None:
-        self.relay.up(self)
-
-    def on_lost(self, why: str) -> None:
-        self.relay.lost(self, why)
-
-    def pass_on(self, frame: Frame) -> None:
-        """Send a frame of the other side on this one."""
-        session, number = self.link.session, self.number
-        if self.link.dead or number not in session.channels:
-            return  # its end is on the way to the other side, or was the last word
-        kind, stream = frame.kind, frame.stream
-        if kind == Kind.DATA:
-            session.data(number, stream, frame.payload)
-        elif kind == Kind.EOF:
-            session.eof(number, stream)
-        elif stream == LIFE and kind == Kind.ACK:
-            session.last_word(number)
-            self.link.forget(number)
-        elif stream == LIFE and kind == Kind.STOP:
-            self.abandon()
-        elif kind == Kind.ACK:
-            session.ack(number, stream, frame.offset)
-        elif kind == Kind.STOP:
-            session.stop(number, stream)
-        else:
-            session.tell(number, kind, frame.payload, frame.offset)
-        self.link.wake()
-
-    def abandon(self) -> None:
-        if not self.link.dead and self.number in self.link.session.channels:
-            self.link.session.abandon(self.number)
-            self.link.owe(self.relay.lease)
-            self.link.forget(self.number)
-            self.link.wake()
-
-    def note(self, facts: dict[str, object]) -> None:
-        """Tell this side how the link behind its channel fares, if it has not ended."""
-        channel = self.link.session.channels.get(self.number)
-        if not self.link.dead and channel and not channel.request:
-            self.link.session.tell(self.number, Kind.NOTE, facts)
-            self.link.wake()
-
-    def finish(self, status: Status) -> None:
-        """End this side's channel with a status of ours."""
-        session = self.link.session
-        channel = session.channels.get(self.number)
-        if self.link.dead or channel is None or channel.state == ENDED:
-            return
-        if channel.request:
-            session.tell(self.number, Kind.REPLY, {"error": status.detail, "lost": status.state == "lost"})
-        else:
-            session.tell(self.number, Kind.EXIT, status.to_json())
-        for stream in (STDOUT, STDERR):
-            if not channel.flows[stream].ended:
-                session.eof(self.number, stream)
-        self.link.wake()
