@@ -3,7 +3,7 @@
 Laws
 1. Of several processes that move the same file, or move files to one name with --if-absent, one wins. The others get
    an error.
-2. One path and one target take one round trip. A copy takes more only if the target is a directory.
+2. One file and one target take one round trip. A copy takes more only if the target is a directory.
 """
 
 from __future__ import annotations

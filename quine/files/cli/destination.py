@@ -1,8 +1,8 @@
 """Destinations of paths, as with cp and mv: a name, or an existing directory to go into.
 
 Laws
-1. With one path and one target there is no request beforehand. If the store reports that the target is a directory, the
-   path goes into it. So a put of a small file is one round trip.
+1. With one file and one target there is no request beforehand. If the store reports that the target is a directory, the
+   file goes into it. So a put of a small file is one round trip.
 2. A path from a listing is accepted only if it lies below the listed directory.
 """
 
@@ -55,7 +55,7 @@ def keeps(call: Call) -> bool:
 
 
 class Target:
-    """A target in the tier: a name or a directory to go into; which of them may be unknown until the store says."""
+    """A target in the tier: a name, or a directory to go into. Which of them may be unknown until the store is asked."""
 
     def __init__(self, call: Call, written: str, several: bool) -> None:
         self.tier = call.tier

@@ -3,7 +3,7 @@
 Laws
 1. A file appears whole or not at all, with its mode and its time.
 2. Nothing is written outside of the directory that was named, whatever names the store has and whatever links lie in
-   the directory. A named link is followed. A device or a pipe is written to, not replaced.
+   the directory. A link named as the destination is followed; a device or a pipe is written to, not replaced.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Here:
         return own
 
     def end(self, path: str) -> tuple[localfs.Folder, str] | int:
-        """The end of a file's way: (directory, name), or a descriptor of a device or pipe, which the caller closes.
+        """Return the destination of a file: (directory, name), or a descriptor of a device or pipe for the caller.
 
         A named link is followed, as `>` does. A link inside a named directory is replaced.
         """

@@ -3,9 +3,9 @@
 Laws
 1. Below the directory that was named no symbolic link is followed. Each step is taken by descriptor, so neither a name
    in the store nor a directory that is swapped for a link leads out of it.
-2. A file is made aside, with O_TMPFILE without a name if the filesystem has that, and appears whole. With O_TMPFILE a
-   process that is killed leaves nothing. An existing file is replaced by one rename; a directory, a device or a pipe is
-   not replaced.
+2. A file is made aside and appears whole. It has no name at first (O_TMPFILE) if the filesystem supports that; then a
+   process that is killed while it writes leaves nothing. An existing file is replaced by one rename; a directory, a
+   device or a pipe is not replaced.
 3. Only regular files are read. Anything else is refused before reading it could block or consume data.
 """
 

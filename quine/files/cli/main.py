@@ -1,4 +1,4 @@
-"""`quine fs …`: the entry point, and the commands other than put, get, sync, cp, mv, ls and find.
+"""`quine fs …`: the entry point, and the small commands: cat, rm, stat, mkdir, url.
 
 Laws
 1. Commands are the same on every node: `select.tier_here` alone decides which store answers.
@@ -82,7 +82,7 @@ class Call:
                 self.failed(problem)
 
     def failed(self, problem: OSError) -> None:
-        """Report an error and count it. Raises Failure if it would meet all further paths, too."""
+        """Report an error and count it. Raises Failure if it concerns all further paths, too."""
         self.out.flush()
         if problem.errno in FULL or problem.errno in UNREACHED:
             raise failure(problem)
@@ -159,8 +159,9 @@ def perform(arguments: list[str]) -> int:
 
 
 def _tell_of_nothing(tier: Tier) -> None:
-    """Hint that the tier's directory does not exist: by default each directory has a tier of its own, so a command in
-    the wrong directory finds nothing.
+    """Hint that the tier's directory does not exist.
+
+    By default each directory has a tier of its own, so a command in the wrong directory finds nothing.
     """
     root = tier.directory_here()
     if root and not os.path.lexists(root):

@@ -1,7 +1,7 @@
 """Printing of names and entries of the tier: for a person on a terminal, or for the next program in a pipe.
 
 Laws
-1. In a pipe a name is its bytes. On a terminal control characters are shown as escapes: no file name moves a cursor.
+1. In a pipe a name is its bytes. On a terminal unprintable characters are escaped: no file name moves the cursor.
 2. JSON is ASCII, one object a line. A byte of a name that is no UTF-8 is a lone surrogate (\\udc80 to \\udcff, as
    Python's os.fsencode expects it). Such an object also has `path_base64`, the name's bytes.
 3. A reader that has gone (`| head -1`) ends the process as it ends any other: by SIGPIPE, without a message.
@@ -71,7 +71,7 @@ class Output:
 
 
 def escaped(name: str) -> str:
-    """The name for a person: control characters, and bytes that are no UTF-8, are escaped."""
+    """The name for a person: unprintable characters, and bytes that are no UTF-8, are escaped."""
     if name.isprintable():
         return name
     return "".join(

@@ -100,7 +100,7 @@ class Crew:
     # -- for the caller that hands out work ----------------------------------------------------------
 
     def do(self, what: Callable[..., None], *args: Any) -> None:
-        """Queue a call of `what`. An OSError that it raises is reported as the failure of that call alone."""
+        """Call `what`, now or later in a worker. An OSError that it raises is the failure of that call alone."""
         self._raise()
         if self._queue is None:
             if self._first is None and self.jobs > 1:

@@ -1,11 +1,11 @@
-"""sync: make one directory like another, one way, by what differs.
+"""sync: make one directory like another, one way, by sending only the differences.
 
 Laws
 1. A file with the same size, time and mode on both sides is not sent. If only its size is the same in the listings, the
    store is asked about that file, because listings of some stores lack its time and mode.
 2. Extra files of the target are removed only with --delete, after everything else, and not at all if a part of the
-   source could not be read: unread is not absent. Nothing is removed either at or behind a link that is refused, or at
-   a path that the source holds but does not list, such as a symlink in a tier.
+   source could not be read: unread is not absent. They also stay at and below a refused link, and at a path that the
+   source holds but does not list, such as a symlink in a tier.
 3. An empty source removes nothing, unless forced: a root that is missing, or not mounted, lists as empty.
 4. A dry run prints the actions in the order in which they would begin, and changes nothing.
 """
@@ -119,7 +119,7 @@ class _Sync:
             self.send(item)
 
     def replace(self, item: Item, there: Item) -> bool:
-        """Remove a file that stands where a directory should be, or the reverse; return whether the place is free."""
+        """With --delete remove a file in place of a directory, or the reverse; return whether the place is free."""
         if not self.delete:
             shown = self.shown(item.path)
             text = f"is a {there.kind} there, and a {item.kind} in the source; --delete replaces it"
@@ -232,7 +232,7 @@ class _Sync:
         raise NotImplementedError
 
     def known_alike(self, item: Item, there: Item) -> bool:
-        """As `alike`, after a stat in the store: listings of some stores lack the time that a file was given."""
+        """Compare after a stat in the store: listings of some stores lack the time that a file was given."""
         raise NotImplementedError
 
     def send(self, item: Item) -> None:
