@@ -55,7 +55,7 @@ def keeps(call: Call) -> bool:
 
 
 class Target:
-    """A target in the tier: a name, or a directory to go into. Which of them may be unknown until the store is asked."""
+    """A target in the tier: a name, or a directory to go into. Which one may be unknown until the store is asked."""
 
     def __init__(self, call: Call, written: str, several: bool) -> None:
         self.tier = call.tier

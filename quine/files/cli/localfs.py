@@ -1,7 +1,7 @@
 """The local side of transfers: files that are read for `put`, and files and directories that `get` makes.
 
 Laws
-1. Below the directory that was named no symbolic link is followed. Each step is taken by descriptor, so neither a name
+1. Below the directory that was named no symbolic link is followed. Each step is taken by descriptor. So neither a name
    in the store nor a directory that is swapped for a link leads out of it.
 2. A file is made aside and appears whole. It has no name at first (O_TMPFILE) if the filesystem supports that; then a
    process that is killed while it writes leaves nothing. An existing file is replaced by one rename; a directory, a

@@ -1,11 +1,11 @@
 """sync: make one directory like another, one way, by sending only the differences.
 
 Laws
-1. A file with the same size, time and mode on both sides is not sent. If only its size is the same in the listings, the
-   store is asked about that file, because listings of some stores lack its time and mode.
-2. Extra files of the target are removed only with --delete, after everything else, and not at all if a part of the
-   source could not be read: unread is not absent. They also stay at and below a refused link, and at a path that the
-   source holds but does not list, such as a symlink in a tier.
+1. A file with the same size, time and mode on both sides is not sent. If the listings agree on the size alone, the
+   store is asked about that file: listings of some stores lack time and mode.
+2. Extra files of the target are removed only with --delete, and after everything else. If a part of the source could
+   not be read, none is removed: unread is not absent. They also stay at and below a refused link. The same holds for a
+   path that the source holds but does not list, such as a symlink in a tier.
 3. An empty source removes nothing, unless forced: a root that is missing, or not mounted, lists as empty.
 4. A dry run prints the actions in the order in which they would begin, and changes nothing.
 """
