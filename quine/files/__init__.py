@@ -1,1 +1,1 @@
-"""The files tier: one filesystem for a tree of agents that spans machines."""
+"""files: the files tier: one filesystem for a tree of agents that spans machines."""

@@ -1,15 +1,16 @@
-"""What a files tier is: the face that every store has, whatever lies behind it.
+"""The interface of a store: the classes `Tier`, `Reader` and `Writer` that every store implements.
 
 Laws
-1. A file is replaced whole or not at all: what a Writer was given is seen by nobody before `commit`, and after it by
-   everybody who opens the file then (close-to-open). Who has it open reads on in what he opened, or is told ESTALE.
-2. `if_absent` is decided by the store in one step: of many who try, one wins, and the others get FileExistsError.
-3. What `commit` has returned is kept as the store keeps things: a local one has synced the file and its directory.
-4. Directories come into being with what is put below them, and a directory that was made stays when it is empty.
-5. What is wrong is said as the OSError that a local filesystem would raise, with the tier's path as its filename.
+1. A file is replaced whole or not at all. Content given to a Writer is invisible before `commit`; each later open sees
+   it (close-to-open). A Reader that is already open goes on with the version that it opened, or gets ESTALE.
+2. The store decides `if_absent` in one step: of many writers one wins, and the others get FileExistsError.
+3. A file for which `commit` has returned is durable as the store can make it: a local store has synced the file and
+   its directory.
+4. Directories come into being with the files put below them. A directory that was made stays when it is empty.
+5. An error is the OSError that a local filesystem would raise, with the tier's path as its filename.
    Errors: ENOENT EEXIST EISDIR ENOTDIR ENOTEMPTY EACCES EPERM ENAMETOOLONG EINVAL ENOSPC EDQUOT ESTALE EIO.
 6. A Tier may be used by many threads; a Reader or a Writer by one at a time.
-7. Paths are clean ones (`names.clean`) everywhere below this line; the root is "".
+7. All paths given to a store are clean (`paths.clean`); the root is "".
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from typing import Literal, NamedTuple
 
 from quine.files import paths as names
 
-FILE_MODE, DIRECTORY_MODE = 0o644, 0o755  # where a store keeps none
-BLOCK = 1024 * 1024  # bytes that are read or written at once by who copies
+FILE_MODE, DIRECTORY_MODE = 0o644, 0o755  # for stores that keep no modes
+BLOCK = 1024 * 1024  # bytes that a copy reads or writes at once
 Range = tuple[int, int]  # offset and length in bytes
 Kind = Literal["file", "directory"]
 
 
 class Entry(NamedTuple):
-    """What is known of a file or directory."""
+    """The attributes of a file or directory."""
 
     path: str  # clean, from the root of the tier; "" is the root
     kind: Kind
@@ -46,14 +47,14 @@ class Entry(NamedTuple):
 
 
 class Unsure(OSError):
-    """The way to the store was lost between a change and its answer: whether it was done is not known."""
+    """The connection to the store broke between a change and its answer: whether it was done is not known."""
 
 
 class Reader(abc.ABC):
     """An open file: one version of it, from `offset` on. A context manager.
 
-    `holes` are ranges of the whole file, in order, which are known to be zeros and within what is read. `data` leaves
-    them out, `read` fills them.
+    `holes` are ranges that are known to be zeros, in order, within the range that is read. Their offsets count from
+    the beginning of the file. `data` leaves holes out, `read` fills them.
     """
 
     holes: tuple[Range, ...] = ()
@@ -61,26 +62,26 @@ class Reader(abc.ABC):
     def __init__(self, entry: Entry, offset: int, length: int | None) -> None:
         rest = max(0, entry.size - offset)
         self.entry = entry
-        self.offset = offset  # where reading began
-        self.length = rest if length is None else min(length, rest)  # how much there is to read from there
-        self._at = offset  # where `read` is
+        self.offset = offset  # where reading begins
+        self.length = rest if length is None else min(length, rest)  # bytes to read from there
+        self._at = offset  # position of `read`
 
     @abc.abstractmethod
     def data(self, size: int) -> bytes:
-        """The next bytes, at most `size`, not those of holes; b"" at the end. Shorter than asked is not the end.
+        """The next bytes outside of holes, at most `size`; b"" at the end. A short result is not the end.
 
-        Raises OSError; ESTALE where the version that was opened is gone.
+        Raises OSError; ESTALE if the version that was opened is gone.
         """
 
     @abc.abstractmethod
     def close(self) -> None: ...
 
     def fileno(self) -> int:
-        """A descriptor, its position where `data` is, from which the rest can be read; -1 where there is none."""
+        """A descriptor from which the rest can be read, positioned where `data` is; -1 if there is none."""
         return -1
 
     def give(self, fd: int, size: int) -> int:
-        """As `data`, but written to a descriptor at its position: how many bytes, 0 at the end."""
+        """As `data`, but write the bytes to `fd` at its position. Return how many; 0 at the end."""
         block = self.data(min(size, BLOCK))
         left = memoryview(block)
         while left:
@@ -88,7 +89,7 @@ class Reader(abc.ABC):
         return len(block)
 
     def read(self, size: int = BLOCK) -> bytes:
-        """The next bytes with holes as zeros, at most `size`; b"" at the end."""
+        """The next bytes, at most `size`, holes as zeros; b"" at the end."""
         for start, length in self.holes:
             if start <= self._at < start + length:
                 zeros = bytes(min(size, start + length - self._at))
@@ -111,14 +112,14 @@ class Reader(abc.ABC):
 
 
 class Writer(abc.ABC):
-    """A file that is being made. Left as a context manager without `commit`, it leaves nothing behind."""
+    """A file that is being written. A context manager: on exit without `commit` it leaves nothing behind."""
 
     @abc.abstractmethod
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append. Raises OSError: ENOSPC, EDQUOT and what the store says."""
+        """Append. Raises OSError: ENOSPC, EDQUOT, and errors of the store."""
 
     def take(self, fd: int, length: int) -> int:
-        """Append so many bytes of a descriptor, from its position; less where that ends sooner. How many it were."""
+        """Append `length` bytes read from `fd` at its position, fewer if it ends sooner. Return how many."""
         left = length
         while left and (block := os.read(fd, min(left, BLOCK))):
             self.write(block)
@@ -126,7 +127,7 @@ class Writer(abc.ABC):
         return length - left
 
     def hole(self, length: int) -> None:
-        """Append so many zeros; a store that can keeps none of them."""
+        """Append `length` zeros; a store that supports holes keeps none of them."""
         zeros = bytes(min(length, BLOCK))
         while length:
             self.write(zeros[: min(length, BLOCK)])
@@ -134,14 +135,14 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def commit(self) -> Entry:
-        """Let everybody see it. Raises OSError, FileExistsError with `if_absent`; then nothing was left."""
+        """Make the file visible. Raises OSError, FileExistsError with `if_absent`; then nothing is left."""
 
     @abc.abstractmethod
     def abort(self) -> None:
-        """Leave nothing; harmless after commit, and twice."""
+        """Discard the file; no effect after `commit` or a second time."""
 
     def fileno(self) -> int:
-        """A descriptor at the end of what was written, where the rest may be written to it; -1 where there is none."""
+        """A descriptor at the end of the written bytes, to which the rest may be written; -1 if there is none."""
         return -1
 
     def __enter__(self) -> Writer:
@@ -154,23 +155,23 @@ class Writer(abc.ABC):
 
 
 class Tier(abc.ABC):
-    """A tree of files and directories, nothing else: no links, no owners. `url` is how it is shown, without secrets."""
+    """A tree of files and directories, nothing else: no links, no owners. `url` is its name, without secrets."""
 
     url: str
-    most = 0  # bytes that a file can have at most, as far as that is known before it is put; 0 is no bound
-    copies = False  # does the store copy a file by itself, whose bytes then do not come by here?
+    most = 0  # largest size of a file in bytes, as far as known beforehand; 0: no limit
+    copies = False  # the store copies a file by itself, so its bytes do not pass through this process
 
     @abc.abstractmethod
     def stat(self, path: str) -> Entry:
-        """ENOENT, ENOTDIR."""
+        """The entry at `path`. Raises ENOENT, ENOTDIR."""
 
     @abc.abstractmethod
     def list(self, path: str) -> Iterator[Entry]:
-        """What is directly in a directory, in the order of the names' bytes. ENOENT, ENOTDIR (also for a file)."""
+        """The entries of a directory, in the order of the names' bytes. Raises ENOENT, ENOTDIR (also for a file)."""
 
     @abc.abstractmethod
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
-        """Read from `offset`, at most `length` bytes; beyond the end there is nothing. ENOENT, EISDIR, ENOTDIR."""
+        """Open a file to read at most `length` bytes from `offset`, none beyond its end. ENOENT, EISDIR, ENOTDIR."""
 
     @abc.abstractmethod
     def create(
@@ -182,30 +183,30 @@ class Tier(abc.ABC):
         mtime: float | None = None,
         size: int | None = None,
     ) -> Writer:
-        """Make or replace a file. `size`, where known, lets a store or a quota refuse at once, and is no promise.
+        """Make or replace a file. `size`, if known, lets a store or a quota refuse at once; it is no promise.
 
-        EISDIR where a directory stands there, ENOTDIR where a file stands above it, EEXIST at once or at commit.
+        Raises EISDIR if `path` is a directory, ENOTDIR if a file is above it, EEXIST at once or at commit.
         """
 
     @abc.abstractmethod
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
-        """Make a directory and those above it. EEXIST (a file always; a directory unless `exist_ok`), ENOTDIR."""
+        """Make a directory and its parents. Raises ENOTDIR, EEXIST (for a directory only without `exist_ok`)."""
 
     @abc.abstractmethod
     def remove(self, path: str, recursive: bool = False) -> None:
-        """A file, an empty directory, or with `recursive` all of it. ENOENT, ENOTEMPTY; EPERM for the root."""
+        """Remove a file, an empty directory, or with `recursive` a whole tree. ENOENT, ENOTEMPTY; EPERM: the root."""
 
     @abc.abstractmethod
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
-        """A file or a directory; a file replaces a file. In one step where the store can, which `docs/manual.md` says.
+        """Rename a file or a directory; a file replaces a file. `docs/manual.md` says where that is a single step.
 
-        ENOENT, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL (a directory into itself), EEXIST.
+        Raises ENOENT, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL (a directory into itself), EEXIST.
         """
 
     def move(self, source: str, target: str, if_absent: bool = False) -> str:
-        """Rename as `mv` does: where `target` is a directory, to a name in it. The path that it has then.
+        """Rename as `mv` does: if `target` is a directory, into it. Return the new path.
 
-        As `rename`; EINVAL where both are the same file.
+        Raises as `rename`; EINVAL if both are the same file.
         """
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if not self.stat(target).is_file:
@@ -218,13 +219,13 @@ class Tier(abc.ABC):
 
     @abc.abstractmethod
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
-        """The mode or time of a file, whose content stays as it is; nothing where the store keeps none.
+        """Set mode or time of a file, not its content; no effect on an attribute that the store does not keep.
 
-        ENOENT, EISDIR, ENOTDIR.
+        Raises ENOENT, EISDIR, ENOTDIR.
         """
 
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
-        """A file; the target is replaced whole."""
+        """Copy a file; the target is replaced whole."""
         with self.open(source) as reader:
             entry = reader.entry
             with self.create(
@@ -234,31 +235,31 @@ class Tier(abc.ABC):
                 return writer.commit()
 
     def walk(self, path: str) -> Iterator[Entry]:
-        """Everything below a directory, each directory before what is in it."""
+        """All entries below a directory, each directory before its contents."""
         return walked(self, path)
 
     def hidden(self, path: str) -> Iterator[str]:
-        """Paths below a directory under which the store holds what no listing shows: a symlink, a key that is no name.
+        """Paths below a directory at which the store holds things that no listing shows: symlinks, unusable keys.
 
-        ENOENT, ENOTDIR.
+        Raises ENOENT, ENOTDIR.
         """
         return iter(())
 
     def url_of(self, path: str) -> str:
-        """How somebody who may reach the store by himself names this file; without secrets."""
+        """The URL of this file for a program with its own access to the store; without secrets."""
         return f"{self.url.rstrip('/')}/{path}" if path else self.url
 
     def directory_here(self) -> str:
-        """The directory of this machine that it is; "" where it is none."""
+        """The local directory that is the root of this store; "" if there is none."""
         return ""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         return
 
 
 def walked(tier: Tier, path: str, levels: int | None = None) -> Iterator[Entry]:
-    """What is below a directory, at most so many levels down, by a listing of each directory."""
+    """All entries below a directory, at most `levels` deep, by a listing of each directory."""
     todo = [tier.list(path)] if levels != 0 else []  # no recursion: a path may have two thousand names
     while todo:
         entry = next(todo[-1], None)
@@ -274,7 +275,7 @@ def walked(tier: Tier, path: str, levels: int | None = None) -> Iterator[Entry]:
 
 
 def pour(reader: Reader, writer: Writer) -> int:
-    """All that is left of a reader into a writer, holes as holes; how many bytes."""
+    """Copy a whole reader into a writer, holes as holes; return the number of bytes. Raises ESTALE."""
     at, end = reader.offset, reader.offset + reader.length
     if not reader.holes and (fd := reader.fileno()) >= 0:
         if writer.take(fd, reader.length) < reader.length:
@@ -294,23 +295,23 @@ def pour(reader: Reader, writer: Writer) -> int:
 
 
 def stale(path: str) -> OSError:
-    """The version that was opened is gone, or is not what it was."""
+    """The ESTALE error: the version that was opened is gone, or has changed."""
     return OSError(errno.ESTALE, "was replaced while it was read", path)
 
 
 def error(number: int, path: str) -> OSError:
-    """The OSError of an errno, in the words of the system."""
+    """The OSError of an errno, with the system's text."""
     return OSError(number, os.strerror(number), path)
 
 
 def is_unreached(fault: BaseException | None) -> bool:
-    """Has a driver not come through to its store? By the names of its errors and of the system's."""
+    """Return whether a driver's error means that it did not reach its store, judged by the names of its classes."""
     names = {"ConnectionError", "TimeoutError", "gaierror", "HTTPClientError", "ClientError"}
     names |= {"ServiceRequestError", "ServiceResponseError", "TransportError"}  # Azure's, Google's
     return not names.isdisjoint(kind.__name__ for kind in type(fault).__mro__)
 
 
 def check_range(path: str, offset: int, length: int | None) -> None:
-    """Of what `open` is asked for. EINVAL."""
+    """Check the arguments of `open`. Raises EINVAL."""
     if offset < 0 or (length is not None and length < 0):
         raise error(errno.EINVAL, path)

@@ -1,9 +1,9 @@
-"""What opens a store: names of the variables that hold its keys, and a URL without what it should not show.
+"""Credentials of stores: the variables that hold their keys, and URLs without their secrets.
 
 Laws
-1. The keys of a store are masked and taken out of environments as the keys of guests are; those of the store that the
-   tree uses are kept for the origin's own processes, in the sealed memo, and the others are not kept at all.
-2. A URL is shown without its password and without its query, whatever scheme it has and however many it chains.
+1. The keys of a store are masked and taken out of environments as the keys of providers are. Those of the tree's store
+   are kept in the sealed memo, for the origin's own processes; the others are not kept at all.
+2. A URL is shown without its password and without its query, whatever its scheme and however many URLs it chains.
 """
 
 from __future__ import annotations
@@ -25,21 +25,28 @@ _FAMILIES = {
 }
 
 
-_WITH_NAMES = ("s3", "gs", "az", "sftp", "ssh", "memory")  # those in whose paths a `?` is one of a name
+_WITH_NAMES = (
+    "s3",
+    "gs",
+    "az",
+    "sftp",
+    "ssh",
+    "memory",
+)  # schemes in whose paths a `?` may be part of a name
 
 
 def is_query(path: str) -> bool:
-    """Does a path end with what looks like a query, as a signature that was pasted with its URL?"""
+    """Return whether a path ends in a query, such as a signature that was pasted with its URL."""
     return "=" in path.partition("?")[2]
 
 
 def schemes(url: str) -> list[str]:
-    """Of a URL, and of those that it chains."""
+    """The schemes of a URL and of those that it chains, in lower case."""
     return [part.partition(":")[0].lower() for part in url.split("::") if part]
 
 
 def shown(url: str) -> str:
-    """As people and other machines may see it."""
+    """The URL without its secrets, for people and other machines."""
     return "::".join(_shown(part) for part in url.split("::"))
 
 
@@ -57,14 +64,14 @@ def _shown(url: str) -> str:
 
 
 def kept(url: str, removed: Mapping[str, str]) -> dict[str, str]:
-    """Of the secrets that were taken out of an environment: those that open the store of this URL."""
+    """Of the secrets removed from an environment, the ones that open the store of this URL."""
     used = {prefix for prefix, known in _FAMILIES.items() if not set(known).isdisjoint(schemes(url))}
     mine = {name: value for name, value in removed.items() if name == OPTIONS or name.startswith(tuple(used))}
     return mine | ({URL: url} if shown(url) != url else {})
 
 
 def secrets_of(url: str, options: str) -> list[str]:
-    """What the URL and the options of drivers hold that no tape may."""
+    """The secrets in a URL and in the JSON of driver options, for masking in tapes."""
     places = [part.partition("://")[2].partition("/")[0] for part in url.split("::")]
     found = [place.rpartition("@")[0].partition(":")[2] for place in places]
     for query in [part.partition("?")[2] for part in url.split("::")]:
@@ -80,7 +87,7 @@ def secrets_of(url: str, options: str) -> list[str]:
 
 
 def _leaves(value: object, name: str, found: list[str]) -> None:
-    """The texts in a JSON value whose names say that they are secret."""
+    """Append to `found` the strings of a JSON value whose names mark them as secret."""
     if isinstance(value, dict):
         for key, each in value.items():
             _leaves(each, str(key), found)
@@ -92,7 +99,7 @@ def _leaves(value: object, name: str, found: list[str]) -> None:
 
 
 def completed(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment with the keys that were taken out of it, where a memo was inherited that has them."""
+    """Return `environ` plus the store keys that were taken out of it, if an inherited memo holds them."""
     memo = inherit.read(environ).get("environ")
     known = memo if isinstance(memo, dict) else {}
     whole = dict(environ)

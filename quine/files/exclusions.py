@@ -1,9 +1,9 @@
-"""What of this machine is quine's own and no part of a user's tree: the data directory, and the tier if it is one here.
+"""Quine's own directories on this machine, excluded from user trees: the data directory, and a local store.
 
 Laws
-1. What is put, got or synced as a tree leaves them out, and what is removed to make it like another leaves them there:
+1. A put, get or sync of a tree leaves them out, and `--delete` does not remove them:
    `quine fs sync --delete tier:src .` once removed the tapes, and the very store that it had read.
-2. Who names one of them, or something in it, means it.
+2. A path that names one of them, or something in it, explicitly is not excluded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def own(tier: Tier, top: str) -> frozenset[str]:
-    """Where they are below the directory `top`, relative to it; a link to one counts as one. Raises OSError."""
+    """Paths of quine's own directories below `top`, relative to it; a link to one counts as one. Raises OSError."""
     places = [os.environ.get("QUINE_DATA_DIR") or ".quine"]
     if tier.directory_here():
         places.append(tier.directory_here())
@@ -34,10 +34,10 @@ def own(tier: Tier, top: str) -> frozenset[str]:
 
 
 def within(path: str, places: frozenset[str]) -> bool:
-    """Is it one of them, or in one?"""
+    """Return whether `path` is one of `places` or inside one."""
     return any(paths.within(path, place) for place in places)
 
 
 def holds(path: str, places: frozenset[str]) -> bool:
-    """Is it one of them, or a directory above one?"""
+    """Return whether `path` is one of `places` or a directory above one."""
     return any(paths.within(place, path) for place in places)

@@ -1,9 +1,9 @@
-"""Names of the tier: a path is text, `/` between names, relative to the root; every byte of a name survives.
+"""Paths of the tier: text relative to the root, with `/` between names; every byte of a name survives.
 
 Laws
 1. A path is `str` as the operating system gives it (surrogateescape): a name that is no UTF-8 goes there and back.
-2. A clean path has no empty name, no `.`, no `..`, no NUL; the root is "". What would lead out of the tier is refused
-   before any store sees it.
+2. A clean path has no empty name, no `.`, no `..`, no NUL; the root is "". A path that would lead out of the tier is
+   refused before any store sees it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import errno
 import os
 
-LONGEST_NAME = 255  # bytes, as every filesystem that a tier may be copied to
-LONGEST_PATH = 4096 - 256  # bytes, so that it can still be joined to a directory's
+LONGEST_NAME = 255  # bytes: the limit of the filesystems that a tier may be copied to
+LONGEST_PATH = 4096 - 256  # bytes: below PATH_MAX, so that it can still be joined to a directory
 
 
 def clean(path: str | bytes) -> str:
-    """The path as the tier knows it: `/a//b/./c/` is `a/b/c`. Raises OSError: EINVAL, ENAMETOOLONG, EPERM for `..`."""
+    """The clean form of a path: `/a//b/./c/` is `a/b/c`. Raises OSError: EINVAL, ENAMETOOLONG, EPERM for `..`."""
     text = os.fsdecode(path)
     if "\0" in text:
         raise OSError(errno.EINVAL, "a NUL in a name", text)
@@ -35,7 +35,7 @@ def clean(path: str | bytes) -> str:
 
 
 def nearest(text: str) -> str:
-    """The leading names of `text` that a clean path can have: what another tool would call it here, or above that."""
+    """The leading names of `text` that a clean path can have: that path itself, or a directory above it."""
     found: list[str] = []
     for name in text.split("/"):
         if name == ".." or "\0" in name or len(os.fsencode(name)) > LONGEST_NAME:
@@ -46,7 +46,7 @@ def nearest(text: str) -> str:
 
 
 def parent(path: str) -> str:
-    """Of a clean path; the root's is the root."""
+    """The parent directory of a clean path; that of the root is the root."""
     return path.rpartition("/")[0]
 
 
@@ -56,31 +56,31 @@ def name(path: str) -> str:
 
 
 def join(*parts: str) -> str:
-    """Clean paths to one."""
+    """Join clean paths."""
     return "/".join(part for part in parts if part)
 
 
 def within(path: str, top: str) -> bool:
-    """Is it that, or below it?"""
+    """Return whether `path` is `top` or lies below it."""
     return path == top or path.startswith(f"{top}/")
 
 
 def moved(path: str, source: str, target: str) -> str:
-    """What a path is called after a rename; the same where that did not touch it."""
+    """The path after a rename of `source` to `target`; unchanged if the rename does not affect it."""
     return target + path[len(source) :] if within(path, source) else path
 
 
 def ancestors(path: str) -> list[str]:
-    """The directories above a clean path, the nearest last, without the root."""
+    """The directories above a clean path, nearest last, without the root."""
     names = path.split("/")[:-1]
     return ["/".join(names[: count + 1]) for count in range(len(names))]
 
 
 def is_alias(name: str, reserved: str) -> bool:
-    """Could a filesystem take `name` for `reserved`, which begins with a dot? As git asks of `.git`.
+    """Return whether some filesystem takes `name` for `reserved`, which begins with a dot. Git checks `.git` likewise.
 
-    Some know no case, some leave out dots and spaces at the end, what follows a colon, and characters that show
-    nothing; some have a short name for each long one.
+    Some filesystems ignore case, trailing dots and spaces, the text after a colon, or invisible characters. Some have
+    a short name for each long one.
     """
     plain = name
     if not name.isascii():

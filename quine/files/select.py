@@ -1,10 +1,11 @@
-"""Which files tier a process uses, and the one that the face of a job answers with.
+"""Selection of the files tier that a process uses, and of the services that a proxy answers for its job.
 
 Laws
-1. Who has a `QUINE_FS` opens that. A job without one asks its origin, whatever machine it is on; everybody else has the
-   directory of the origin: itself.
-2. A face answers with the tier of its own environment, so one that is itself elsewhere passes on what it is asked.
-3. Standard library only, and next to nothing before the first request: every `quine run` on a host has this.
+1. A process with `QUINE_FS` opens that store. A job without it asks its origin, whatever machine it runs on. Any other
+   process is at the origin itself and opens the origin's directory.
+2. A proxy answers with the tier of its own environment. So a proxy that is itself part of a job elsewhere passes the
+   requests on to its origin.
+3. Only the standard library is imported, and almost nothing before the first request: `quine run` on a host loads it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 SERVICE = "fs"
 HOSTS = "hosts"
-SETTLE = 5.0  # seconds for handlers that were given up to clean up behind them
+SETTLE = 5.0  # seconds that abandoned handlers have to clean up
 
 
 def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
-    """The tier of this process. Raises Misconfigured; an origin that is gone is told by the first operation."""
+    """The tier of this process. Raises Misconfigured. If the origin is gone, the first operation raises the error."""
     if environ.get("QUINE_FS") == GONE:
         raise Misconfigured(NO_ORIGIN, GIVE_STORE)
     if not environ.get("QUINE_FS"):
@@ -52,9 +53,10 @@ def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
 
 
 class Services(Mapping[str, "Plain | Streaming"]):
-    """What a face answers: `plain` services, the hosts that its job may use, and the files tier, made when it is first
-    asked for. `host` is where the job was started, "" before that; `reach` says which hosts it may use, from the body
-    of a request and its host.
+    """The services that a proxy answers: `plain` ones, the hosts that its job may use, and the files tier.
+
+    `Answering` for the tier is made on the first request for it. `host` is where the job was started, "" before that
+    and for this machine. `reach` returns the hosts that the job may use, from the body of a request and `host`.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Services(Mapping[str, "Plain | Streaming"]):
         reach: Callable[[bytes, str], bytes] | None = None,
         end: Callable[[], None] | None = None,
     ) -> None:
-        """`end` is called when the job has ended."""
+        """`close` calls `end` after the end of the job."""
         self._environ = environ
         self._plain = {**(plain or {}), **({HOSTS: self.hosts} if reach else {})}
         self._reach = reach
@@ -74,7 +76,7 @@ class Services(Mapping[str, "Plain | Streaming"]):
         self._answering: Answering | None = None
 
     def placed(self, host: str) -> None:
-        """The job has been started on `host`, "" for this machine. Its requests come after this."""
+        """Note that the job has been started on `host`, "" for this machine. Its requests come later."""
         self.host = host
 
     def hosts(self, body: bytes = b"{}") -> bytes:
@@ -83,7 +85,7 @@ class Services(Mapping[str, "Plain | Streaming"]):
         return self._reach(body, self.host)
 
     def offer(self, name: str, handler: Handler) -> None:
-        """Answer this, too: a streaming request."""
+        """Answer the streaming request `name` with `handler`, too."""
         self._streams[name] = handler
 
     def __getitem__(self, name: str) -> Plain | Streaming:
@@ -103,9 +105,9 @@ class Services(Mapping[str, "Plain | Streaming"]):
         return sum(1 for _ in self)
 
     def close(self) -> None:
-        """Nobody asks any more: wait, not for long, until handlers that were given up have dropped what was half done.
+        """Wait up to SETTLE seconds until abandoned handlers have dropped their unfinished files. No requests follow.
 
-        They are threads that die with this process, and what they leave in a bucket nobody sweeps.
+        Handlers are threads that die with this process, and nothing sweeps the parts that they leave in a bucket.
         """
         if self._end:
             self._end()
@@ -114,7 +116,7 @@ class Services(Mapping[str, "Plain | Streaming"]):
 
 
 class Answering:
-    """The handler of `fs`, which brings its modules and opens its store in the thread of the first request."""
+    """The handler of `fs`. It imports its modules and opens its store in the thread of the first request."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         import threading

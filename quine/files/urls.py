@@ -1,9 +1,9 @@
-"""Where the files tier is, as text: what of `QUINE_FS` is passed on, and to whom.
+"""URLs of the files tier: parsing `QUINE_FS`, and the form of it that other processes and machines get.
 
 Laws
-1. A relative directory is one of the process that read it first, and is made absolute there.
-2. Another machine is told a URL only where it opens the store itself, and never a password in it.
-3. What is wrong with a URL is said by who starts with it, as far as that can be seen without a store.
+1. A relative directory is relative to the first process that reads it, which makes it absolute.
+2. Another machine gets a URL only if it opens the store itself, and never with a password.
+3. The process that starts with a URL reports errors in it, as far as they can be seen without a store.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
 VARIABLES = ("QUINE_FS", "QUINE_FS_QUOTA")
-GONE = "gone:"  # in place of a URL: there was an origin to ask, and this job has outlived it
+GONE = "gone:"  # in place of a URL: this job has outlived the origin that it could ask
 NO_ORIGIN = "a command that was detached has no origin that it could ask for files"
 GIVE_STORE = 'fs = "direct" in the inventory, or --env QUINE_FS=URL; a detached agent keeps its origin'
-RESERVED = ".quine"  # at the root of the tier: what is kept there is the record of trees, and nobody's file
-OURS = ("origin", "memory", "gone")  # of this machine or this process alone
+RESERVED = ".quine"  # directory at the root of the tier that holds the record of trees, and no user's files
+OURS = ("origin", "memory", "gone")  # schemes that mean this machine or this process alone
 KNOWN = {
     **dict.fromkeys(("s3", "s3a"), "s3://BUCKET/PREFIX"),
     **dict.fromkeys(("gs", "gcs"), "gs://BUCKET/PREFIX"),
     **dict.fromkeys(("az", "abfs", "abfss"), "az://CONTAINER/PREFIX"),
     **dict.fromkeys(("sftp", "ssh"), "sftp://[USER@]HOST[:PORT]/DIRECTORY"),
-}  # how the others of which we know without a library are written
+}  # the form of the other schemes that are known without a library
 
 
 def parsed(url: str) -> tuple[str, str]:
-    """(scheme, for `origin:DIR` and `file:` the directory from the root on), of a URL that can be one of a tier.
+    """Return (scheme, absolute directory of `origin:DIR` or `file:`, else "") of a URL of the tier.
 
-    Raises Misconfigured. No store is asked, so that whoever starts with it can be told.
+    Raises Misconfigured. It asks no store, so that an error can be reported at the start.
     """
     before, colon, rest = url.partition(":")
     plain = before.replace("+", "a").replace(".", "a").replace("-", "a")
@@ -42,7 +42,7 @@ def parsed(url: str) -> tuple[str, str]:
         raise Misconfigured("a control character in the URL of the files tier")
     if not scheme:
         before, _, after = url.rpartition("@")
-        url = after if ":" in before else url  # there is a password, of which no message tells
+        url = after if ":" in before else url  # keep a password out of the message
         shown = os.path.join("/", url) if "/" in url else "/DIR"
         hint = f"origin:{url[:80]}, file://{shown[:80]}, s3://BUCKET/PREFIX"
         raise Misconfigured(f"the files tier needs a URL, and {url[:80]!r} has no scheme", hint)
@@ -65,14 +65,14 @@ def parsed(url: str) -> tuple[str, str]:
 
 
 def root(directory: str) -> str:
-    """The same, if it can be the root of a tier: a directory, or nothing yet. Misconfigured."""
+    """Return `directory` if it can be the root of a tier: a directory, or nothing yet. Raises Misconfigured."""
     if os.path.exists(directory) and not os.path.isdir(directory):
         raise Misconfigured(f"the files tier needs a directory, and {directory} is none", "see QUINE_FS")
     return directory
 
 
 def _foreign(url: str) -> None:
-    """Of each scheme: known, and followed by a place. Libraries are asked only for what we have not heard of."""
+    """Check that each chained scheme is known and followed by a place. Libraries are asked only for unknown ones."""
     from quine.files.credentials import is_query
 
     for part in url.split("::"):
@@ -81,7 +81,7 @@ def _foreign(url: str) -> None:
             from quine.files.stores.drivers import speaks
 
             speaks(scheme.lower())
-        # where a password would stand is known only behind //
+        # A password can be found, and hidden, only behind //.
         if colon and not rest.startswith("//") and (scheme.lower() in KNOWN or "@" in rest):
             hint = KNOWN.get(scheme.lower(), f"{scheme[:80]}://[USER@]HOST/DIRECTORY")
             raise Misconfigured(f"{scheme[:80]}: is followed by //", hint)
@@ -92,16 +92,16 @@ def _foreign(url: str) -> None:
 
 
 def absolute(url: str) -> str:
-    """`origin:DIR` with the directory from the root on; any other URL as it is. Misconfigured where it is none."""
+    """Make the directory of `origin:DIR` absolute; any other URL stays. Raises Misconfigured if it is no URL."""
     scheme, directory = parsed(url)
-    # of a mount nothing is asked here: one that hangs is felt by nobody but who uses it
+    # `file:` is not checked: a mount that hangs must block only the processes that use it.
     return f"origin:{directory and root(directory)}" if scheme == "origin" else url
 
 
 def settle(environ: MutableMapping[str, str]) -> None:
-    """For who is about to leave the directory that he was started in: the tier stays where it is.
+    """Make the directories in `environ` absolute, so that the tier stays the same after a chdir.
 
-    A URL that is none is left as it is: who opens it says so.
+    An invalid URL stays as it is; opening it reports the error.
     """
     environ["QUINE_DATA_DIR"] = _from_here(environ.get("QUINE_DATA_DIR") or ".quine")
     if url := environ.get("QUINE_FS"):
@@ -120,9 +120,9 @@ def _from_here(directory: str) -> str:
 
 
 def shareable(url: str, environ: Mapping[str, str]) -> str | None:
-    """What a host is told that has its own access to the store; None where it has to ask us all the same.
+    """The URL for a host with its own access to the store, without secrets; None if the host has to ask the origin.
 
-    With a quota it has: what it writes would be counted by nobody.
+    It has to ask if there is a quota: nothing would count the bytes that it writes.
     """
     scheme = url.partition(":")[0]
     if not url or environ.get("QUINE_FS_QUOTA") or scheme in OURS:

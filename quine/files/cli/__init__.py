@@ -1,1 +1,1 @@
-"""cli: the commands of `quine fs` and what they share."""
+"""cli: the commands of `quine fs` and their common parts."""

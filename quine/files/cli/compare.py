@@ -1,8 +1,8 @@
-"""Are a file here and one in the tier alike? What both sides say of them, and their bytes.
+"""Comparison of a local file with a file of the tier, by attributes or by content.
 
 Laws
-1. Sizes and times tell. A side that keeps only whole seconds or milliseconds is compared as far as it can say.
-2. Bytes are compared as they come, and no further than the first that differs.
+1. Sizes and times decide. If one side keeps only whole seconds or milliseconds, times are compared at that precision.
+2. Contents are compared while they are read, up to the first difference.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from quine.files.api import Entry, Tier
     from quine.files.cli.pool import Crew
 
-CLOSE = 2e-6  # seconds: what is lost of a time on its way through a float
-UNITS = (1, 1000)  # parts of a second that stores keep, where they do not keep all
+CLOSE = 2e-6  # seconds: the error of a time that is kept in a float
+UNITS = (1, 1000)  # units per second at which coarse stores keep times
 
 
 class Item:
-    """What there is under a name, on either side."""
+    """The attributes of a path on either side."""
 
     __slots__ = ("kind", "mode", "mtime", "path", "size")
 
@@ -42,7 +42,7 @@ def of_tier(entry: Entry, top: str) -> Item:
 
 
 def same_time(one: float, other: float) -> bool:
-    """Is it the same moment, as far as both can say?"""
+    """Return whether two times are the same, at the precision of the coarser side."""
     if abs(one - other) < CLOSE:
         return True
     for unit in UNITS:
@@ -53,7 +53,7 @@ def same_time(one: float, other: float) -> bool:
 
 
 def same_bytes(fd: int, tier: Tier, path: str, crew: Crew) -> bool:
-    """Has a file here the content of one in the tier?"""
+    """Return whether the local file `fd` has the content of the tier's file `path`."""
     with tier.open(path) as reader:
         while block := reader.read(BLOCK):
             crew.tick(0)
@@ -66,13 +66,13 @@ def same_bytes(fd: int, tier: Tier, path: str, crew: Crew) -> bool:
 
 
 def listed_alike(one: Item, other: Item) -> bool:
-    """Size, mode and the whole of the time are the same.
+    """Return whether size, mode and time are the same, the time at full precision.
 
-    A time in whole seconds may be that of the upload, which a change within that second would hide behind.
+    A time in whole seconds may be that of the upload, and hide a change within that second.
     """
     return one.size == other.size and one.mode == other.mode and abs(one.mtime - other.mtime) < CLOSE
 
 
 def alike(one: Item, other: Item) -> bool:
-    """Size, mode and time are the same, as far as both sides can say."""
+    """Return whether size, mode and time are the same, the time at the precision of the coarser side."""
     return one.size == other.size and one.mode == other.mode and same_time(one.mtime, other.mtime)

@@ -1,8 +1,9 @@
-"""cp and mv: what stays within the tier; no content comes to this machine.
+"""cp and mv: copies and renames within the tier; a store that can copy transfers no content to this machine.
 
 Laws
-1. Of many who move one thing, or move many to one name with --if-absent, one wins, and the others are told so.
-2. One path and one target are one round trip; of a copy two, where a directory stands there.
+1. Of several processes that move the same file, or move files to one name with --if-absent, one wins. The others get
+   an error.
+2. One file and one target take one round trip. A copy takes more only if the target is a directory.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def cp(call: Call) -> int:
 
 
 def differ(tier: Tier, source: str, path: str) -> None:
-    """Raises OSError where both are one: EINVAL, ENOENT."""
+    """Raise OSError if both paths are the same: EINVAL, or ENOENT if nothing is there."""
     if source == path:
         tier.stat(source)
         raise OSError(errno.EINVAL, "source and target are the same file", source)
@@ -78,7 +79,7 @@ def _copy_tree(call: Call, crew: Crew, source: str, top: str, copy: Callable[[st
 
 
 def mv(call: Call) -> int:
-    """Whether the target is a directory to go into is decided where the store is: that is one round trip."""
+    """Perform `mv`. The store decides whether the target is a directory to move into: that is one round trip."""
     sources, last = operands(call)
     expanded = [path for path, _ in call.expand(sources)]
     target = Target(call, last, len(expanded) > 1)
@@ -104,6 +105,6 @@ def mv(call: Call) -> int:
 
 
 def expect_outside(tier: Tier, source: str, path: str) -> None:
-    """Raises OSError where a directory would be moved into itself: EINVAL."""
+    """Raise OSError if a directory would be moved into itself: EINVAL."""
     if not source or (paths.within(path, source) and not tier.stat(source).is_file):
         raise OSError(errno.EINVAL, "cannot be moved into itself", source)

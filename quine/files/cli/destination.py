@@ -1,9 +1,9 @@
-"""Where a path goes, as with cp and mv: to a name, or into a directory that stands there.
+"""Destinations of paths, as with cp and mv: a name, or an existing directory to go into.
 
 Laws
-1. Of one path and one target no question is asked first: the store says whether the target is a directory, and then it
-   goes into that. So putting a small file is one round trip.
-2. What a store says is below a directory is taken for a name only if it is below that directory.
+1. With one file and one target there is no request beforehand. If the store reports that the target is a directory, the
+   file goes into it. So a put of a small file is one round trip.
+2. A path from a listing is accepted only if it lies below the listed directory.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def operands(call: Call) -> tuple[list[str], str]:
 
 
 def keeps(call: Call) -> bool:
-    """Does what stands there stay?"""
+    """Return whether an existing target must stay."""
     return bool(call.values.get("if_absent") or call.values.get("no_clobber"))
 
 
 class Target:
-    """A target in the tier: a name, or a directory to go into, as far as it is known."""
+    """A target in the tier: a name, or a directory to go into. Which one may be unknown until the store is asked."""
 
     def __init__(self, call: Call, written: str, several: bool) -> None:
         self.tier = call.tier
@@ -73,7 +73,7 @@ class Target:
         return self._into is not None
 
     def into(self) -> bool:
-        """Does what is put go into it? Asked of the store once."""
+        """Return whether the target is a directory to go into; ask the store at most once."""
         if self._into is None:
             try:
                 self._into = not self.tier.stat(self.path).is_file
@@ -82,11 +82,11 @@ class Target:
         return self._into
 
     def under(self, name: str) -> str:
-        """Where something of that name goes; name "" is the contents of a directory."""
+        """The path that a source called `name` gets; the name "" stands for the contents of a directory."""
         return paths.join(self.path, name) if self.into() else self.path
 
     def try_each(self, name: str, attempt: Callable[[str], None]) -> None:
-        """Attempt it under the target's own name; where a directory stands there, in that."""
+        """Call `attempt` with the target's own path; if that is a directory, with `name` in it."""
         if self.known:
             attempt(self.under(name))
             return
@@ -99,12 +99,12 @@ class Target:
 
 
 def below(entry: Entry, top: str) -> str:
-    """The path from there on. Raises PermissionError for a name that a store must not have."""
+    """The path of `entry` relative to `top`. Raises PermissionError if it is not a clean path below `top`."""
     return relative(entry.path, top)
 
 
 def relative(path: str, top: str) -> str:
-    """The same of a path alone."""
+    """As `below`, for a path without an entry."""
     prefix = f"{top}/" if top else ""
     rest = path[len(prefix) :]
     if not path.startswith(prefix) or not rest or paths.clean(rest) != rest:
@@ -113,7 +113,7 @@ def relative(path: str, top: str) -> str:
 
 
 def needed(found: Iterator[One]) -> Iterator[One]:
-    """Of a walk, without the directories that come into being with what is put into them: that is a round trip less."""
+    """Drop from a walk the directories that come into being with their contents: that saves a round trip for each."""
     held: One | None = None
     for one in found:
         if held and not (one.kind in ("file", "directory") and one.path.startswith(f"{held.path}/")):

@@ -2,8 +2,8 @@
 
 Laws
 1. A file appears whole or not at all, with its mode and its time.
-2. Nothing is written outside of the directory that was named, whatever names the store has, whatever links lie there.
-   A link that was named itself is followed, and what is no regular file (a device, a pipe) is written, not replaced.
+2. Nothing is written outside of the directory that was named, whatever names the store has and whatever links lie in
+   the directory. A link named as the destination is followed; a device or a pipe is written to, not replaced.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def get(call: Call) -> int:
     into = into or len(expanded) > 1
     with _Here(last, into) as here, crew_of(call.values) as crew:
         if into:
-            here.folder()  # where that is none it is said once
+            here.folder()  # if it is no directory, report that once
         for path, _ in expanded:
             try:
                 _get(call, crew, path, here)
@@ -54,7 +54,7 @@ def get(call: Call) -> int:
 
 
 class _Here:
-    """Where on this machine things come to: a directory, or a name in one. Directories are opened when first needed."""
+    """The local destination: a directory, or a name in one. Directories are opened when first needed."""
 
     def __init__(self, written: str, into: bool) -> None:
         self.written, self.into = written, into
@@ -62,7 +62,7 @@ class _Here:
         self._folder: localfs.Folder | None = None
 
     def folder(self) -> localfs.Folder:
-        """The directory that files come into."""
+        """The directory that files are written into."""
         if self._folder is None:
             path = self.written if self.into else os.path.dirname(self.written.rstrip("/")) or "."
             self._folder = localfs.Folder(path)
@@ -70,16 +70,16 @@ class _Here:
         return self._folder
 
     def name(self, path: str) -> str:
-        """What a file of the tier is called in that directory."""
+        """The name of a file of the tier in that directory. Raises EISDIR if it can have none."""
         own = paths.name(path) if self.into else os.path.basename(self.written.rstrip("/"))
         if own in ("", ".", ".."):
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), self.written)
         return own
 
     def end(self, path: str) -> tuple[localfs.Folder, str] | int:
-        """Where a file comes to: a name in a directory, or an open descriptor of what is no file, for the caller.
+        """Return the destination of a file: (directory, name), or a descriptor of a device or pipe for the caller.
 
-        A link that was named is followed, as `>` does; one in a directory that was named is replaced.
+        A named link is followed, as `>` does. A link inside a named directory is replaced.
         """
         if self.into:
             return self.folder(), self.name(path)
@@ -98,7 +98,7 @@ class _Here:
         return folder, os.path.basename(end)
 
     def top(self, path: str) -> localfs.Folder:
-        """The directory that a directory of the tier becomes; made where it is not there."""
+        """The local directory for a directory of the tier; made if it is missing."""
         own = paths.name(path) if self.into else ""
         made = os.path.join(self.written, own) if own else self.written
         try:
@@ -154,7 +154,7 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> None:
 
 
 def get_named(call: Call, crew: Crew, path: str, here: _Here) -> None:
-    """A file to where the command line says. Raises OSError, Stopped."""
+    """Get one file to the destination of the command line. Raises OSError, Stopped."""
     if keeps(call) and not here.into and os.path.lexists(here.written):
         raise error(errno.EEXIST, here.written)
     end = here.end(path)
@@ -173,7 +173,7 @@ def get_named(call: Call, crew: Crew, path: str, here: _Here) -> None:
 
 
 def get_file(call: Call, crew: Crew, path: str, folder: localfs.Folder, relative: str) -> None:
-    """One file of the tier. Raises OSError, Stopped."""
+    """Get one file of the tier to `relative` in `folder`. Raises OSError, Stopped."""
     absent = keeps(call)
     if absent and os.path.lexists(folder.shown(relative)):
         raise error(errno.EEXIST, folder.shown(relative))

@@ -2,7 +2,7 @@
 
 Laws
 1. `*`, `?` and `**` match no name that begins with a dot, unless the pattern begins with one there; as in a shell.
-2. A pattern that matches nothing is an error: `rm 'lgo*'` must not pass for done.
+2. A pattern that matches nothing is an error: `rm 'lgo*'` must not look successful.
 3. Matches are in the order of the names' bytes, each once.
 """
 
@@ -23,7 +23,7 @@ MAGIC = frozenset("*?[")
 
 
 class NoMatch(FileNotFoundError):
-    """Nothing is like the pattern."""
+    """Nothing matches the pattern."""
 
     def __init__(self, pattern: str) -> None:
         super().__init__(errno.ENOENT, "nothing matches", pattern)
@@ -45,7 +45,7 @@ def expand(tier: Tier, path: str) -> list[str]:
 
 
 def like(pattern: str) -> Callable[[str], bool]:
-    """Does a name match? Dots are nothing special here, as in `find -name`."""
+    """Return a function that says whether a name matches. Dots are not special, as in `find -name`."""
     import fnmatch
     import re
 
@@ -80,7 +80,7 @@ def _below(tier: Tier, above: str, parts: list[str]) -> Iterator[str]:
 
 
 def _deep(tier: Tier, above: str, rest: list[str]) -> Iterator[str]:
-    """`**` and what follows: in this directory, and in each below it."""
+    """Paths that match `**` and the parts after it, in this directory and in each one below."""
     todo = [above]
     while todo:
         above = todo.pop()

@@ -1,11 +1,12 @@
-"""The side of this machine: files that are put, and files and directories that are made where somebody said `get`.
+"""The local side of transfers: files that are read for `put`, and files and directories that `get` makes.
 
 Laws
-1. Below the directory that was named no symbolic link is followed: each step is taken by descriptor, so that neither a
-   name in the store nor somebody who swaps a directory for a link leads out of it.
-2. A file is made aside without a name (O_TMPFILE, where the filesystem has it) and appears whole: who is killed leaves
-   nothing. One that stands there is replaced by one rename; a directory, a device, a pipe is not.
-3. Only regular files are read. What else has the name is refused before it could block or eat anything.
+1. Below the directory that was named no symbolic link is followed. Each step is taken by descriptor. So neither a name
+   in the store nor a directory that is swapped for a link leads out of it.
+2. A file is made aside and appears whole. It has no name at first (O_TMPFILE) if the filesystem supports that; then a
+   process that is killed while it writes leaves nothing. An existing file is replaced by one rename; a directory, a
+   device or a pipe is not replaced.
+3. Only regular files are read. Anything else is refused before reading it could block or consume data.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ if TYPE_CHECKING:
 
     from quine.files.api import Reader, Writer
 
-PIECE = 4 * 1024 * 1024  # bytes between two looks at whether to go on, at first
+PIECE = 4 * 1024 * 1024  # bytes between two checks for the end of the command, at first
 LARGEST = 64 * PIECE
-QUICK = 0.1  # seconds; a piece that took less is followed by one of twice its size, for each has its price on a link
+QUICK = (
+    0.1  # seconds; after a faster piece the next is twice as large, because each piece has a cost on a link
+)
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 WITHIN = DIRECTORY | os.O_NOFOLLOW
-PERMISSIONS = 0o777  # of a mode: a store does not make a program run as somebody else
+PERMISSIONS = 0o777  # bits of a mode that are kept: a store must not bring in setuid programs
 
 
 class _Pace:
-    """How much is moved between two looks at whether to go on."""
+    """The number of bytes to move between two checks for the end of the command."""
 
     def __init__(self) -> None:
         self.piece = PIECE
@@ -49,10 +52,10 @@ class _Pace:
 
 
 class Source:
-    """A regular file that is open to be read. Raises OSError: EISDIR, ELOOP for a link, EINVAL for what is no file."""
+    """A regular file open for reading. Raises OSError: EISDIR, ELOOP for a link, EINVAL for any other kind."""
 
     def __init__(self, path: str, found: str = "") -> None:
-        """`found`: the end of the path, below the directory that was named: there no link is followed."""
+        """`found` is the end of `path` below the directory that was named; no link is followed in it."""
         self.path = path
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         if found:
@@ -68,9 +71,9 @@ class Source:
             raise OSError(errno.EINVAL, "neither a file nor a directory", path)
 
     def feed(self, writer: Writer, tick: Callable[[int], None]) -> None:
-        """Its bytes, holes as holes. Raises OSError where it became shorter meanwhile."""
+        """Write the content to `writer`, holes as holes. Raises OSError if the file became shorter meanwhile."""
         size, at, pace = self.stat.st_size, 0, _Pace()
-        if not size:  # such as those in /proc
+        if not size:  # files in /proc have content and size 0
             while took := writer.take(self.fd, PIECE):
                 tick(took)
         while at < size:
@@ -87,7 +90,7 @@ class Source:
                     raise OSError(errno.EIO, "became shorter while it was read", self.path)
 
     def _data(self, at: int, size: int) -> tuple[int, int]:
-        """The next range that is no hole; the position is at its beginning."""
+        """The next range that is no hole, as (start, end); moves the position to its start."""
         try:
             start = os.lseek(self.fd, at, os.SEEK_DATA)
             end = os.lseek(self.fd, start, os.SEEK_HOLE)
@@ -108,7 +111,7 @@ class Source:
 
 
 class Part:
-    """A file that is being made in a directory. A context manager: without `commit` nothing is left."""
+    """A file that is being written in a directory. A context manager: without `commit` nothing is left."""
 
     def __init__(self, folder: int, name: str, shown: str) -> None:
         self.folder, self.name, self.shown = folder, name, shown
@@ -129,7 +132,7 @@ class Part:
                 raise OSError(refused.errno, refused.strerror, shown) from None
 
     def fill(self, reader: Reader, tick: Callable[[int], None]) -> None:
-        """All of an open file of the tier, holes as holes."""
+        """Copy an open file of the tier into it, holes as holes."""
         at, end, pace = reader.offset, reader.offset + reader.length, _Pace()
         for start, length in (*reader.holes, (end, 0)):
             while at < start:
@@ -144,7 +147,7 @@ class Part:
         os.ftruncate(self.fd, reader.length)
 
     def commit(self, mode: int, mtime: float, if_absent: bool = False) -> None:
-        """Give it its name. Raises OSError: EEXIST, EISDIR, EINVAL where something stands that is no file."""
+        """Set mode and time and give the file its name. Raises OSError: EEXIST, EISDIR, EINVAL for another non-file."""
         os.fchmod(self.fd, mode & PERMISSIONS)
         os.utime(self.fd, (mtime, mtime))
         try:
@@ -206,7 +209,7 @@ class Part:
 
 
 class Found:
-    """What was found below a directory: `kind` is file, directory, link or special; `path` is relative to that."""
+    """An entry found below a directory: `kind` is file, directory, link or special; `path` is relative to it."""
 
     __slots__ = ("kind", "path", "stat")
 
@@ -225,7 +228,7 @@ class Found:
 
 
 class Folder:
-    """A directory of this machine, below which things are made and removed. A context manager."""
+    """A local directory, below which files and directories are made and removed. A context manager."""
 
     def __init__(self, path: str, follow: bool = True) -> None:
         self.path = path
@@ -235,7 +238,7 @@ class Folder:
         return os.path.join(self.path, relative) if relative else self.path
 
     def enter(self, relative: str, make: bool = True) -> int:
-        """A descriptor of a directory below, which the caller closes. Raises OSError: ENOTDIR, ENOENT."""
+        """Return a descriptor of a directory below, which the caller closes. Raises OSError: ENOTDIR, ENOENT."""
         return dirfd.descend(self.fd, relative, lambda fd, name: self._step(fd, name, make, relative))
 
     def _step(self, fd: int, name: str, make: bool, relative: str) -> int:
@@ -258,7 +261,7 @@ class Folder:
     def fill(
         self, relative: str, reader: Reader, tick: Callable[[int], None], if_absent: bool = False
     ) -> None:
-        """A file below it from the tier, with mode and time; replaced whole or not at all."""
+        """Write a file of the tier to `relative`, with mode and time; replace an existing one whole or not at all."""
         above, _, name = relative.rpartition("/")
         fd = self.enter(above)
         try:
@@ -266,7 +269,7 @@ class Folder:
                 try:
                     part.fill(reader, tick)
                 except OSError as refused:
-                    if refused.errno in (errno.ENOSPC, errno.EFBIG):  # it is this side that is full
+                    if refused.errno in (errno.ENOSPC, errno.EFBIG):  # the local side is full
                         raise OSError(refused.errno, refused.strerror, self.shown(relative)) from None
                     raise
                 part.commit(reader.entry.mode, reader.entry.mtime, if_absent)
@@ -277,7 +280,7 @@ class Folder:
         os.close(self.enter(relative))
 
     def open(self, relative: str, flags: int) -> int:
-        """A file below it. Raises OSError: ELOOP for a link, ENOTDIR for one above it."""
+        """Open a file below the directory. Raises OSError: ELOOP for a link, ENOTDIR for a link above it."""
         above, _, name = relative.rpartition("/")
         folder = self.enter(above, make=False)
         try:
@@ -295,7 +298,7 @@ class Folder:
             os.close(fd)
 
     def remove(self, relative: str) -> None:
-        """A file, a link, or a directory with all that is in it."""
+        """Remove a file, a link, or a directory with its contents."""
         above, _, name = relative.rpartition("/")
         folder = self.enter(above, make=False)
         try:
@@ -326,12 +329,12 @@ def _remove(folder: int, name: str) -> None:
 def walk(
     top: str, follow: bool, failed: Callable[[OSError], None], leave_out: frozenset[str] = frozenset()
 ) -> Iterator[Found]:
-    """All below a directory, each directory before what is in it, in the order of the names' bytes.
+    """All entries below a directory, each directory before its contents, in the order of the names' bytes.
 
-    `follow`: what links point to in their place; one that leads to a directory above itself is `failed`, as is what
-    cannot be read. `leave_out`: paths relative to `top` that are passed over.
+    `follow`: yield the targets of links in their place. `failed` is called for a link to a directory above itself, and
+    for each entry that cannot be read. `leave_out`: paths relative to `top` to skip.
     """
-    todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]  # and which directories are above it
+    todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]  # each with the directories above it
     while todo:  # no recursion: a path may have two thousand names
         relative, above = todo.pop()
         here = os.path.join(top, relative) if relative else top

@@ -1,8 +1,8 @@
-"""ls and find: names in the tier, as everybody's ls and find print them.
+"""ls and find: names in the tier, printed as the standard ls and find do.
 
 Laws
-1. A directory is listed by one question; nothing is asked about each name in it.
-2. Names are printed as output.py says: bytes in a pipe, harmless on a terminal.
+1. A directory is listed by one request; there is no request for each name in it.
+2. Names are printed by the laws of `output`: as bytes in a pipe, escaped on a terminal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def ls(call: Call) -> int:
-    """Files first, then directories with a heading where there are several; as the ls of everybody."""
+    """Print files first, then directories, with a heading for each if there are several, as the standard ls does."""
     paths = call.some("/")
     recursive = bool(call.values.get("recursive"))
     files: list[tuple[Entry, str]] = []
@@ -33,7 +33,7 @@ def ls(call: Call) -> int:
     for clean, written in call.expand(paths):
         try:
             if not call.values.get("directory"):
-                # listing says by itself what is a directory: one round trip, not two
+                # A listing fails for a file, so it needs no stat before it: one round trip, not two.
                 try:
                     listed[clean] = list(call.tier.list(clean))
                     directories.append((Entry(clean, "directory", mode=DIRECTORY_MODE), written))

@@ -1,10 +1,10 @@
-"""`quine fs …`: the entry, and the commands that move no content between machines.
+"""`quine fs …`: the entry point, and the small commands: cat, rm, stat, mkdir, url.
 
 Laws
-1. They are the same on every node: which store answers is decided by `here.tier_here` alone.
-2. Standard library only, and only what the one command needs: these are called in loops.
-3. A path is a clean one before any store hears of it; what leads out of the tier is refused here already.
-4. A process that is ended by a signal dies of it, after what it was making has been given up.
+1. Commands are the same on every node: `select.tier_here` alone decides which store answers.
+2. Only the standard library is imported, and only the modules of the one command: scripts call these in loops.
+3. Paths are cleaned before any store sees them; a path that leads out of the tier is refused here already.
+4. A process that gets an ending signal discards its unfinished files and then dies of that signal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Ended(KeyboardInterrupt):
-    """A signal that ends us; `name` as signals are called."""
+    """A signal ends this process; `name` is its name without SIG."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -42,7 +42,7 @@ class Ended(KeyboardInterrupt):
 
 
 class Call:
-    """One command: its options, its paths, its store, and what has gone wrong."""
+    """One command: its options, paths, store and output, and the number of its failures."""
 
     def __init__(self, command: str, values: Values, paths: list[str], tier: Tier) -> None:
         self.command, self.values, self.paths, self.tier = command, values, paths, tier
@@ -50,7 +50,7 @@ class Call:
         self.failures = 0
 
     def expand(self, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Clean paths, patterns as what they match; each with how it was written. What fails is said and left out."""
+        """Expand patterns; yield (clean path, path as written). A path that fails is reported and left out."""
         for path in paths:
             written = path.removeprefix(PREFIX)
             try:
@@ -64,7 +64,7 @@ class Call:
                 self.failed(problem)
 
     def _heed_slash(self, clean: str, written: str) -> None:
-        """What is written with a slash at its end is a directory, or nothing. ENOTDIR."""
+        """Raise ENOTDIR if a path written with a slash at its end is a file."""
         if clean and written.endswith(("/", "/.")):
             try:
                 is_file = self.tier.stat(clean).is_file
@@ -74,7 +74,7 @@ class Call:
                 raise error(errno.ENOTDIR, written)
 
     def each(self, what: Callable[[str], None], paths: Iterable[str]) -> None:
-        """Do it with each of these paths; the failure of one is no failure of the next."""
+        """Call `what` with each of these paths; after a failure go on with the next."""
         for clean, _ in self.expand(paths):
             try:
                 what(clean)
@@ -82,7 +82,7 @@ class Call:
                 self.failed(problem)
 
     def failed(self, problem: OSError) -> None:
-        """Say it, go on. Raises Failure where it concerns all that follows."""
+        """Report an error and count it. Raises Failure if it concerns all further paths, too."""
         self.out.flush()
         if problem.errno in FULL or problem.errno in UNREACHED:
             raise failure(problem)
@@ -93,7 +93,7 @@ class Call:
         complain(text, hint)
 
     def some(self, default: str | None = None) -> list[str]:
-        """The paths as they were written; there must be some, or a default."""
+        """The paths as they were written, or `default`. Raises Misconfigured if there is neither."""
         if self.paths or default is not None:
             return self.paths or [str(default)]
         raise Misconfigured("no path", f"quine fs {self.command} --help")
@@ -111,7 +111,7 @@ class Call:
 
 def main(arguments: list[str]) -> int:
     """`quine fs COMMAND …`; the exit status."""
-    inherit.hold_standard_streams()  # no file of the tier may get the number of a closed stdout
+    inherit.hold_standard_streams()  # a file of the tier must not get the descriptor of a closed stdout
     _watch_signals()
     try:
         return perform(arguments)
@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> int:
 
 
 def perform(arguments: list[str]) -> int:
-    """The same; how it ends by a signal is left to the caller. Raises Failure, Hungup, KeyboardInterrupt."""
+    """As `main`, but leave the end by a signal to the caller. Raises Failure, Hungup, KeyboardInterrupt."""
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         if arguments:
             print(usage())
@@ -159,7 +159,10 @@ def perform(arguments: list[str]) -> int:
 
 
 def _tell_of_nothing(tier: Tier) -> None:
-    """By default each directory has a tier of its own: who is in another one than he thinks finds nothing at all."""
+    """Hint that the tier's directory does not exist.
+
+    By default each directory has a tier of its own, so a command in the wrong directory finds nothing.
+    """
     root = tier.directory_here()
     if root and not os.path.lexists(root):
         from quine.base.errors import say
@@ -207,7 +210,7 @@ def _watch_signals() -> None:
         raise Ended(signal.Signals(number).name.removeprefix("SIG"))
 
     for each in ENDING:
-        if signal.getsignal(each) == signal.SIG_DFL:  # one that was ignored (nohup) stays ignored
+        if signal.getsignal(each) == signal.SIG_DFL:  # a signal that is ignored (nohup) stays ignored
             signal.signal(each, end)
 
 

@@ -1,9 +1,9 @@
-"""The command line of `quine fs`: one table of its commands, one of their options, and the parser of both.
+"""The command line of `quine fs`: one table of commands, one of options, and a parser for both.
 
 Laws
-1. What is in OPTIONS is what is parsed, printed by --help and completed; nothing stands in two places.
+1. OPTIONS is the only source for parsing, --help and completion.
 2. Options may stand before, between and after the paths, as with the GNU tools; after `--` everything is a path.
-3. Standard library only, and little of it: these commands are called in loops.
+3. Only the standard library is imported, and little of it: scripts call these commands in loops.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     Values = Mapping[str, object]
 
 ALL = "ls cat put get cp mv rm find stat mkdir url sync mount"
-MANY = "put get cp rm sync"  # those that do many things at a time
-SOURCES = "ls cat get cp mv rm find stat url"  # those whose paths may be patterns
+MANY = "put get cp rm sync"  # commands that do many things at a time
+SOURCES = "ls cat get cp mv rm find stat url"  # commands whose paths may be patterns
 
 # option, short form, value name ("" for a switch), commands it belongs to, help
 OPTIONS: tuple[tuple[str, str, str, str, str], ...] = (
@@ -58,7 +58,7 @@ OPTIONS: tuple[tuple[str, str, str, str, str], ...] = (
     ("help", "", "", "ls", "this text"),
 )
 
-# command: usage, summary, what --help says more
+# command: usage, summary, further text of --help
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "ls": (
         "[OPTIONS] [PATH…]",
@@ -109,16 +109,16 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "umount": ("DIR…", "end that", ""),
 }
 
-# of `quine fs`, too, with a command line of its own
+# commands of `quine fs` with a command line of their own
 OTHERS = {
     "python": "a Python in which fsspec knows quine://",
 }
 FINDS = {"-name": "--name", "-type": "--type", "-print0": "--null", "-maxdepth": "--max-depth"}
-PREFIX = "tier:"  # says of a path that it is one of the tier; needed by sync alone
+PREFIX = "tier:"  # marks a path of the tier; only sync needs it
 
 
 def parse(command: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
-    """Options (long names, - as _) and paths. Raises Misconfigured."""
+    """Return (options by long name, with _ for -; paths). Raises Misconfigured."""
     longs = {row[0]: row for row in OPTIONS if command in row[3].split()}
     shorts = {row[1]: row for row in longs.values() if row[1]}
     values: dict[str, object] = {}

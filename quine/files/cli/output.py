@@ -1,11 +1,10 @@
-"""How names and entries of the tier are printed: for a person on a terminal, for the next program in a pipe.
+"""Printing of names and entries of the tier: for a person on a terminal, or for the next program in a pipe.
 
 Laws
-1. In a pipe a name is its bytes. On a terminal what it would obey is shown as an escape: nobody's name for a file moves
-   a cursor.
-2. JSON is ASCII, one object a line. A byte of a name that is no UTF-8 is a lone surrogate there (\\udc80 to \\udcff, as
-   Python's os.fsencode takes it back), and such an object has `path_base64` as well, the bytes themselves.
-3. A reader that has gone (`| head -1`) ends the process as it ends any other: by SIGPIPE, without a word.
+1. In a pipe a name is its bytes. On a terminal unprintable characters are escaped: no file name moves the cursor.
+2. JSON is ASCII, one object a line. A byte of a name that is no UTF-8 is a lone surrogate (\\udc80 to \\udcff, as
+   Python's os.fsencode expects it). Such an object also has `path_base64`, the name's bytes.
+3. A reader that has gone (`| head -1`) ends the process as it ends any other: by SIGPIPE, without a message.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ if TYPE_CHECKING:
 
     from quine.files.api import Entry, Reader
 
-ENOUGH = 65536  # bytes that are worth a write
+ENOUGH = 65536  # bytes gathered before a write
 UNITS = "KMGTPE"
 
 
 class Hungup(Exception):
-    """Nobody reads our stdout any more."""
+    """The reader of stdout has gone."""
 
 
 class Output:
-    """stdout as bytes, written in large pieces; `flush` before the end."""
+    """Buffered stdout for bytes. Call `flush` before the end."""
 
     def __init__(self) -> None:
         self.fd = 1
@@ -43,13 +42,13 @@ class Output:
             self.flush()
 
     def flush(self) -> None:
-        """Raises Failure where it cannot be written; Hungup."""
+        """Write the buffer. Raises Failure if stdout cannot be written, Hungup if its reader has gone."""
         block = bytes(self._kept)
         self._kept.clear()
         self._all(block)
 
     def copy(self, reader: Reader) -> int:
-        """All of an open file; how many bytes."""
+        """Write the rest of an open file; return the number of bytes. Raises as `flush`."""
         self.flush()
         total = 0
         while block := reader.read():
@@ -72,7 +71,7 @@ class Output:
 
 
 def escaped(name: str) -> str:
-    """Text for a person: control characters, and bytes that are no UTF-8, as escapes."""
+    """The name for a person: unprintable characters, and bytes that are no UTF-8, are escaped."""
     if name.isprintable():
         return name
     return "".join(
@@ -86,7 +85,7 @@ def path_bytes(name: str, terminal: bool) -> bytes:
 
 
 def long(entry: Entry, human: bool) -> str:
-    """What `ls -l` says before the name."""
+    """The columns of `ls -l` before the name: mode, size, time."""
     kind = stat.S_IFREG if entry.is_file else stat.S_IFDIR
     size = human_size(entry.size) if human else str(entry.size)
     when = _when(entry, "%Y-%m-%d %H:%M:%S", time.localtime)
@@ -94,7 +93,7 @@ def long(entry: Entry, human: bool) -> str:
 
 
 def _when(entry: Entry, form: str, clock: Callable[[float], time.struct_time]) -> str:
-    """Its time; `-` for a directory of a store that knows none, and for what no calendar has."""
+    """The formatted time; `-` for a directory without one, and for a time that cannot be formatted."""
     try:
         return time.strftime(form, clock(entry.mtime)) if entry.mtime or entry.is_file else "-"
     except (OverflowError, ValueError, OSError):
@@ -113,7 +112,7 @@ def human_size(size: float) -> str:
 
 
 def as_json(entry: Entry) -> bytes:
-    """One line. `mtime` in seconds since the epoch, `mode` as a number."""
+    """The entry as one line of JSON. `mtime` is in seconds since the epoch, `mode` is a number."""
     from transport.wire import quickjson
 
     fields: dict[str, object] = {
@@ -133,7 +132,7 @@ def as_json(entry: Entry) -> bytes:
 
 
 def details(entry: Entry) -> str:
-    """What `stat` says of it."""
+    """The output of `stat` for an entry."""
     part = f"{entry.mtime % 1:.6f}"[1:]
     when = _when(entry, f"%Y-%m-%dT%H:%M:%S{part}Z", lambda mtime: time.gmtime(mtime // 1))
     lines = [f"path:    {escaped(entry.path) or '/'}", f"type:    {entry.kind}", f"size:    {entry.size}"]

@@ -1,10 +1,10 @@
-"""Many transfers at one time, what went wrong with each, and how all of them end.
+"""Worker threads for many transfers at a time, with their errors and their end.
 
 Laws
-1. An error of one path is said at once, and the others go on; the exit status is then 1. What concerns all of them
-   ends all of them: a full store, a quota, an origin that is out of reach.
-2. What is to be done waits in a short queue: a walk over a million files holds no list of them.
-3. When the process is to end (^C, TERM, HUP) nothing new is begun, and what is under way is given up, not finished.
+1. An error of one path is reported at once, and the others go on; the exit status is then 1. An error that concerns all
+   of them ends all of them: a full store, a quota, an origin out of reach.
+2. Pending work waits in a short queue: a walk over a million files holds no list of them.
+3. When the process is to end (^C, TERM, HUP), no transfer begins, and those under way are given up, not finished.
 4. A single transfer costs no thread.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 JOBS = 8
-MOST = 64  # jobs at one time: each is a stream of its own over the link
-MOST_SAID = 10  # errors of one command
-LET_GO = 3.0  # seconds for what is under way to give up
+MOST = 64  # transfers at one time: each is a stream of its own over the link
+MOST_SAID = 10  # errors of one command that are printed
+LET_GO = 3.0  # seconds that transfers under way have to give up
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 UNREACHED = (
     errno.ENOTCONN, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EHOSTUNREACH, errno.ENETUNREACH,
@@ -42,11 +42,11 @@ HINTS = {
 
 
 class Stopped(Exception):
-    """Given up because the process ends."""
+    """A transfer was given up because the process ends."""
 
 
 def words(problem: OSError) -> tuple[str, str]:
-    """What is wrong, and its cure."""
+    """Return (message, hint) for an error; the hint may be ""."""
     text = (problem.strerror or str(problem) or type(problem).__name__).strip()
     text = text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
     name = problem.filename
@@ -60,7 +60,7 @@ def words(problem: OSError) -> tuple[str, str]:
 
 
 def failure(problem: OSError) -> Failure:
-    """The end of the process by it."""
+    """The Failure that ends the process because of an error."""
     text, hint = words(problem)
     if isinstance(problem, Unsure):
         return Failure(LOST, text, "look whether it was done before it is done again")
@@ -68,7 +68,7 @@ def failure(problem: OSError) -> Failure:
 
 
 class Crew:
-    """A context manager; `finish` in it waits for all, and is the exit status."""
+    """A pool of worker threads. A context manager; call `finish` in it, which waits and returns the exit status."""
 
     def __init__(self, jobs: int = JOBS, progress: Progress | None = None) -> None:
         self.jobs = jobs
@@ -80,16 +80,16 @@ class Crew:
         self._stop = False
         self._fatal: BaseException | None = None
 
-    # -- what those who work use ---------------------------------------------------------------------
+    # -- for the work itself -------------------------------------------------------------------------
 
     def tick(self, size: int) -> None:
-        """So many bytes were moved. Raises Stopped."""
+        """Report that `size` bytes were moved. Raises Stopped."""
         if self._stop:
             raise Stopped
         self.progress.add(size)
 
     def failed(self, problem: OSError) -> None:
-        """Say what went wrong with one of them. Raises Failure where it concerns all."""
+        """Report and count the error of one path. Raises Failure if it concerns all of them."""
         if problem.errno in FULL or problem.errno in UNREACHED:
             raise failure(problem)
         self.failures += 1
@@ -97,10 +97,10 @@ class Crew:
             self.progress.clear()
             complain(*words(problem))
 
-    # -- what the one who gives them work uses --------------------------------------------------------
+    # -- for the caller that hands out work ----------------------------------------------------------
 
     def do(self, what: Callable[..., None], *args: Any) -> None:
-        """Have it done, soon. An OSError out of it is its own failure."""
+        """Call `what`, now or later in a worker. An OSError that it raises is the failure of that call alone."""
         self._raise()
         if self._queue is None:
             if self._first is None and self.jobs > 1:
@@ -115,7 +115,7 @@ class Crew:
         self._queue.put((what, args))
 
     def wait(self) -> None:
-        """Until all is done. Raises Failure, and what a worker died of."""
+        """Wait until all work is done. Raises Failure, and an exception that ended a worker."""
         if self._queue is None and self._first is not None:
             (what, args), self._first = self._first, None
             self._run(what, args)
@@ -129,7 +129,7 @@ class Crew:
         self._raise()
 
     def finish(self) -> int:
-        """Wait; the exit status."""
+        """Wait until all work is done and return the exit status."""
         self.wait()
         if self.failures > MOST_SAID:
             complain(f"{self.failures - MOST_SAID} more went wrong")
@@ -183,7 +183,7 @@ class Crew:
 
         while self._queue is not None and any(thread.is_alive() for thread in self._threads):
             if time.monotonic() > deadline:
-                return  # they wait for the link; the end of the process is the end of what they have not ended
+                return  # the threads wait for the link; they end with the process, and their transfers with them
             try:
                 self._queue.put_nowait(None)
             except queue.Full:

@@ -1,8 +1,8 @@
-"""How far a transfer is: one line on a terminal's stderr, which is gone when the transfer is over.
+"""Progress of a transfer: one line on stderr if that is a terminal, erased when the transfer is over.
 
 Laws
-1. Nothing is shown in a pipe or a file, and nothing of what takes less than a second.
-2. It is told by those who move bytes, from any of their threads; the clock of the terminal is nobody's work.
+1. Nothing is shown in a pipe or a file, and nothing in the first second of a transfer.
+2. The threads that move bytes report them, and redraw the line. No thread or timer serves the display alone.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from threading import Lock
 
-PATIENCE = 1.0  # seconds without a word
-EVERY = 0.1  # seconds between two words
+PATIENCE = 1.0  # seconds before the line first appears
+EVERY = 0.1  # seconds between two updates
 BAR = 20  # characters
 ERASE = "\r\x1b[K"
 
 
 class Progress:
-    """Bytes and files that are done, of those that are known of."""
+    """Counts of bytes and files: done, and known so far."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.fd = 2  # stderr
         self.on = not quiet and os.isatty(2)
-        self.known, self.files_known = 0, 0  # what there is to do, as far as it was found
+        self.known, self.files_known = 0, 0  # bytes and files to do, as far as they were found
         self.done, self.files = 0, 0
         self.found_all = False
         self._begun = time.monotonic()
@@ -37,12 +37,12 @@ class Progress:
         self._lock = self._make_lock() if self.on else None
 
     def expect(self, size: int) -> None:
-        """One file more to do."""
+        """Count one more file to do, of `size` bytes."""
         self.known += size
         self.files_known += 1
 
     def add(self, size: int) -> None:
-        """Bytes have been moved."""
+        """Count moved bytes."""
         if self._lock is None:
             return
         with self._lock:
@@ -50,7 +50,7 @@ class Progress:
             self._look()
 
     def file(self) -> None:
-        """A file is done."""
+        """Count a file as done."""
         if self._lock is None:
             return
         with self._lock:
@@ -58,13 +58,13 @@ class Progress:
             self._look()
 
     def clear(self) -> None:
-        """Before something else is said, and at the end."""
+        """Erase the line, before another message and at the end."""
         if self._shows:
             self._shows = False
             self._write(ERASE)
 
     def line(self, seconds: float) -> str:
-        """What it looks like after so many seconds."""
+        """The text of the line after so many seconds."""
         rate = self.done / seconds if seconds else 0.0
         text = f"{human_size(self.done)}B"
         if self.found_all and self.known:

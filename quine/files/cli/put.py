@@ -1,9 +1,9 @@
 """put: files of this machine, or stdin, into the tier.
 
 Laws
-1. A file appears whole or not at all. Who is killed, or whose link is cut, leaves nothing under the name.
-2. Links are followed where they were named, refused where they were found (unless -L): a tree that is put holds no
-   copy of what it only points to. The rest of the tree is put all the same.
+1. A file appears whole or not at all. A put that is killed, or whose link is cut, leaves nothing under the name.
+2. A link on the command line is followed. A link inside a tree is refused (unless -L), so that the put holds no copy of
+   files that the tree only points to. The rest of the tree is put all the same.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _put(call: Call, crew: Crew, source: str, target: Target, mode: int | None) 
 
 
 def refused(kind: str, path: str) -> OSError:
-    """A link, a device, a pipe, a socket."""
+    """The error for a link, a device, a pipe or a socket."""
     if kind == "link":
         return OSError(errno.ELOOP, "a symbolic link; -L puts what it points to", path)
     return OSError(errno.EINVAL, "neither a file nor a directory", path)
@@ -97,7 +97,7 @@ def refused(kind: str, path: str) -> OSError:
 def put_file(
     call: Call, crew: Crew, source: str, path: str, mode: int | None = None, found: str = ""
 ) -> None:
-    """One file of this machine; `found` as for disk.Source. Raises OSError, Stopped."""
+    """Put one local file; `found` is as for `localfs.Source`. Raises OSError, Stopped."""
     with localfs.Source(source, found) as file:
         if mode is None:
             mode = file.stat.st_mode & localfs.PERMISSIONS

@@ -1,13 +1,13 @@
-"""sync: make one directory like another, one way, by what differs.
+"""sync: make one directory like another, one way, by sending only the differences.
 
 Laws
-1. What has the same size, time and mode on both sides is not sent; where a listing says otherwise the store is asked
-   about the one file, for a listing of some stores does not know better.
-2. What the target has more is removed only with --delete, after everything else, and not at all where a part of the
-   source could not be read: what was not seen is not what is not there. So is what is behind a link that is refused.
-   What the source holds and does not show, a symlink in a tier for one, is there too, and its twin stays.
-3. An empty source removes nothing, unless forced: a root that is not there, or is not mounted, lists as empty.
-4. A dry run prints what would be done, in the order in which it would be begun, and changes nothing.
+1. A file with the same size, time and mode on both sides is not sent. If the listings agree on the size alone, the
+   store is asked about that file: listings of some stores lack time and mode.
+2. Extra files of the target are removed only with --delete, and after everything else. If a part of the source could
+   not be read, none is removed: unread is not absent. They also stay at and below a refused link. The same holds for a
+   path that the source holds but does not list, such as a symlink in a tier.
+3. An empty source removes nothing, unless forced: a root that is missing, or not mounted, lists as empty.
+4. A dry run prints the actions in the order in which they would begin, and changes nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def sync(call: Call) -> int:
             "; quine fs cp -r" if source.startswith(PREFIX) else ""
         )
         raise Misconfigured(f"one of the two paths should be in the tier, written {PREFIX}PATH", hint)
-    # a dry run is told in order
+    # One job, so that a dry run prints in order.
     values = {**call.values, "jobs": "1"} if call.values.get("dry_run") else call.values
     with destination.crew_of(values) as crew:
         if source.startswith(PREFIX):
@@ -69,7 +69,7 @@ def sync(call: Call) -> int:
 
 
 class _Sync:
-    """What both directions have in common."""
+    """The part of a sync that both directions share."""
 
     verb = ""
 
@@ -79,19 +79,19 @@ class _Sync:
         self.checksum = bool(call.values.get("checksum"))
         self.delete = bool(call.values.get("delete"))
         self.may_go = number(call.values, "max-delete", 0, None)  # entries that may still be removed
-        self.skipped = 0  # entries that were not, for that reason
+        self.skipped = 0  # entries that --max-delete kept from removal
         self.whole = True  # all of the source could be read
-        self.empty = True  # nothing was found in it
-        self.there: dict[str, Item] = {}  # what the target has
-        self.seen: set[str] = set()  # what the source has
-        self.refused: set[str] = set()  # of that what is a link or the like: what is behind was not seen
+        self.empty = True  # nothing was found in the source
+        self.there: dict[str, Item] = {}  # entries of the target
+        self.seen: set[str] = set()  # paths of the source
+        self.refused: set[str] = set()  # of these, links and special files: paths behind a link were not seen
 
     def unread(self, problem: OSError) -> None:
         self.whole = False
         self.crew.failed(problem)
 
     def run(self) -> None:
-        """Begin all that is to be done."""
+        """Begin all transfers."""
         self.there = {item.path: item for item in self.theirs()}
         for item in destination.needed(self.noted()):
             there = self.there.get(item.path)
@@ -110,7 +110,7 @@ class _Sync:
                 self.begin(self.verb, item.path, self.send, item)
 
     def settle(self, item: Item, there: Item) -> None:
-        """Of two files of one size, whose listings do not say that they are alike: look closer, then send."""
+        """Compare two files of the same size by more than their listings; send the file if they differ."""
         if self.same_bytes(item) if self.checksum else self.known_alike(item, there):
             return
         self.say(self.verb, item.path)
@@ -119,7 +119,7 @@ class _Sync:
             self.send(item)
 
     def replace(self, item: Item, there: Item) -> bool:
-        """A file where a directory should be, or the other way."""
+        """With --delete remove a file in place of a directory, or the reverse; return whether the place is free."""
         if not self.delete:
             shown = self.shown(item.path)
             text = f"is a {there.kind} there, and a {item.kind} in the source; --delete replaces it"
@@ -144,7 +144,7 @@ class _Sync:
             self.crew.do(what, *args)
 
     def remove(self) -> None:
-        """What the source does not have."""
+        """Remove from the target the entries that the source does not have."""
         victims = self.victims() if self.delete else []
         if victims and not self.whole:
             self.crew.failed(
@@ -175,7 +175,7 @@ class _Sync:
             self.crew.failed(OSError(errno.EPERM, text, self.target))
 
     def victims(self) -> list[str]:
-        """What the source does not have; of a directory and what is in it the directory."""
+        """Paths of the target that the source does not have; of a directory with its contents only the directory."""
         found: list[str] = []
         for path in sorted(self.there, key=lambda path: os.fsencode(path).split(b"/")):
             if path not in self.seen and not (found and path.startswith(f"{found[-1]}/")):
@@ -183,7 +183,7 @@ class _Sync:
         return found
 
     def counts(self, path: str) -> bool:
-        """May it go, with all that is in it, by --max-delete? Then it is counted."""
+        """Count `path` and its contents against --max-delete; return False, and count nothing, if they exceed it."""
         if self.may_go is None:
             return True
         size = sum(paths.within(each, path) for each in self.there)
@@ -194,7 +194,7 @@ class _Sync:
         return True
 
     def unseen(self) -> Iterable[str]:
-        """What the source holds and does not show."""
+        """Paths that the source holds but does not list."""
         return ()
 
     def source_shown(self) -> str:
@@ -203,11 +203,11 @@ class _Sync:
     def say(self, verb: str, path: str) -> None:
         if self.dry:
             self.call.out.write(verb.encode() + b" " + path_bytes(path, self.call.out.terminal()) + b"\n")
-        elif verb != self.verb:  # who sends says so himself
+        elif verb != self.verb:  # put_file and get_file report transfers themselves
             self.call.say(f"{verb} {escaped(path)}")
 
     def noted(self) -> Iterator[Item]:
-        """What the source has, less what cannot come to its place."""
+        """Entries of the source, recorded in `seen`, without those whose place in the target cannot be freed."""
         blocked = ""
         for item in self.ours():
             self.empty = False
@@ -232,7 +232,7 @@ class _Sync:
         raise NotImplementedError
 
     def known_alike(self, item: Item, there: Item) -> bool:
-        """By asking the store about this one: a listing of some does not know the time that a file was given."""
+        """Compare after a stat in the store: listings of some stores lack the time that a file was given."""
         raise NotImplementedError
 
     def send(self, item: Item) -> None:
@@ -280,7 +280,7 @@ class _Up(_Sync):
                 self.call.tier.mkdir(self.target, exist_ok=True)
 
     def unfollowed(self, item: Item) -> str:
-        """What was found, and is not to be reached through a link."""
+        """The `found` argument of `localfs.Source`: the part of the path in which no link is followed."""
         return "" if self.call.values.get("follow") else item.path
 
     def known_alike(self, item: Item, there: Item) -> bool:
@@ -317,7 +317,7 @@ class _Down(_Sync):
 
     verb = "get"
     _folder: localfs.Folder | None = None
-    _own: frozenset[str] = frozenset()  # what nothing is written to, nor removed of
+    _own: frozenset[str] = frozenset()  # quine's own directories: nothing in them is written or removed
 
     @property
     def folder(self) -> localfs.Folder:
@@ -345,7 +345,7 @@ class _Down(_Sync):
         self._own = own(self.call.tier, self.folder.path)
         for found in localfs.walk(self.folder.path, False, self.crew.failed, leave_out=self._own):
             if found.kind == "directory" and holds(found.path, self._own):
-                self.seen.add(found.path)  # it stays, whatever else in it goes
+                self.seen.add(found.path)  # the directory stays, even if its other contents are removed
             yield of_disk(found)
 
     def known_alike(self, item: Item, there: Item) -> bool:

@@ -1,1 +1,1 @@
-"""layers: stores over stores: what a tree may have, and what is hidden from it."""
+"""layers: stores that wrap another store: the quota of a tree, and the reserved directory `.quine`."""

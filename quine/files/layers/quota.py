@@ -1,18 +1,18 @@
-"""How much a tree may have in the files tier: what it has put there, less what it replaced and removed.
+"""Quota of a tree in the files tier: the bytes that it has put there, less those that it replaced or removed.
 
-Each file counts as LEAST bytes at least: an empty one, too, has a name and an inode, or is an object that is paid for.
+Each file counts as at least LEAST bytes: even an empty file takes a name and an inode, or is an object that is billed.
 
 The count is in the shared counters of the tree (quine.budget.shared_counters), so all processes of the tree at the
 origin share it: proxies of jobs elsewhere, and commands of agents here.
 
 Laws
-1. What is under way is reserved, in a slot that dies with who holds it: never is more kept than the limit says, and who
-   is killed while he writes leaves nothing reserved.
-2. What grows is counted before it is kept, what shrinks after it is gone. So who is killed in the moment between may
+1. Bytes under way are reserved in a slot that dies with its holder. The store never keeps more than the limit, and a
+   writer that is killed leaves nothing reserved.
+2. Growth is counted before it is kept, shrinkage after it has happened. So a process that is killed in between may
    leave more counted than there is, never less.
-3. What a path is changes while nobody else of the tree changes it, so nothing is counted twice. What others do past
-   this tree is theirs.
-4. A reservation is refused at once and not waited for: who holds the rest may be the one who asks.
+3. While one process of the tree changes a path, no other process of the tree does, so nothing is counted twice.
+   Changes from outside the tree are not counted.
+4. A reservation that does not fit is refused at once. It does not wait: the requester itself may hold the rest.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from quine.base import sizes
 from quine.budget.shared_counters import GATE, PATH, PUT, TURN, Book, Numbers, lock
 from quine.files.api import BLOCK, Entry, Reader, Tier, Writer, error
 
-# Bytes that are reserved at once by who does not know how much is to come, where there is plenty.
+# Bytes reserved ahead by a writer of unknown size, while there is plenty left.
 AHEAD = 8 * BLOCK
-LEAST = 4096  # bytes that a file counts as at least, which is what it takes of most disks
+LEAST = 4096  # bytes that a file counts as at least: one block of most disks
 PATIENCE = 600.0  # seconds for another change of the same path, which may be an upload
-SHORTEST, LONGEST = 0.001, 0.05  # seconds between two looks whether it is done
+SHORTEST, LONGEST = 0.001, 0.05  # seconds between two attempts to take a lock
 NAME = "quine-quota"
 
 
 def bounded(tier: Tier, environ: Mapping[str, str]) -> Tier:
-    """With the limit of our tree, which its root has set by QUINE_FS_QUOTA. Misconfigured where that is no size."""
+    """Wrap `tier` in the tree's quota, if its root has set QUINE_FS_QUOTA. Raises Misconfigured if that is no size."""
     book = of_our_tree()
     if book is not None:
         return Quota(tier, book) if book.numbers().limit_stored else tier
@@ -50,7 +50,7 @@ def bounded(tier: Tier, environ: Mapping[str, str]) -> Tier:
 
 
 def of_our_tree() -> Book | None:
-    """The book that we descend from. Who will be nobody's child keeps its descriptor, and is still counted in it."""
+    """Return the shared counters that this process inherited, or None; a detached process inherits them too."""
     from quine.budget.ledger import Ledger
     from quine.budget.limits import Limits
 
@@ -130,7 +130,7 @@ class Quota(Tier):
 
     @contextlib.contextmanager
     def _going(self, path: str, before: Entry | None) -> Iterator[None]:
-        """What stood there counts no more when it is gone, after an error too: an answer that was lost is one."""
+        """Uncount the file `before` once it is gone, also after an error: the reply to a change may have been lost."""
         try:
             yield
         except OSError:
@@ -141,7 +141,7 @@ class Quota(Tier):
             self._account.add(-_cost(before.size))
 
     def _held(self, path: str) -> int:
-        """What a file counts as, or all files below a directory."""
+        """Bytes that the file at `path`, or all files below the directory, count as."""
         try:
             return sum(_cost(entry.size) for entry in self._tier.walk(path) if entry.is_file)
         except FileNotFoundError:
@@ -150,7 +150,7 @@ class Quota(Tier):
             return _held(self._tier, path)
 
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
-        """By the store, where it copies by itself; where bytes come by here, others need not wait for them."""
+        """Let the store copy, if it can. Otherwise copy through this process, without a lock while bytes move."""
         if not self._tier.copies:
             return super().copy(source, target, if_absent)
         slot = _Slot(self._account, target)
@@ -159,7 +159,7 @@ class Quota(Tier):
             entry = _counted(
                 self._tier, slot, size, if_absent, lambda: self._tier.copy(source, target, if_absent)
             )
-            # Another tree may have replaced the source since: what came of it is ours, and counts.
+            # Another tree may have replaced the source meanwhile: the size of the copy counts.
             self._account.add(_cost(entry.size) - _cost(size))
             return entry
 
@@ -171,7 +171,7 @@ class Quota(Tier):
 
 
 class _Slot:
-    """What is reserved for one path."""
+    """The reservation for one path."""
 
     def __init__(self, account: Account, path: str) -> None:
         self.account, self.path = account, path
@@ -183,7 +183,7 @@ class _Slot:
         return reserved
 
     def count(self, amount: int) -> int:
-        """As `Account.add`, in place of what is reserved."""
+        """As `Account.add`, in place of the reservation."""
         return self.account.add(amount, self._held)
 
     def close(self) -> None:
@@ -193,18 +193,18 @@ class _Slot:
 
 
 def _counted(tier: Tier, slot: _Slot, size: int, if_absent: bool, keep: Callable[[], Entry]) -> Entry:
-    """Have `keep` put so many bytes at the slot's path, which nobody else of the tree changes, and count them."""
+    """Call `keep`, which puts `size` bytes at the slot's path, and count them. The caller holds the path's lock."""
     before = _file(tier, slot.path)
     if before and if_absent:
         raise error(errno.EEXIST, slot.path)
     more = _cost(size) - (_cost(before.size) if before else 0)
-    # What it replaces may have become smaller since somebody looked.
+    # The replaced file may have become smaller since the first reservation.
     slot.reserve(more)
     if more > 0:
         more = slot.count(more)
     try:
         entry = keep()
-    except FileExistsError:  # of who was first
+    except FileExistsError:  # another writer was first
         slot.account.add(-max(0, more))
         raise
     except BaseException:
@@ -220,7 +220,7 @@ def _counted(tier: Tier, slot: _Slot, size: int, if_absent: bool, keep: Callable
 
 
 def _is_there(tier: Tier, path: str, before: Entry | None, size: int) -> bool | None:
-    """After an error: has the store kept it? None where nobody knows."""
+    """Return whether the store has kept the new file in spite of an error; None if that cannot be known."""
     try:
         now = _file(tier, path)
     except OSError:
@@ -240,12 +240,12 @@ class _Writer(Writer):
         self._if_absent = if_absent
         self._declared = size is not None
         self._written = 0
-        self._room = 0  # what the file may count as with what is reserved
-        self._replaced = 0  # what the file that goes counts as, as far as somebody has looked
+        self._room = 0  # bytes that the file may count as with this reservation
+        self._replaced = 0  # bytes that the replaced file counts as; 0 until it is looked up
         self._slot = _Slot(account, path)
 
     def reserve(self, total: int) -> None:
-        """So much will be written. Raises OSError: EDQUOT."""
+        """Reserve room for `total` bytes of content. Raises OSError: EDQUOT."""
         if _cost(total) <= self._room:
             return
         ahead = 0 if self._declared else AHEAD
@@ -259,7 +259,7 @@ class _Writer(Writer):
         self._room = reserved + self._replaced
 
     def _so_far(self) -> int:
-        """Bytes that were written, with those that went through the descriptor."""
+        """Bytes written so far, including those written through the descriptor."""
         if (fd := self.fileno()) >= 0:
             self._written = max(self._written, os.lseek(fd, 0, os.SEEK_CUR))
         return self._written
@@ -275,7 +275,7 @@ class _Writer(Writer):
             step = min(left, AHEAD)
             try:
                 self.reserve(self._so_far() + step)
-            except OSError:  # perhaps it ends before
+            except OSError:  # the input may end before the step does
                 return length - left + super().take(fd, left)
             taken = self._inner.take(fd, step)
             self._written += taken
@@ -290,7 +290,7 @@ class _Writer(Writer):
         self._written += length
 
     def fileno(self) -> int:
-        """Only where the size was said before: what goes through it is counted at the end."""
+        """A descriptor only if the size was declared: bytes written through it are counted at the end."""
         return self._inner.fileno() if self._declared else -1
 
     def commit(self) -> Entry:
@@ -309,7 +309,7 @@ class _Writer(Writer):
 
 
 class Account:
-    """The numbers of one tree, and the locks on what it changes."""
+    """The counters of one tree, and the locks on the paths that it changes."""
 
     def __init__(self, book: Book) -> None:
         self._book = book
@@ -317,11 +317,11 @@ class Account:
     def reserve(
         self, slot: tuple[int, int], amount: int, ahead: int, path: str
     ) -> tuple[int, tuple[int, int]]:
-        """(reserved, slot) with at least `amount` bytes in all, `ahead` more where there is plenty. EDQUOT."""
+        """Return (reserved, slot): at least `amount` bytes in all, `ahead` more if there is plenty. Raises EDQUOT."""
         if amount <= 0:
             return 0, slot
         with self._book.changing() as facts:
-            # Taken and noted in one change: what a dead holder has left in it must count for nobody.
+            # Take the slot and write its record in one change: the record of a dead holder must count for nobody.
             fd, index = slot if slot[0] >= 0 else self._book.slot(PUT, PUT.most)
             others = sum(int(reserved) for (reserved,) in self._book.records(PUT, index))
             free = facts.limit_stored - facts.stored - others
@@ -334,7 +334,7 @@ class Account:
         return amount, (fd, index)
 
     def add(self, amount: int, slot: tuple[int, int] = (-1, -1)) -> int:
-        """Count it, and give up what the slot has reserved; how much the count has changed, which is never below 0."""
+        """Add `amount` to the count, which stays >= 0, and release the slot's reservation; return the real change."""
         if not amount and slot[0] < 0:
             return 0
         with self._book.changing() as facts:
@@ -346,18 +346,16 @@ class Account:
 
     @contextlib.contextmanager
     def changing(self, *paths: str, alone: bool = False) -> Iterator[None]:
-        """Nobody else of the tree changes what these paths are; `alone`: what any path is. EBUSY after a while."""
+        """Lock these paths, or with `alone` all paths, against changes by the tree. Raises EBUSY after PATIENCE."""
         path = paths[-1]
         places = {zlib.crc32(os.fsencode(each)) % PATH.most for each in paths}
         fd = self._book.again()
         try:
-            # Who waits to be alone holds the turn, so that others do not go on before him for ever.
+            # The waiter for the exclusive lock holds TURN, so that later shared locks cannot starve it.
             _wait(lambda: lock(fd, TURN.first), path)
             _wait(lambda: lock(fd, GATE.first, fcntl.F_WRLCK if alone else fcntl.F_RDLCK), path)
             lock(fd, TURN.first, fcntl.F_UNLCK)
-            for place in (
-                () if alone else sorted(places)
-            ):  # all in one order, so that nobody waits for each other
+            for place in () if alone else sorted(places):  # in sorted order, which prevents a deadlock
                 _wait(functools.partial(lock, fd, PATH.first + place), path)
             yield
         finally:
@@ -380,7 +378,7 @@ def _full(facts: Numbers, others: int, amount: int) -> str:
 
 
 def _file(tier: Tier, path: str) -> Entry | None:
-    """What is there, if it is a file."""
+    """The entry at `path` if it is a file, else None."""
     try:
         entry = tier.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -389,7 +387,7 @@ def _file(tier: Tier, path: str) -> Entry | None:
 
 
 def _changed(tier: Tier, path: str, before: Entry) -> bool:
-    """Is that version there no more? False where it cannot be known."""
+    """Return whether that version is gone; False if that cannot be known."""
     try:
         now = _file(tier, path)
     except OSError:
@@ -403,6 +401,6 @@ def _cost(size: int) -> int:
 
 
 def _held(tier: Tier, path: str) -> int:
-    """What the file there counts as, 0 where there is none."""
+    """Bytes that the file at `path` counts as; 0 if there is none."""
     entry = _file(tier, path)
     return _cost(entry.size) if entry else 0

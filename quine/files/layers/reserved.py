@@ -1,9 +1,9 @@
-"""The files tier without what is ours in it: whoever only uses the tier neither sees nor changes `.quine`.
+"""The files tier without its reserved directory `.quine`: ordinary use neither sees nor changes it.
 
 Laws
-1. A host that was taken over may spoil the files of a tree, and cannot forge or read the record of what others did.
-2. A name that some filesystem takes for it (`.QUINE`) is reserved in all of them.
-3. Nobody loses that record by a slip of the hand: `rm -r '*'`, or a sync that removes what is not on its other side.
+1. A compromised host may spoil the files of a tree, but can neither forge nor read the record of other sessions.
+2. A name that some filesystem takes for `.quine` (such as `.QUINE`) is reserved in every store.
+3. No slip of the hand removes that record: not `rm -r '*'`, and not a sync with --delete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quine.files.urls import RESERVED
 
 
 class Unreserved(Tier):
-    """A store as it is used, here and by jobs elsewhere."""
+    """A store without `.quine`, as commands here and jobs elsewhere use it."""
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
@@ -26,7 +26,7 @@ class Unreserved(Tier):
 
     @property
     def url(self) -> str:  # type: ignore[override]
-        """Asked of the origin where that is elsewhere, so not before somebody wants it."""
+        """Read on demand: a store at another origin has to ask for it over the link."""
         return self._tier.url
 
     def stat(self, path: str) -> Entry:
@@ -93,7 +93,7 @@ class Unreserved(Tier):
 
 
 def others(path: str, number: int = errno.EPERM) -> str:
-    """The path, if it is not ours. Raises OSError: `number`."""
+    """Return `path` if it is not reserved. Raises OSError with errno `number` otherwise."""
     if paths.is_alias(path.partition("/")[0], RESERVED):
         text = os.strerror(number) if number == errno.ENOENT else "is reserved"
         raise OSError(number, text, path)

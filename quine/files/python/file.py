@@ -1,9 +1,9 @@
-"""Open files of the tier as Python's: read with seeks, written whole, text over either.
+"""Open files of the tier as Python file objects: binary reading with seeks, binary writing of whole files, and text.
 
 Laws
-1. Who reads reads one version: where a seek leads to another one, that is ESTALE.
-2. What is written is seen when it is closed. What is left by an exception, by a `with` or by whatever calls `close` on
-   the way out, is discarded; so is what nobody has closed.
+1. A reader sees one version of the file: a seek that finds another version raises ESTALE.
+2. A written file becomes visible when it is closed. If an exception leaves the `with` block of the file, or of an
+   object that closes it, the file is discarded. So is a file that was never closed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 from quine.files.api import BLOCK, Entry, Reader, Tier, Writer, stale
 
-FIRST = 1 << 18  # bytes that are asked for after a seek; more each time where they are read in order
+FIRST = 1 << 18  # bytes requested after a seek; sequential reading requests four times as many each time
 MOST = 1 << 25
-SKIPPED = 1 << 18  # bytes that are read and thrown away rather than asked anew
-CALLERS = 30  # frames that are looked at for who is on the way out
+SKIPPED = 1 << 18  # a forward seek shorter than so many bytes is read and discarded, without a new request
+CALLERS = 30  # stack frames searched for an `__exit__` with an exception
 
 
 def facts(entry: Entry) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def facts(entry: Entry) -> dict[str, Any]:
 
 
 class Reading(io.BufferedReader):
-    """A file that is read."""
+    """A file open for reading."""
 
     def __init__(self, tier: Tier, path: str) -> None:
         source = _Source(tier, path)
@@ -53,14 +53,14 @@ class Reading(io.BufferedReader):
 
 
 class _Source(io.RawIOBase):
-    """One version of a file: a reader that is asked anew where a seek leads away."""
+    """One version of a file: a store's reader, opened anew after a distant seek."""
 
     def __init__(self, tier: Tier, path: str) -> None:
         self._tier, self._path = tier, path
         self._reader: Reader | None = tier.open(path)
         self.entry = self._reader.entry
-        self._at = 0  # where who reads is
-        self._next = 0  # where the reader is
+        self._at = 0  # position of the caller
+        self._next = 0  # position of the store's reader
         self._end = self._reader.offset + self._reader.length
         self._ahead = FIRST
 
@@ -94,7 +94,7 @@ class _Source(io.RawIOBase):
         return len(block)
 
     def _positioned(self, wanted: int) -> Reader:
-        """A reader that stands where we are."""
+        """A reader positioned at `_at`, opened anew if the current one cannot get there. Raises ESTALE."""
         if self._reader is not None and self._next <= self._at < min(self._end, self._next + SKIPPED):
             while self._next < self._at:
                 skipped = len(self._reader.read(self._at - self._next))
@@ -123,15 +123,15 @@ class _Source(io.RawIOBase):
 
 
 class Writing(io.BufferedIOBase):
-    """A file that is made: seen when it is closed, or at the end of the transaction."""
+    """A file open for writing: visible when it is closed, or at the end of the transaction."""
 
     def __init__(self, writer: Writer, path: str, autocommit: bool) -> None:
         self.writer = writer
         self._waiting = bytearray()
         self._at = 0
         self._autocommit = autocommit
-        self._discarded = False  # and stays so, when the transaction ends in which that was
-        self._known = _leaving()  # who was on the way out before we were there is none of our business
+        self._discarded = False  # a discarded file stays discarded when its transaction ends
+        self._known = _leaving()  # exceptions under way before the file was opened do not concern it
         self.path = self.full_name = path
         self.mode = "wb"
 
@@ -176,13 +176,13 @@ class Writing(io.BufferedIOBase):
             super().close()
 
     def commit(self) -> None:
-        """Let everybody see it."""
+        """Make the file visible, unless it was discarded."""
         if not self._discarded:
             self._hand_on()
             self.writer.commit()
 
     def discard(self) -> None:
-        """Leave nothing."""
+        """Drop the content; nothing is left in the store."""
         self._discarded = True
         self._waiting = bytearray()
         self.writer.abort()
@@ -202,7 +202,7 @@ class Writing(io.BufferedIOBase):
 
 
 class Text(io.TextIOWrapper):
-    """Text over either; left by an exception, it tells what it stands on."""
+    """Text over `Reading` or `Writing`; an exception that leaves its `with` block discards a written file."""
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None and isinstance(self.buffer, Writing) and not self.buffer.closed:
@@ -212,9 +212,10 @@ class Text(io.TextIOWrapper):
 
 
 def _leaving() -> set[int]:
-    """The frames above us that are an `__exit__` by an exception.
+    """Ids of the stack frames that are an `__exit__` called with an exception.
 
-    Libraries close what they were given there, and tell it nothing: half a table would be committed as a whole one.
+    Libraries close their file in such an `__exit__` and do not pass the exception on to it. Without this check half a
+    table would be committed as a whole one.
     """
     found: set[int] = set()
     frame = sys._getframe(1)

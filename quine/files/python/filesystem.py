@@ -1,10 +1,10 @@
 """`quine://` for Python: the files tier of this tree as an fsspec filesystem, in a job elsewhere as at the origin.
 
 Laws
-1. What a store decides it decides in one step: "x" is `put --if-absent`, a move without a glob is its rename.
-2. Nothing is appended to, and nothing is changed in place: who asks for that is told.
-3. In a transaction files are committed at its end, each whole, one after the other.
-4. What cannot be known is an error: `exists` does not say no because the link is down.
+1. Decisions are the store's, each in one step: mode "x" is `put --if-absent`, a move without a glob is a rename.
+2. Files are neither appended to nor changed in place: such a mode raises EOPNOTSUPP.
+3. A transaction commits its files at its end, each whole, one after the other.
+4. An unknown answer is an error: `exists` does not return False because the link is down.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quine.files.python.file import Reading, Text, Writing, facts
 
 
 class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """The tier that `quine fs` would use here. With `tier`, that one."""
+    """fsspec filesystem over `tier`, by default the one that `quine fs` uses in this process."""
 
     protocol = "quine"
     root_marker = ""
@@ -39,7 +39,7 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @property
     def tier(self) -> Tier:
-        """Opened when it is first used: an instance may be made where there is none, and be sent elsewhere."""
+        """Open the tier on first use: an instance may be made where there is no tier, and be pickled elsewhere."""
         if self._tier is None:
             from quine.files.select import tier_here
 
@@ -78,7 +78,7 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self._kind(path) == "directory"
 
     def _kind(self, path: Any) -> str:
-        """ "" where there is nothing. What cannot be known is an error, and not a no."""
+        """The kind of the entry, "" if there is none. Raises OSError if the store cannot tell."""
         try:
             return self.tier.stat(self._strip_protocol(path)).kind
         except (FileNotFoundError, NotADirectoryError):
@@ -91,7 +91,7 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return hash(self.ukey(path))
 
     def ukey(self, path: Any) -> str:
-        """Another one when the content is another one."""
+        """The version: it differs when the content does."""
         return str(self.info(path)["version"])
 
     # -- opening -----------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return Writing(self.tier.create(path, if_absent=mode == "xb"), path, autocommit)
 
     def touch(self, path: Any, truncate: bool = True, **_: Any) -> None:
-        """An empty file; without `truncate`, where there is none."""
+        """Make an empty file; without `truncate` only if nothing is there."""
         with contextlib.suppress(*(() if truncate else (FileExistsError,))):
             self.pipe_file(path, b"", mode="overwrite" if truncate else "create")
 
@@ -143,7 +143,7 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _making(self, path: Any, **facts: Any) -> Iterator[Writer]:
-        """A file that is put whole: now, or at the end of the transaction."""
+        """A writer whose file is committed whole: on leaving, or at the end of the transaction."""
         path = self._strip_protocol(path)
         file = Writing(self.tier.create(path, **facts), path, not self._intrans)
         with file:
@@ -183,7 +183,7 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def mv(
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any
     ) -> None:
-        """Without a glob one step of the store's; into a directory that stands there already."""
+        """Rename in one step of the store if there is no glob; an existing directory `path2` is moved into."""
         if not isinstance(path1, str) or not isinstance(path2, str) or fsspec.core.has_magic(path1):
             super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **options)
             return
@@ -226,7 +226,7 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def get_file(
         self, rpath: Any, lpath: Any, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **_: Any
     ) -> None:
-        """Aside and renamed; with the mode and the time that the tier knows."""
+        """Write the local file aside and rename it, with the mode and time that the tier has."""
         outfile = lpath if outfile is None and isfilelike(lpath) else outfile
         try:
             reader = self.tier.open(self._strip_protocol(rpath))

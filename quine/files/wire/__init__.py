@@ -1,1 +1,1 @@
-"""wire: the tier of a job over the link to its origin: protocol, server and client."""
+"""wire: the files tier over the link between a job and its origin: protocol, server and client."""

@@ -2,11 +2,11 @@
 
 Laws
 1. Nothing waits for a first answer: a request, the content and its end leave together, as the window allows.
-2. A Writer that was not committed has sent no COMMIT and no end of file, so the origin drops it, however it came to
-   stop. `commit` returns when the store at the origin has kept the file.
-3. A link that is down is waited for, as by every stream. An origin that is lost is ENOTCONN, in its own words; what the
-   origin answers out of place is EIO.
-4. What the origin tells is bounded and checked, too; a list is read as it comes, and needs no memory.
+2. A Writer that was not committed has sent no COMMIT and no end of file, so the origin drops its file, however the
+   writer ended. `commit` returns when the store at the origin has kept the file.
+3. An operation waits for a link that is down, as every stream does. A lost origin is ENOTCONN, with the reason as its
+   text. An answer that breaks the protocol is EIO.
+4. Answers of the origin are bounded and checked, too. A list is read batch by batch and never held whole.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from transport.rpc.outgoing import Asked
 
 SERVICE = "fs"
-FULL = 256 * 1024  # bytes that are gathered before they are sent
-LARGE = 256 * 1024  # bytes from which on a descriptor is lent
+FULL = 256 * 1024  # bytes gathered before they are sent
+LARGE = 256 * 1024  # from this size in bytes on, content goes from descriptor to descriptor
 UNKNOWN = "whether it was done is not known"
 LOOKS = ("url", "stat")
 
 
 class Remote(Tier):
-    """Asks by way of `relay`; any number of threads."""
+    """The store at the origin, asked through `relay`. Any number of threads may use it."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -45,7 +45,7 @@ class Remote(Tier):
 
     @property
     def url(self) -> str:  # type: ignore[override]
-        """What the origin calls it; asked once."""
+        """The URL that the origin gives the tier; requested once."""
         if not self._url:
             self._url = self.url_of("")
         return self._url
@@ -119,7 +119,7 @@ class Remote(Tier):
     # -- asking ----------------------------------------------------------------------------------------
 
     def stream(self, path: str) -> Asked:
-        """A request that begins; `path` is what an error names."""
+        """Begin a request. An OSError names `path`."""
         with _translated(path):
             return self._relay.stream(SERVICE)
 
@@ -137,7 +137,7 @@ class Remote(Tier):
             return protocol.entry(told.get("entry"), at)
 
     def _list(self, op: str, path: str) -> Iterator[Entry]:
-        """The first word is read at once: what is wrong with the directory is told where it is asked for."""
+        """Read the first message at once, so that an error of the directory is raised by the call, not by the loop."""
         asked = self.stream(path)
         try:
             _say(asked, protocol.ask(op, path=path), path)
@@ -200,19 +200,19 @@ class _Reader(Reader):
             raise OSError(errno.EIO, "the origin sent less than it said", self._path)
         self._left -= size
         if not self._left:
-            _ended(self._asked, self._path)  # or what went wrong at the very end
+            _ended(self._asked, self._path)  # raises an error that the origin met at the very end
 
     def close(self) -> None:
         self._asked.close()
 
 
 class _Writer(Writer):
-    """Content is gathered into blocks; the request itself leaves with the first of them."""
+    """Gathers content into blocks; the request itself is sent with the first of them."""
 
     def __init__(self, tier: Remote, path: str, head: bytes) -> None:
         self._tier = tier
         self._path = path
-        self._head = head  # what has to be sent before the content: the request, marks of holes
+        self._head = head  # bytes to send before the content: the request, marks of holes
         self._content = bytearray()
         self._asked: Asked | None = None
         self._over = False
@@ -244,7 +244,9 @@ class _Writer(Writer):
         asked = self._stream()
         with self._refused():
             sent = asked.send_file(fd, there)
-        if sent < there:  # it has shrunk, and the origin waits for what it was promised
+        if (
+            sent < there
+        ):  # the file has shrunk, and the origin would wait for the bytes that the mark announced
             self.abort()
             raise OSError(errno.EIO, "a file became shorter while it was sent", self._path)
         return there
@@ -290,7 +292,7 @@ class _Writer(Writer):
         return self._asked
 
     def _gathered(self) -> None:
-        """The content becomes part of what is sent next."""
+        """Append the gathered content, with its mark, to the bytes that are sent next."""
         if self._content:
             self._head += protocol.mark(len(self._content)) + self._content
             self._content.clear()
@@ -311,7 +313,7 @@ class _Writer(Writer):
 
     @contextlib.contextmanager
     def _refused(self, unknown: str = "") -> Iterator[None]:
-        """The origin listens no more: its answer says why."""
+        """If the origin has stopped reading, raise the error of its answer. Any OSError aborts the writer."""
         try:
             with _translated(self._path, unknown):
                 yield
@@ -331,7 +333,7 @@ class _Writer(Writer):
 
 
 def _say(asked: Asked, request: bytes, path: str, unknown: str = "") -> None:
-    """The whole of a request. An origin that answers before it has read it is heard all the same."""
+    """Send a whole request. If the origin stops reading early, its answer still has the reason, so go on."""
     with contextlib.suppress(BrokenPipeError):
         with _translated(path):
             asked.write(request)
@@ -340,16 +342,16 @@ def _say(asked: Asked, request: bytes, path: str, unknown: str = "") -> None:
 
 
 def _heard(asked: Asked, path: str, unknown: str = "") -> dict[str, Any]:
-    """The next word of the answer, or the error that it is."""
+    """Read the next message of the answer; if it is an error, raise that."""
     with _translated(path, unknown):
         told = protocol.heard(asked.read, LONGEST_TOLD)
         if protocol.is_error(told):
-            asked.read(1)  # to the end, so that the connection can be used again
+            asked.read(1)  # read up to the end, so that the connection can be used again
         return protocol.check(told, path)
 
 
 def _ended(asked: Asked, path: str, unknown: str = "") -> None:
-    """Nothing more comes, and the handler has returned: now the connection can be used again."""
+    """Read up to the end of the answer, so that the connection can be used again. Raises EIO if more bytes come."""
     with _translated(path, unknown):
         if asked.read(1):
             raise Garbled("more than it should be")

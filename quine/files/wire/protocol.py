@@ -1,13 +1,13 @@
-"""The words of the service `fs`: what a job asks of the tier and what it is told, as bytes; sans-IO but for a `read`.
+"""Protocol of the service `fs`: requests of a job and answers of the tier as bytes; sans-IO but for a `read` callback.
 
 Laws
-1. Each word is 4 bytes of length and so much JSON. A put is its word, then marks of 8 bytes: so many bytes that follow,
-   so many zeros that do not, and at the very end COMMIT. An answer is one word, after that of a get the bytes, and a
-   list is words until the one that ends it.
-2. What is read is foreign on either side: its length is bounded before it is held, every field has the right type and
-   range, an unknown one is refused. What is wrong is a Garbled that says so.
-3. A path is text with what is no UTF-8 as os.fsdecode has it; it is cleaned here, and an entry of a list is named from
-   where the list begins: it can be nowhere else.
+1. A message is 4 bytes of length and so many bytes of JSON. A put is its message and then marks of 8 bytes. A mark
+   announces bytes that follow, or stands for zeros that do not; the last one is COMMIT. An answer is one message; the
+   bytes of a get follow it. The answer to a list is several messages, the last of which says so.
+2. Input is foreign on both sides: its length is checked before it is read, and each field for its type and range. An
+   unknown field of a request is refused. A violation raises Garbled, which names it.
+3. A path is text; bytes that are no UTF-8 stand in it as os.fsdecode has them. It is cleaned here. An entry of a list
+   is named relative to the listed directory, so it can be nowhere else.
 4. An error travels as the name of its errno, so that it is the same error on the other side.
 """
 
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
     Read = Callable[[int], bytes]
 
-LONGEST_ASKED = 64 * 1024  # bytes of one request: two paths of which every byte takes six
-LONGEST_TOLD = 4 * 1024 * 1024  # bytes of one word of an answer
-BATCH = 48 * 1024  # bytes of entries, about, in one word of a list
-MOST_HOLES = 20_000  # of one file that are told; what is more is read as zeros
+LONGEST_ASKED = 64 * 1024  # bytes of one request: two paths, each byte of which takes six in JSON
+LONGEST_TOLD = 4 * 1024 * 1024  # bytes of one message of an answer
+BATCH = 48 * 1024  # bytes of entries, about, in one message of a list
+MOST_HOLES = 20_000  # a file with more holes than this is sent with all of them as zeros
 MOST = 1 << 62  # bytes of anything
 LONGEST_VERSION = 1024
 LONGEST_TEXT = 500  # characters of an error
 
 COMMIT = 0  # the mark that ends a put
-HOLE = 1 << 63  # added to a mark: so many zeros, which are not sent
+HOLE = 1 << 63  # bit of a mark that stands for so many zeros, which are not sent
 
 _LENGTH = struct.Struct("!I")
 _MARK = struct.Struct("!Q")
 _NUMBERS = {name: number for number, name in errno.errorcode.items()}
 
-# operation -> its fields and what each may be
+# operation -> its fields and the kind of each
 OPERATIONS: dict[str, dict[str, str]] = {
     "url": {"path": "path"},
     "stat": {"path": "path"},
@@ -66,7 +66,7 @@ OPERATIONS: dict[str, dict[str, str]] = {
 
 
 class Garbled(Exception):
-    """The other side does not speak as it should; str() says what is wrong."""
+    """The other side violates the protocol; str() names the violation."""
 
 
 class Asked(NamedTuple):
@@ -89,7 +89,7 @@ class Asked(NamedTuple):
 
 
 def exactly(read: Read, size: int) -> bytes:
-    """So many bytes; Garbled where the stream ends sooner."""
+    """Read exactly `size` bytes. Raises Garbled if the stream ends sooner."""
     block = read(size)
     if len(block) == size:
         return block
@@ -105,13 +105,13 @@ def exactly(read: Read, size: int) -> bytes:
 
 
 def word(body: dict[str, Any]) -> bytes:
-    """One word as bytes."""
+    """One message as bytes."""
     text = quickjson.dumps(body).encode()
     return _LENGTH.pack(len(text)) + text
 
 
 def heard(read: Read, longest: int) -> dict[str, Any]:
-    """The next word."""
+    """Read the next message, of at most `longest` bytes. Raises Garbled."""
     (length,) = _LENGTH.unpack(exactly(read, _LENGTH.size))
     if length > longest:
         raise Garbled(f"a word of {length} bytes, and {longest} are allowed")
@@ -125,12 +125,12 @@ def heard(read: Read, longest: int) -> dict[str, Any]:
 
 
 def mark(length: int, hole: bool = False) -> bytes:
-    """Before so many bytes, or in place of so many zeros."""
+    """The mark that announces `length` bytes, or with `hole` stands for so many zeros."""
     return _MARK.pack(length | (HOLE if hole else 0))
 
 
 def marked(read: Read) -> tuple[int, bool]:
-    """(how many, whether they are zeros that are not sent); (COMMIT, False) at the end."""
+    """Read a mark: (length in bytes, whether they are zeros that are not sent); (COMMIT, False) at the end."""
     (value,) = _MARK.unpack(exactly(read, _MARK.size))
     length, hole = value & (HOLE - 1), value >= HOLE
     if length > MOST or (hole and not length):
@@ -138,17 +138,17 @@ def marked(read: Read) -> tuple[int, bool]:
     return length, hole
 
 
-# -- what is asked -------------------------------------------------------------------------------------
+# -- requests ------------------------------------------------------------------------------------------
 
 
 def ask(op: str, **fields: object) -> bytes:
-    """A request; what is None or False is left out."""
+    """A request as bytes; fields that are None or False are left out."""
     given = {name: value for name, value in fields.items() if value is not None and value is not False}
     return word({"op": op, **given})
 
 
 def asked(read: Read) -> Asked:
-    """The request that a stream begins with. OSError where it is one, but its path is none."""
+    """Read the request at the beginning of a stream. Raises Garbled, and OSError for an invalid path in it."""
     body = heard(read, LONGEST_ASKED)
     op = body.pop("op", None)
     fields = OPERATIONS.get(op) if isinstance(op, str) else None
@@ -179,7 +179,7 @@ def _is(kind: str, value: object) -> bool:
 
 
 def path(text: str) -> str:
-    """A path that somebody sent, clean. OSError as `names.clean`, and EINVAL for what is no name anywhere."""
+    """Clean a received path. Raises OSError as `paths.clean` does, and EINVAL for text that encodes to no name."""
     try:
         return paths.clean(os.fsencode(text))
     except UnicodeEncodeError:
@@ -187,17 +187,17 @@ def path(text: str) -> str:
         raise OSError(errno.EINVAL, "half of a surrogate pair in a name", shown) from None
 
 
-# -- what is told --------------------------------------------------------------------------------------
+# -- answers -------------------------------------------------------------------------------------------
 
 
 def row(entry: Entry, beginning: str = "") -> list[object]:
-    """An entry, named from the directory `beginning` on."""
+    """An entry as a JSON array, named relative to the directory `beginning`."""
     name = entry.path[len(beginning) :].lstrip("/") if beginning else entry.path
     return [name, "f" if entry.is_file else "d", entry.size, entry.mtime, entry.mode, entry.version]
 
 
 def entry(told: object, beginning: str = "") -> Entry:
-    """The entry of a row; "" is the name of `beginning` itself."""
+    """The entry of a received row; the name "" stands for `beginning` itself. Raises Garbled."""
     if not isinstance(told, list) or len(told) != 6:
         raise Garbled("an entry that is none")
     name, kind, size, mtime, mode, version = told
@@ -222,7 +222,7 @@ def entry(told: object, beginning: str = "") -> Entry:
 
 
 def batches(entries: Iterable[Entry], beginning: str) -> Iterable[bytes]:
-    """A list as words, the last of which ends it; so many entries in each that a reader has something to do."""
+    """A list as messages of about BATCH bytes; the last one says that it is the last."""
     rows: list[list[object]] = []
     size = 0
     for each in entries:
@@ -235,7 +235,7 @@ def batches(entries: Iterable[Entry], beginning: str) -> Iterable[bytes]:
 
 
 def batch(told: dict[str, Any], beginning: str) -> tuple[list[Entry], bool]:
-    """(entries of one word of a list, whether more words follow)."""
+    """(entries of one message of a list, whether more messages follow). Raises Garbled."""
     rows, more = told.get("entries"), told.get("more")
     if not isinstance(rows, list) or not isinstance(more, bool):
         raise Garbled("a list that is none")
@@ -246,7 +246,7 @@ def batch(told: dict[str, Any], beginning: str) -> tuple[list[Entry], bool]:
 
 
 def opened(told: dict[str, Any], at: str) -> tuple[Entry, int, int, tuple[Range, ...]]:
-    """(entry, offset, length, holes) of the answer to a get."""
+    """(entry, offset, length, holes) of the answer to a get. Raises Garbled."""
     offset, length, holes = told.get("offset"), told.get("length"), told.get("holes", [])
     if not _is("size", offset) or not _is("size", length) or not isinstance(holes, list):
         raise Garbled("an open file that is none")
@@ -267,7 +267,7 @@ def opened(told: dict[str, Any], at: str) -> tuple[Entry, int, int, tuple[Range,
 
 
 def wrong(error: Exception) -> dict[str, Any]:
-    """The word for what went wrong."""
+    """The body of the message that reports an error."""
     if isinstance(error, OSError):
         number = errno.errorcode.get(error.errno or 0, "EIO")
         named = error.filename
@@ -290,7 +290,7 @@ def is_error(told: dict[str, Any]) -> bool:
 
 
 def check(told: dict[str, Any], at: str = "") -> dict[str, Any]:
-    """An answer that tells no error; else that error is raised: OSError, or Failure where nothing could be opened."""
+    """Return an answer that reports no error. Otherwise raise it: OSError, or Failure if the store cannot be opened."""
     text, named = told.get("text", ""), told.get("path", at)
     if not isinstance(text, str) or not isinstance(named, str):
         raise Garbled("an error that is none")

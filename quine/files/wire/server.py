@@ -1,13 +1,13 @@
-"""The service `fs`: what the face of a job answers it about the files tier, whatever store lies behind.
+"""The service `fs`: a job's proxy answers the job's requests to the files tier, from whatever store lies behind it.
 
 Laws
-1. What asks is not trusted: each request is checked by `words` before a store sees it, and no more than a block of it
-   is held at a time.
-2. A file that is put is seen when its COMMIT has come and the store has kept it, and the answer follows that. Whoever
-   stops before leaves nothing.
-3. The store is opened by the first request, once for all, with the environment of this process; a store that cannot be
-   opened is told of, with its cure, and the next request tries again.
-4. The handlers run in threads; a large file goes from descriptor to descriptor where both sides have one.
+1. The requester is not trusted: `protocol` checks each request before a store sees it, and no more than a block of its
+   content is held at a time.
+2. A put file becomes visible when its COMMIT has come and the store has kept it; then the answer is sent. A put that
+   stops earlier leaves nothing.
+3. The first request opens the store, once for all, with the environment of this process. If that fails, the answer has
+   the error and its cure, and the next request tries again.
+4. Handlers run in threads. A large file goes from descriptor to descriptor if both sides have one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from quine.files.api import Reader, Tier, Writer
     from transport.rpc.incoming import Incoming
 
-LARGE = 256 * 1024  # bytes from which on a descriptor is lent
+LARGE = 256 * 1024  # from this size in bytes on, content goes from descriptor to descriptor
 
 
 class Service:
-    """A handler of streaming requests. `opening` is called by the first of them, from its thread."""
+    """A handler of streaming requests. The first one calls `opening`, in its own thread."""
 
     def __init__(self, opening: Callable[[], Tier]) -> None:
         self._opening = opening
@@ -44,7 +44,7 @@ class Service:
             _HANDLERS[asked.op](self._opened(), asked, incoming)
         except (Abandoned, Garbled, _Broken):
             raise
-        except Exception as error:  # a driver's own, too: it is an answer, and no loss of the origin
+        except Exception as error:  # also a driver's own: the job gets an answer, not a lost origin
             incoming.write(protocol.word(protocol.wrong(error)))
 
     def _opened(self) -> Tier:
@@ -55,11 +55,11 @@ class Service:
 
 
 class _Broken(Exception):
-    """The answer has begun, and cannot be ended; str() is the word for what went wrong."""
+    """An error after the answer has begun; str() is the JSON body that reports it."""
 
     def __init__(self, error: Exception) -> None:
         told = protocol.wrong(error)
-        told.pop("path", None)  # who asked knows it, and the text of an error is short
+        told.pop("path", None)  # the requester knows it, and the text of an error is short
         super().__init__(quickjson.dumps(told))
 
 
@@ -78,7 +78,7 @@ def _list(tier: Tier, asked: Asked, incoming: Incoming) -> None:
 
 
 def _hidden(tier: Tier, asked: Asked, incoming: Incoming) -> None:
-    """As a list, of which only the paths say anything."""
+    """Answer with a list in which only the paths have a meaning."""
     found = (Entry(path, "file") for path in tier.hidden(asked.path))
     for word in protocol.batches(found, asked.path):
         incoming.write(word)
@@ -105,7 +105,7 @@ def _get(tier: Tier, asked: Asked, incoming: Incoming) -> None:
 
 
 def _send(reader: Reader, incoming: Incoming, head: bytes, left: int, filled: bool) -> None:
-    """The word, then so many bytes of content; `filled`: with zeros where its holes are."""
+    """Send the message `head`, then `left` bytes of content; `filled`: with zeros in place of holes."""
     fd = reader.fileno() if left >= LARGE and not reader.holes else -1
     if fd >= 0:
         incoming.write(head)
@@ -128,7 +128,7 @@ def _put(tier: Tier, asked: Asked, incoming: Incoming) -> None:
     with tier.create(
         asked.path, if_absent=asked.if_absent, mode=asked.mode, mtime=asked.mtime, size=asked.size
     ) as writer:
-        promised = asked.size or 0  # what is beyond goes through the hands of a store that counts
+        promised = asked.size or 0  # bytes beyond it go through `write`, so that a quota counts them
         while True:
             length, hole = protocol.marked(incoming.read)
             promised -= length
