@@ -23,9 +23,27 @@ from transport.status import LOST, Status
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from transport.job.interface import Order, Owner
-    from transport.job.launcher_client import Launching
+    from transport.job.launcher_channel import Channel
+    from transport.job.table import Table
+
+    class Launching(Protocol):
+        """`transport.job.launcher_client.Launching`, as its jobs use it."""
+
+        table: Table
+        channel: Channel
+
+        @property
+        def pid(self) -> int: ...
+        def reap(self) -> None: ...
+        def silent(self, number: int, seconds: float) -> None: ...
+        def forget(self, number: int) -> None: ...
+        def join(self, path: str) -> None: ...
+        def enter(self, path: str, fd: int, empty: bool) -> None: ...
+        def leave(self, path: str, on_left: Callable[[bool], None] | None) -> None: ...
+
 
 DEADLINE = 30.0  # seconds for a start
 SOON = 1.0  # seconds more for one that is ordered again as its time is over
