@@ -337,7 +337,7 @@ class Layout:
         if stat.S_ISLNK(mode & 0xFFFF) or (self._spots[index] and not stat.S_ISDIR(mode & 0xFFFF)):
             return  # set before the rename
         if self._spots[index] or not self._as_it_should(index):
-            with contextlib.suppress(OSError):  # another user's: the content is right, only mode or time differ
+            with contextlib.suppress(OSError):  # another user's: only mode or time may be wrong
                 folder, last = parents.of(name)
                 self._finish(index, last, folder)
 
