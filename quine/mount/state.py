@@ -40,7 +40,7 @@ class State:
         self.handles = Handles()
         self.again = Again(self)
         self.locks = Locks()
-        self.given: Callable[[int], None] = lambda unique: None  # called when a waiting request has got its lock
+        self.given: Callable[[int], None] = lambda unique: None  # a waiting request got its lock
         self.uid, self.gid = os.getuid(), os.getgid()
         self._drafts: dict[str, list[Node]] = {}
         self._kept: OrderedDict[tuple[str, str], Content] = OrderedDict()

@@ -28,7 +28,7 @@ from quine.mount.writeback import Draft
 
 def create(state: State, request: Request) -> Parts:
     flags, mode = request.args[:2]
-    path = others(state.below(request.node, request.names[0]))  # raises if reserved; its close would be too late
+    path = others(state.below(request.node, request.names[0]))  # its close would raise too late
     mode &= 0o777
     base: Entry | None = None
     if flags & os.O_EXCL:
