@@ -61,7 +61,7 @@ class Locks:
         self._waiting = [each._replace(path=paths.moved(each.path, source, target)) for each in self._waiting]
 
     def turns(self) -> list[int]:
-        """Give locks to the waiting requests whose turn has come, and return those requests."""
+        """Give locks to the waiting requests whose turn has come, and return their numbers."""
         given = []
         for each in list(self._waiting):
             kind = fcntl.F_WRLCK if each.exclusive else fcntl.F_RDLCK

@@ -1,4 +1,4 @@
-"""Lay out a manifest: create all entries in a private directory, then rename them into place.
+"""Laying out of a manifest: entries are created in a private directory, and renamed into place when all are there.
 
 Laws
 1. Nothing appears under its final name before everything has arrived and is verified. A reader sees the old or the new
