@@ -25,7 +25,7 @@ BUFFER = LARGEST + 2 * PAGE  # bytes that one read of /dev/fuse may give
 ASYNC_READ, ATOMIC_O_TRUNC, BIG_WRITES = 1 << 0, 1 << 3, 1 << 5
 DO_READDIRPLUS, PARALLEL_DIROPS, MAX_PAGES = 1 << 13, 1 << 18, 1 << 22
 FLOCK_LOCKS = 1 << 10
-# Not READDIRPLUS_AUTO: the kernel takes attributes of the first names only, and `ls -l` asked for all the others.
+# Without READDIRPLUS_AUTO: by it the kernel got attributes of the first names only, and `ls -l` asked for the rest.
 WANTED = FLOCK_LOCKS | ASYNC_READ | ATOMIC_O_TRUNC | BIG_WRITES | DO_READDIRPLUS | PARALLEL_DIROPS | MAX_PAGES
 
 KEEP_CACHE = 1 << 1  # of OPEN: the kernel's cached pages are valid

@@ -79,7 +79,7 @@ def attr_of(state: State, node: Node) -> bytes:
 
 
 def _attr_seconds(node: Node) -> int:
-    """Return how long the kernel may keep attributes; 0 for a directory, which a close changes without its notice."""
+    """Return how long the kernel may keep attributes: 0 for drafts, and for directories, which a close may change."""
     return BELIEVED if node.entry.is_file and node.draft is None else 0
 
 
