@@ -1,1 +1,1 @@
-"""The files tier as a directory: the kernel's FUSE protocol, spoken without a library."""
+"""Mount: the shared files as a directory, by the kernel's FUSE protocol, without a library."""

@@ -1,10 +1,10 @@
-"""What is read of one version of a file: fetched as it is asked for, kept while it is open.
+"""The content of one version of a file: fetched on demand, and kept while the file is open.
 
 Laws
-1. A small file is fetched whole when it is opened; of a large one a reader is held from the start, so that a version
-   that is replaced can still be read to its end.
-2. Who jumps ahead is served by a reader of its own, if the version is still there; else the way there is read.
-3. Bytes lie in a file without a name, which ends with the process. Zeros take no room in it.
+1. A small file is fetched whole when it is opened. Of a large one a reader is held from the start, so that a replaced
+   version can still be read to its end.
+2. A read far ahead gets a reader of its own, if the version is still there; else everything up to there is read.
+3. Bytes lie in a file without a name, which ends with the process. Zeros take no space in it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from quine.files.api import BLOCK, Entry, Reader, Tier, stale
 from quine.files.stores.spool import spool
 from transport.rpc.lendable import write_at
 
-WHOLE = 1 << 20  # bytes up to which a file is fetched when it is opened
-NEAR = 4 << 20  # bytes that are rather read than jumped over
-AHEAD = 8 << 20  # bytes that a jump asks for
+WHOLE = 1 << 20  # bytes; a file up to this size is fetched when it is opened
+NEAR = 4 << 20  # bytes; a shorter gap is read, not jumped over
+AHEAD = 8 << 20  # bytes that a jump requests
 
 
 class Content:
-    """One version. `users` is the filesystem's count of who has it open."""
+    """One version. `users` counts the handles that have it open, and is kept by `State`."""
 
     def __init__(self, tier: Tier, path: str, wanted: Entry | None = None) -> None:
-        """Raises OSError: ESTALE where another version is there now than the one that is wanted."""
+        """Open the version there now. Raises OSError: ESTALE if it is not the one that is wanted."""
         self._tier = tier
         self._path = path
         self._lock = threading.Lock()
         self._side: Reader | None = None
-        self._at = self._until = 0  # where it is, and where it ends
+        self._at = self._until = 0  # position and end of `_side`
         self._reader: Reader | None = tier.open(path)
         self.entry = self._reader.entry
         self.size = self.entry.size
         self.users = 0
-        self._filled = 0  # from the start, without a gap
-        self._jumped: set[int] = set()  # blocks beyond, which are here, too
+        self._filled = 0  # bytes present from the start, without a gap
+        self._jumped: set[int] = set()  # further blocks that are present
         self._fd = -1
         try:
             if wanted and (self.entry.version != wanted.version or self.size != wanted.size):
@@ -51,15 +51,15 @@ class Content:
 
     @property
     def whole(self) -> bool:
-        """Is it small, and all here?"""
+        """Whether the file is small, and present as a whole."""
         return self.size <= WHOLE and self._filled >= self.size
 
     def ready(self, offset: int, length: int) -> bool:
-        """Is all of that here?"""
+        """Return whether that range is present, without regard to jumps."""
         return min(offset + length, self.size) <= self._filled
 
     def read(self, offset: int, length: int) -> bytes:
-        """Shorter only at the end. Raises OSError: ESTALE where the store has let go of the version."""
+        """Read a range, shorter only at the end. Raises OSError: ESTALE if the store no longer has the version."""
         end = min(offset + length, self.size)
         if end > self._filled:
             with self._lock:
@@ -86,7 +86,7 @@ class Content:
             self._fill(end)
 
     def _fill(self, end: int) -> None:
-        """Read on in the order of the file, up to there."""
+        """Read on sequentially, up to `end`."""
         while self._filled < end:
             if self._reader is None:
                 raise stale(self._path)
@@ -100,7 +100,7 @@ class Content:
             self._reader = None
 
     def _jump(self, first: int, last: int) -> bool:
-        """Blocks far ahead; False where that version cannot be opened any more."""
+        """Fetch blocks far ahead; return False if that version cannot be opened any more."""
         if self._side is not None and self._at == first * BLOCK:
             reader = self._side
         else:

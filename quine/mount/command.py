@@ -1,8 +1,8 @@
 """`quine fs mount DIR`, `quine fs umount DIR`, and how a process gets a mount of its own ($QUINE_MOUNT).
 
 Laws
-1. A mount for a process is kept by a fresh image of this program, which has nothing of what that process knows.
-2. Where nothing can be mounted the variable is absent; what is wrong with the configuration is an error.
+1. A mount for a process is kept by a fresh image of this program, which has nothing of that process's memory.
+2. If nothing can be mounted, the variable is absent; a wrong configuration is an error.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
 VARIABLE = "QUINE_MOUNT"
-WANTED = "auto"  # its value where a mount is asked for and not there yet
-SECONDS = 60.0  # for a keeper to mount, on the busiest machine
+WANTED = "auto"  # its value while a mount is wanted and not there yet
+SECONDS = 60.0  # for a supervisor to mount, on the busiest machine
 
 
 def perform(verb: str, values: Mapping[str, object], paths: list[str]) -> int:
-    """`mount` or `umount`; the exit status. Raises Failure."""
+    """Run `mount` or `umount`; return the exit status. Raises Failure."""
     if "fs" in values:
         os.environ["QUINE_FS"] = absolute(str(values["fs"]))
     if not paths:
@@ -45,7 +45,7 @@ def perform(verb: str, values: Mapping[str, object], paths: list[str]) -> int:
 
 
 def keep(words: list[str]) -> int:
-    """`--keep PID --ready-fd N`: the image that `attach` starts."""
+    """Run `--keep PID --ready-fd N`, the image that `attach` starts."""
     from quine.mount import supervisor
 
     target, _, ready = words
@@ -80,7 +80,7 @@ def _mount(path: str, foreground: bool) -> int:
 
 
 def _expect_apart(path: str) -> None:
-    """A server whose own store is behind its mount would wait for itself for ever."""
+    """Raise Misconfigured if store and mount point contain one another: the server would wait for itself for ever."""
     with contextlib.closing(tier_here(os.environ)) as tier:
         store = tier.directory_here()
     real = os.path.realpath(store) if store else ""
@@ -105,7 +105,7 @@ def _umount(path: str) -> int:
 
 
 def _place(written: str) -> str:
-    """Where it is mounted, if it is: by whatever links it was named. A mount itself is not asked, for it may hang."""
+    """Return the mount point that `written` names, by any symlinks. A mount itself is not accessed: it may hang."""
     from quine.mount import mounts
 
     there = [place for place, _ in mounts.mounted()]
@@ -117,9 +117,9 @@ def _place(written: str) -> str:
 
 
 def attach(environ: MutableMapping[str, str]) -> str:
-    """Mount for this process, and put the path into `environ`; "" or why there is none.
+    """Mount for this process, and put the path into `environ`. Return "", or the reason why there is no mount.
 
-    Raises Misconfigured where the URL of the tier is wrong.
+    Raises Misconfigured if the URL of the store is wrong.
     """
     environ.pop(VARIABLE, None)
     try:
@@ -154,7 +154,7 @@ def _started(environ: dict[str, str]) -> str:
         try:
             kind, *rest = heard(ready, SECONDS)
         finally:
-            os.waitpid(pid, 0)  # the keeper itself is a child of that one
+            os.waitpid(pid, 0)  # the supervisor itself is a child of that process
     finally:
         for fd in (ready, told, null):
             if fd >= 0:

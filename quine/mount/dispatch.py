@@ -1,9 +1,10 @@
-"""Each kind of request and who answers it; what may be answered at once, and what was answered to nobody.
+"""Dispatch: the function for each kind of request, the requests answered at once, and the undoing of unread answers.
 
 Laws
-1. What is not here is answered ENOSYS, which the kernel remembers: extended attributes, ioctl, seeking for holes.
-2. At once is only what waits for nothing: no store, no lock that somebody holds while he asks a store.
-3. An answer that nobody took is undone: a node that was counted, a handle that was opened.
+1. A kind that is missing here is answered ENOSYS, which the kernel remembers: extended attributes, ioctl, seeking for
+   holes.
+2. A request is answered at once only if it waits for nothing: no store, and no lock that is held during a store call.
+3. An answer that the kernel did not take is undone: a node that was counted, a handle that was opened.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ OPERATIONS: dict[int, Callable[[State, Request], Parts]] = {
 
 
 def perform(state: State, request: Request) -> Parts:
-    """The answer. Raises OSError."""
+    """Return the answer. Raises OSError."""
     operation = OPERATIONS.get(request.op)
     if operation is None:
         raise error(errno.ENOSYS, "")
@@ -66,7 +67,7 @@ def perform(state: State, request: Request) -> Parts:
 
 
 def is_quick(state: State, request: Request) -> bool:
-    """Can it be answered at once?"""
+    """Return whether the request can be answered without waiting."""
     op = request.op
     if op not in OPERATIONS or op in (Op.STATFS, Op.OPENDIR, Op.RELEASEDIR, Op.FSYNCDIR, Op.SYMLINK, Op.LINK):
         return True
@@ -83,16 +84,16 @@ def is_quick(state: State, request: Request) -> bool:
             return handle.content.ready(*request.args[1:3])
         draft = handle.draft
         if op in (Op.FLUSH, Op.RELEASE):
-            content = handle.content  # one that is not all here has a reader, which may have to be told
+            content = handle.content  # an incomplete one has a reader, whose close may wait
             return draft is None and (content is None or content.ready(0, content.size))
         if draft is None or not draft.lock.acquire(blocking=False):
             return draft is None
-        draft.lock.release()  # nobody holds it, and only this thread hands out work
+        draft.lock.release()  # it is free, and only this thread hands out work
         return True
 
 
 def undo(state: State, request: Request, parts: Parts) -> None:
-    """The kernel did not want this answer any more."""
+    """Undo an answer that the kernel did not take."""
     if not parts:
         return
     answer = b"".join(parts)

@@ -1,8 +1,8 @@
-"""Open files and directories: what a handle of the kernel stands for, and who holds it.
+"""Handles of open files and directories, and facts about the processes that hold them.
 
 Laws
-1. A handle is of one kind for its life: a version that is read, a draft, or the listing of a directory.
-2. What a handle holds is let go of once, by `release`.
+1. A handle has one kind for its life: a version that is read, a draft, or the listing of a directory.
+2. Everything that a handle holds is released once, by `release`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Handle:
 
 
 class Handles:
-    """By number. Every method with the filesystem's lock held."""
+    """Handles by number. Every method is called with `State.lock` held."""
 
     def __init__(self) -> None:
         self._open: dict[int, Handle] = {}
@@ -63,14 +63,14 @@ class Handles:
 
 
 def process_of(thread: int) -> int:
-    """The process that a thread is one of; 0 where we cannot see it."""
+    """Return the process of a thread; 0 if it is not visible to us."""
     return _status(thread).get("Tgid", 0)
 
 
 def holds_still(process: int, inode: int, path: str) -> bool:
-    """Has a process another descriptor that may write this file? What is being closed has left its table.
+    """Return whether a process has another descriptor that may write this file; one being closed has left its table.
 
-    Before Linux 5.14 the kernel tells no inode there: then whatever has a path that ends so is taken for it.
+    Before Linux 5.14, fdinfo reports no inode: then any file whose path ends like this one counts.
     """
     ending = "/" + path
     try:
@@ -86,12 +86,12 @@ def holds_still(process: int, inode: int, path: str) -> bool:
             except OSError:
                 continue  # closed meanwhile
     except OSError:
-        return False  # gone, or not for us to see
+        return False  # gone, or not visible to us
     return False
 
 
 def _descriptor(process: int, number: str) -> tuple[bool, int | None]:
-    """(may it write, its inode if the kernel tells it)."""
+    """Return whether a descriptor may write, and its inode if the kernel reports it."""
     with open(f"/proc/{process}/fdinfo/{number}", "rb") as file:
         told = dict(line.split()[:2] for line in file if line.startswith((b"flags:", b"ino:")))
     inode = told.get(b"ino:")
@@ -99,13 +99,13 @@ def _descriptor(process: int, number: str) -> tuple[bool, int | None]:
     return writes, None if inode is None else int(inode)
 
 
-# Who gets one of these and neither catches nor ignores it goes on.
+# Signals that do not end a process by default.
 _HARMLESS = sum(1 << number - 1 for number in (17, 18, 19, 20, 21, 22, 23, 28))
 _KILL = 1 << 8
 
 
 def is_dying(thread: int) -> bool:
-    """Has a thread been sent what will end it? Also where it has gone, or we cannot see it."""
+    """Return whether a thread has a pending signal that will end it; also True if it has gone or is not visible."""
     told = _status(thread)
     if "SigPnd" not in told:
         return True
@@ -115,7 +115,7 @@ def is_dying(thread: int) -> bool:
 
 
 def _status(thread: int) -> dict[str, int]:
-    """Numbers of /proc/…/status; masks of signals are in hexadecimal there."""
+    """Return numbers of /proc/…/status, where masks of signals are hexadecimal."""
     try:
         with open(os.path.join("/proc", str(thread), "status"), "rb") as file:
             text = file.read()

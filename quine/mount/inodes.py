@@ -1,9 +1,9 @@
-"""The table of what the kernel knows: a node is a directory, one version of a file, or a draft of one.
+"""The table of nodes that the kernel knows. A node is a directory, one version of a file, or a draft of one.
 
 Laws
-1. A file that is replaced becomes another node, so that who reads the old one keeps its pages, its size and its end.
-2. A node lives as long as the kernel counts a lookup of it, or somebody has it open.
-3. Every method is called with the lock held that the filesystem has for all its tables.
+1. A replaced file becomes another node, so that readers of the old one keep its pages, its size and its end.
+2. A node lives as long as the kernel counts a lookup of it, or a handle has it open.
+3. Every method is called with `State.lock` held.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Node:
         self.id = number
         self.path = entry.path
         self.entry = entry
-        self.key = key  # under which others find it; None for a draft and for what was replaced
+        self.key = key  # its key in the table; None for a draft and for a replaced version
         self.lookups = 0
         self.opened = 0
-        self.checked = 0.0  # when the store last told what a directory is
-        self.draft: Draft | None = None  # while somebody writes it
-        self.content: Content | None = None  # while somebody reads it
+        self.checked = 0.0  # when the store was last asked about a directory
+        self.draft: Draft | None = None  # while it is written
+        self.content: Content | None = None  # while it is read
 
     def attributes(self) -> protocol.Attributes:
         if self.draft is not None:
@@ -46,7 +46,7 @@ class Node:
 
 
 def attributes(entry: Entry) -> protocol.Attributes:
-    """As the kernel is told of it; the number of the inode is that of the path, as if files were written in place."""
+    """Return the attributes of an entry. The inode number is that of the path, as if files were written in place."""
     kind = stat.S_IFREG if entry.is_file else stat.S_IFDIR
     size = entry.size if entry.is_file else 4096
     return protocol.Attributes(inode_of(entry.path), kind | entry.mode & 0o777, size, entry.mtime)
@@ -74,7 +74,7 @@ class Nodes:
         return self._by_id.get(number)
 
     def of(self, entry: Entry) -> Node:
-        """The node of this version, made where there is none."""
+        """Return the node of this version, and create it if there is none."""
         key = (entry.path, _version(entry))
         node = self._by_key.get(key)
         if node is None:
@@ -84,17 +84,17 @@ class Nodes:
         return node
 
     def make(self, entry: Entry, key: Key | None = None) -> Node:
-        """One that nobody finds by its path, unless a key is given."""
+        """Create a node, which is found by its path only if a key is given."""
         self._last += 1
         node = self._by_id[self._last] = Node(self._last, entry, key)
         return node
 
     def directory(self, path: str) -> Node | None:
-        """If the kernel knows it."""
+        """Return the node of a directory, if the kernel knows it."""
         return self._by_key.get((path, ""))
 
     def settle(self, node: Node, entry: Entry) -> None:
-        """A draft has become this version, and the kernel's pages of it are right; others may find it as that."""
+        """Make a draft's node that of the committed version, whose pages the kernel has. Lookups find it now."""
         node.entry, node.path = entry, entry.path
         key = (entry.path, _version(entry))
         if node.key is None and key not in self._by_key and node.id in self._by_id:
@@ -108,20 +108,20 @@ class Nodes:
             self.drop(node)
 
     def drop(self, node: Node) -> None:
-        """If nobody needs it any more."""
+        """Remove a node that nothing needs any more."""
         if node.lookups or node.opened or node.draft is not None or node.id == ROOT:
             return
         self._by_id.pop(node.id, None)
         self.hide(node)
 
     def hide(self, node: Node) -> None:
-        """It is not what its path names any more."""
+        """Take a node out of the table by path, which names something else now."""
         if node.key is not None and self._by_key.get(node.key) is node:
             del self._by_key[node.key]
         node.key = None
 
     def moved(self, source: str, target: str) -> None:
-        """A rename: what was below the one path is below the other; what was there before is hidden."""
+        """Apply a rename: nodes at or below `source` move to `target`, and those that were there are hidden."""
         for node in list(self._by_id.values()):
             if node.key is not None and paths.within(node.path, target):
                 self.hide(node)
@@ -138,5 +138,5 @@ class Nodes:
 
 
 def _version(entry: Entry) -> str:
-    """What one node stands for: the content and, of a file, what stat tells of it."""
+    """Return the version part of a key: the content's version and the stat of a file, "" for a directory."""
     return f"{entry.version} {entry.mode} {entry.mtime} {entry.size}" if entry.is_file else ""

@@ -1,9 +1,9 @@
-"""Locks of whole files (flock) among all who use one mount: by path, for who writes a file has a draft of his own.
+"""Whole-file locks (flock) between all processes of one mount, by path, because each writer has its own draft.
 
 Laws
-1. A lock is held by an open file, as flock has it: it ends with the last descriptor of that, however it ends.
-2. Nobody is waited for by a thread: who waits is answered when it is his turn, or by a signal.
-3. Every method is called with the lock held that the filesystem has for all its tables.
+1. A lock belongs to an open file, as with flock: it ends with the last descriptor of that file, however that ends.
+2. No thread waits for a lock: a waiting request is answered when its turn comes, or by a signal.
+3. Every method is called with `State.lock` held.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quine.files import paths
 
 
 class Waiting(NamedTuple):
-    unique: int  # the request that is to be answered
+    unique: int  # the request to answer
     path: str
     handle: int
     exclusive: bool
@@ -23,14 +23,14 @@ class Waiting(NamedTuple):
 
 class Locks:
     def __init__(self) -> None:
-        self._held: dict[str, dict[int, bool]] = {}  # path -> handle -> is it exclusive
+        self._held: dict[str, dict[int, bool]] = {}  # path -> handle -> exclusive
         self._waiting: list[Waiting] = []
 
     def __len__(self) -> int:
         return len(self._held) + len(self._waiting)
 
     def ask(self, path: str, handle: int, kind: int) -> bool:
-        """Take or change a lock, or with F_UNLCK let go; False where others have one that does not allow it."""
+        """Take, change or release (F_UNLCK) a lock. On a conflict return False; the old lock is gone even then."""
         self._drop(path, handle)
         if kind == fcntl.F_UNLCK:
             return True
@@ -44,7 +44,7 @@ class Locks:
         self._waiting.append(waiting)
 
     def give_up(self, unique: int) -> bool:
-        """Was it waiting?"""
+        """Cancel a waiting request; return whether it was waiting."""
         before = len(self._waiting)
         self._waiting = [each for each in self._waiting if each.unique != unique]
         return len(self._waiting) < before
@@ -54,14 +54,14 @@ class Locks:
             self._drop(path, handle)
 
     def moved(self, source: str, target: str) -> None:
-        """After a rename: what was held or waited for is, under the new name."""
+        """Move held and awaited locks to the new names after a rename."""
         for path in [path for path in self._held if paths.within(path, source)]:
             held = self._held.pop(path)
             self._held.setdefault(paths.moved(path, source, target), {}).update(held)
         self._waiting = [each._replace(path=paths.moved(each.path, source, target)) for each in self._waiting]
 
     def turns(self) -> list[int]:
-        """Those who need not wait any more, which have their locks now."""
+        """Give locks to the waiting requests whose turn has come, and return their numbers."""
         given = []
         for each in list(self._waiting):
             kind = fcntl.F_WRLCK if each.exclusive else fcntl.F_RDLCK

@@ -1,8 +1,8 @@
-"""Mounting and unmounting: by the kernel itself where we may, else by fusermount3; and what is mounted where.
+"""Mounting and unmounting, by system call where permitted, else by fusermount3; and the list of current mounts.
 
 Laws
-1. Only what the kernel lists as ours is ever unmounted.
-2. What is needed and missing is said in one sentence, with its cure.
+1. Only a mount that the kernel lists as ours is ever unmounted.
+2. A missing prerequisite is reported in one sentence, with its cure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DETACH, _NOFOLLOW = 2, 8
 
 
 def lacking() -> tuple[str, str]:
-    """Why nothing can be mounted here, and the cure; ("", "") where it can, as far as can be seen without trying."""
+    """Return why nothing can be mounted here, and the cure; ("", "") if it can, as far as visible without trying."""
     try:
         os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def lacking() -> tuple[str, str]:
 
 
 def mount(path: str, source: str) -> int:
-    """The descriptor on which the kernel asks. Raises Refused."""
+    """Mount at `path`, and return the descriptor of the kernel's requests. Raises Refused."""
     why, cure = lacking()
     if why:
         raise Refused(f"the files tier cannot be mounted: {why}", cure)
@@ -64,7 +64,7 @@ def mount(path: str, source: str) -> int:
 
 
 def unmount(path: str, lazily: bool = True) -> None:
-    """Raises OSError: EINVAL where nothing of ours is mounted, EBUSY unless lazily."""
+    """Unmount. Raises OSError: EINVAL if nothing of ours is mounted there, EBUSY unless lazily."""
     if not is_mounted(path):
         raise OSError(errno.EINVAL, "nothing of quine is mounted there", path)
     if _may_mount():
@@ -85,17 +85,17 @@ def unmount(path: str, lazily: bool = True) -> None:
 
 
 def is_mounted(path: str) -> bool:
-    """Is a tier mounted there? Asks the kernel's list and not the path, which may hang."""
+    """Return whether shared files are mounted there. It reads the kernel's list, because the path itself may hang."""
     return bool(sources(path))
 
 
 def sources(path: str) -> list[str]:
-    """What the tiers that are mounted there were mounted as, the latest last."""
+    """Return the source names of our mounts at `path`, the latest last."""
     return [source for place, source in mounted() if place == path]
 
 
 def mounted() -> list[tuple[str, str]]:
-    """Where tiers are mounted, and as what; the latest last."""
+    """Return (path, source name) of all our mounts, the latest last."""
     found = []
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
@@ -107,13 +107,13 @@ def mounted() -> list[tuple[str, str]]:
 
 
 def _plain(text: bytes) -> bytes:
-    """`\\040` for a space and the like, as the kernel writes paths."""
+    """Decode `\\040` for a space and the like, as the kernel writes paths."""
     parts = text.split(b"\\")
     return parts[0] + b"".join(bytes([int(part[:3], 8) & 0xFF]) + part[3:] for part in parts[1:])
 
 
 def _may_mount() -> bool:
-    """CAP_SYS_ADMIN, as far as this namespace goes."""
+    """Return whether this process has CAP_SYS_ADMIN in its namespace."""
     try:
         with open("/proc/self/status", "rb") as file:
             for line in file:
@@ -143,7 +143,7 @@ def _mount_ourselves(path: str, source: str) -> int:
 
 
 def _mount_by(helper: str, path: str, source: str) -> int:
-    """fusermount3 mounts and hands the descriptor over a socket, whose number its environment names."""
+    """Mount by fusermount3, which returns the descriptor over a socket; the socket's number is in its environment."""
     import socket
     import subprocess
 
@@ -175,7 +175,7 @@ _libc: ctypes.CDLL | None = None
 
 
 def _call(name: str, *args: bytes | int) -> int:
-    """A function of the C library; its errno, 0 where it went well."""
+    """Call a function of the C library; return its errno, 0 on success."""
     global _libc
     import ctypes
 

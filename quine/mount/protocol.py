@@ -1,9 +1,11 @@
-"""The kernel's FUSE protocol: what it asks and how it is answered, as bytes. Sans-IO.
+"""The kernel's FUSE protocol: requests parsed from bytes, answers packed to bytes. Sans-IO.
 
 Laws
-1. One request of the kernel is one message, and is parsed whole or refused with ValueError: no reading beyond its end.
-2. Numbers are the machine's own byte order, as in linux/fuse.h; the oldest dialect that is spoken is 7.31 (Linux 5.4).
-3. What goes out fits its field whatever a store says: sizes and times are clamped, never wrapped.
+1. One message of the kernel is one request. It is parsed as a whole or refused with ValueError, never read beyond its
+   end.
+2. Numbers are in the machine's byte order, as in linux/fuse.h. The oldest supported version is 7.31 (Linux 5.4).
+3. Outgoing numbers fit their fields, whatever a store reports. Sizes are clamped, an impossible time becomes 0; nothing
+   wraps.
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from typing import NamedTuple
 MAJOR, MINOR, OLDEST = 7, 31, 31
 LARGEST = 1 << 20  # bytes of one READ or WRITE
 PAGE = 4096
-BUFFER = LARGEST + 2 * PAGE  # what one read of /dev/fuse must have room for
+BUFFER = LARGEST + 2 * PAGE  # bytes that one read of /dev/fuse may give
 
-# INIT flags that are asked for where the kernel has them
+# INIT flags, requested if the kernel has them
 ASYNC_READ, ATOMIC_O_TRUNC, BIG_WRITES = 1 << 0, 1 << 3, 1 << 5
 DO_READDIRPLUS, PARALLEL_DIROPS, MAX_PAGES = 1 << 13, 1 << 18, 1 << 22
 FLOCK_LOCKS = 1 << 10
-# Not READDIRPLUS_AUTO, with which the kernel takes attributes of the first names only: `ls -l` asked for all others.
+# Without READDIRPLUS_AUTO: by it the kernel got attributes of the first names only, and `ls -l` asked for the rest.
 WANTED = FLOCK_LOCKS | ASYNC_READ | ATOMIC_O_TRUNC | BIG_WRITES | DO_READDIRPLUS | PARALLEL_DIROPS | MAX_PAGES
 
-KEEP_CACHE = 1 << 1  # of OPEN: the pages that the kernel has are right
+KEEP_CACHE = 1 << 1  # of OPEN: the kernel's cached pages are valid
 SET_MODE, SET_UID, SET_GID, SET_SIZE, SET_MTIME, SET_MTIME_NOW, SET_BY_HANDLE = 1, 2, 4, 8, 32, 256, 64
 NO_REPLACE = 1  # of RENAME2
 IS_FLOCK = 1  # of SETLK and SETLKW
@@ -80,7 +82,7 @@ class Request(NamedTuple):
     op: int
     unique: int
     node: int
-    pid: int  # of the thread that asks; 0 where it is in another pid namespace
+    pid: int  # of the requesting thread; 0 if it is in another pid namespace
     args: tuple[int, ...] = ()
     names: tuple[bytes, ...] = ()
     data: bytes | memoryview = b""
@@ -98,7 +100,7 @@ _STATFS = Struct("=QQQQQIIII24x")
 _WRITTEN = Struct("=II")
 _FORGOTTEN = Struct("=QQ")
 
-# what follows the header: numbers, how many names, whether the rest is data
+# After the header: numbers, count of names, whether the rest is data.
 _FORMS: dict[int, tuple[Struct, int, bool]] = {
     Op.LOOKUP: (Struct(""), 1, False),
     Op.FORGET: (Struct("=Q"), 0, False),
@@ -132,7 +134,7 @@ _FORMS: dict[int, tuple[Struct, int, bool]] = {
 
 
 def parse(message: bytes | memoryview) -> Request:
-    """What one read of /dev/fuse gave. ValueError where it is no request; an unknown kind has no args."""
+    """Parse one message of /dev/fuse. Raises ValueError if it is malformed; an unknown kind has no args."""
     try:
         length, op, unique, node, _, _, pid, extensions, _ = HEADER.unpack_from(message)
         if length != len(message):
@@ -160,7 +162,7 @@ def parse(message: bytes | memoryview) -> Request:
 
 
 def forgotten(request: Request) -> list[tuple[int, int]]:
-    """(node, how often) of FORGET and BATCH_FORGET. ValueError where the list is cut short."""
+    """Return the (node, count) pairs of FORGET or BATCH_FORGET. Raises ValueError if the list is cut short."""
     if request.op == Op.FORGET:
         return [(request.node, request.args[0])]
     count = request.args[0]
@@ -170,26 +172,26 @@ def forgotten(request: Request) -> list[tuple[int, int]]:
 
 
 class Attributes(NamedTuple):
-    """What the kernel is told of a node."""
+    """The attributes of a node, for the kernel."""
 
     inode: int
-    mode: int  # with the bits of its kind
+    mode: int  # with the bits of the file type
     size: int
     mtime: float
 
 
 def answer(unique: int, *parts: bytes | memoryview) -> list[bytes | memoryview]:
-    """An answer to be written at once (writev)."""
+    """Return an answer, to be written by one writev."""
     return [_OUT.pack(_OUT.size + sum(map(len, parts)), 0, unique), *parts]
 
 
 def failure(unique: int, number: int) -> list[bytes | memoryview]:
-    """An errno as the answer."""
+    """Return an answer that is an errno."""
     return [_OUT.pack(_OUT.size, -number if 0 < number < 512 else -5, unique)]
 
 
 def initial(request: Request) -> tuple[bytes, bool]:
-    """The answer to INIT, and whether the dialect is agreed: if not, the kernel asks again with ours, or never."""
+    """Return the answer to INIT, and whether the version is agreed; if not, the kernel asks with ours, or never."""
     major, minor, readahead, flags = request.args
     if major != MAJOR or minor < OLDEST:
         return _INIT_OUT.pack(MAJOR, MINOR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), False
@@ -212,7 +214,7 @@ def attributes(told: Attributes, uid: int, gid: int) -> bytes:
 
 
 def entry(node: int, attr: bytes, entry_seconds: int, attr_seconds: int) -> bytes:
-    """Of LOOKUP and its like; node 0 with seconds would be a name that is kept as absent."""
+    """Pack the entry of LOOKUP and its like. The kernel would cache node 0 with seconds as an absent name."""
     return _ENTRY.pack(node, 0, entry_seconds, attr_seconds, 0, 0) + attr
 
 
@@ -229,7 +231,7 @@ def written(size: int) -> bytes:
 
 
 def dirent(inode: int, offset: int, kind: int, name: bytes) -> bytes:
-    """One name of a listing; `offset` is where the next begins, `kind` as in a mode."""
+    """Pack one name of a listing; `offset` is where the next begins, `kind` is as in a mode."""
     return _DIRENT.pack(inode, offset, len(name), stat.S_IFMT(kind) >> 12) + name + bytes(-len(name) % 8)
 
 
@@ -238,7 +240,7 @@ def statfs(block: int, blocks: int, free: int, longest: int) -> bytes:
 
 
 def time_of(seconds: int, nanos: int) -> float:
-    """Of SETATTR, where a time before 1970 is a negative number in an unsigned field."""
+    """Return a time of SETATTR; one before 1970 is a negative number in an unsigned field."""
     return (seconds - (1 << 64) if seconds >> 63 else seconds) + nanos / 1e9
 
 

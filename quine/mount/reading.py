@@ -1,11 +1,11 @@
-"""What the kernel asks without changing anything: names, attributes, listings, and the content of what is open.
+"""Requests of the kernel that change nothing: names, attributes, listings, and the content of open files.
 
 Laws
-1. A name is looked up in the store each time, so that what was committed elsewhere is seen by the next open. Only
-   directories, and what a listing has just told, are believed for a second.
-2. Opening asks the store again: where it has another version now, the kernel is told to look once more (ESTALE), and
-   what it finds then is what it opens (reopen.py). No program sees an error because somebody replaced a file.
-3. The attributes of a version never change; a draft shows its own to those who have it.
+1. A name is looked up in the store each time, so that the next open sees what was committed elsewhere. Only directories
+   and freshly listed entries are believed for a second.
+2. Opening asks the store again. If it has another version now, the kernel is told to look once more (ESTALE), and opens
+   the version found then (reopen.py). No program sees an error because a file was replaced.
+3. The attributes of a version never change; a draft shows its own to the processes that have it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def lookup(state: State, request: Request) -> Parts:
 
 
 def is_fresh(node: Node) -> bool:
-    """Can its attributes be told without asking the store?"""
+    """Return whether its attributes can be answered without asking the store."""
     return node.entry.is_file or time.monotonic() - node.checked < BELIEVED
 
 
 def entry_of(state: State, node: Node, seconds: int | None = None) -> bytes:
-    """A node as the answer to a lookup, which the kernel counts from now on."""
+    """Return a node as the answer to a lookup, and count that lookup, as the kernel does."""
     with state.lock:
         node.lookups += 1
         if seconds is None:
@@ -68,7 +68,7 @@ def getattr_(state: State, request: Request) -> Parts:
             entry = state.stat(node.path)
             if not entry.is_file:
                 node.entry = entry
-        # else: one that was removed, and is as it was for who has it open; the next look at its name tells
+        # else it was removed, and stays as it was for processes that have it open; the next lookup of its name tells
     return (attr_of(state, node),)
 
 
@@ -79,12 +79,12 @@ def attr_of(state: State, node: Node) -> bytes:
 
 
 def _attr_seconds(node: Node) -> int:
-    """The kernel does not know when a close changes a directory, so it asks us, who do."""
+    """Return how long the kernel may keep attributes: 0 for drafts, and for directories, which a close may change."""
     return BELIEVED if node.entry.is_file and node.draft is None else 0
 
 
 def statfs(state: State, request: Request) -> Parts:
-    """A store does not tell; there is room until it says that there is none."""
+    """Answer fixed numbers. A store does not report its space: there is room until it refuses a write."""
     return (protocol.statfs(protocol.PAGE, 1 << 40, 1 << 39, paths.LONGEST_NAME),)
 
 
@@ -100,7 +100,7 @@ def open_(state: State, request: Request) -> Parts:
     content = state.again.take(node, request.pid, writes)
     if node.draft is not None:
         return (protocol.opened(open_draft(state, node, request.pid, writes, empty)),)
-    if writes:  # not to a version, which others may read: to a draft, which it will find
+    if writes:  # a version may have readers; it writes to a draft, found by its next lookup
         raise state.again.tell(node, request.pid, writes, empty)
     content = content or _content(state, node, request.pid)
     with state.lock:
@@ -116,16 +116,16 @@ def _content(state: State, node: Node, thread: int) -> Content:
         if wrong.errno not in _REPLACED:
             raise
         if state.again.was_told(node, thread) and (held := state.hold_content(node)):
-            return held  # by a descriptor of the version that it is
+            return held  # opened by a descriptor of this very version
         raise state.again.tell(node, thread) from None
 
 
 def open_draft(state: State, node: Node, thread: int, writes: bool, empty: bool) -> int:
-    """One more handle of a draft."""
+    """Open one more handle of a draft."""
     with state.lock:
         draft = node.draft
         if draft is None:
-            raise state.again.tell(node, thread, writes, empty)  # it has become the file meanwhile
+            raise state.again.tell(node, thread, writes, empty)  # it was committed and ended meanwhile
         number = hold_draft(state, node, draft, thread, writes)
     try:
         with draft.lock:
@@ -141,7 +141,7 @@ def open_draft(state: State, node: Node, thread: int, writes: bool, empty: bool)
 
 
 def hold_draft(state: State, node: Node, draft: Draft, thread: int, writes: bool) -> int:
-    """It lives as long as a handle of it."""
+    """Add a handle of a draft, which lives as long as any of its handles."""
     process = process_of(thread)
     with state.lock:
         draft.users += 1
@@ -175,7 +175,7 @@ def opendir(state: State, request: Request) -> Parts:
 
 
 def readdir(state: State, request: Request) -> Parts:
-    """What the directory held when it was read from its beginning, as much as there is room for."""
+    """Answer from the listing taken when it was read from the beginning, as far as there is room."""
     number, offset, room = request.args[:3]
     handle = state.handle(number)
     if handle.listing is None or offset == 0:
@@ -200,7 +200,7 @@ def _listing(state: State, path: str) -> list[tuple[bytes, Entry]]:
     prefix = path + "/" if path else ""
     for entry in state.tier.list(path):
         name = entry.path.removeprefix(prefix)
-        # what a store tells may be anything
+        # a store may return any name
         if paths.join(path, name) == entry.path and "/" not in name and "\0" not in name and name:
             encoded = os.fsencode(name)
             if len(encoded) <= paths.LONGEST_NAME and name not in (".", ".."):
@@ -209,7 +209,7 @@ def _listing(state: State, path: str) -> list[tuple[bytes, Entry]]:
 
 
 def _told(state: State, name: bytes, entry: Entry) -> bytes:
-    """What stands before a name in READDIRPLUS; `.` and `..` are not counted as lookups."""
+    """Return the entry that precedes a name in READDIRPLUS; `.` and `..` are not counted as lookups."""
     if name in (b".", b".."):
         return protocol.entry(0, protocol.attributes(attributes(entry), state.uid, state.gid), 0, 0)
     with state.lock:

@@ -1,9 +1,9 @@
-"""The table of mounts of this user on this machine: a locked file for each, and the directories of those for jobs.
+"""The mounts of this user on this machine: a locked file for each, and the directories of those made for jobs.
 
 Laws
-1. A mount's lock is held by its keeper and its server together, so it is free only when both have ended.
-2. Whoever mounts next unmounts what a free lock names: what both could not do, because they were killed at one time.
-3. A mount bears the name of its lock, so that its keeper, who may be late, never takes another one in its place for it.
+1. A mount's lock is held by its supervisor and its server together, so it is free only when both have ended.
+2. The next mount unmounts everything that a free lock names: both processes were killed at once, and could not.
+3. A mount bears the name of its lock, so a late supervisor never mistakes another mount at that path for its own.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _SUFFIX = ".lock"
 
 
 def folder() -> str:
-    """Raises Refused where the runtime directory cannot be trusted, OSError."""
+    """Return the directory of the locks. Raises Refused if the runtime directory cannot be trusted, OSError."""
     path = os.path.join(address.runtime_directory(), "mounts")
     dirs.make(path)
     return path
 
 
 class Place:
-    """One mount's lock, and its directory where that is ours."""
+    """One mount's lock, and its directory if that is ours."""
 
     def __init__(self, path: str = "") -> None:
-        """At `path`; without one, in a new directory. Raises OSError, Refused."""
+        """Lock a mount at `path`, or in a new directory if that is empty. Raises OSError, Refused."""
         base = os.path.join(folder(), f"{os.getpid()}-{os.urandom(4).hex()}")
         self._lock = base + _SUFFIX
         self.path = path or base
@@ -42,12 +42,12 @@ class Place:
             os.mkdir(base, 0o700)
 
     def leave(self) -> None:
-        """Unmounted, and nothing of it left."""
+        """Unmount, and remove the lock and the directory."""
         _clear(self._lock, self.path)
 
 
 def sweep() -> list[str]:
-    """Unmount what nobody keeps any more; where."""
+    """Unmount everything that no process keeps any more; return the paths."""
     swept = []
     home = folder()
     for name in os.listdir(home):
@@ -59,7 +59,7 @@ def sweep() -> list[str]:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path = os.fsdecode(os.read(fd, 8192))
-                if path:  # else it is being made at this moment
+                if path:  # else it is being created at this moment
                     _clear(lock, path)
                     swept.append(path)
             finally:
@@ -68,14 +68,14 @@ def sweep() -> list[str]:
 
 
 def _source(lock: str) -> str:
-    """What is mounted under this lock is mounted as that."""
+    """Return the source name of the mount that has this lock."""
     return "quine-" + os.path.basename(lock).removesuffix(_SUFFIX)
 
 
 def _clear(lock: str, path: str) -> None:
     while _source(lock) in (there := mounts.sources(path)):
         if there[-1] != _source(lock):
-            return  # another one lies over it; the lock stays, and says that it is there
+            return  # another mount lies over it; the lock stays, as its record
         try:
             mounts.unmount(path)
         except OSError:

@@ -1,11 +1,11 @@
-"""Who was told to look once more (ESTALE), and what he finds then.
+"""Second lookups: state of threads whose open() was answered ESTALE, because the file was replaced.
 
 Laws
-1. The kernel looks again once, and the program would get a second ESTALE. So what a thread that was told so looks up is
-   opened with that, and held: its open takes just that, whatever is put there in between.
-2. What is found was opened after the thread had begun to open, so it is no older than what it may see.
-3. A name that has gone by then is ENOENT to the look and not to the open, so that O_CREAT makes it.
-4. What nobody comes for is let go of, later.
+1. The kernel looks the name up once more; a second ESTALE would reach the program. So that lookup opens the file and
+   holds it for the thread. The thread's open takes this very file, even if it is replaced in between.
+2. The file found was opened after the thread had begun its open, so it is not older than the thread may see.
+3. A name that is gone by then is ENOENT to the lookup and not to the open, so that O_CREAT creates it.
+4. State that no thread comes for is dropped, later.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.mount.state import State
 
-LOOKS = 3600.0  # seconds for which a look is waited for: the names above are looked up, too, and a link may be down
-OPENS = 60.0  # seconds for which an open is, from then on: the kernel asks nobody in between
-TRIES = 8  # of a small file that is written to in place, past the tier, whenever it is fetched
+LOOKS = 3600.0  # seconds until the lookup: directories above are looked up first, and a link may be down
+OPENS = 60.0  # seconds from then until the open: the kernel sends nothing in between
+TRIES = 8  # attempts for a small file that a program modifies in place, in the store's directory
 
 
 class Told:
-    """One thread and path. `node` is what is held for it, with `content` where it reads."""
+    """State of one thread and path. `node` is held for it, with `content` if it reads."""
 
     __slots__ = ("base", "content", "empty", "node", "until", "writes")
 
     def __init__(self, base: Entry, writes: bool, empty: bool) -> None:
         self.base = base
         self.writes = writes
-        self.empty = empty  # it will have nothing of what is there
+        self.empty = empty  # opened with O_TRUNC: it needs no content
         self.until = time.monotonic() + LOOKS
         self.node: Node | None = None
         self.content: Content | None = None
 
 
 class Again:
-    """By thread and path. Only what opens a file of the tier is called without the filesystem's lock."""
+    """The table, by thread and path. Files of the store are opened without `State.lock`."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -52,27 +52,27 @@ class Again:
         return len(self._told)
 
     def tell(self, node: Node, thread: int, writes: bool = False, empty: bool = False) -> OSError:
-        """The ESTALE that makes it look again."""
+        """Register the thread, and return the ESTALE that makes it look again."""
         with self._state.lock:
             now = time.monotonic()
             for key in [key for key, told in self._told.items() if told.until < now]:
                 self._end(key)
             key = (thread, node.path)
             known = self._told.get(key)
-            by_descriptor = known is not None and known.node is None  # it did not look, and will not come
+            by_descriptor = known is not None and known.node is None  # it did not look, and will not
             self._end(key)
             if not by_descriptor:
                 self._told[key] = Told(node.entry, writes, empty)
         return stale(node.path)
 
     def was_told(self, node: Node, thread: int) -> bool:
-        """And comes without having looked, which is by a descriptor."""
+        """Return whether the thread was told and opens without a lookup, that is, by a descriptor."""
         with self._state.lock:
             told = self._told.get((thread, node.path))
             return told is not None and told.node is None
 
     def find(self, path: str, thread: int) -> Node | None:
-        """What is there now, held for this thread; None where it was not told. Raises OSError, and then it is over."""
+        """Open the file there now, held for this thread; None if it was not told. OSError also ends its state."""
         key = (thread, path)
         with self._state.lock:
             told = self._told.get(key)
@@ -90,14 +90,14 @@ class Again:
         with self._state.lock:
             self._let_go(told)
             told.node, told.content, told.until = node, content, time.monotonic() + OPENS
-            if self._told.get(key) is not told:  # another who cannot be told from it (pid 0) was quicker
+            if self._told.get(key) is not told:  # another, not distinguishable (pid 0), was faster
                 self._let_go(told)
             return node
 
     def take(self, node: Node, thread: int, writes: bool) -> Content | None:
-        """It opens what it has found: what it reads, which is its own from now on."""
+        """Return the content held for a thread that opens its node; it belongs to the caller from now on."""
         with self._state.lock:
-            for key, told in self._told.items():  # not by its path, which may be another one now
+            for key, told in self._told.items():  # not by path: a rename may have changed it
                 if key[0] == thread and told.node is node and told.writes == writes:
                     del self._told[key]
                     if told.content is not None:
@@ -113,7 +113,7 @@ class Again:
                 if wrong.errno not in (errno.ESTALE, errno.EISDIR) or not left:
                     raise
                 if wrong.errno == errno.EISDIR and not (entry := self._state.stat(path)).is_file:
-                    return self._state.told(entry), None  # which nothing has to be held of
+                    return self._state.told(entry), None  # a directory: nothing to hold
         raise stale(path)
 
     def _draft(self, path: str, told: Told) -> Node:

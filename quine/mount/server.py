@@ -1,9 +1,10 @@
-"""Serving a mount: one thread reads what the kernel asks, others wait for the store.
+"""The server of a mount: one thread reads requests of the kernel, others wait for the store.
 
 Laws
-1. The reader answers what waits for nothing, and never waits itself; everything else has a thread, at most THREADS.
-2. Every request has one answer. Whoever is being killed is answered at once, and what comes later is undone.
-3. Whatever goes wrong is an errno to who asked; the server goes on.
+1. The reading thread answers requests that wait for nothing, and never waits itself. Every other request has a thread,
+   at most THREADS at a time.
+2. Every request gets one answer. A process being killed is answered at once, and a later result is undone.
+3. Any failure is an errno for the requester; the server goes on.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-THREADS = 32  # operations of the store at one time
-LOOK = 0.2  # seconds between looks at those that were interrupted
+THREADS = 32  # concurrent operations of the store
+LOOK = 0.2  # seconds between checks of interrupted requests
 
 
 class Server:
@@ -46,7 +47,7 @@ class Server:
         os.set_blocking(fd, False)
 
     def serve(self, also: list[int], woken: Callable[[int], bool]) -> None:
-        """Until it is unmounted, or `woken` says so of one of the descriptors `also`, which is readable."""
+        """Serve until unmounted, or until `woken`, called for a readable descriptor of `also`, returns True."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         for fd in also:
@@ -66,7 +67,7 @@ class Server:
                 self._free_the_dying()
 
     def stop(self) -> None:
-        """No more threads wait for work."""
+        """End the threads that wait for work."""
         with self._lock:
             self.ended = True
             count = self._threads
@@ -74,7 +75,7 @@ class Server:
             self._work.put(None)
 
     def wait(self, seconds: float) -> bool:
-        """For the operations that are under way; False where they are not done by then."""
+        """Wait for the operations under way; return False if they are not done by then."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             with self._lock:
@@ -84,13 +85,13 @@ class Server:
         return False
 
     def _one(self) -> bool:
-        """Take one request; False where there is none now."""
+        """Take one request; return False if there is none now."""
         try:
             count = os.readv(self._fd, [self._buffer])
         except OSError as error:
             if error.errno == errno.ENODEV:
                 self.ended = True
-            return error.errno in (errno.EINTR, errno.ENOENT)  # taken back before we had it
+            return error.errno in (errno.EINTR, errno.ENOENT)  # withdrawn before we had read it
         if not count:
             self.ended = True
             return False
@@ -110,7 +111,7 @@ class Server:
         return True
 
     def _told(self, request: Request) -> bool:
-        """What is no question, and the greeting."""
+        """Handle messages that are no operation: forget, interrupt, locks and INIT. Return False for all others."""
         if request.op in (Op.FORGET, Op.BATCH_FORGET):
             try:
                 with self._state.lock:
@@ -143,7 +144,7 @@ class Server:
         self._write(protocol.answer(unique))
 
     def _lock_asked(self, request: Request) -> None:
-        """Answered here, or by who lets go of what stands in the way."""
+        """Answer a lock request, or leave it waiting; a later release answers it."""
         number, kind, flags = request.args[0], request.args[4], request.args[6]
         with self._state.lock:
             handle, locks = self._state.handles.get(number), self._state.locks
@@ -159,7 +160,7 @@ class Server:
         self._state.next_locks()
 
     def _free_the_dying(self) -> None:
-        """The kernel lets nobody die whose request we have, until we answer it."""
+        """Answer requests of dying processes: the kernel lets none of them die before."""
         with self._lock:
             dying = [unique for unique, pid in self._interrupted.items() if is_dying(pid)]
             for unique in dying:
@@ -169,7 +170,7 @@ class Server:
 
     def _hand_over(self, request: Request) -> None:
         if not isinstance(request.data, bytes):
-            request = request._replace(data=bytes(request.data))  # the buffer is filled anew meanwhile
+            request = request._replace(data=bytes(request.data))  # the buffer is reused meanwhile
         with self._lock:
             self._waiting[request.unique] = request
             more = self._idle < self._work.qsize() + 1 and self._threads < THREADS

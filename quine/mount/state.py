@@ -1,10 +1,10 @@
-"""What a mounted tier holds: its nodes, its open files, its drafts, and the small files that were read last.
+"""The state of a mount: its nodes, its open files, its drafts, and the small files that were read last.
 
 Laws
-1. One lock for all tables, held for no operation of the tier and for no wait.
-2. A draft is found by the thread that it was made for (reopen.py), and by the processes that have it open; by nobody
-   else.
-3. What is kept of files that nobody has open is bounded, and used only after the store has said that it is current.
+1. One lock protects all tables; it is held during no call of the store and during no wait.
+2. A draft is visible to the thread that it was made for (reopen.py), and to the processes that have it open; to no
+   others.
+3. Contents kept of files that are not open are bounded, and used only after the store has said that they are current.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KEPT = 64 << 20  # bytes of files that nobody has open
+KEPT = 64 << 20  # bytes of contents kept of files that are not open
 
 
 class State:
@@ -40,7 +40,7 @@ class State:
         self.handles = Handles()
         self.again = Again(self)
         self.locks = Locks()
-        self.given: Callable[[int], None] = lambda unique: None  # who waited for a lock has it
+        self.given: Callable[[int], None] = lambda unique: None  # a waiting request got its lock
         self.uid, self.gid = os.getuid(), os.getgid()
         self._drafts: dict[str, list[Node]] = {}
         self._kept: OrderedDict[tuple[str, str], Content] = OrderedDict()
@@ -49,7 +49,7 @@ class State:
     # -- names
 
     def node(self, number: int) -> Node:
-        """ESTALE where the kernel speaks of one that it has forgotten."""
+        """Return a node. Raises ESTALE if it has been forgotten."""
         with self.lock:
             node = self.nodes.get(number)
         if node is None:
@@ -57,7 +57,7 @@ class State:
         return node
 
     def below(self, parent: int, name: bytes) -> str:
-        """The path of a name in a directory."""
+        """Return the path of a name in a directory."""
         node = self.node(parent)
         text = os.fsdecode(name)
         if "/" in text or text in (".", ".."):
@@ -65,7 +65,7 @@ class State:
         return paths.clean(paths.join(node.path, text))
 
     def stat(self, path: str) -> Entry:
-        """The root is there also where the store has nothing yet."""
+        """Return the entry of a path. The root exists even if the store is empty."""
         try:
             return self.tier.stat(path)
         except FileNotFoundError:
@@ -74,14 +74,14 @@ class State:
             return Entry("", "directory", mode=0o755)
 
     def told(self, entry: Entry) -> Node:
-        """The node of what the store has told at this moment."""
+        """Return the node of an entry that the store has returned at this moment."""
         with self.lock:
             node = self.nodes.of(entry)
             node.checked = time.monotonic()
             return node
 
     def changed(self, path: str) -> None:
-        """We have changed something in the directory of this path."""
+        """Note that we have changed the directory of this path: its attributes are to be asked again."""
         with self.lock:
             directory = self.nodes.directory(paths.parent(path))
             if directory is not None:
@@ -97,7 +97,7 @@ class State:
         return handle
 
     def release(self, number: int) -> None:
-        """A handle and what it holds are let go of; once."""
+        """Release a handle and everything that it holds; once."""
         with self.lock:
             handle = self.handles.pop(number)
             if handle is None:
@@ -117,13 +117,13 @@ class State:
             self.nodes.drop(node)
 
     def next_locks(self) -> None:
-        """Something was let go of."""
+        """Give locks to waiting requests, after something was released."""
         with self.lock:
             for unique in self.locks.turns():
                 self.given(unique)
 
     def open_content(self, node: Node) -> Content:
-        """What is read of a version, one more user of it. ESTALE where another version is there now."""
+        """Return the content of a version, with one more user. Raises ESTALE if another version is there now."""
         with self.lock:
             known = node.content or self._kept.get((node.path, node.entry.version))
         if known is not None and self.tier.stat(node.path).version != known.entry.version:
@@ -136,7 +136,7 @@ class State:
                 return known
         fresh = Content(self.tier, node.path, node.entry)
         with self.lock:
-            other = node.content  # somebody was quicker
+            other = node.content  # another thread was faster
             if other is None:
                 node.content = fresh
             used = other or fresh
@@ -146,7 +146,7 @@ class State:
         return used
 
     def hold_content(self, node: Node) -> Content | None:
-        """What somebody reads of a version, one more user of it; None where nobody does."""
+        """Return the open content of a version, with one more user; None if nothing reads it."""
         with self.lock:
             if node.content is not None:
                 node.content.users += 1
@@ -182,12 +182,12 @@ class State:
     # -- drafts
 
     def drafts(self, path: str) -> list[Node]:
-        """Those of a path."""
+        """Return the nodes of a path that have a draft."""
         with self.lock:
             return [node for node in self._drafts.get(path, ()) if node.draft is not None]
 
     def expect_no_drafts_below(self, path: str) -> None:
-        """A directory with a file in it that is to come at its close is not empty. ENOTEMPTY."""
+        """Raise ENOTEMPTY if a directory will get a file at its close: it is not empty."""
         with self.lock:
             below = [known for known in self._drafts if known.startswith(path + "/")]
             if any(
@@ -196,7 +196,7 @@ class State:
                 raise error(errno.ENOTEMPTY, path)
 
     def draft_for(self, path: str, thread: int) -> Node | None:
-        """The one that this thread sees in place of the file."""
+        """Return the draft that this thread sees in place of the file."""
         nodes = self.drafts(path)
         if not nodes:
             return None
@@ -214,7 +214,7 @@ class State:
             return node
 
     def end_draft(self, node: Node) -> None:
-        """Nobody has it open any more: it is the version that it has become, or nothing."""
+        """End a draft that is open nowhere: its node becomes the committed version, or goes."""
         with self.lock:
             draft = node.draft
             assert draft is not None
@@ -233,7 +233,7 @@ class State:
             self._drafts.pop(path, None)
 
     def removed(self, path: str) -> None:
-        """Drafts of that name, or below it, end with their descriptors."""
+        """Orphan the drafts of that name or below it: they end with their descriptors."""
         with self.lock:
             for known in [known for known in self._drafts if paths.within(known, path)]:
                 for node in self._drafts.pop(known):
@@ -241,7 +241,7 @@ class State:
                         node.draft.orphan = True
 
     def moved(self, source: str, target: str) -> None:
-        """After a rename: drafts will be what they are called now."""
+        """Apply a rename to drafts, nodes and locks: a draft is committed under its new name."""
         with self.lock:
             self.removed(target)
             for known in [known for known in self._drafts if paths.within(known, source)]:

@@ -1,11 +1,11 @@
-"""The two processes of a mount: the keeper, which sees to its end, and the server, which answers the kernel.
+"""The two processes of a mount: the supervisor, which ends it, and the server, which answers the kernel.
 
 Laws
-1. Either unmounts when the other ends, however that ended; both do nothing else that could fail at that time.
-2. A mount for a job ends with the process that it was made for; what its close had not committed by then is not kept.
-3. The tier is opened in the server alone: its connections and threads are made after the last fork.
-4. Nothing of the job's is held: no stream, no directory, no descriptor but the memo that says who may ask the origin,
-   and the book of the tree, whose quota counts what is written here.
+1. Each unmounts when the other ends, however that happened; neither does anything else then that could fail.
+2. A mount for a job ends with the process that it was made for. Data that no close had committed by then is not kept.
+3. The store is opened in the server alone: its connections and threads are created after the last fork.
+4. No stream, directory or descriptor of the job is held, with two exceptions: the memo, by which requests to the origin
+   are authorised, and the tree's shared counters, in which the quota counts writes made here.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from quine.mount import mounts, registry
 from transport.errors import Refused
 from transport.job import inherit
 
-GRACE = 5.0  # seconds that a server has to end what is under way after it was unmounted
+GRACE = 5.0  # seconds for a server to finish its operations after the unmount
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def keep(path: str, ready: int, target: int = 0, detach: bool = True) -> int:
-    """Mount the tier at `path` ("": in a directory of ours), for the process `target` or until it is unmounted.
+    """Mount the store at `path` ("": in a directory of ours), for the process `target` or until it is unmounted.
 
-    `ready` is told how it began. With `detach` the caller's child goes on and the caller ends; else it ends with
-    the mount. The exit status.
+    `ready` receives the outcome. With `detach`, a child goes on and the caller's process returns; else it returns when
+    the mount ends. Return the exit status.
     """
     watched = -1
     if target:
         watched = os.pidfd_open(target)
         if os.getppid() != target:
-            return 1  # it has ended already
-    book = quota.of_our_tree()  # while we still descend from it
+            return 1  # the target has ended already
+    book = quota.of_our_tree()  # while we still descend from the tree
     if detach and os.fork():
         return 0
     if detach:
         os.setsid()
-        settle(os.environ)  # else the server would look for a relative one below the root
+        settle(os.environ)  # else the server would resolve a relative URL below the root
         os.chdir("/")
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
@@ -84,7 +84,7 @@ def _fork_server(place: registry.Place, fd: int, ready: int, watched: int) -> in
     try:
         signal.set_wakeup_fd(-1)
         for number in _ENDS:
-            signal.signal(number, signal.SIG_IGN)  # the keeper is told, and unmounts
+            signal.signal(number, signal.SIG_IGN)  # the supervisor receives them too, and unmounts
         serve(place, fd, ready, above)
         status = 0
     except (Refused, Failure, OSError) as error:
@@ -94,7 +94,7 @@ def _fork_server(place: registry.Place, fd: int, ready: int, watched: int) -> in
 
 
 def serve(place: registry.Place, fd: int, ready: int, keeper: int) -> None:
-    """The server's life."""
+    """Run the server process."""
     from quine.mount.server import Server
     from quine.mount.state import State
 
@@ -103,7 +103,7 @@ def serve(place: registry.Place, fd: int, ready: int, keeper: int) -> None:
     os.close(ready)
 
     def woken(which: int) -> bool:
-        place.leave()  # the keeper has ended; the kernel says when nobody is left who holds a file
+        place.leave()  # the supervisor has ended; the kernel reports when no file is open any more
         return False
 
     server.serve([keeper], woken)
@@ -111,7 +111,7 @@ def serve(place: registry.Place, fd: int, ready: int, keeper: int) -> None:
 
 
 def _watch(place: registry.Place, server: int, watched: int, woken: int) -> int:
-    """Until the server, the job or we are to end."""
+    """Wait until the server, the job or this process is to end; then unmount, and end the server."""
     pidfd = os.pidfd_open(server)
     poll = select.poll()
     for fd in (pidfd, watched, woken):
@@ -123,7 +123,7 @@ def _watch(place: registry.Place, server: int, watched: int, woken: int) -> int:
     poll.register(pidfd, select.POLLIN)
     if not poll.poll(GRACE * 1000):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(server, signal.SIGKILL)  # files are still held, by whom nobody waits for
+            os.kill(server, signal.SIGKILL)  # files are still open; their users are not waited for
     os.waitpid(server, 0)
     place.leave()
     return 0
@@ -141,7 +141,7 @@ def _words(error: Exception) -> tuple[str, str, str]:
 
 
 def heard(ready: int, seconds: float) -> list[str]:
-    """What a keeper told: "ok" and the path, or "error", what, a hint and the status. Refused where it told nothing."""
+    """Read the outcome of a mount: "ok" and the path, or "error", text, hint, status. Raises Refused if none comes."""
     told = b""
     poll = select.poll()
     poll.register(ready, select.POLLIN)

@@ -1,9 +1,9 @@
-"""A file that is being written: a local copy, which becomes the file of the tier in one step.
+"""A file that is being written: a local copy (draft), which becomes the store's file in one step.
 
 Laws
-1. Nobody but who opened it sees a draft; `commit` makes all of it the file, or raises and leaves the file as it was.
-2. What could not be committed stays what is to be committed: who asks again, by `fsync` or another close, is not told
-   that it is kept. What the last close could not commit either is given a name on the disk of this machine.
+1. Only processes that opened a draft see it. `commit` makes all of it the file, or raises and leaves the file as is.
+2. Data that could not be committed stays pending: another `fsync` or close tries again, and does not report success for
+   it. If the last close cannot commit it either, it is given a name on this machine's disk.
 3. A draft whose name was removed or replaced is never committed: like a local file, it ends with its last descriptor.
 """
 
@@ -23,20 +23,20 @@ from transport.rpc.lendable import write_at
 
 
 class Draft:
-    """The methods below `lock` are called with it held."""
+    """One draft. The methods in the section below the lock are called with `lock` held."""
 
     def __init__(self, path: str, base: Entry | None, mode: int = FILE_MODE) -> None:
         self.lock = threading.RLock()
         self.path = path
-        self.inode = inode_of(path)  # also when it is renamed: who holds it is told by that
-        self.base = base  # what was there; None where nothing was
+        self.inode = inode_of(path)  # kept across a rename: its holders are recognised by it
+        self.base = base  # the file that it replaces; None if there is none
         self.mode = base.mode if base else mode
-        self.mtime: float | None = None  # that somebody has set
+        self.mtime: float | None = None  # if it was set explicitly
         self.dirty = False
-        self.altered = False  # in its mode or time alone
+        self.altered = False  # its mode or time was set
         self.orphan = False
         self.users = 0  # handles
-        self.writers = 0  # of them those that may write
+        self.writers = 0  # handles that may write
         self.owners: set[int] = set()  # processes that opened it
         self.committed: Entry | None = None
         self._fd = -1
@@ -57,12 +57,12 @@ class Draft:
     # -- below the lock
 
     def begin(self) -> None:
-        """Empty."""
+        """Start with an empty file."""
         if self._fd < 0:
             self._fd = spool()
 
     def load(self, tier: Tier) -> None:
-        """What is in the file now. Raises OSError; ENOENT where it has gone."""
+        """Fetch the file's content. Raises OSError; ENOENT if the file has gone."""
         if self._fd >= 0:
             return
         fd = spool()
@@ -85,7 +85,7 @@ class Draft:
         return os.pread(self._fd, length, offset)
 
     def write(self, data: bytes | memoryview, offset: int, most: int = 0) -> int:
-        """Raises OSError: EDQUOT beyond `most` bytes, which no file of the tier can have; ENOSPC."""
+        """Raises OSError: EDQUOT beyond `most` bytes, the largest file of the store; ENOSPC."""
         if most and offset + len(data) > most:
             raise error(errno.EDQUOT, self.path)
         expect_room(self._fd, offset, len(data), self.path)
@@ -106,14 +106,14 @@ class Draft:
 
     @property
     def pending(self) -> bool:
-        """Is there something that the store has not been told?"""
+        """Whether there is a change that the store does not have."""
         return self.dirty or self.altered
 
     def _changed(self) -> None:
         self.dirty, self.mtime, self._written = True, None, time.time()
 
     def commit(self, tier: Tier) -> Entry | None:
-        """Let it be the file; None where there was nothing to do. Raises OSError."""
+        """Make the draft the file; return None if there was nothing to do. Raises OSError."""
         if not self.pending or self.orphan or self._fd < 0:
             return None
         pending = self.dirty, self.altered
@@ -127,7 +127,7 @@ class Draft:
     def _committed(self, tier: Tier, content: bool) -> Entry:
         if not content:
             self.committed = tier.setattr(self.path, mode=self.mode & 0o777, mtime=self.mtime)
-            # Others may have replaced what it was: these pages need not be those of that version.
+            # The file may have been replaced: these pages need not be those of that version.
             self.base = None
             return self.committed
         size = os.fstat(self._fd).st_size
@@ -138,7 +138,7 @@ class Draft:
         return entry
 
     def save(self) -> str:
-        """Give what was written and not committed a name on this machine's disk; the path, "" if there is none."""
+        """Give uncommitted data a name on this machine's disk; return the path, "" if there is none."""
         if self._fd < 0 or not self.dirty or self.orphan:
             return ""
         return keep(self._fd, os.path.basename(self.path))
@@ -150,7 +150,7 @@ class Draft:
 
 
 def _pour(fd: int, size: int, writer: Writer) -> None:
-    """A local file into a writer, its holes as holes."""
+    """Copy a local file into a writer, holes as holes."""
     at = 0
     while at < size:
         try:

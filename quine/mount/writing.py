@@ -1,10 +1,10 @@
-"""What the kernel asks that changes something: drafts that become files, names that come and go.
+"""Requests of the kernel that change something: drafts that become files, and changes of names.
 
 Laws
-1. The close of a file is its commit, and says how that went; but only the last close of the process that opened it:
-   a shell closes a descriptor that it has just doubled, and a child the ones that it was born with.
-2. O_EXCL is decided when the file is created: an empty file is put there in one step, and one of many wins.
-3. Modes and times are changed without the content, in the store; those of directories are not kept.
+1. The close of a file commits it, and reports the outcome. Only the last close of the process that opened it does so:
+   a shell closes a descriptor that it has just duplicated, and a child those that it inherited.
+2. O_EXCL is decided at creation: an empty file is created in the store in one step, and one of many callers wins.
+3. Modes and times are changed in the store without the content; those of directories are not kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quine.mount.writeback import Draft
 
 def create(state: State, request: Request) -> Parts:
     flags, mode = request.args[:2]
-    path = others(state.below(request.node, request.names[0]))  # which its close would say too late
+    path = others(state.below(request.node, request.names[0]))  # its close would raise too late
     mode &= 0o777
     base: Entry | None = None
     if flags & os.O_EXCL:
@@ -47,7 +47,7 @@ def mknod(state: State, request: Request) -> Parts:
     path = state.below(request.node, request.names[0])
     kind = request.args[0] & 0o170000
     if kind not in (0, 0o100000):
-        raise error(errno.EPERM, path)  # no pipes, sockets and devices in a tier
+        raise error(errno.EPERM, path)  # a store holds no pipes, sockets or devices
     with state.tier.create(path, if_absent=True, mode=request.args[0] & 0o777, size=0) as writer:
         entry = writer.commit()
     state.changed(path)
@@ -91,7 +91,7 @@ def flush(state: State, request: Request) -> Parts:
 
 
 def fsync(state: State, request: Request) -> Parts:
-    """What it has returned for is kept, so it commits."""
+    """Commit: data must be kept once fsync has returned."""
     handle = state.handle(request.args[0])
     if handle.draft is not None:
         _commit(state, handle.node, handle.draft)
@@ -116,7 +116,7 @@ def release(state: State, request: Request) -> Parts:
     node, draft = handle.node, handle.draft
     if draft is not None and handle.writes and draft.writers == 1 and draft.pending:
         try:
-            # Nobody's close has: it was handed to another process, or that was killed.
+            # No close has committed: the file went to another process, or its opener was killed.
             _commit(state, node, draft)
         except OSError as wrong:
             state.note(f"{draft.path}: not kept: {wrong.strerror}{_saved(draft)}")
@@ -141,7 +141,7 @@ def setattr_(state: State, request: Request) -> Parts:
         valid & protocol.SET_GID and gid != state.gid
     )
     if strange:
-        raise error(errno.EPERM, node.path)  # a tier knows no owners
+        raise error(errno.EPERM, node.path)  # a store knows no owners
     if not node.entry.is_file:
         return (attr_of(state, node),)
     mtime: float | None = None
@@ -160,7 +160,7 @@ def setattr_(state: State, request: Request) -> Parts:
                 draft.resize(new_size)
             if new_mode is not None or mtime is not None:
                 draft.alter(new_mode, mtime)
-        if not draft.writers:  # whose close would commit
+        if not draft.writers:  # no close will commit it
             _commit(state, node, draft)
     elif new_size is not None and new_size != node.entry.size:
         _resize(state, node, new_size, new_mode, mtime)
@@ -170,7 +170,7 @@ def setattr_(state: State, request: Request) -> Parts:
 
 
 def _resize(state: State, node: Node, size: int, mode: int | None, mtime: float | None) -> None:
-    """The same file with another length, in one step, as everything."""
+    """Replace a file by itself with another length, in one step."""
     with state.tier.open(node.path) as reader:
         old = reader.entry
         mode = old.mode if mode is None else mode
@@ -189,11 +189,11 @@ def _resize(state: State, node: Node, size: int, mode: int | None, mtime: float 
 
 
 def _renew(state: State, node: Node, entry: Entry) -> None:
-    """It is this now. The next look finds another node: whether these pages are still right is not known."""
+    """Take over new attributes, and hide the node: its pages may be out of date, so the next lookup gets another."""
     state.changed(node.path)
     with state.lock:
         state.nodes.hide(node)
-        size = node.entry.size if node.opened else entry.size  # who reads the old version reads it to its end
+        size = node.entry.size if node.opened else entry.size  # readers of the old version read it to its end
         node.entry = node.entry._replace(mode=entry.mode, mtime=entry.mtime, size=size)
 
 
@@ -253,7 +253,7 @@ def rename(state: State, request: Request) -> Parts:
         state.tier.rename(source, target, if_absent=bool(flags & protocol.NO_REPLACE))
     except FileNotFoundError:
         if not drafts:
-            raise  # of a draft that is not committed yet, only its name changes
+            raise  # a draft not yet committed only changes its name
     state.moved(source, target)
     state.changed(source)
     state.changed(target)

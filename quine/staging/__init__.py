@@ -1,1 +1,1 @@
-"""Files for a job over there, and what it made brought back: by content, each once, and all of it or nothing."""
+"""Staging: files for a remote job and its results back, by content, each sent once, all of it or nothing."""

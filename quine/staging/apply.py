@@ -1,12 +1,12 @@
-"""Laying out: what comes is made in a directory of its own, and renamed to where it belongs when all of it is there.
+"""Laying out of a manifest: entries are created in a private directory, and renamed into place when all are there.
 
 Laws
-1. Nothing appears under its name before everything has come and was verified; then whoever looks sees the old or the
-   new of each file, never a part. A directory that was not there appears with all that is in it, by one rename.
-2. Nothing is written through a link, and nothing above the base is named.
-3. With `undo`, all of it appears or nothing: what the renames replace is kept until the last of them, and a journal
-   lets the next who comes finish what a crash left in the middle (`recover`).
-4. The directory of its own is held by a lock that dies with its owner; one that nobody holds is removed.
+1. Nothing appears under its final name before everything has arrived and is verified. A reader sees the old or the new
+   version of each file, never a part. A missing directory appears with all its contents, by one rename.
+2. No write follows a symlink, and no name above the base is used.
+3. With `undo`, either everything appears or nothing. Replaced entries are kept until the last rename, and a journal
+   lets the next process finish renames that a crash interrupted (`recover`).
+4. The owner of the private directory holds a lock on it that dies with the owner. An unlocked directory is removed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NOTHING = bytes(FACTS.size)
 
 
 class Layout:
-    """One manifest on its way into `base`. `here` is what a look found there; `known` what a record says of it."""
+    """One manifest being laid out in `base`. `here` is what a scan found there; `known` is what a record says."""
 
     def __init__(
         self,
@@ -63,20 +63,20 @@ class Layout:
         self._base = -1
         self._here = here
         self._known = known
-        self._exact = exact  # no umask: a file has its mode from the moment it is made
+        self._exact = exact  # the umask is 0: a file gets its mode when it is created
         self._name = b""
-        self._top = -1  # our directory, and in it `new` and `old`
+        self._top = -1  # the private directory, which holds `new` and `old`
         self._new = -1
-        # Where an entry is made, below `new`; "" where it is there.
+        # Path of each entry below `new`; "" if the entry is in place already.
         self._spots: list[bytes] = [b""] * len(manifest)
-        # The same of a directory, by its name.
+        # The same for directories, by name.
         self._folders: dict[bytes, bytes] = {b"": b""}
-        self.needs: list[int] = []  # files to be made
-        self._moves: list[int] = []  # entries to be renamed
-        self._made: dict[int, tuple[int, ...]] = {}  # what was known of a file when it was made
-        self._plan()  # before anything is held: it may find that it cannot be
+        self.needs: list[int] = []  # indices of the files to create
+        self._moves: list[int] = []  # indices of the entries to rename
+        self._made: dict[int, tuple[int, ...]] = {}  # inode, size, mtime, mode at creation
+        self._plan()  # before any descriptor is opened: it may raise
 
-    # -- what is to be done ------------------------------------------------------------------------
+    # -- plan --------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
         manifest = self._manifest
@@ -85,7 +85,7 @@ class Layout:
             home = self._folders[above]
             fact = self._here.get(name) if not home else None
             if not home and fact is None and manifest.modes[index] & IMPLIED:
-                with contextlib.suppress(FileNotFoundError):  # no look was taken at it
+                with contextlib.suppress(FileNotFoundError):  # the scan did not cover it
                     fact = facts_of(os.lstat(os.path.join(self._path, name)))
             if home:
                 spot = home + b"/" + last
@@ -101,7 +101,7 @@ class Layout:
                 self.needs.append(index)
 
     def _is_there(self, index: int, facts: bytes) -> bool:
-        """Is what stands there what should? Raises Conflict where it can neither stay nor be replaced."""
+        """Return whether the existing entry is right. Raises Conflict if it can neither stay nor be replaced."""
         manifest = self._manifest
         name, mode = manifest.names[index], manifest.modes[index]
         _, size, _, _, found = FACTS.unpack(facts)
@@ -125,24 +125,24 @@ class Layout:
         return False
 
     def wanted(self, here: Objects | None = None) -> dict[bytes, int]:
-        """Contents that are needed and are not `here`: digest -> the first entry that has it."""
+        """Return {digest: first entry with it} of the contents that are needed and not in the store `here`."""
         marks, sizes = self._manifest.marks, self._manifest.sizes
         first = {marks[index]: index for index in reversed(self.needs) if sizes[index]}
         there = here.among(set(first)) if here else frozenset[bytes]()
         return {mark: index for mark, index in first.items() if mark not in there}
 
-    # -- making it ---------------------------------------------------------------------------------
+    # -- create ------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make our directory and the new ones in it."""
+        """Create the private directory, and in it the new directories and symlinks."""
         self._base = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._base, fcntl.LOCK_SH)  # against who would clear it away before it is locked
+        fcntl.flock(self._base, fcntl.LOCK_SH)  # `recover` must not remove it before it is locked
         try:
-            # known before it is made: a signal between the two would leave it there
+            # set before mkdir: a signal between the two would leave the directory behind
             self._name = ASIDE + os.urandom(8).hex().encode()
             try:
                 os.mkdir(self._name, 0o700, dir_fd=self._base)
-            except OSError as error:  # of the base: our name says nothing to anybody
+            except OSError as error:  # report the base: the private name means nothing to users
                 self._name = b""
                 raise OSError(error.errno, error.strerror, os.path.abspath(self._path)) from None
             self._top = os.open(self._name, FOLDER, dir_fd=self._base)
@@ -166,7 +166,7 @@ class Layout:
             os.utime(spot, ns=(mtime, mtime), dir_fd=self._new, follow_symlinks=False)
 
     def fill(self, feed: Feed, wanted: set[bytes], objects: Objects | None, pack: Pack | None) -> None:
-        """Make the files: `wanted` from what comes, the others from what is here. Raises OSError, Broken."""
+        """Create the files: contents in `wanted` from `feed`, others from `objects`. Raises OSError, Broken."""
         made: dict[bytes, int] = {}
         manifest, folder, above = self._manifest, self._new, b""
         try:
@@ -202,7 +202,7 @@ class Layout:
                 os.close(folder)
 
     def _put(self, index: int, fd: int, data: bytes, pack: Pack | None) -> None:
-        """A small content that came: most of them are, and each step of it is a part of the whole time."""
+        """Write a small content that arrived. Most contents are small, so this path has few steps."""
         digest = self._manifest.marks[index]
         if blake2b(data, digest_size=SIZE).digest() != digest:
             raise Broken(f"{shown(self._manifest.names[index])} came with another content")
@@ -235,7 +235,7 @@ class Layout:
     def _content(
         self, index: int, fd: int, feed: Feed, keep: Callable[[bytes | memoryview], None] | None
     ) -> bytes:
-        """Write one content as it comes; its digest."""
+        """Write one content as it arrives, and return its digest."""
         size, sparse = self._manifest.sizes[index], self._manifest.modes[index] & SPARSE
         if not sparse and size <= BLOCK:
             data = feed.take(size)
@@ -258,7 +258,7 @@ class Layout:
         return whole
 
     def _copy(self, first: int, fd: int) -> None:
-        """The same content once more."""
+        """Copy the content of the entry `first`, which was created before."""
         size = self._manifest.sizes[first]
         source = os.open(self._spots[first], os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._new)
         try:
@@ -268,12 +268,12 @@ class Layout:
         finally:
             os.close(source)
 
-    # -- putting it where it belongs ---------------------------------------------------------------
+    # -- move into place ---------------------------------------------------------------------------
 
     def commit(self, undo: bool = False) -> None:
-        """Rename all of it to where it belongs. Raises OSError; with `undo`, everything is then as it was."""
+        """Rename everything into place. Raises OSError; with `undo`, everything is then as before."""
         manifest = self._manifest
-        # Those within first: what is made in one changes its time.
+        # Inner directories first: a change inside a directory changes its mtime.
         for index in range(len(manifest) - 1, -1, -1):
             spot = self._spots[index]
             if spot and manifest.is_directory(index) and (b"/" in spot or manifest.modes[index] & 0o200):
@@ -283,7 +283,7 @@ class Layout:
                 try:
                     self._rename(parents, undo)
                     break
-                except Met as met:  # each time one directory less is to be renamed
+                except Met as met:  # each pass has one directory fewer to rename
                     if undo:
                         remove(b"old", self._top)
                         os.mkdir("old", 0o700, dir_fd=self._top)
@@ -305,7 +305,7 @@ class Layout:
         move(self._new, moves, parents, self._top if undo else -1, folders)
 
     def _open_up(self, name: bytes) -> None:
-        """Of a directory that is there now, as of many jobs that bring into one: what is in ours goes into it."""
+        """Rename the contents of a directory one by one, because another job has created it meanwhile."""
         manifest = self._manifest
         places = {each: index for index, each in enumerate(manifest.names)}
         at = places[name]
@@ -318,26 +318,26 @@ class Layout:
             if not each.startswith(name + b"/"):
                 continue
             first, slash, rest = each[len(name) + 1 :].partition(b"/")
-            if slash:  # goes with what it is in
+            if slash:  # moves with its directory
                 self._spots[index] = self._spots[places[name + b"/" + first]] + b"/" + rest
                 continue
             if manifest.is_directory(index):
-                os.chmod(spot + b"/" + first, 0o700, dir_fd=self._new)  # to be moved it must be writable
+                os.chmod(spot + b"/" + first, 0o700, dir_fd=self._new)  # rename() needs a writable directory
             self._spots[index] = b"%d" % index
             os.rename(spot + b"/" + first, self._spots[index], src_dir_fd=self._new, dst_dir_fd=self._new)
             self._moves.append(index)
 
     def is_journalled(self) -> bool:
-        """Have the renames begun, so that whoever finds them finishes them?"""
+        """Return whether the journal is written, so that `recover` finishes the renames."""
         return os.access("journal", os.F_OK, dir_fd=self._top)
 
     def _settle(self, index: int, parents: Parents) -> None:
-        """Mode and time of what stands under its name now."""
+        """Set mode and mtime of the entry that is in place now."""
         mode, name = self._manifest.modes[index], self._manifest.names[index]
         if stat.S_ISLNK(mode & 0xFFFF) or (self._spots[index] and not stat.S_ISDIR(mode & 0xFFFF)):
-            return  # it had them before
+            return  # set before the rename
         if self._spots[index] or not self._as_it_should(index):
-            with contextlib.suppress(OSError):  # it is another one's, and has what it should but for its time
+            with contextlib.suppress(OSError):  # another user's: only mode or time may be wrong
                 folder, last = parents.of(name)
                 self._finish(index, last, folder)
 
@@ -366,27 +366,27 @@ class Layout:
             os.close(fd)
 
     def _finish_unread(self, index: int, name: bytes, folder: int) -> None:
-        """The same of what may not be read. By descriptor: by its name a link that is swapped in would be followed."""
+        """Do the same for an unreadable entry, by descriptor: by name, a symlink swapped in would be followed."""
         mtime, mode = self._manifest.mtimes[index], self._manifest.modes[index]
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
             facts = os.fstat(fd)
             if stat.S_IFMT(facts.st_mode) != stat.S_IFMT(mode & 0xFFFF):
-                return  # another one's by now
+                return  # replaced meanwhile
             os.chmod(f"/proc/self/fd/{fd}", mode & PERMISSIONS | _kept(facts))
             os.utime(f"/proc/self/fd/{fd}", ns=(mtime, mtime))
         finally:
             os.close(fd)
 
     def stands(self, found: dict[bytes, bytes]) -> bool:
-        """Is all that was laid out, or was there already, still that? `found` is a look after the commit.
+        """Return whether every entry is still as laid out, or as it was before; `found` is a scan after the commit.
 
-        What others have changed since is theirs, and no record may say that it is what should be there.
+        An entry that others have changed since is theirs. No record may claim that it is the staged one.
         """
         manifest = self._manifest
         for index, name in enumerate(manifest.names):
             if manifest.modes[index] & IMPLIED:
-                continue  # not looked at
+                continue  # not scanned
             mode = manifest.modes[index] & 0xFFFF
             inode, size, mtime, _, has = FACTS.unpack(found.get(name) or _NOTHING)
             if stat.S_IFMT(has) != stat.S_IFMT(mode):
@@ -408,16 +408,16 @@ class Layout:
         return True
 
     def close(self) -> None:
-        """Away with what was made and not renamed, unless renames could neither be done nor undone.
+        """Remove entries that were created and not renamed, unless the renames could be neither done nor undone.
 
-        Whoever was interrupted in the middle of it may do it again.
+        It may be called again after an interruption.
         """
         if self._name and not (self._top >= 0 and self.is_journalled()):
             remove(self._name, self._base)
         self.leave()
 
     def leave(self) -> None:
-        """Let go, and leave what was made to who comes next."""
+        """Close the descriptors, and leave the created entries to `recover`."""
         held = [fd for fd in (self._new, self._top, self._base) if fd >= 0]
         self._name = b""
         self._top = self._new = self._base = -1
@@ -426,12 +426,12 @@ class Layout:
 
 
 def _kept(facts: os.stat_result) -> int:
-    """What is the place's own: a directory of a group, or of all, stays one, and so is one that is made in it."""
+    """Return the setgid and sticky bits of a directory, its own or inherited, which stay."""
     return facts.st_mode & (stat.S_ISGID | stat.S_ISVTX) if stat.S_ISDIR(facts.st_mode) else 0
 
 
 class _Stored:
-    """A content of this host as a line."""
+    """A content in this host's store, with the interface of `Line`."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces

@@ -1,11 +1,11 @@
-"""What is in a file: its digest, its form on the way, and how both ends speak while it travels.
+"""Contents of files: their digests, their form on the wire, and the messages of both ends.
 
 Laws
-1. A file is read once where it can be: what was read for its digest is kept, up to KEEP bytes, and sent from there.
-2. A file that changed while it was read is read again, and after a few times it is an error that names it; nothing that
-   was half of one version and half of another gets a digest.
+1. A file is read once if possible: data read for its digest is kept, up to KEEP bytes, and sent from memory.
+2. A file that changed while it was read is read again; after TRIES attempts, an error names it. A mixture of two
+   versions never gets a digest.
 3. A sparse file travels as its extents, so that its holes cost nothing and stay holes.
-4. What comes is bounded by what was announced: nothing is read beyond it, and a length is checked before it is used.
+4. Input is bounded by its announcement: nothing is read beyond it, and a length is checked before it is used.
 """
 
 from __future__ import annotations
@@ -33,46 +33,46 @@ if TYPE_CHECKING:
 
 
 BLOCK = 1 << 20  # bytes read or written at a time
-KEEP = 64 << 20  # bytes of contents kept between the digest and the sending
+KEEP = 64 << 20  # bytes of contents kept from the digest until they are sent
 TRIES = 3
 CHANGED = "changed while it was staged"
 MOST_EXTENTS = 1 << 20
 LONGEST_MESSAGE = 1 << 20
 LONGEST_BLOB = 1 << 28  # a manifest of some millions of files
 
-ROUNDS = 4  # conversations, where files change or what is kept over there is gone
-AGAIN = "again: "  # what an error begins with that the next conversation may cure
-KNOWN = "known: "  # and one that the face itself tells of
+ROUNDS = 4  # attempts, if files change or stored contents vanish
+AGAIN = "again: "  # prefix of an error that another attempt may cure
+KNOWN = "known: "  # prefix of an error that the caller itself reports
 
 _EXTENT = struct.Struct("<QQ")
 _PERSON = b"quine sparse"
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # nobody's fifo holds us up
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # opening a FIFO does not block
 
 
 class Changed(OSError):
-    """A file was written to all the time that it was read."""
+    """A file changed while it was staged."""
 
 
 class Broken(Exception):
-    """What came is not what was announced."""
+    """The other end sent something else than it announced."""
 
 
-# -- words -----------------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 def tell(line: Line, message: dict[str, Any], blob: bytes = b"") -> None:
-    """One message, and the bytes that belong to it."""
+    """Send one message and the bytes that belong to it."""
     text = quickjson.dumps(message).encode()
     line.write(struct.pack("<IQ", len(text), len(blob)) + text + blob)
 
 
 def told(message: dict[str, Any], name: str) -> str:
-    """What the other end says, for people; any text can be in JSON, also such as no bytes are."""
+    """Return a field of a received message as printable text. JSON may hold lone surrogates, which UTF-8 cannot."""
     return shown(str(message.get(name) or "").encode("utf-8", "backslashreplace"))
 
 
 class Feed:
-    """What comes on a line, in the pieces that are asked for."""
+    """A buffered reader of a line, which returns exactly the lengths asked for."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -94,7 +94,7 @@ class Feed:
             yield piece
 
     def take(self, length: int) -> bytes:
-        """Exactly so many bytes."""
+        """Read exactly `length` bytes. Raises Broken."""
         if length <= len(self._left):
             piece = bytes(self._left[:length])
             self._left = self._left[length:]
@@ -102,7 +102,7 @@ class Feed:
         return b"".join(self.pieces(length))
 
     def hear(self) -> tuple[dict[str, Any], bytes]:
-        """One message. Raises Broken."""
+        """Read one message and its bytes. Raises Broken."""
         size, blob = struct.unpack("<IQ", self.take(12))
         if size > LONGEST_MESSAGE or blob > LONGEST_BLOB:
             raise Broken("a message that is too long")
@@ -119,7 +119,7 @@ class Feed:
 
 
 class File:
-    """A file's digest and what was seen of it at that time; `data` is its content, where that is small."""
+    """A file's digest and its facts at that time; `data` is the content if it is small, else None."""
 
     __slots__ = ("data", "digest", "facts", "mode", "mtime", "size")
 
@@ -137,7 +137,7 @@ def facts_of(fact: os.stat_result) -> bytes:
 
 
 def as_seen(path: bytes, facts: bytes, size: int) -> bytes | None:
-    """The content of a small file, if it is the one that a look found; None where more has to be done for it."""
+    """Read a small file. Return None if it is sparse or differs from the facts of the scan."""
     fd = os.open(path, _READ)
     try:
         data = os.read(fd, size + 1)
@@ -149,7 +149,7 @@ def as_seen(path: bytes, facts: bytes, size: int) -> bytes | None:
 
 
 def measure(path: bytes, folder: int | None = None) -> File:
-    """Read a file for its digest; in `folder`, if one is given. Raises OSError: Changed, and what the system says."""
+    """Read a file for its digest; with `folder`, open it by its last name there. Raises OSError, Changed."""
     name = path if folder is None else os.path.basename(path)
     for left in reversed(range(TRIES)):
         fd = os.open(name, _READ, dir_fd=folder)
@@ -183,7 +183,7 @@ def _measured(fd: int, path: bytes) -> File:
 
 
 def blocks(fd: int, found: list[tuple[int, int]], path: bytes) -> Iterator[tuple[int, bytes]]:
-    """The data of a file in these ranges, each with where it stands. Raises Changed where it ends sooner."""
+    """Yield (offset, data) of these ranges of a file. Raises Changed if it ends sooner."""
     for at, length in found:
         while length:
             data = os.pread(fd, min(BLOCK, length), at)
@@ -195,13 +195,16 @@ def blocks(fd: int, found: list[tuple[int, int]], path: bytes) -> Iterator[tuple
 
 
 def _expect(fd: int, facts: bytes, path: bytes) -> None:
-    """Raises Changed where it is not what it was."""
+    """Raise Changed unless the file still has these facts."""
     if facts_of(os.fstat(fd)) != facts:
         raise Changed(0, CHANGED, path)
 
 
 def extents(fd: int, size: int) -> list[tuple[int, int]]:
-    """Where there is data: (start, length). A file of too many pieces, or a system that cannot tell, is one piece."""
+    """Return the (start, length) ranges that hold data.
+
+    A file with too many ranges, or a filesystem that cannot tell, gives one range for the whole file.
+    """
     found: list[tuple[int, int]] = []
     at = 0
     while at < size and len(found) < MOST_EXTENTS:
@@ -219,17 +222,17 @@ def extents(fd: int, size: int) -> list[tuple[int, int]]:
 
 
 def blank(size: int, found: list[tuple[int, int]]) -> Any:
-    """The hash of a sparse file, before its data."""
+    """Return the hash of a sparse file, before its data is added."""
     return blake2b(size.to_bytes(8, "little") + head(found), digest_size=SIZE, person=_PERSON)
 
 
 def head(found: list[tuple[int, int]]) -> bytes:
-    """The extents of a sparse file, as they travel before its data."""
+    """Return the extents of a sparse file in the form that precedes its data on the wire."""
     return len(found).to_bytes(4, "little") + b"".join(_EXTENT.pack(*extent) for extent in found)
 
 
 def parse_head(take: Any, size: int) -> list[tuple[int, int]]:
-    """The extents that come: in order, apart, inside. Raises Broken."""
+    """Read extents, which must be ordered, disjoint and within `size`. Raises Broken."""
     count = int.from_bytes(take(4), "little")
     if count > MOST_EXTENTS:
         raise Broken("too many extents")
@@ -243,7 +246,7 @@ def parse_head(take: Any, size: int) -> list[tuple[int, int]]:
 
 
 def send(line: Line, path: bytes, facts: bytes, sparse: bool) -> None:
-    """A file's content, which must be what it was when it was measured. Raises Changed, OSError."""
+    """Send a file's content, which must not have changed since it was measured. Raises Changed, OSError."""
     fd = os.open(path, _READ)
     try:
         _expect(fd, facts, path)
@@ -259,7 +262,7 @@ def send(line: Line, path: bytes, facts: bytes, sparse: bool) -> None:
 
 
 def said(error: OSError) -> str:
-    """An OSError for people, its file first."""
+    """Return the text of an OSError, beginning with its file."""
     name = error.filename
     what = (error.strerror or str(error)).lower()
     return f"{shown(os.fsencode(name))}: {what}" if isinstance(name, (str, bytes)) else what

@@ -1,9 +1,10 @@
-"""What is to be staged, as one value: names, kinds, modes, times and the digest of each file's content.
+"""The manifest of a staging: names, kinds, modes, times and the digest of each file's content, as one value.
 
 Laws
-1. Columns of numbers, not one object for each file: ten thousand files are half a megabyte, packed in a millisecond.
-2. A manifest from elsewhere is parsed strictly: no name leads out, a directory stands before what is in it, nothing
-   stands twice, a link stays among what is staged. `parse` is the only way in.
+1. It holds columns of numbers, not one object for each file: ten thousand files are half a megabyte, packed in a
+   millisecond.
+2. A received manifest is parsed strictly: no name leads out, a directory precedes its contents, no name occurs twice, a
+   symlink stays within the staged files. `parse` is the only way in.
 3. The digest of the packed form names the whole tree: equal digests are equal trees.
 """
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
 SIZE = 32  # bytes of a digest
-SPARSE = 1 << 31  # of a mode: the content is a list of extents, see `content`
-# Of a mode: a directory above what was named, made where it is missing and left alone elsewhere.
+SPARSE = 1 << 31  # mode bit: the content is a list of extents, see `content`
+# Mode bit: a directory above the named entries, created if missing and otherwise left alone.
 IMPLIED = 1 << 30
 PERMISSIONS = 0o777
 MOST = 4_000_000  # entries
@@ -35,16 +36,16 @@ _HEAD = struct.Struct("<14sIQQQ")  # magic, entries, bytes of digests, of names,
 
 
 class BadManifest(ValueError):
-    """What came is no manifest, or one that wants what it may not."""
+    """The received data is no manifest, or one that asks for something forbidden."""
 
 
 class Manifest:
-    """Entry i is names[i], modes[i] (with its kind), mtimes[i] in ns, sizes[i], marks[i]: a digest or a target."""
+    """Entry i is names[i], modes[i] (with its kind), mtimes[i] in ns, sizes[i], marks[i] (a digest or a target)."""
 
     __slots__ = ("marks", "modes", "mtimes", "names", "sizes")
 
     def __init__(self) -> None:
-        from array import array  # loads collections: who sends a job needs no manifest before that
+        from array import array  # loads collections, which a client does not need before the job is sent
 
         self.names: list[bytes] = []
         self.modes = array("I")
@@ -70,7 +71,7 @@ class Manifest:
 
     @property
     def roots(self) -> list[bytes]:
-        """What was named, and with it what is in it: names whose directory is none of what was."""
+        """The topmost entries: those whose directory is not staged itself."""
         found: list[bytes] = []
         named: set[bytes] = set()
         for index, name in enumerate(self.names):
@@ -94,12 +95,12 @@ class Manifest:
 
 
 def digest_of(packed: bytes) -> str:
-    """The name of the tree that this is the packed form of."""
+    """Return the digest of a packed manifest, which names its tree."""
     return blake2b(packed, digest_size=SIZE).hexdigest()
 
 
 def parse(packed: bytes, whole: bool = False) -> Manifest:
-    """From the packed form; with `whole`, links may lead anywhere below the directory. Raises BadManifest."""
+    """Parse the packed form; with `whole`, symlinks may lead anywhere below the directory. Raises BadManifest."""
     if len(packed) < _HEAD.size:
         raise BadManifest("a manifest that is cut")
     magic, count, digests, names, targets = _HEAD.unpack_from(packed)
@@ -156,7 +157,7 @@ def _give_marks(found: Manifest, digests: bytes, links: list[bytes]) -> None:
 
 
 def _check(found: Manifest, whole: bool) -> None:
-    """Names that lead nowhere else, directories first, links that stay."""
+    """Raise BadManifest unless names stay inside, directories come first, and symlinks stay inside."""
     directories: set[bytes] = {b""}
     seen: set[bytes] = set()
     for index, name in enumerate(found.names):
@@ -175,9 +176,9 @@ def _check(found: Manifest, whole: bool) -> None:
 
 
 def stays(name: bytes, target: bytes, roots: Container[bytes]) -> bool:
-    """Does a link of this name lead to where something is staged? The root b"" is everything.
+    """Return whether a symlink `name` leads to something staged; the root b"" is everything.
 
-    `..` only at its beginning: behind another link it would not be what it looks like.
+    `..` may stand only at the beginning: behind another symlink it would lead elsewhere than it seems to.
     """
     if not target or target.startswith(b"/") or len(target) > LONGEST_PATH:
         return False
@@ -195,7 +196,7 @@ def stays(name: bytes, target: bytes, roots: Container[bytes]) -> bool:
 
 
 def shown(name: bytes) -> str:
-    """A name for a message, short and without what a terminal would obey."""
+    """Return a name for a message: shortened, and without characters that control a terminal."""
     text = name[-200:].decode("utf-8", "backslashreplace")
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 

@@ -1,10 +1,10 @@
-"""The caller's side: the files are here, and what is brought back appears here.
+"""The caller's side of staging: it has the files, and the returns appear here.
 
 Laws
-1. The job over there is started with the files as their wrapper: it lays them out, and then becomes the command.
-   What is given back is asked for by a job of its own, after the command has ended in any way.
-2. Nothing of this is loaded by a command without --files and --returns; and what is not needed to send the job is
-   loaded while it is on its way.
+1. Staging wraps the remote job: it lays out the files, and then becomes the command. A separate job sends the returns
+   after the command has exited or was killed.
+2. A command without --files and --returns loads none of this. Modules that sending the job does not need are loaded
+   while it is in transit.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class Staging:
-    """The files and returns of one job; `folder` is the caller's. Raises Misconfigured for what is not there."""
+    """The files and returns of one job; `folder` is the caller's directory. Raises Misconfigured for a bad name."""
 
     def __init__(self, files: list[str], returns: list[str], folder: str, data_dir: str = "") -> None:
         self._folder = os.path.abspath(folder)
         self._sources = spec.sources(files, self._folder)
         self._returns = spec.returns(returns)
         self._data_dir = os.path.join(self._folder, data_dir) if data_dir else ""
-        self.key = scan.key_of(*(name for _, name in self._sources))  # of the record that is kept there
+        self.key = scan.key_of(*(name for _, name in self._sources))  # of the record on the remote host
         self._giving: Giving | None = None
 
     def run(
@@ -48,12 +48,12 @@ class Staging:
         services: Services | None,
         **more: Any,
     ) -> Status:
-        """client.run of a job that has its files before it starts and gives its returns after it has ended."""
+        """Run a job by `client.run`; stage its files before it starts, and fetch its returns after it has ended."""
         self._giving = None
         job = Spawn(**spawn.to_json())
         if self._sources:
             phase = "agent" if spawn.own else "in"
-            # A directory that is made for this job alone is never laid out again.
+            # A directory made for this job alone is never staged again, so it needs no record.
             key = scan.ONCE if job.cwd is None and job.tree == job.id else self.key
             job.argv = ["node", "--stage", phase, key, "--", *spawn.argv]
             job.own = True
@@ -85,11 +85,11 @@ class Staging:
         self._giving.look_ahead()
 
     def _given(self, incoming: Incoming) -> None:
-        assert self._giving  # nobody asks before the job was sent
+        assert self._giving  # the first request comes after the job was sent
         self._giving.given(incoming)
 
     def giving(self) -> Giving:
-        """The side that gives, for one job."""
+        """Return the sender of one job."""
         from quine.staging.sender import Giving
 
         named = [part for pair in self._sources for part in pair]
@@ -97,7 +97,7 @@ class Staging:
         return Giving(scan.Sources(self._sources, leave_out), scan.key_of(*named))
 
     def taking(self) -> Taking:
-        """The side that takes, for one job."""
+        """Return the receiver of one job."""
         from quine.staging.receiver import Taking
 
         ours = os.path.relpath(self._data_dir, self._folder) if self._data_dir else ""
@@ -105,11 +105,11 @@ class Staging:
 
     @property
     def out(self) -> list[str]:
-        """The command that gives the returns; with the id of a detached job after it, those of that one's directory."""
+        """The command that sends the returns. With a detached job's id appended, it uses that job's directory."""
         return ["node", "--stage", "out", self.key]
 
     def bring(self, out: Spawn, status: Status, stderr: int = 2) -> str:
-        """Have the returns here, from the job `out`; what is wrong is put into the status. The signal that ended it."""
+        """Fetch the returns by the job `out`; put errors into `status`. Return the signal that ended `out`, or ""."""
         taking = self.taking()
         if wrong := taking.bring(out, stderr):
             status.detail = "; ".join(filter(None, [status.detail, wrong]))

@@ -1,10 +1,10 @@
-"""The side that has asked for files back: it takes no more than that, and all of it appears here, or nothing.
+"""The receiver of --returns: it accepts only the files asked for, and all of them appear here, or none.
 
 Laws
-1. What comes is held against what was asked for, and is made aside; it is renamed to where it belongs when the job
-   that gives has ended.
-2. The renames are done by a process of its own, which whoever kills this one does not reach.
-3. A handler that was left behind takes nothing any more.
+1. Received names are checked against the request, and files are created in a private directory. They are renamed into
+   place after the sending job has ended.
+2. A separate process does the renames, out of reach of signals that kill this one.
+3. A handler that outlives the sending job accepts nothing more.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from transport.rpc.incoming import Incoming
     from transport.spawn import Spawn
 
-MOST_BACK = 1 << 44  # bytes that are brought back
+MOST_BACK = 1 << 44  # bytes that one job may return
 
 
 class Taking:
-    """What the patterns `returns` mean over there, for `folder`; `ours` is what is quine's own below it, or empty."""
+    """Receives the files that match `returns` into `folder`. `ours` is quine's own directory there, or empty."""
 
     def __init__(self, returns: list[str], folder: bytes, ours: bytes) -> None:
         self._returns, self._folder, self._ours = returns, folder, ours
@@ -41,25 +41,25 @@ class Taking:
         self._over = False
         self.layout: Layout | None = None
         self.failure = "nothing came"
-        self.place = ""  # where the job that gives is
-        self.signal = ""  # what ended that job
+        self.place = ""  # directory of the sending job
+        self.signal = ""  # the signal that ended that job
         self.missing: list[str] = []
 
     def bring(self, out: Spawn, stderr: int) -> str:
-        """Have the returns here, from the job `out` that gives them; what is wrong, empty if nothing is."""
+        """Fetch the returns by the sending job `out`. Return the error, or "" if there is none."""
         recover(self._folder)
         null = os.open(os.devnull, os.O_RDWR)
         try:
             ended = client.run(out, null, null, stderr, services={"stage": Streaming(self.taken)})
             self.signal = ended.signal or ""
-            with self._turn:  # a handler that was left hears of it at once, and lets go
+            with self._turn:  # a leftover handler sees the end of the job at once
                 self._over = True
             if self.layout and not self.failure:
                 self.failure = _apart(self.layout, self._folder)
             elif self.failure and ended.state != "exited":
                 self.failure = ended.detail or f"killed by {ended.signal}"
         except Exception as error:
-            # Of ours, or Refused: the command has ended all the same, and that is told.
+            # Our own error, or Refused: the command has ended all the same, and its status must be reported.
             self.failure = str(error)
         finally:
             os.close(null)
@@ -75,7 +75,7 @@ class Taking:
         return ""
 
     def taken(self, incoming: Incoming) -> None:
-        """The service `stage` of the job that gives back."""
+        """Answer one request `stage` of the sending job."""
         with self._turn:
             if self._over:
                 raise Broken("nothing is taken any more")
@@ -91,7 +91,7 @@ class Taking:
             if asked.get("say") != "out":
                 raise Broken("nothing is given here any more")
             self.place = told(asked, "in")
-            self.failure = "nothing came"  # of this conversation, whatever the last one has brought
+            self.failure = "nothing came"  # until this conversation succeeds, whatever the last one did
             tell(incoming, {"returns": self._returns})
             message, packed = feed.hear()
             manifest = parse(packed, whole="." in self._returns)
@@ -114,7 +114,7 @@ class Taking:
             raise RequestError(KNOWN + self.failure) from None
 
     def _check(self, manifest: Manifest) -> None:
-        """Only what was asked for, and the directories that lead there."""
+        """Raise BadManifest unless it holds only the names asked for, and the directories above them."""
         allowed = [spec.allowed(name, self._returns) for name in manifest.names]
         leading: set[bytes] = set()
         for name in compress(manifest.names, allowed):
@@ -130,7 +130,7 @@ class Taking:
             raise BadManifest("more than can be")
 
     def _lay_aside(self, manifest: Manifest, incoming: Incoming, feed: Feed) -> None:
-        if self.layout:  # of a conversation that was broken off
+        if self.layout:  # of an interrupted conversation
             self.layout.close()
             self.layout = None
         base = self._folder
@@ -144,9 +144,9 @@ class Taking:
 
 
 def _apart(layout: Layout, folder: bytes) -> str:
-    """Rename everything to where it belongs; what went wrong, "" if nothing did.
+    """Rename everything into place in a child process. Return the error, or "" if there is none.
 
-    In a process of its own session: whoever kills this one, or its group, at that moment leaves no half behind.
+    The child has its own session: a signal that kills this process or its group leaves no partial result.
     """
     read, write = os.pipe()
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})

@@ -1,15 +1,15 @@
-"""`quine node --stage`: what runs where the job runs, before it to lay out what the caller has, after it to give back.
+"""`quine node --stage`: staging on the host of the job, before the command and after it.
 
-    node --stage in KEY -- CMD…      lay out, then be CMD
-    node --stage agent KEY -- WORDS… lay out, then be quine with WORDS
-    node --stage out KEY [JOB]       give what the caller wants of this directory, or of that of a detached job
+    node --stage in KEY -- CMD…      lay out the files, then become CMD
+    node --stage agent KEY -- WORDS… lay out the files, then become quine with WORDS
+    node --stage out KEY [JOB]       send the returns from this directory, or from that of a detached job
 
 Laws
-1. Before the command: this process becomes it, so nothing stands between it and its streams, signals and status.
-   After it: a process of its own, so a command that was killed in any way has nothing left to answer.
-2. What goes wrong is told to the face, which speaks of it; here only where that cannot be reached.
-3. The look at what is here runs while the origin looks at what it has.
-4. A signal that ends this process leaves nothing of it lying about: the first is heeded after that, others are not.
+1. Before the command, this process becomes it, so nothing stands between the command and its streams, signals and
+   status. After it, a separate process sends the returns, because a killed command can send nothing.
+2. Failures are reported to the caller, which prints them; this process prints only those that cannot reach the caller.
+3. The scan of this directory runs while the caller scans its own files.
+4. A fatal signal leaves nothing behind: the first takes effect after the clean-up, later ones are ignored.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ EMPTY = bytes(scan.FACTS.size)
 
 
 class _Ended(BaseException):
-    """A signal that ends us came while things lie about."""
+    """A fatal signal, whose number is the text, arrived while temporary files exist."""
 
 
 def main(words: list[str]) -> int:
-    """Exit status, or the process becomes the command."""
+    """Run one phase: return the exit status, or become the command."""
     phase, key, command = words[0], words[1], words[3:]
     for number in FATAL:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -76,7 +76,7 @@ def main(words: list[str]) -> int:
 
 def _end(number: int, _frame: object) -> None:
     for each in FATAL:
-        signal.signal(each, signal.SIG_IGN)  # a second one would come into the middle of the cleaning up
+        signal.signal(each, signal.SIG_IGN)  # a second signal would interrupt the clean-up
     raise _Ended(number)
 
 
@@ -102,11 +102,14 @@ def _become(phase: str, command: list[str]) -> int:
         return 126
 
 
-# -- before ----------------------------------------------------------------------------------------
+# -- before the command ----------------------------------------------------------------------------
 
 
 def _prepared(relay: Relay, key: str, words: list[str]) -> bool:
-    """Have everything here; of a job to be detached in its directory, and nothing where it was started already."""
+    """Stage the files. Return whether the command may start.
+
+    A job to be detached gets them in its own directory, and none if it was started already.
+    """
     if words[:2] != ["run", "--detach"]:
         return _staged(relay, key)
     from quine.jobs import detach
@@ -121,7 +124,10 @@ def _prepared(relay: Relay, key: str, words: list[str]) -> bool:
 
 
 def _staged(relay: Relay, key: str) -> bool:
-    """Have everything here. False: it cannot be had, and the face knows why. RequestError: it does not."""
+    """Stage the files in this directory. Return False if that failed and the caller knows why.
+
+    Raises RequestError; the caller knows the reason if the text begins with AGAIN or KNOWN.
+    """
     place = scan.key_of(os.getcwd(), key)
     record = "" if key == scan.ONCE else place
     objects = Objects()
@@ -156,7 +162,7 @@ def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
             if not digest or digest != record.digest or found.hash != record.hash:
                 _make(asked, feed, place, objects, digest, packed)
         except BrokenPipeError:
-            return False  # the face has given up, and knows why
+            return False  # the caller has given up, and knows why
         except (OSError, BadManifest) as error:
             asked.close()
             if not isinstance(error, OSError):
@@ -168,7 +174,7 @@ def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
 
 
 def _confess(relay: Relay, why: str, cure: str = "") -> bool:
-    """Tell the face, in a request of its own, for on the other one contents may be under way. It knows it then."""
+    """Report a failure to the caller, and return False. A new request, for the other may be carrying contents."""
     with relay.stream("stage") as asked:
         tell(asked, {"say": "failed", "why": why, "cure": cure})
         asked.end()
@@ -181,7 +187,10 @@ def _look(roots: list[bytes]) -> Look:
 
 
 def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, packed: bytes) -> None:
-    """What is not here yet. Raises OSError, BadManifest, Broken, RequestError."""
+    """Lay out the entries that are missing or differ, and record the result.
+
+    Raises OSError, BadManifest, Broken, RequestError.
+    """
     known: dict[bytes, tuple[bytes, bytes]] = {}
     before = scan.recall(place).read()
     if before:
@@ -205,11 +214,11 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
         finally:
             layout.close()
     except _Ended:
-        layout.close()  # it may have come into the middle of the first
+        layout.close()  # the signal may have interrupted the first close
         raise
     if not place:
-        return  # it is looked at once
-    # What was made last would be too new for the record, and a look takes longer.
+        return  # key ONCE: no record
+    # The files made last are too new for the record. One sleep costs less than another scan.
     time.sleep(scan.TICK / 1e9)
     found, calm = scan.settled(lambda: _look(roots), _look(roots))
     by_name = found.by_name()
@@ -241,16 +250,19 @@ def _fill(
                 pack.close()
 
 
-# -- after -----------------------------------------------------------------------------------------
+# -- after the command -----------------------------------------------------------------------------
 
 
 def _go(job: str) -> tuple[str, str]:
-    """Be in the directory of a detached job: that, and why it cannot be. One left empty is gone with its job."""
+    """Go to the directory of a detached job; return it, and the reason if that is impossible.
+
+    A missing directory is no error: one left empty is removed with its job.
+    """
     from quine.tape import registry
 
     state = registry.state_directory()
     if len(found := registry.find(job, state)) == 1:
-        job = found[0].id  # its beginning is enough, as for any verb
+        job = found[0].id  # a prefix of the id is enough, as for any verb
     place = registry.record(os.path.join(state, "jobs", job)).get("cwd")
     if not isinstance(place, str):
         return "", f"{job} is not detached, or forgotten"
@@ -264,7 +276,10 @@ def _go(job: str) -> tuple[str, str]:
 
 
 def _give_back(relay: Relay, key: str, job: str = "") -> bool:
-    """Give what the caller wants. RequestError where it cannot be given."""
+    """Send the returns that the caller asks for. Return False if that failed and the caller knows why.
+
+    Raises RequestError if the caller could not be told.
+    """
     from quine.staging import spec as words
 
     here, why = _go(job) if job else (os.getcwd(), "")
@@ -283,14 +298,14 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
                 tell(asked, {"tree": tree.digest, "missing": missing}, tree.packed)
                 said_last = tree.serve(asked, feed)
             except BrokenPipeError:
-                return False  # the face has given up, and knows why
+                return False  # the caller has given up, and knows why
             except OSError as error:
                 if left and isinstance(error, (FileNotFoundError, Changed)):
                     continue
                 asked.close()
                 return _confess(relay, said(error))
             except Broken:
-                return False  # the face has refused, and says so
+                return False  # the caller has refused, and reports it
             asked.end()
             asked.read(1)
             return said_last.get("say") == "done"

@@ -1,8 +1,9 @@
-"""Renames into a directory: through no link, with a way back, and a way on for whoever comes after a crash.
+"""Renames into a directory: no symlink is followed, a failure is undone, and an interrupted set is finished later.
 
 Laws
-1. A name is reached from the base, one directory below the other, each opened without following a link.
-2. With a journal, what was begun is undone by who began it, or finished by who finds it; what nobody holds is removed.
+1. A name is reached from the base, one directory at a time, each opened without following a symlink.
+2. With a journal, the process that began the renames undoes them on failure, and the next process finishes them after
+   a crash. A private directory that no process holds is removed.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ NO_LINKS = (
     errno.EOPNOTSUPP,
     errno.ENOSYS,
     errno.EMLINK,
-)  # why a file is not linked
+)  # errors of link() that mean: this file cannot be linked
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Conflict(OSError):
-    """Something else stands where it should go."""
+    """An existing entry of another kind is in the way."""
 
 
 class Met(Exception):
-    """Somebody has made this directory meanwhile; `done` renames were made before, and stay unless they are undone."""
+    """Another process has created this directory meanwhile. The `done` earlier renames stay, unless they are undone."""
 
     def __init__(self, name: bytes, done: int) -> None:
         super().__init__(name)
@@ -40,9 +41,9 @@ class Met(Exception):
 
 
 class Parents:
-    """The directories that names stand in, each reached from the base through no link.
+    """The parent directories of names, each reached from the base without following a symlink.
 
-    One is open at a time: a tree may have more of them than a process may have descriptors.
+    Only one is open at a time: a tree may have more directories than a process may have descriptors.
     """
 
     def __init__(self, base: int) -> None:
@@ -51,7 +52,7 @@ class Parents:
         self._fd = os.dup(base)
 
     def of(self, name: bytes) -> tuple[int, bytes]:
-        """The descriptor of its directory, good until the next call, and its last name. Raises OSError, Conflict."""
+        """Return the parent's descriptor, valid until the next call, and the last name. Raises OSError, Conflict."""
         above, _, last = name.rpartition(b"/")
         if above != self._path:
             fd = self._folder(above)
@@ -85,13 +86,16 @@ class Parents:
 def move(
     new: int, moves: list[tuple[bytes, bytes]], parents: Parents, top: int, folders: frozenset[bytes]
 ) -> None:
-    """From `new` to their names; `folders` are the spots of directories, which replace nothing. OSError, Met."""
+    """Rename (spot, name) pairs from `new` into place; all are undone on failure if `top` >= 0. Raises OSError, Met.
+
+    `folders` are the spots of directories, which replace nothing.
+    """
     done: list[tuple[bytes, bytes]] = []
     try:
         for spot, name in moves:
             folder, last = parents.of(name)
             if spot in folders:
-                # An empty one would be replaced, and whoever has just made it would be putting something into it.
+                # rename() would replace an empty directory, which its creator may just be filling.
                 try:
                     dirfd.move_new(new, os.fsdecode(spot), folder, os.fsdecode(last))
                 except OSError as error:
@@ -110,7 +114,7 @@ def move(
 
 
 def _replace(spot: bytes, last: bytes, new: int, folder: int, top: int) -> None:
-    """Take the place of what stands there, of which there is a link in `old`, or which is moved there now."""
+    """Rename over an existing entry, which has a link in `old`, or is moved there now."""
     moved = False
     if top >= 0 and not _is_there(b"old/" + spot, top):
         with contextlib.suppress(FileNotFoundError):
@@ -133,7 +137,7 @@ def _is_there(name: bytes, folder: int) -> bool:
 
 
 def _undo(new: int, done: list[tuple[bytes, bytes]], parents: Parents, top: int) -> None:
-    """As it was; what was brought is in `new` again, for who will try otherwise."""
+    """Restore the old entries, and move the new ones back into `new` for another attempt."""
     for spot, name in reversed(done):
         folder, last = parents.of(name)
         if not _is_there(b"old/" + spot, top):
@@ -148,10 +152,10 @@ def _undo(new: int, done: list[tuple[bytes, bytes]], parents: Parents, top: int)
 
 
 def keep_old(top: int, moves: list[tuple[bytes, bytes]], parents: Parents, folders: frozenset[bytes]) -> None:
-    """A way back, in `old`, and the journal, synced; whatever would fail shall fail now.
+    """Link the old entries into `old`, and write the journal, synced. Foreseeable failures occur here, before renames.
 
-    Where a file cannot be linked (another user's with protected_hardlinks, CIFS, exFAT) it is moved away when its
-    turn comes, and its name means nothing for that moment.
+    A file that cannot be linked (another user's with protected_hardlinks, CIFS, exFAT) is moved away just before it is
+    replaced; for that moment its name does not exist.
     """
     device = os.fstat(top).st_dev
     for spot, name in moves:
@@ -180,7 +184,7 @@ def keep_old(top: int, moves: list[tuple[bytes, bytes]], parents: Parents, folde
 
 
 def recover(base: bytes) -> None:
-    """Finish, or clear away, what those who were killed have left in a directory."""
+    """Finish the renames, or remove the private directories, that killed processes left in `base`."""
     with contextlib.suppress(OSError):
         fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -224,7 +228,7 @@ def _stays(path: bytes) -> bool:
 
 
 def remove(name: bytes, folder: int) -> None:
-    """A directory and all that is in it; what cannot be removed stays."""
+    """Remove a directory and its contents, as far as possible."""
     with contextlib.suppress(OSError):
         dirfd.empty(folder, os.fsdecode(name), ours=True)
         os.rmdir(name, dir_fd=folder)

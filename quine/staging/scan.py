@@ -1,12 +1,12 @@
-"""What stands in a directory: one look at every file, and the record that makes the next look enough.
+"""Scans of directories, and the record of a scan that spares the next staging from reading files.
 
 Laws
-1. A look is one list for each directory and one stat for each entry, 3 µs a file; no file is opened. Its hash is the
-   same as that of the record: nothing has changed, and what the record says of contents is true.
-2. As with git, a file that was changed within a tick of the clock before the look may change again and look the same:
-   such a look is waited for until it is older than a tick, or is not recorded.
-3. A record is a help and never a truth: one that is torn, foreign or old is as none.
-4. What was named to be sent is all there: a name that is gone, and one that an earlier look has found, is an error.
+1. A scan lists each directory once and stats each entry once, 3 µs a file; it opens no file. If its hash equals the
+   record's, nothing has changed, and the recorded contents are valid.
+2. As with git, a file changed within one clock tick before the scan may change again and look the same. Such a scan is
+   repeated until it is older than a tick, or is not recorded.
+3. A record is only an aid: a torn, foreign or old one counts as none.
+4. Everything named for sending must be there: a missing name is an error, also a name that an earlier scan found.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-TICK = 20_000_000  # ns; the clock of a file's times goes on in steps of 1 to 10 ms
-PATIENCE = 3  # looks at what is being changed
+TICK = 20_000_000  # ns; file timestamps advance in steps of 1 to 10 ms
+PATIENCE = 3  # scans of a tree that keeps changing
 KEPT = 200  # records of a user on a machine
-ONCE = "once"  # the key of a directory that is looked at once: nothing is kept of it
-ASIDE = b".quine-aside-"  # what a directory's name begins with that is ours, for a moment
+ONCE = "once"  # key of a directory that is staged once: no record is kept
+ASIDE = b".quine-aside-"  # prefix of the names of private directories
 LONGEST = 1 << 20  # bytes of a record's first line
 GONE = "vanished before it was sent"
 _HEADER = "quine-seen-1"
@@ -39,15 +39,15 @@ FACTS = struct.Struct("<QQqqI")  # inode, size, mtime and ctime in ns, mode
 
 
 class Look:
-    """One look: when it began, and for each directory its name, the names in it and the facts of each.
+    """One scan: its start time, and for each directory its name, the names in it and the facts of each.
 
-    `hash` is over all of it. What is known by that is not taken apart: ten thousand names and facts are 10 ms.
+    `hash` covers all of it. Names and facts are split only on demand: for ten thousand entries that takes 10 ms.
     """
 
     __slots__ = ("_folders", "began", "hash")
 
     def __init__(self, folders: list[tuple[bytes, bytes, bytes]], began: int) -> None:
-        self._folders = folders  # a name that ends with a slash, names that end with a zero, packed facts
+        self._folders = folders  # (name and a slash, names with a zero byte after each, packed facts)
         self.began = began
         digest = blake2b(digest_size=SIZE)
         for prefix, names, facts in folders:
@@ -57,18 +57,18 @@ class Look:
 
     @property
     def names(self) -> list[bytes]:
-        """Relative to the base, a directory before what is in it."""
+        """Names relative to the base, a directory before its contents."""
         return [prefix + name for prefix, names, _ in self._folders for name in names.split(b"\0")[:-1]]
 
     @property
     def facts(self) -> list[bytes]:
-        """In the order of the names."""
+        """Facts in the order of `names`."""
         size = FACTS.size
         return [facts[at : at + size] for _, _, facts in self._folders for at in range(0, len(facts), size)]
 
     @property
     def newest(self) -> int:
-        """The latest ctime of what has a content, ns; what stands in the future is told of as it is."""
+        """The latest ctime of all entries except directories, ns; it may lie in the future."""
         return max(
             (
                 ctime
@@ -86,9 +86,9 @@ class Look:
 def look(
     sources: Iterable[tuple[bytes, bytes]], whole: bool = False, leave_out: tuple[int, int] | None = None
 ) -> Look:
-    """Everything that these name: (path to look at, name it has; "" where it is the base). What is missing is left out.
+    """Scan (path, name) pairs; the name is "" for the base. Missing paths are left out.
 
-    `whole`: it is to be sent, so a link that was named is followed (one below it never is), and nothing may be missing.
+    With `whole`, to send them: a named symlink is followed (one below it never is), and nothing may be missing.
     `leave_out` is the device and inode of a directory. Raises OSError, with the path that cannot be read.
     """
     began = time.time_ns()
@@ -110,7 +110,7 @@ def look(
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fact = os.fstat(fd)
-                if whole and (fact.st_dev, fact.st_ino) != seen:  # by a link to somewhere else, perhaps
+                if whole and (fact.st_dev, fact.st_ino) != seen:  # perhaps by a symlink to somewhere else
                     raise FileNotFoundError(errno.ENOENT, "was exchanged while it was looked at", "")
                 names, facts, below = _look_into(fd, not prefix, whole, leave_out)
             except OSError as error:
@@ -126,10 +126,10 @@ def look(
 def _look_into(
     fd: int, is_base: bool, whole: bool, leave_out: tuple[int, int] | None
 ) -> tuple[bytes, bytes, list[tuple[bytes, tuple[int, int]]]]:
-    """The names in a directory, the facts of each, and which of them are directories.
+    """Return the names in a directory, the facts of each, and its subdirectories with their device and inode.
 
-    By name below its descriptor, which spares the kernel the way there ten thousand times; and in one loop, for every
-    step in it is one of ten thousand, and a generator or a tuple more in it is one millisecond more.
+    Names are resolved below the descriptor, which spares the kernel the full path ten thousand times. It is one loop:
+    for ten thousand entries, one more generator or tuple in it costs one millisecond.
     """
     names: list[str] = []
     facts: list[bytes] = []
@@ -154,7 +154,7 @@ def _look_into(
 
 
 class Sources:
-    """What was named to be sent, (path, name) each, and the looks at it."""
+    """The (path, name) pairs named for sending, and the scans of them."""
 
     __slots__ = ("_last", "_leave_out", "paths")
 
@@ -164,7 +164,7 @@ class Sources:
         self._last: Look | None = None
 
     def take(self) -> Look:
-        """One look. Raises OSError, FileNotFoundError for what an earlier one has found and this one does not."""
+        """Take one scan. Raises OSError; FileNotFoundError for a name that an earlier scan found and this one not."""
         named = [(path, name) for name, path in self.paths.items()]
         found = look(named, whole=True, leave_out=self._leave_out)
         if self._last and self._last.hash != found.hash:
@@ -176,7 +176,7 @@ class Sources:
         return found
 
     def path(self, name: bytes) -> bytes:
-        """Where it is here."""
+        """Return the local path of an entry."""
         above = name
         while above not in self.paths:
             above = above.rpartition(b"/")[0]
@@ -185,31 +185,31 @@ class Sources:
 
 
 def settled(take: Callable[[], Look], found: Look) -> tuple[Look, bool]:
-    """A look that is older than a tick of the clock, waited for; False where there was none in PATIENCE looks."""
+    """Wait until a scan is older than a clock tick, and return it; with False if PATIENCE scans gave none."""
     for _ in range(PATIENCE):
         ahead = found.newest + TICK - found.began
         if ahead <= 0:
             return found, True
         if ahead > 2 * TICK:
-            break  # a clock that was put back, or another machine's
+            break  # the clock was set back, or is another machine's
         time.sleep(ahead / 1e9)
         found = take()
     return found, False
 
 
 class Record:
-    """What was found of a tree when it was last staged: its manifest, and the facts of each entry, in its order."""
+    """The result of a tree's last staging: its manifest, and the facts of each entry in the same order."""
 
     __slots__ = ("_body", "digest", "hash", "roots")
 
     def __init__(self, digest: str, hash: str, roots: list[bytes], body: tuple[str, int] | None) -> None:
         self.digest = digest  # of the manifest
-        self.hash = hash  # of the look that found it
+        self.hash = hash  # of its scan
         self.roots = roots  # of the manifest
-        self._body = body  # path, where the manifest begins
+        self._body = body  # path, offset of the manifest
 
     def read(self) -> tuple[bytes, Manifest, list[bytes]] | None:
-        """The packed manifest, the manifest, the facts; None where the record is not what it was."""
+        """Return the packed manifest, the manifest and the facts; None if the record is damaged."""
         if self._body is None:
             return None
         path, at = self._body
@@ -232,7 +232,7 @@ NOTHING = Record("", "", [], None)
 
 
 def recall(key: str) -> Record:
-    """The record of a place; NOTHING where there is none."""
+    """Return the record of a key, or NOTHING."""
     path = os.path.join(cache("seen"), key)
     try:
         with open(path, "rb") as file:
@@ -249,7 +249,7 @@ def recall(key: str) -> Record:
 def remember(
     key: str, digest: str, found: Look, roots: list[bytes], packed: bytes, facts: list[bytes]
 ) -> None:
-    """Keep what was found. What cannot be kept is found again."""
+    """Write a record. Errors are ignored: without it, the next staging reads the files again."""
     named = b"".join(root + b"\0" for root in roots).hex()
     if len(named) > LONGEST // 2:
         return
@@ -268,7 +268,7 @@ def remember(
 
 
 def identity(path: str) -> tuple[int, int] | None:
-    """Device and inode of what is there; None where nothing is."""
+    """Return the device and inode of `path`, or None if it cannot be examined."""
     try:
         fact = os.stat(path)
     except OSError:
@@ -296,12 +296,12 @@ def _prune(folder: str) -> None:
 
 
 def cache(name: str) -> str:
-    """Where a user's records and objects are on a machine."""
+    """Return the directory of a user's records or objects on this machine."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(base, "quine", "staging", name)
 
 
 def key_of(*parts: str | bytes) -> str:
-    """The name of a record."""
+    """Return the key of a record, a digest of the parts."""
     whole = b"\0".join(os.fsencode(part) for part in parts)
     return blake2b(whole, digest_size=16).hexdigest()

@@ -1,10 +1,10 @@
-"""The side that has the files, while the job that needs them is being started: what it is given, and when no more.
+"""The sender of --files, which serves a remote job while it is being started.
 
 Laws
-1. What was named is what the job can have until it has started, and nothing else. From there on it is the command.
-2. One conversation after the other: the next is not heard before it is known how the last one ended, or a job that is
-   quick to ask again is given what is no longer its own.
-3. The look at the files runs while the job is on its way, not before: two threads of Python take turns.
+1. Until it has started, a job can have the named files and nothing else. Afterwards it is the command and gets none.
+2. Conversations take turns: the next one begins when the outcome of the last is known. Otherwise a job that asks again
+   quickly would be given files that are no longer its own.
+3. The scan runs while the job is in transit, not before: two Python threads would slow each other down.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Giving:
-    """What is given to one job. `failure` is why it could not have it, `cure` the hint with that."""
+    """The files for one job. `failure` is the reason why it could not have them, `cure` the hint for that."""
 
     def __init__(self, sources: Sources, key: str) -> None:
         self._sources, self._key = sources, key
@@ -34,13 +34,13 @@ class Giving:
         self.failure = self.cure = ""
 
     def look_ahead(self) -> None:
-        """Begin to look at the files."""
+        """Start the scan in a thread."""
 
         def work() -> None:
             try:
                 self._have()
             except OSError:
-                pass  # what is wrong is said when it asks
+                pass  # reported when the job asks
 
         threading.Thread(target=work, name="staging", daemon=True).start()
 
@@ -51,7 +51,7 @@ class Giving:
             return self._tree
 
     def given(self, incoming: Incoming) -> None:
-        """The service `stage` of a job that is being started."""
+        """Answer one request `stage` of a job that is being started."""
         with self._turn:
             self._give(incoming)
 
@@ -70,7 +70,7 @@ class Giving:
             tree = self._have()
             tell(incoming, {"tree": tree.digest}, b"" if asked.get("has") == tree.digest else tree.packed)
             self._started = tree.serve(incoming, feed).get("say") == "done"
-            self._tree = None  # it may hold a good deal
+            self._tree = None  # it may hold up to KEEP bytes of contents
         except (Abandoned, Broken):
             raise
         except OSError as error:

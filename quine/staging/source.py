@@ -1,8 +1,8 @@
-"""The side that has the files: their manifest, made with as little reading as can be, and their contents on request.
+"""The files of the sending side: their manifest, made with as few reads as possible, and their contents on request.
 
 Laws
-1. Where a look finds what the record has, nothing is opened and nothing is listed: the digest of the tree is known.
-2. What is neither a file nor a directory nor a link that stays inside is refused, by name.
+1. If the hash of the scan equals the record's, no file is opened and no manifest is built: the tree's digest is known.
+2. An entry that is neither a file, nor a directory, nor a symlink that stays inside is refused, by name.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from quine.staging.content import Line
     from quine.staging.scan import Look, Sources
 
-ROUND = 1 << 20  # bytes of small files that are sent at once
+ROUND = 1 << 20  # bytes of small files in one write
 
 
 class LeadsOut(OSError):
-    """A link that would be another one over there, or none."""
+    """A symlink that would have another target on the other side, or none."""
 
 
 class Tree:
-    """Some files and directories. Raises OSError, with what cannot be staged."""
+    """The files and directories to send. Raises OSError that names an entry that cannot be staged."""
 
     def __init__(self, sources: Sources, key: str) -> None:
         self._sources = sources.paths
@@ -79,7 +79,7 @@ class Tree:
         return self._packed
 
     def _build(self, found: Look, record: Record) -> bool:
-        """The manifest of a look; False where a file has changed since."""
+        """Build the manifest of a scan; return False if a file has changed since."""
         names = found.names
         if len(names) > MOST:
             raise OSError(0, f"more than {MOST} files")
@@ -93,7 +93,7 @@ class Tree:
         manifest = self._manifest = Manifest()
         self._imply()
         calm = True
-        folder, base = b"/", b""  # no name begins so
+        folder, base = b"/", b""  # no name begins with a slash
         for name, fact in zip(names, found.facts, strict=True):
             _, size, mtime, _, mode = FACTS.unpack(fact)
             kind = mode & 0o170000
@@ -119,7 +119,7 @@ class Tree:
         return calm
 
     def _imply(self) -> None:
-        """The directories above what was named."""
+        """Add the directories above the named entries."""
         assert self._manifest is not None
         done: set[bytes] = set()
         for name in self._sources:
@@ -132,7 +132,7 @@ class Tree:
                     self._facts.append(bytes(FACTS.size))
 
     def _add_file(self, name: bytes, path: bytes, fact: bytes, size: int) -> bytes:
-        """Read it for its digest, and keep it where there is room; its facts at that time."""
+        """Read a file for its digest, and keep the content if there is room. Return its facts at that time."""
         assert self._manifest is not None
         data = as_seen(path, fact, size) if size <= BLOCK else None
         if data is not None:
@@ -149,7 +149,7 @@ class Tree:
         return fact
 
     def _measured(self, name: bytes, path: bytes) -> File:
-        """It is not what the look found: a directory above it may be a link by now, and none is followed."""
+        """Measure a file by way of its named directory. One between them may be a symlink by now; none is followed."""
         above = name
         while above not in self._sources:
             above = above.rpartition(b"/")[0]
@@ -176,10 +176,10 @@ class Tree:
                 text = f"a link that leads out of what is staged, to {shown(mark)}"
                 raise LeadsOut(0, text, self.path(name))
 
-    # -- its contents ------------------------------------------------------------------------------
+    # -- contents ----------------------------------------------------------------------------------
 
     def serve(self, line: Line, feed: Feed) -> dict[str, object]:
-        """Answer what the side that makes the files asks for, until it says something else, which is returned."""
+        """Answer the receiver's requests until it sends another message, and return that message."""
         while True:
             message, blob = feed.hear()
             if message.get("say") == "manifest":
@@ -190,7 +190,7 @@ class Tree:
                 return message
 
     def _send(self, line: Line, wanted: bytes) -> None:
-        """The contents of the entries whose bits are set, in order."""
+        """Send the contents of the entries whose bits are set, in order."""
         manifest = self.manifest
         waiting: list[bytes] = []
         size = 0
@@ -223,7 +223,7 @@ class Tree:
 
 
 def set_bits(blob: bytes, count: int) -> list[int]:
-    """The numbers below `count` whose bits are set."""
+    """Return the numbers below `count` whose bits are set in `blob`."""
     return [
         index
         for at, byte in enumerate(blob)

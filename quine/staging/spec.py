@@ -1,11 +1,11 @@
-"""What users say: `--files` and `--returns` to paths and the names that they have over there.
+"""The meaning of `--files` and `--returns`: paths, and the names that they get on the other side.
 
 Laws
-1. A relative path keeps its name, as with rsync -R; an absolute one, or one that leads out with `..`, has its last
-   name; `A/./B` has B; `A:B` is A under the name B. What exists under the whole text is meant by it, colons or stars
-   and all.
-2. A pattern is the shell's: `*` and `?` match no slash and no leading dot, `**` any directories. It is resolved where
-   the files are; what comes back is held against it here.
+1. A relative path keeps its name, as with rsync -R. An absolute path, or one that leads out with `..`, gets its last
+   part as its name. `A/./B` is named B, and `A:B` is A under the name B. If the whole text exists as a path, it means
+   that path, colons and stars included.
+2. A pattern is the shell's: `*` and `?` match no slash and no leading dot, `**` matches any directories. It is expanded
+   where the files are, and returned names are checked against it here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAGIC = "*?["
 
 
 def sources(words: list[str], folder: str) -> list[tuple[bytes, bytes]]:
-    """(absolute path, name over there) of everything that --files names, each once. Raises Misconfigured."""
+    """Return (absolute path, remote name) of everything that --files names, each once. Raises Misconfigured."""
     found: dict[bytes, bytes] = {}
     for word in words:
         for path, name in _meant(word, folder):
@@ -34,9 +34,9 @@ def sources(words: list[str], folder: str) -> list[tuple[bytes, bytes]]:
 
 
 def _topped(names: set[bytes]) -> list[tuple[bytes, bytes]]:
-    """Each, with the outermost of them that it is or is in; b"" is the whole directory."""
+    """Pair each name with the outermost of `names` that is or contains it; b"" is the whole directory."""
     found: list[tuple[bytes, bytes]] = []
-    # Part by part: what is in a directory stands right behind it.
+    # Sorted by parts, a directory is directly followed by its contents.
     for name in sorted(names, key=lambda name: name.split(b"/")):
         top = found[-1][1] if found else name
         found.append((name, top if not top or name.startswith(top + b"/") else name))
@@ -44,7 +44,7 @@ def _topped(names: set[bytes]) -> list[tuple[bytes, bytes]]:
 
 
 def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
-    if not word:  # joined to the directory it would be all of it
+    if not word:  # joined to the directory it would mean the whole directory
         raise Misconfigured("--files: an empty name", "the whole directory is .")
     where = os.path.join(folder, os.path.expanduser(word))
     if os.path.exists(where):
@@ -93,12 +93,12 @@ def _inside(option: str, name: str) -> str:
 
 
 def returns(words: list[str]) -> list[str]:
-    """The patterns of --returns, clean. Raises Misconfigured."""
+    """Return the patterns of --returns, normalised. Raises Misconfigured."""
     return [_inside("--returns", word) for word in words]
 
 
 def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]], list[str]]:
-    """What the patterns mean there: (path, name), none inside another; and those that mean nothing."""
+    """Expand patterns in `folder`: return (path, name) pairs, none inside another, and the patterns without a match."""
     names: set[bytes] = set()
     missing = []
     for pattern in patterns:
@@ -118,14 +118,14 @@ def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]
 
 
 def allowed(name: bytes, patterns: list[str]) -> bool:
-    """Is this what one of the patterns means, or in a directory that it means?"""
+    """Return whether `name` matches a pattern, or is in a directory that matches one."""
     parts = os.fsdecode(name).split("/")
     return any(pattern == "." or _matches(parts, pattern.split("/")) for pattern in patterns)
 
 
 def _matches(parts: list[str], pattern: list[str]) -> bool:
-    """All ways to match are gone at one time: who sends names may send such as have very many."""
-    places = _reached({0}, pattern)  # how much of the pattern can be behind us
+    """Match by parallel states, without backtracking: a hostile sender could choose names with very many matches."""
+    places = _reached({0}, pattern)  # lengths of the pattern that may be matched so far
     for part in parts:
         behind = {at for at in places if at < len(pattern) and _is_like(part, pattern[at])}
         places = _reached({at if pattern[at] == "**" else at + 1 for at in behind}, pattern)
@@ -135,7 +135,7 @@ def _matches(parts: list[str], pattern: list[str]) -> bool:
 
 
 def _reached(places: set[int], pattern: list[str]) -> set[int]:
-    """With those behind a `**`, which may stand for nothing."""
+    """Add the positions behind each `**`, which may match nothing."""
     for at, part in enumerate(pattern):
         if part == "**" and at in places:
             places.add(at + 1)

@@ -1,11 +1,11 @@
-"""What a host has seen already: contents by digest, so that each crosses a link once for all jobs there.
+"""The store of a host: contents by digest, so that each crosses a link once for all jobs there.
 
 Laws
-1. Contents lie in packs: one file for all that came in one staging, and an index beside it, sorted by digest. Ten
-   thousand small files are two files here, and so are those of ten thousand small stagings: packs are merged.
-2. A pack is whole when its index is there. What is read from it is verified, and a pack that lies is thrown away.
-3. It may be gone at any time and be full at any time: then the origin is asked again. It is ours alone (0700), and
-   holds no more than BOUND bytes: what was used last stays.
+1. Contents lie in packs. A pack is one file with all contents of one staging, and an index beside it, sorted by digest.
+   Ten thousand small files are two files here. Small packs are merged, so many small stagings are few files too.
+2. A pack is complete when its index exists. Contents read from it are verified, and a corrupt pack is deleted.
+3. A pack may vanish at any time, and the disk may fill at any time; then the origin is asked again. The store is
+   private (0700) and holds at most BOUND bytes; the most recently used packs stay.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 BOUND = 4 << 30  # bytes of all packs
 MOST_PACKS = 512
-SMALL = 1 << 20  # bytes of a pack that is made one with others
-MANY = 32  # so many small ones are: who looks reads each index
-LARGEST = 256 << 20  # bytes of one content that is kept
-PATIENCE = 60.0  # seconds to wait for another job that gets the same
+SMALL = 1 << 20  # bytes; packs up to this size are merged
+MANY = 32  # small packs that make a merge: a look-up reads each index
+LARGEST = 256 << 20  # bytes; a larger content is not kept
+PATIENCE = 60.0  # seconds to wait for another job that fetches the same
 FLUSH = 1 << 20
 
-_ENTRY = struct.Struct("<32sQQ")  # digest, where, how long
+_ENTRY = struct.Struct("<32sQQ")  # digest, offset, length
 
 
 class Objects:
-    """The contents that are here."""
+    """The contents in the store."""
 
     def __init__(self) -> None:
         self.folder = cache("objects")
@@ -47,17 +47,17 @@ class Objects:
         self._open: dict[str, int] = {}
 
     def among(self, digests: set[bytes]) -> set[bytes]:
-        """Those of them that are here, to be read: who has been told so can read them, whatever is cleaned away."""
+        """Return the digests that are stored. Their packs stay open, so they can be read even if deleted meanwhile."""
         for _ in range(2):
             found = self._search(digests)
             gone = {name for name in {place[0] for place in found.values()} if self._descriptor(name) < 0}
             if not gone:
-                break  # else one was merged or cleaned away between two steps of ours
+                break  # else a pack was merged or deleted after it was listed
         self._found = {digest: place for digest, place in found.items() if place[0] not in gone}
         return set(self._found)
 
     def _search(self, digests: set[bytes]) -> dict[bytes, tuple[str, int, int]]:
-        """digest -> pack, where, how long."""
+        """Return {digest: (pack, offset, length)}."""
         found: dict[bytes, tuple[str, int, int]] = {}
         with contextlib.suppress(OSError):
             for name in os.listdir(self.folder) if digests else ():
@@ -72,13 +72,13 @@ class Objects:
         if self._open.get(name, -1) < 0:
             try:
                 self._open[name] = os.open(f"{self.folder}/{name}.pack", os.O_RDONLY | os.O_CLOEXEC)
-                os.utime(self._open[name])  # used last
+                os.utime(self._open[name])  # marks it as recently used
             except OSError:
                 self._open[name] = -1
         return self._open[name]
 
     def pieces(self, digest: bytes) -> Iterator[bytes]:
-        """What is there of it: as it travels; short if the pack is."""
+        """Yield a stored content in its wire form; it is short if the pack is."""
         name, at, length = self._found[digest]
         fd = self._descriptor(name)
         while length > 0 and (data := os.pread(fd, min(FLUSH, length), at)):
@@ -87,12 +87,15 @@ class Objects:
             yield data
 
     def drop(self, digest: bytes) -> None:
-        """The pack that holds this is not what it says."""
+        """Delete the corrupt pack that holds this content."""
         _drop(self.folder, self._found[digest][0])
 
     @contextlib.contextmanager
     def turn(self, what: str, name: str) -> Iterator[None]:
-        """One job at a time does this of that name, for a while: who comes later finds what it has done."""
+        """Let one job at a time do `what` for `name`; a later job finds the result of an earlier one.
+
+        After PATIENCE seconds, or if the lock cannot be had at all, the work goes on without it.
+        """
         fd = -1
         with contextlib.suppress(OSError):
             dirs.make(self.folder)
@@ -120,7 +123,7 @@ class Objects:
 
 
 class Pack:
-    """What comes now, on its way into a pack of its own. A disk that is full ends the pack, not the staging."""
+    """A pack that is written while contents arrive. A full disk ends the pack, not the staging."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -134,10 +137,10 @@ class Pack:
             dirs.make(folder)
             path = f"{folder}/{self._name}.part"
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is somebody's: not to be cleaned away
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # in use: `clean` keeps it
 
     def begin(self, size: int) -> None:
-        """A content of about so many bytes comes now."""
+        """Begin a content of about `size` bytes."""
         self._begun = self._at
         self._skip = self._fd < 0 or size > LARGEST
 
@@ -149,12 +152,12 @@ class Pack:
                 self._flush()
 
     def end(self, digest: bytes) -> None:
-        """It was all of it, and is what it should be."""
+        """Index the content, which is complete and verified."""
         if not self._skip:
             self._index.append(_ENTRY.pack(digest, self._begun, self._at - self._begun))
 
     def add(self, digest: bytes, data: bytes) -> None:
-        """A content that is here as a whole."""
+        """Add a content that is in memory as a whole."""
         if self._fd >= 0:
             self._buffer += data
             self._index.append(_ENTRY.pack(digest, self._at, len(data)))
@@ -180,7 +183,7 @@ class Pack:
                 os.unlink(f"{self._folder}/{self._name}.part")
 
     def close(self) -> bool:
-        """Keep what is whole; False where nothing is kept."""
+        """Complete the pack; return False if nothing is kept."""
         if self._index:
             self._flush()
         if not self._index or self._fd < 0:
@@ -206,7 +209,7 @@ class Pack:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[memoryview]:
-    """An index; a part of an entry at its end is left out. OSError."""
+    """Map an index into memory, without an incomplete entry at its end. Raises OSError."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size // _ENTRY.size * _ENTRY.size
         if not size:
@@ -217,7 +220,7 @@ def _opened(path: str) -> Iterator[memoryview]:
 
 
 def _rows(table: memoryview, digests: set[bytes]) -> Iterator[tuple[bytes, int, int]]:
-    """The entries of these digests. Few are searched for; for many all of it is read."""
+    """Yield the index entries of `digests`: by binary search for few, by a full read for many."""
     count = len(table) // _ENTRY.size
     if len(digests) * 64 > count:
         yield from (row for row in _ENTRY.iter_unpack(table) if row[0] in digests)
@@ -232,7 +235,7 @@ def _rows(table: memoryview, digests: set[bytes]) -> Iterator[tuple[bytes, int, 
 
 
 def clean(folder: str, bound: int = BOUND) -> None:
-    """Away with what nobody has used for longest, and with what the dead left half. One cleaner at a time."""
+    """Delete the packs unused for longest, and partial files of dead processes. One process cleans at a time."""
     with contextlib.suppress(OSError):
         fd = os.open(f"{folder}/cleaner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -266,7 +269,7 @@ def _clean(folder: str, bound: int) -> None:
 
 
 def _merge(folder: str, bases: list[str]) -> None:
-    """Make them one. Who has looked before finds a pack gone, and looks once more."""
+    """Merge packs into one. A reader that searched before finds its pack gone, and searches again."""
     pack, kept = Pack(folder), set[bytes]()
     for base in bases:
         with (
