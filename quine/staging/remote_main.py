@@ -76,8 +76,12 @@ def main(words: list[str]) -> int:
 
 def _end(number: int, _frame: object) -> None:
     for each in FATAL:
-        signal.signal(each, signal.SIG_IGN)  # a second signal would interrupt the clean-up
+        signal.signal(each, _heeded)  # a second signal would interrupt the clean-up
     raise _Ended(number)
+
+
+def _heeded(number: int, _frame: object) -> None:
+    """Do nothing. Not SIG_IGN: Python complains on stderr of a signal that was pending when that was set."""
 
 
 def _become(phase: str, command: list[str]) -> int:
