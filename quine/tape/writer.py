@@ -265,8 +265,8 @@ def _escaped(text: str) -> str:
 def entries(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, entry) of every whole line.
 
-    A torn last line is left out: its writer died, or is writing now. Reads tapes of quine and of the reference implementation, which have a type and data and nothing else. Raise
-    OSError, or ValueError for a file that is not a tape.
+    A torn last line is left out: its writer died, or is writing now. Reads tapes of quine and of the reference
+    implementation, whose entries have only a type and data. Raise OSError, or ValueError for a file that is not a tape.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
