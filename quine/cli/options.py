@@ -336,7 +336,7 @@ def _near(verb: str, word: str, longs: Mapping[str, object]) -> str:
 
 
 def environment(values: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of --env: K=V sets one, K passes the caller's value on. Raise Misconfigured without a name."""
+    """Return the variables of --env: K=V sets one, K passes on the caller's. Raise Misconfigured without a name."""
     found: dict[str, str] = {}
     listed = values.get("env", [])
     assert isinstance(listed, list)

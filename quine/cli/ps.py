@@ -94,7 +94,7 @@ def _face(verb: str, job: Agent | Remote, values: dict[str, object]) -> int:
 def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, object]) -> Agent | Remote:
     """Return the one job that an id or its beginning means to a verb.
 
-    Raise Misconfigured if there is not exactly one.
+    Raise Misconfigured if there is not exactly one, or another Failure if a host that may have it did not answer.
     """
     where = str(values.get("on", ""))
     found: list[Agent | Remote] = []

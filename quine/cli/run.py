@@ -125,7 +125,7 @@ def _tries(values: dict[str, object]) -> Tries | None:
 def staging(values: dict[str, object], here: str = "") -> Staging | None:
     """Return the staging of --files and --returns; None without them, or if the job runs in the current directory.
 
-    `here` names a use that cannot be staged without --on. Raise Misconfigured.
+    `here` names a use that cannot be staged without --on. Raise Misconfigured if it would have to be.
     """
     files, returns = values.get("files", []), values.get("returns", [])
     assert isinstance(files, list) and isinstance(returns, list)
@@ -143,7 +143,7 @@ def staging(values: dict[str, object], here: str = "") -> Staging | None:
 
 
 def mover(files: list[str], returns: list[str]) -> Staging:
-    """Return the staging from the current directory to a job's, and back. Raise Misconfigured."""
+    """Return the staging from the current directory to a job's, and back. Misconfigured if the former is gone."""
     from quine.staging.proxy import Staging
 
     folder = _current()

@@ -54,10 +54,9 @@ class Stream(Protocol):
     """Assembles one streamed answer. Each answer needs a new one."""
 
     def feed(self, event: str, data: Any) -> bool:
-        """Take one event: its name ("" for none) and its data, parsed JSON or the text "[DONE]". Return True when
-        complete.
+        """Take one event; return True if the answer is complete.
 
-        Raise a GuestError for an error event.
+        `event` is its name ("" for none), `data` parsed JSON or the text "[DONE]". Raise a GuestError for an error event.
         """
 
     def whole(self) -> Any:
