@@ -125,7 +125,7 @@ def _tries(values: dict[str, object]) -> Tries | None:
 def staging(values: dict[str, object], here: str = "") -> Staging | None:
     """Return the staging of --files and --returns; None without them, or if the job runs in the current directory.
 
-    `here` names a use that cannot be staged without --on. Raise Misconfigured if it would have to be.
+    `here` names a use that stages files only with --on. Raise Misconfigured if it would have to stage them here.
     """
     files, returns = values.get("files", []), values.get("returns", [])
     assert isinstance(files, list) and isinstance(returns, list)
@@ -284,7 +284,7 @@ def show(
             break
         if renew:
             services = renew(spawn)
-    spawn.where = status.host or spawn.where  # the one that was chosen, for what is said of it
+    spawn.where = status.host or spawn.where  # the chosen host, for messages and the report
     seconds = time.monotonic() - begun
     if values.get("verbose"):
         say(

@@ -1,8 +1,8 @@
 """A streamed chat completion, assembled into the body that it would be without streaming.
 
 Laws
-1. Fragments of a call are keyed by their index. Servers that send whole calls, give every call the index 0, repeat the
-   name, or make up a new id for each fragment are understood all the same.
+1. Fragments of a call are keyed by their index. Servers may also send whole calls, give
+   every call the index 0, repeat the name, or make up a new id for each fragment.
 2. Unknown fields (signatures, extra content) are kept on the call that they came with.
 3. A stream ends with `[DONE]` or a finish_reason. A stream without either was cut, and its content is void.
 """

@@ -56,7 +56,7 @@ class Stream(Protocol):
     def feed(self, event: str, data: Any) -> bool:
         """Take one event; return True if the answer is complete.
 
-        `event` is its name ("" for none), `data` parsed JSON or the text "[DONE]". Raise a GuestError for an error event.
+        `event` is its name or "", `data` is parsed JSON or the text "[DONE]". Raise a GuestError for an error event.
         """
 
     def whole(self) -> Any:

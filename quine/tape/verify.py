@@ -4,8 +4,8 @@ Laws
 1. A fault is named by file, line and kind: changed, lost, inserted, out of place, torn.
 2. Three states are not faults, and none of them is called ok: a session that is still running, one whose writer died
    (no outcome, or half a last line), and a tape of the reference implementation, which has no chain to check. Without
-   an outcome, nothing tells how much of the end is missing.
-3. A chain shows accidents and careless edits. It does not expose a forger who writes a whole new tape, hashes and all.
+   an outcome, the amount that is missing at the end is unknown.
+3. A chain shows accidents and careless edits. It does not expose a wholly rewritten tape, hashes and all.
 """
 
 from __future__ import annotations
