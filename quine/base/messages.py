@@ -1,14 +1,14 @@
-"""The neutral model of a conversation, and what a guest is: a function from a request to a reply.
+"""The neutral model of a conversation, and the interface of a guest: a function from a request to a reply.
 
 Laws
-1. A guest has no state that matters: everything it may know is in the request.
-2. `raw` is the provider's own form of a reply. It is kept and sent back untouched (signatures, item ids,
-   the order of keys), and only the dialect that made it reads it.
-3. Arguments that could not be parsed stay as they came, with the reason; nobody guesses.
+1. A guest has no state that matters: all its knowledge is in the request.
+2. `raw` is the provider's own form of a reply. It is kept and sent back untouched (signatures, item ids, the order of
+   keys), and only the dialect that made it reads it.
+3. Arguments that could not be parsed stay as they came, with the reason; they are never guessed.
 
 Errors
     GuestError               the guest gave no reply
-    ├── Unavailable          worth another try later (exit 75 when the tries are used up)
+    ├── Unavailable          a later try may succeed (exit 75 when the tries are used up)
     ├── Overflow             the conversation does not fit the model's window
     └── Refused              another try would not help: key, quota, model, request
 """
@@ -27,7 +27,10 @@ DEEPEST = 200  # levels of a value from a guest; Python's own JSON goes down to 
 
 
 def too_deep(value: Any, levels: int) -> bool:
-    """Does JSON nest deeper than that? What can be read at the edge could not be written any more."""
+    """Return True if JSON nests deeper than `levels`.
+
+    At the parser's limit a value can be read but not written again.
+    """
     layer = [value]
     for _ in range(levels):
         layer = [item for one in layer if isinstance(one, dict | list) for item in _items(one)]
@@ -44,12 +47,12 @@ class ToolCall(NamedTuple):
     id: str
     name: str
     args: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
-    raw: str = ""  # the argument string as received, "" where the provider sends an object
-    fault: str = ""  # why `raw` could not be read
+    raw: str = ""  # the argument string as received; "" if the provider sends an object
+    fault: str = ""  # reason why `raw` could not be parsed
 
     @classmethod
     def parse(cls, id: str, name: str, raw: str) -> ToolCall:
-        """From an argument string, which may be anything."""
+        """Return the call for an argument string, which may hold anything."""
         try:
             args = quickjson.loads(raw) if raw.strip() else {}
         except (ValueError, RecursionError):
@@ -72,7 +75,7 @@ class ToolCall(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ToolCall:
-        """Raises KeyError, TypeError or ValueError for what is not a call."""
+        """Return the call. Raise KeyError, TypeError or ValueError if `data` is not a call."""
         if not isinstance(data, Mapping):
             raise TypeError("a tool call is no object")
         if raw := data.get("raw"):
@@ -81,7 +84,7 @@ class ToolCall(NamedTuple):
 
 
 def _why(raw: str) -> str:
-    """Where the fault is, which the quick parser does not say."""
+    """Return the position of the fault, which the quick parser does not report."""
     import json
 
     try:
@@ -99,7 +102,7 @@ class ToolResult(NamedTuple):
 
 
 class Message(NamedTuple):
-    """role is system, user, assistant or tool; a tool message carries exactly one result."""
+    """One message: `role` is system, user, assistant or tool; a tool message carries exactly one result."""
 
     role: str
     text: str = ""
@@ -122,7 +125,7 @@ class Message(NamedTuple):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Message:
-        """Raises KeyError, TypeError or ValueError for what is not a message."""
+        """Return the message. Raise KeyError, TypeError or ValueError if `data` is not a message."""
         if not isinstance(data, Mapping):
             raise TypeError("a message is no object")
         role = data["role"]
@@ -142,7 +145,7 @@ class Message(NamedTuple):
 class Usage(NamedTuple):
     """Tokens: `input` counts all of the prompt, cached or not; `output` includes reasoning.
 
-    `cost` is in US dollars, where the provider itself tells it; 0 = not told.
+    `cost` is in US dollars, as the provider reports it; 0 = not reported.
     """
 
     input: int = 0
@@ -159,7 +162,7 @@ class Usage(NamedTuple):
 
 
 class Tool(NamedTuple):
-    """What the guest is told of a tool; the same schema checks what it sends."""
+    """A tool as the guest sees it; the same schema checks the guest's arguments."""
 
     name: str
     description: str
@@ -167,10 +170,10 @@ class Tool(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One inference. `ordinal` counts the inferences of this life from 0.
+    """One inference. `ordinal` counts the inferences of this session from 0.
 
-    `output` is the most tokens that the reply may have; 0 = what the dialect finds right. `cost` is the most dollars
-    that the whole may cost; 0 = no limit, which is for who pays to see to.
+    `output` is the most tokens that the reply may have; 0 = the dialect's default. `cost` is the most US dollars that
+    the whole inference may cost; 0 = no limit. The process that pays enforces it.
     """
 
     messages: Sequence[Message]
@@ -184,7 +187,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """stop is end, tool, length (the reply was cut), context (the window filled on the way), refusal or pause."""
+    """A reply; `stop` is end, tool, length (the reply was cut), context (the window filled up), refusal or pause."""
 
     message: Message
     usage: Usage = Usage()
@@ -224,22 +227,22 @@ class Spent(Exception):
 
 
 class Guest(Protocol):
-    note: Callable[[str], None]  # told of what went otherwise than meant, as a try that has to be made again
+    note: Callable[[str], None]  # called with the text of each deviation, such as a retry
 
     def infer(self, request: Request) -> Reply:
-        """Block until there is a reply; raises a GuestError."""
+        """Block until there is a reply. Raise a GuestError."""
 
 
 def unheard(text: str) -> None:
-    """The `note` of a guest that nobody listens to."""
+    """The default `note` of a guest; does nothing."""
 
 
 class GuestError(Exception):
-    """str() is for people: lower case, no full stop."""
+    """str() is a message for people: lower case, no full stop."""
 
 
 class Unavailable(GuestError):
-    """`after` is how long the server asks to wait, in seconds, or None."""
+    """A later try may succeed. `after` is the pause that the server asks for, in seconds, or None."""
 
     def __init__(self, detail: str, after: float | None = None) -> None:
         super().__init__(detail)
@@ -247,11 +250,11 @@ class Unavailable(GuestError):
 
 
 class Overflow(GuestError):
-    """The conversation does not fit."""
+    """The conversation does not fit the model's window."""
 
 
 class Refused(GuestError):
-    """`hint` says what cures it; `status` is the exit status it deserves."""
+    """Another try would not help. `hint` is the cure; `status` is the exit status of the agent."""
 
     def __init__(self, detail: str, hint: str = "", status: int = FAILED) -> None:
         super().__init__(detail)

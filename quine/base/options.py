@@ -1,9 +1,9 @@
-"""The command line of what is called in loops: an agent, `run`, and ps, wait, logs, kill, tape. One table, no library.
+"""The command line of the verbs that are called in loops (an agent, `run`, ps, tape and others): one table.
 
 Laws
-1. What is in TABLE is what is parsed and what --help prints; nothing stands in two places.
-2. Options end at `--` or at the first word that is none, as with ssh and env: what follows belongs to the
-   mission or to the command.
+1. TABLE is both the options that are parsed and those that --help prints; nothing is listed twice.
+2. Options end at `--` or at the first word that is not an option, as with ssh and env: the rest belongs to the mission
+   or to the command.
 3. Standard library only, and little of it: typer would cost more time than the whole client.
 """
 
@@ -190,9 +190,9 @@ VERBS = {
     "attach": "be the face of a running job again",
     "fs": "the files that all agents of a tree share: ls cat put get cp mv rm find sync mount …",
 }
-UNBUILT = ("xargs",)  # said to be so where it is the first word; not in the help
+UNBUILT = ("xargs",)  # reported as not built if it is the first word; not in the help
 
-# what --help says before the options
+# the text of --help before the options
 USAGE = {
     "agent": """\
 usage: quine [OPTIONS] MISSION…
@@ -242,13 +242,13 @@ where one had ended already.""",
 
 
 def rows(verb: str) -> list[tuple[str, str, str, str, bool, str]]:
-    """The options of a verb, or those of VERB:COMMAND: its own and those of all commands of the verb."""
+    """Return the options of a verb. For VERB:COMMAND: its own, and those of all commands of the verb."""
     names = {verb, verb.partition(":")[0]}
     return [row for row in TABLE if not names.isdisjoint(row[3].split())]
 
 
 def parse_around(verb: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
-    """As `parse`, with options on either side of the other words: none of those begins with a dash."""
+    """Parse as `parse` does, with options on either side of the other words: none of those begins with a dash."""
     values, rest = parse(verb, words)
     others = []
     while rest:
@@ -259,7 +259,7 @@ def parse_around(verb: str, words: list[str]) -> tuple[dict[str, object], list[s
 
 
 def parse(verb: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
-    """Options (long names, - as _) and what follows them. Raises Misconfigured."""
+    """Return the options (long names, - as _) and the words after them. Raise Misconfigured for a wrong one."""
     longs = {row[0]: row for row in rows(verb)}
     shorts = {row[1]: row for row in longs.values() if row[1]}
     values: dict[str, object] = {}
@@ -296,14 +296,14 @@ def parse(verb: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
             value = words[at]
             at += 1
         if not value:
-            # An unset variable in a script: --on "" must not mean here, nor --report "" nowhere.
+            # An unset variable in a script: --on "" must not mean this machine, nor --report "" no report.
             raise Misconfigured(f"--{row[0]} is empty; it needs a value: {row[2]}")
         _put(values, row[0], value)
     return values, words[at:]
 
 
 def misplaced(words: list[str], rest: list[str]) -> Misconfigured | None:
-    """What is wrong with `words` where options stand before a verb; `rest` is what follows the options."""
+    """Return the error if options are before a verb, else None; `rest` is the part of `words` after the options."""
     before = words[: len(words) - len(rest)]
     if not rest or rest[0] not in (*VERBS, *UNBUILT) or before[-1:] == ["--"]:
         return None
@@ -336,7 +336,7 @@ def _near(verb: str, word: str, longs: Mapping[str, object]) -> str:
 
 
 def environment(values: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, str]:
-    """--env K=V sets, --env K passes the caller's value on. Raises Misconfigured."""
+    """Return the variables of --env: K=V sets one, K passes on the caller's. Raise Misconfigured without a name."""
     found: dict[str, str] = {}
     listed = values.get("env", [])
     assert isinstance(listed, list)
@@ -352,7 +352,7 @@ def environment(values: Mapping[str, object], environ: Mapping[str, str]) -> dic
 
 
 def limits(values: Mapping[str, object]) -> dict[str, str]:
-    """--limit NAME=VALUE. Raises Misconfigured."""
+    """Return the limits of --limit NAME=VALUE. Raise Misconfigured for a wrong one."""
     found: dict[str, str] = {}
     listed = values.get("limit", [])
     assert isinstance(listed, list)
@@ -373,7 +373,7 @@ def limits(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def usage(verb: str, head: str = "") -> str:
-    """The text of --help; `head` is what it says before the options of a verb that is not in USAGE."""
+    """Return the text of --help; `head` is the part before the options for a verb that is not in USAGE."""
     lines = [head or USAGE[verb], "", "options:"]
     for name, short, value, _, built, text in rows(verb):
         if built:
@@ -396,7 +396,7 @@ def usage(verb: str, head: str = "") -> str:
 
 
 def find_inventory(values: Mapping[str, object], environ: Mapping[str, str]) -> str | None:
-    """The inventory's absolute path: --inventory, or where the environment has it."""
+    """Return the inventory's absolute path: of --inventory, or else of the environment; None if there is none."""
     from deploy.paths import find
 
     named = values.get("inventory")

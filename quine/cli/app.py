@@ -1,9 +1,9 @@
 """The verbs that people type by hand: hosts, deploy, doctor, node. Only this file knows typer.
 
 Laws
-1. What is called in loops is not here: an agent and `run` never pay for this import.
-2. A command prints its result on stdout and its complaints by `complain`; one host's trouble never
-   hides another's result.
+1. Commands that run in loops are not here: an agent and `run` never pay for this import.
+2. A command prints its result on stdout and its complaints by `complain`; one host's trouble never hides another's
+   result.
 3. Everything below a command is imported inside it: `quine node --status` does not load ssh.
 """
 
@@ -33,12 +33,12 @@ InventoryOption = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="each phase with its time, on stderr")]
 
-# what typer raises for a wrong command line: its base, whichever library it stands on
+# the error of typer for a wrong command line: its base, from whichever library
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def main(words: list[str]) -> int:
-    """Run one verb; the exit status."""
+    """Run one verb; return the exit status."""
     try:
         status = app(words, prog_name="quine", standalone_mode=False)
     except _UsageError as error:
@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
         return USAGE
     except typer.Exit as leaving:
         if leaving.exit_code == 130:
-            raise KeyboardInterrupt from None  # typer makes a status of it; a shell's loop wants the death
+            raise KeyboardInterrupt from None  # typer makes a status of it; a shell's loop needs the death
         return leaving.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
@@ -69,7 +69,7 @@ def hosts(
     inventory: InventoryOption = None,
     verbose: Verbose = False,
 ) -> int:
-    """What the inventory says, of all hosts or of WHERE; `hosts check`: reachable? which python? this very build there?
+    """List the hosts of the inventory, or of WHERE; `hosts check` logs in: reachable, which Python, the same build?
 
     In a job whose origin is elsewhere: the hosts that it may use.
     """
@@ -100,7 +100,7 @@ def hosts(
 
 
 def _chosen(known: Inventory, where: str) -> list[Host]:
-    """What WHERE means; a word that is none and nearly `check` is taken for a slip."""
+    """Return the hosts of WHERE. A word that is no host and nearly `check` is reported as a slip."""
     from quine.jobs.hints import is_one_edit
     from transport.errors import NoSuchHost
 
@@ -175,7 +175,7 @@ def doctor(
         bool, typer.Option("--guest", help="ask the guest for one short reply, which may cost something")
     ] = False,
 ) -> int:
-    """What works here, what does not, how to mend it."""
+    """Check the needs of quine on this machine, and print a cure for each that is not met."""
     from quine.cli.doctor import examine
 
     findings = examine(str(inventory) if inventory else None, guest)
@@ -192,7 +192,7 @@ def node(
     stop: Annotated[bool, typer.Option("--stop", help="end the node of this machine, and its jobs")] = False,
     status: Annotated[bool, typer.Option("--status", help="what it is doing, as JSON")] = False,
 ) -> int:
-    """The daemon that serves this user here, in the foreground; commands start it when they need it."""
+    """Run the daemon that serves this user here, in the foreground; commands start it when they need it."""
     from quine.remote import compose
     from transport.node import rendezvous
 

@@ -1,14 +1,14 @@
-"""Completion for bash, zsh and fish, written from the tables of the command line: nothing in it stands in two places.
+"""Completion for bash, zsh and fish, generated from the tables of the command line, so that nothing is listed twice.
 
     quine --completion bash >> ~/.bashrc
     quine --completion zsh > "${fpath[1]}/_quine"
     quine --completion fish > ~/.config/fish/completions/quine.fish
 
 Laws
-1. The script that is printed asks quine for what only quine knows, hosts with their tags and ids of jobs; the ids
-   of sessions are the names of their tapes.
+1. The printed script asks quine for the facts that only quine knows: hosts with their tags, and ids of jobs. The ids of
+   sessions are the names of their tapes.
 2. A mission is not completed; words of it may be file names, so those are offered.
-3. The first word after `quine run … --` is a command, and what follows are its arguments: paths.
+3. The first word after `quine run … --` is a command, and the words after it are its arguments: paths.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HOSTS = (
     '\'NR > 1 { print $1; n = split($6, tags, ","); for (i = 1; i <= n; i++) if (tags[i] != "-") print "@" tags[i] }\''
 )
 JOBS = "quine ps{} 2>/dev/null | awk 'NR > 1 {{ print $1 }}'"
-IDS = {  # verbs on jobs, and what lists those that they may mean
+IDS = {  # verbs on jobs, and the command that lists the jobs they accept
     **dict.fromkeys(("wait", "logs"), JOBS.format(" --all")),
     **dict.fromkeys(("kill", "attach"), JOBS.format("")),
 }
@@ -68,7 +68,7 @@ complete -o default -F _quine quine
 
 
 def script(shell: str) -> str:
-    """The completion of one shell; Misconfigured for another."""
+    """Return the completion script of one shell. Raise Misconfigured for another shell."""
     if shell not in SHELLS:
         raise Misconfigured(f"no completion for {shell}", f"there is one for {', '.join(SHELLS)}")
     if shell == "fish":
@@ -104,7 +104,7 @@ def _set(words: str) -> str:
 
 
 def _bash_verb(verb: str) -> str:
-    """Code that sets the words which may follow a verb."""
+    """Return code that sets the words which may follow a verb."""
     words = ACTIONS.get(verb) or " ".join(_options(verb))
     if verb == "fs":
         return _bash_fs(words)
@@ -122,7 +122,7 @@ def _bash_verb(verb: str) -> str:
 
 
 def _bash_fs(words: str) -> str:
-    """After a command of `quine fs`, its options; paths are those of the shell."""
+    """Return code that completes a command of `quine fs`, then its options; the shell completes paths."""
     inner = " ".join(f"{name}) {_set(' '.join(_fs_options(name)))} ;;" for name in options.COMMANDS)
     after = f"case ${{COMP_WORDS[2]}} in {inner} esac"
     return f"case $COMP_CWORD in 2) {_set(words)} ;; *) {after} ;; esac"
@@ -179,5 +179,5 @@ def _fish() -> str:
 
 
 def _quoted(text: str) -> str:
-    """One word for fish."""
+    """Return `text` as one word for fish."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,8 +1,8 @@
-"""What `quine doctor` looks at: each thing that quine needs of a machine, whether it is there, how to mend it.
+"""The checks of `quine doctor`: each thing that quine needs of a machine, whether it is there, and the cure.
 
 Laws
-1. Looking changes nothing and asks nobody else's machine; `quine hosts check` does that, and `--guest`.
-2. "fail" is what no command can do without, "warn" what some can; every one of them comes with a cure.
+1. A check changes nothing and asks no other machine; `quine hosts check` does that, and `--guest`.
+2. "fail" is a need of every command, "warn" a need of some; each of them comes with a cure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 
 
 def examine(inventory: str | None = None, ask: bool = False) -> list[Finding]:
-    """All findings, in the order of what depends on what. `ask`: the guest is asked for one short reply."""
+    """Return all findings, each after those that it depends on. With `ask`, the guest is asked for one short reply."""
     looks: list[Callable[[], Finding]] = [
         _python, _kernel, _runtime, _data, partial(_guest, ask), lambda: _inventory(inventory), _binary,
         lambda: _agent(inventory), _configuration, _mount,
@@ -62,7 +62,7 @@ def _look(look: Callable[[], Finding]) -> Finding:
 
 def _python() -> Finding:
     version = sys.version.split()[0]
-    if sys.version_info < (3, 11):  # noqa: UP036 - said instead of a traceback
+    if sys.version_info < (3, 11):  # noqa: UP036 - reported instead of a traceback
         return Finding("fail", "python", f"{version} at {sys.executable}", "3.11 or newer is needed")
     return Finding("ok", "python", f"{version} at {sys.executable}")
 
@@ -102,7 +102,7 @@ def _data() -> Finding:
 
 
 def _unwritable(folder: Path) -> str:
-    """Why nothing can be made in it, or in what of the way to it is there; "" where it can."""
+    """Return why no file can be made in `folder`, or in its nearest existing parent; "" if one can."""
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
     try:
@@ -131,7 +131,7 @@ def _guest(ask: bool = False) -> Finding:
 
 
 def _asked(config: Config) -> Finding:
-    """One real call, as an agent makes it: with the tools, and room for a short reply. Raises Failure."""
+    """Make one real call, as an agent does: with the tools, and room for a short reply. Raise Failure."""
     from quine import providers as guests
     from quine.agent import tools
     from quine.base.messages import GuestError, Message, Request
@@ -165,7 +165,7 @@ def _inventory(named: str | None) -> Finding:
 
 
 def _binary() -> Finding:
-    """Not built here, which takes seconds: only whether it could be."""
+    """Check whether the binary could be built. It is not built here, as that takes seconds."""
     import importlib.util
 
     from deploy.build import OWN, cache_directory, running_binary
@@ -187,13 +187,13 @@ def _binary() -> Finding:
 
 
 def _keys(inventory: str | None) -> list[Path]:
-    """Key files that may be tried: the usual ones, and what ~/.ssh/config and the inventory name."""
+    """Return the key files that may be tried: the usual ones, and those in ~/.ssh/config and the inventory."""
     from deploy.inventory import load
     from quine.base.errors import Failure
     from transport.errors import Refused
 
     named = [f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa")]
-    with contextlib.suppress(OSError):  # said where the file itself is looked at
+    with contextlib.suppress(OSError):  # `_configuration` reports this file
         for line in (Path.home() / ".ssh" / "config").read_text(errors="replace").splitlines():
             word, _, rest = line.strip().replace("=", " ").partition(" ")
             if word.lower() == "identityfile":
@@ -234,7 +234,7 @@ def _agent(inventory: str | None) -> Finding:
 
 
 def _identities(path: str) -> int:
-    """How many keys an agent holds (SSH_AGENTC_REQUEST_IDENTITIES, of draft-miller-ssh-agent)."""
+    """Return how many keys an agent holds (SSH_AGENTC_REQUEST_IDENTITIES, of draft-miller-ssh-agent). Raise OSError."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(AGENT_SECONDS)
         connection.connect(path)
@@ -252,7 +252,7 @@ def _identities(path: str) -> int:
 
 
 def _mount() -> Finding:
-    """The files tier as a directory. Without it `quine fs` still reaches every file."""
+    """Check whether the shared files can be a directory. Without it `quine fs` still reaches every file."""
     from quine.mount.mounts import lacking
 
     why, cure = lacking()
@@ -262,7 +262,7 @@ def _mount() -> Finding:
 
 
 def _configuration() -> Finding:
-    """Options of ~/.ssh/config that mean something to ssh and nothing to us."""
+    """Check for options of ~/.ssh/config that ssh obeys and quine ignores."""
     path = Path.home() / ".ssh" / "config"
     try:
         lines = path.read_text(errors="replace").splitlines()

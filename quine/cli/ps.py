@@ -2,11 +2,11 @@
 
 Laws
 1. Standard library only: these are called in loops. Options may stand before and after the ids.
-2. Nothing is done to a pid: who is waited for or signalled is held by a pidfd (quine/tape/registry.py), or by its
-   supervisor.
-3. All ids are known before anything is done, or nothing is done: an unknown or an ambiguous one is exit 2, one that a
-   host may have which cannot be asked is 69.
-4. What is not here is looked for on the hosts of the inventory; the verb is then run over there
+2. Nothing is done to a pid: a process that is waited for or signalled is held by a pidfd (quine/tape/registry.py), or
+   by its supervisor.
+3. All ids are known before anything is done, or nothing is done. An unknown or an ambiguous id is exit 2; an id that
+   may be on a host that cannot be asked is 69.
+4. An id that is not found here is looked for on the hosts of the inventory; the verb then runs over there
    (quine/jobs/remote.py).
 """
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from quine.jobs.remote import Remote
 
-WRITTEN = 0.5  # seconds for its parent to write down how a child ended, after it has reaped it
-WAKING = (signal.SIGTERM, signal.SIGHUP)  # a stopped process takes them when it goes on, so it is let go on
+WRITTEN = 0.5  # seconds for a parent to record how a child ended, after it has reaped it
+WAKING = (signal.SIGTERM, signal.SIGHUP)  # a stopped process takes them when it continues, so it is continued
 
 
 def main(verb: str, words: list[str]) -> int:
-    """One of the verbs; the exit status."""
+    """Run one of the verbs; return the exit status."""
     if verb == "kill":
         words = _signal_as_option(words)
     values, ids = parse_around(verb, words)
@@ -51,7 +51,7 @@ def main(verb: str, words: list[str]) -> int:
     if verb == "kill" and values.get("list"):
         return _list_signals(ids)
     if verb == "kill":
-        _signal(values)  # refused before anybody is asked for the job
+        _signal(values)  # refused before any host is asked for the job
     if not ids:
         raise Misconfigured("no id", f"quine ps --all; quine {verb} ID")
     if verb in ("logs", "attach"):
@@ -63,18 +63,18 @@ def main(verb: str, words: list[str]) -> int:
 
 
 def _folders(values: dict[str, object]) -> tuple[str, ...]:
-    """Where tapes are, and where detached jobs are."""
+    """Return the directories of tapes, and of detached jobs."""
     named = str(values.get("data_dir") or os.environ.get("QUINE_DATA_DIR") or ".quine")
     folder, state = os.path.expanduser(named), registry.state_directory()
     try:
         same = os.path.realpath(folder) == os.path.realpath(state)
     except OSError:
-        same = False  # the current directory has been removed, and with it what was there
+        same = False  # the current directory has been removed, and with it all that was there
     return (folder,) if same else (folder, state)
 
 
 def _face(verb: str, job: Agent | Remote, values: dict[str, object]) -> int:
-    """logs or attach, here or over there."""
+    """Run logs or attach, here or on the job's host; return the exit status."""
     if not isinstance(job, Agent):
         from quine.jobs import remote
 
@@ -92,7 +92,10 @@ def _face(verb: str, job: Agent | Remote, values: dict[str, object]) -> int:
 
 
 def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, object]) -> Agent | Remote:
-    """The job that an id or its beginning means to a verb."""
+    """Return the one job that an id or its beginning means to a verb.
+
+    Raise Misconfigured if there is not exactly one, or another Failure if a host that may have it did not answer.
+    """
     where = str(values.get("on", ""))
     found: list[Agent | Remote] = []
     away: Failure | None = None
@@ -107,8 +110,8 @@ def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, objec
             try:
                 found += mirror.find(text)
             except Failure as failure:
-                away = failure  # it may be on a host all the same
-    # One that is supervised on another machine with the same home lies here, too; that machine knows it better.
+                away = failure  # it may still be on a host
+    # A job of another machine with the same home is found here, too; its supervisor's machine knows it better.
     strange = (
         len(found) == 1 and isinstance(found[0], Agent) and found[0].supervisor and not found[0].known_here
     )
@@ -138,7 +141,7 @@ def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, objec
 
 
 def _asked(text: str, where: str, values: dict[str, object]) -> tuple[str, str]:
-    """Which hosts were asked for an id that is nowhere, for the message; why none was, for the hint."""
+    """Return the hosts that were asked for an unknown id, for the message; why none was, for the hint."""
     if where == "local":
         return "", ""
     if not _may_be_an_id(text):
@@ -151,13 +154,13 @@ def _asked(text: str, where: str, values: dict[str, object]) -> tuple[str, str]:
 
 
 def _adrift(agent: Agent) -> str:
-    """Where an agent was detached that is lost here, "" for any other: it may still run there."""
+    """Return the host of a detached agent that is lost here, and may still run there; "" for any other agent."""
     on = registry.record(agent.directory).get("on") if agent.directory else None
     return on if isinstance(on, str) and agent.verdict().state == "lost" else ""
 
 
 def _here(folders: tuple[str, ...], text: str) -> list[Agent]:
-    """Those of this machine: found by their tapes, or alive with tapes in another directory, or none here."""
+    """Return matches on this machine: by their tapes, or alive with tapes in another directory, or none here."""
     found = registry.find(text, *folders)
     if _may_be_an_id(text) and (not found or any(agent.verdict().state == "unknown" for agent in found)):
         from quine.jobs import census
@@ -168,7 +171,7 @@ def _here(folders: tuple[str, ...], text: str) -> list[Agent]:
 
 
 def _nowhere(folder: str) -> str:
-    """Where was looked, for who has no job of his own here."""
+    """Return the hint on the places that were searched, for a caller without any job here."""
     from quine.archive import policy
 
     if policy.wanted(os.environ):
@@ -179,12 +182,12 @@ def _nowhere(folder: str) -> str:
 
 
 def _may_be_an_id(text: str) -> bool:
-    """Nobody else is asked for what no id begins with."""
+    """Return False if no id begins so; then no host is asked."""
     return 0 < len(text) <= 36 and all(c in "0123456789abcdef-" for c in text)
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters two ids share at their beginning."""
+    """Return how many characters two ids share at their beginning."""
     return next(
         (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
@@ -194,7 +197,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str, object]) -> int:
-    """The exit status of the last, as the shell's wait."""
+    """Wait for all; return the exit status of the last, as the shell's wait does."""
     deadline = time.monotonic() + _seconds(values)
     above = procs.ancestors()
     agents = [job for job in jobs if isinstance(job, Agent)]
@@ -235,7 +238,7 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str
                 return DEADLINE
             job = over
         else:
-            job = registry.fresh(job, *folders)  # when the wait began its tape did not tell the end
+            job = registry.fresh(job, *folders)  # its tape may have recorded the end since the wait began
         end = _end(job)
         status = end.code
         if end.state not in ("exited", "signaled"):
@@ -247,7 +250,10 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str
 
 
 def _bringer(agents: list[Agent], values: dict[str, object]) -> Callable[[Agent | Remote, int], int]:
-    """What brings --returns of a job that has ended with a status, and makes it 1 where it was 0 and that failed."""
+    """Return a function that brings back the --returns of an ended job, and returns the job's exit status.
+
+    A status of 0 becomes 1 if that failed.
+    """
     returns = values.get("returns")
     if not isinstance(returns, list):
         return lambda _, code: code
@@ -274,14 +280,14 @@ def _bringer(agents: list[Agent], values: dict[str, object]) -> Callable[[Agent 
         if ended in ("INT", "TERM", "HUP"):
             from transport.status import die_of
 
-            die_of(ended)  # of ours, which was passed on: who ends us wants none of the other jobs
+            die_of(ended)  # a signal to this process, which was passed on: the other jobs are left out
         return status.code
 
     return bring
 
 
 def _end(agent: Agent) -> Status:
-    """How it ended; its parent may be about to write that down."""
+    """Return how an agent ended; wait up to WRITTEN, as its parent may be about to record it."""
     deadline = time.monotonic() + WRITTEN
     while (end := agent.end()).code == LOST and agent.known_here and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -303,7 +309,7 @@ def _seconds(values: dict[str, object]) -> float:
 
 
 def _signal_as_option(words: list[str]) -> list[str]:
-    """`-TERM` and `-9` as kill(1) has them, at any place before `--`; a name that no signal has is one, too."""
+    """Turn `-TERM` and `-9`, as in kill(1), into --signal at any place before `--`; unknown names too."""
     end = words.index("--") if "--" in words else len(words)
     return [f"--signal={word[1:]}" if _means_signal(word) else word for word in words[:end]] + words[end:]
 
@@ -318,7 +324,7 @@ def _means_signal(word: str) -> bool:
 
 
 def _signal(values: dict[str, object]) -> tuple[str, int]:
-    """The name and the number of the signal that is meant."""
+    """Return the name and the number of the signal to send."""
     name = str(values.get("signal", "TERM"))
     try:
         return name, 0 if name == "0" else signal_number(name)
@@ -367,7 +373,7 @@ def _kill(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
 
 
 def _list_signals(names: list[str]) -> int:
-    """All names, or for each number (an exit status over 128, too) its name and for each name its number."""
+    """Print all names, or for each number (an exit status over 128, too) its name and for each name its number."""
     if not names:
         print(" ".join(signal_name(number) for number in sorted(signal.valid_signals()) if number < 32))
         return OK

@@ -1,9 +1,9 @@
 """`quine ps`: the agents and jobs that run on this machine, and with --all those that ended; here and on hosts.
 
 Laws
-1. Standard library only. What is shown of an agent is its verdict (quine/tape/registry.py) and what lives
+1. Standard library only. A row shows an agent's verdict (quine/tape/registry.py) and its live process
    (quine/jobs/census.py).
-2. What a tape or a host tells is foreign: control characters are shown, never obeyed.
+2. Text from a tape or a host is untrusted: control characters are shown, never passed to the terminal.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from transport.errors import Refused
     from transport.status import Status
 
-SHORT = 18  # characters of an id in a table: the time in it, and enough of what is random
+SHORT = 18  # characters of an id in a table: its time, and enough of its random part
 MISSION = 60
-FOLLOW = 1.0  # seconds between two looks of --follow
+FOLLOW = 1.0  # seconds between two lists of --follow
 HEAD = ("ID", "HOST", "PID", "STATE", "EXIT", "SECONDS", "TREE", "TURN", "COST", "DOING", "COMMAND")
 
 
 def ps(folders: tuple[str, ...], values: dict[str, object]) -> int:
-    """Print the list, once or until a signal. The status is 69 where a host, or a node of this machine, gave none."""
+    """Print the list, once or until a signal. Return 69 if a host, or a node of this machine, gave none."""
     if not values.get("follow"):
         facts, silent = _listed(folders, values)
         _tell(silent)
@@ -64,12 +64,12 @@ def _tell(silent: list[Silent]) -> None:
 
 
 def _steady(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What of a list changes only when something has happened."""
+    """Return a list without the field that changes with time alone."""
     return [{name: value for name, value in fact.items() if name != "seconds"} for fact in facts]
 
 
 def _listed(folders: tuple[str, ...], values: dict[str, object]) -> tuple[list[dict[str, Any]], list[Silent]]:
-    """What is shown, and the hosts that gave no list, "" for a node of this machine."""
+    """Return the rows, and the hosts that gave no list; "" stands for a node of this machine."""
     from quine.jobs import census
 
     silent: list[Silent] = []
@@ -80,7 +80,7 @@ def _listed(folders: tuple[str, ...], values: dict[str, object]) -> tuple[list[d
         silent.append(Silent("", refused.detail, refused.hint))
 
     living = census.look(folders, mute)
-    # What a host tells is held against all that is known here.
+    # The list of a host is compared with all that is known here, ended jobs too.
     over = bool(values.get("all")) or values.get("on", "local") != "local"
     agents = census.merge(registry.everyone(*folders, over=over), living)
     seen = [(agent, agent.verdict()) for agent in sorted(agents, key=lambda agent: agent.begun)]
@@ -90,14 +90,14 @@ def _listed(folders: tuple[str, ...], values: dict[str, object]) -> tuple[list[d
     if values.get("on", "local") != "local":
         from quine.jobs import remote
 
-        # What lives here is known better here; of what is lost here, the host may know more.
+        # This machine knows its own jobs better; of a job that is lost here, the host may know more.
         mine = {fact["id"] for fact in facts if fact["state"] not in ("unknown", "lost")}
         there, others = remote.listed(remote.hosts(str(values["on"]), values), values)
         silent += others
         stopped = {fact["id"] for fact in there if fact["state"] == "stopped"}
         for fact in facts:
             if fact["id"] in stopped and fact["state"] == "running":
-                fact["state"] = "stopped"  # of a process over there only its host knows that
+                fact["state"] = "stopped"  # only its host knows that a process over there is stopped
         facts = remote.once(facts + [fact for fact in there if fact["id"] not in mine])
     return facts if values.get("all") else [fact for fact in facts if fact["state"] in ALIVE], silent
 
@@ -130,7 +130,7 @@ def _print(facts: list[dict[str, Any]], values: dict[str, object]) -> None:
 
 def _facts(agent: Agent, end: Status, running: set[str], one: Living | None) -> dict[str, Any]:
     if end.state == "unknown" and agent.parent in running:
-        end.state = "running"  # on another node, and its parent holds its face
+        end.state = "running"  # on another node, and its parent holds its proxy
     if end.state == "running" and one:
         end.state = one.state
     alive = end.state in ALIVE
@@ -170,7 +170,7 @@ def _progress(agent: Agent) -> tuple[int | None, float | None, str]:
 
 
 def _written(agent: Agent) -> float:
-    """When a detached job's supervisor wrote down its end, or else its last output."""
+    """Return when a detached job's supervisor recorded its end, or else the time of its last output."""
     for name in ("status", "stdout"):
         with contextlib.suppress(OSError):
             return os.stat(os.path.join(agent.directory, name)).st_mtime

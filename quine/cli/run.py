@@ -1,8 +1,8 @@
-"""The verb `run`: one plain command, here or on a node, with the face of a local one.
+"""The verb `run`: one plain command, here or on a node, with the streams, signals and exit status of a local one.
 
 Laws
-1. stdout belongs to the command alone; quine speaks on stderr, and only when something is wrong, or when the directory
-   that was made for a job is kept because something was left in it.
+1. stdout belongs to the command alone. quine writes to stderr, and only if something is wrong, or if the directory made
+   for a job is kept because files were left in it.
 2. The command's own status is returned unchanged, and a death by signal as that death.
 3. Standard library only.
 """
@@ -15,8 +15,8 @@ import time
 from quine.base.errors import Misconfigured, complain, say
 from quine.base.options import environment, find_inventory, limits, parse, usage
 
-RSYNC = ["rsync", "--server"]  # what rsync -e 'quine run --on' asks for: relative paths are those of a login
-LONG = 10.0  # seconds without a connection that everybody is told of
+RSYNC = ["rsync", "--server"]  # from rsync -e 'quine run --on': its relative paths are those of a login
+LONG = 10.0  # seconds without a connection until it is reported, also without -v
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 
 def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, Staging | None], int]) -> int:
-    """Exit status, unless the process dies of the command's signal or becomes the command. `detach` is for --detach."""
+    """Return the exit status, unless the process dies of the command's signal or becomes the command.
+
+    `detach` starts the job of --detach.
+    """
     values, command = parse("run", words)
     if values.get("help"):
         print(usage("run"))
@@ -57,14 +60,14 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, 
             raise Misconfigured(f"--{name} goes with --detach")
     env, limited = environment(values, os.environ), limits(values)
     terminal = _terminal() if "terminal" in values else None
-    _tries(values)  # refused here, whatever becomes of the rest
+    _tries(values)  # refused here, before anything is started
     if "on" not in values and "report" not in values and stage is None:
         if "mount" in values:
             _mount(values)
         return _here(values, command, env, limited)
     from transport.spawn import Spawn
 
-    # A terminal starts where a login does, and so does what rsync asks for.
+    # A terminal starts in the directory of a login, and so does rsync's server.
     at_home = stage is None and ("terminal" in values or command[:2] == RSYNC)
     spawn = Spawn(
         ["run", "--mount", "--", *command] if "mount" in values else command,
@@ -81,7 +84,7 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, 
 
 
 def _mount(values: dict[str, object]) -> None:
-    """Where none can be made, the variable is absent, and the command decides what that means."""
+    """Mount the shared files. If that fails, QUINE_MOUNT is absent, and the command decides on the consequence."""
     from quine.mount.command import attach
 
     why = attach(os.environ)
@@ -90,14 +93,14 @@ def _mount(values: dict[str, object]) -> None:
 
 
 def services(context: dict[str, object]) -> Services:
-    """What a command may ask of us that is placed with `context`: the files tier, and which hosts it may use."""
+    """Return the services of a command placed with `context`: the shared files, and the hosts that it may use."""
     from quine.files.select import Services
 
     return Services(dict(os.environ), reach=reach(context))
 
 
 def reach(context: dict[str, object]) -> Callable[[bytes, str], bytes]:
-    """The answer to the request `hosts` of a job that is placed with `context`."""
+    """Return the handler of the request `hosts` of a job that is placed with `context`."""
 
     def made(body: bytes, host: str) -> bytes:
         from quine.base.allowed_hosts import asker
@@ -111,7 +114,7 @@ def reach(context: dict[str, object]) -> Callable[[bytes, str], bytes]:
 
 
 def _tries(values: dict[str, object]) -> Tries | None:
-    """None where nothing is to be tried again: most of the time, and a client's imports are most of its time."""
+    """Return None without these options: the usual case, and imports are most of a client's time."""
     if "retry" not in values and "idempotent" not in values:
         return None
     from quine.jobs.retry import Tries
@@ -120,9 +123,9 @@ def _tries(values: dict[str, object]) -> Tries | None:
 
 
 def staging(values: dict[str, object], here: str = "") -> Staging | None:
-    """--files and --returns; None where there are none, or nothing to be moved: in the same directory all is there.
+    """Return the staging of --files and --returns; None without them, or if the job runs in the current directory.
 
-    `here` is what cannot be done without --on. Raises Misconfigured.
+    `here` names a use that stages files only with --on. Raise Misconfigured if it would have to stage them here.
     """
     files, returns = values.get("files", []), values.get("returns", [])
     assert isinstance(files, list) and isinstance(returns, list)
@@ -140,7 +143,7 @@ def staging(values: dict[str, object], here: str = "") -> Staging | None:
 
 
 def mover(files: list[str], returns: list[str]) -> Staging:
-    """What brings files from the current directory to a job's, and back. Raises Misconfigured."""
+    """Return the staging from the current directory to a job's, and back. Misconfigured if the former is gone."""
     from quine.staging.proxy import Staging
 
     folder = _current()
@@ -150,7 +153,7 @@ def mover(files: list[str], returns: list[str]) -> Staging:
 
 
 def _terminal() -> dict[str, object]:
-    """Ours, as a spawn describes it."""
+    """Return the caller's terminal, as a spawn describes it."""
     if not os.isatty(0):
         hint = "leave -t out: a command that reads a pipe or a file needs none; script(1) makes one"
         raise Misconfigured("-t needs a terminal on stdin", hint)
@@ -160,9 +163,9 @@ def _terminal() -> dict[str, object]:
 
 
 def callers_environment(values: dict[str, object]) -> dict[str, str]:
-    """What a job has of our environment: here all, with PWD as --cwd says; elsewhere nothing.
+    """Return the caller's environment for a job: here all, with PWD as --cwd says; elsewhere nothing.
 
-    Where --on asks for a job here: less secrets and less the files tier, which it asks us for as any job does.
+    With --on local it lacks secrets and the variables of the shared files, which the job requests like any other.
     """
     from transport.job.inherit import scrubbed
 
@@ -178,7 +181,7 @@ def callers_environment(values: dict[str, object]) -> dict[str, str]:
 
 
 def starting_directory(values: dict[str, object]) -> str | None:
-    """--cwd; without it our own on this machine, and elsewhere what the inventory says (None)."""
+    """Return --cwd; without it the current directory on this machine, and None (the inventory's) elsewhere."""
     here = values.get("on", "local") == "local"
     if "cwd" in values:
         cwd = os.path.expanduser(str(values["cwd"])) if here else str(values["cwd"])
@@ -187,7 +190,7 @@ def starting_directory(values: dict[str, object]) -> str | None:
 
 
 def _tree() -> str:
-    """The tree of the agent that we are a command of, if we are one's."""
+    """Return the tree of the agent that this process is a command of; "" if there is none."""
     from transport.spawn import is_id
 
     tree = os.environ.get("QUINE_ROOT_SESSION", "")
@@ -197,7 +200,7 @@ def _tree() -> str:
 
 
 def _current() -> str | None:
-    """The current directory; None where it has been removed."""
+    """Return the current directory; None if it has been removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -213,10 +216,10 @@ def version() -> int:
 
 
 def caller(values: dict[str, object]) -> dict[str, object]:
-    """What placing a job needs to know of this process.
+    """Return the facts about this process that placing a job needs.
 
-    `token` says that it is, or is part of, a job of this node: one from elsewhere has its origin place what it asks
-    for. Somebody's own inventory on this machine is for plain jobs, and for who names it.
+    `token` says that it is, or belongs to, a job of this node; if that came from elsewhere, its origin places the new
+    job. A user's own inventory on this machine is for plain jobs, and for callers that name it.
     """
     from quine.base.allowed_hosts import asks_origin
     from transport.job import inherit
@@ -241,11 +244,11 @@ def show(
     on_refused: Callable[[str], None] | None = None,
     stage: Staging | None = None,
 ) -> int:
-    """Run a job as its face; print what there is to say once; leave as the job left.
+    """Run a job as its proxy; print its fault, if any, once; leave as the job left.
 
-    `facts` are for the report, and read after the end: a service may still count in them. `renew` makes another
-    job of the spawn, and its services, when it is tried again. `on_refused` as in client.run.
-    `stage` are the files that it needs, and those that it returns.
+    `facts` are for the report, and read after the end: a service may still count in them. `renew` makes another job of
+    the spawn, and its services, when it is tried again. `on_refused` as in client.run. `stage` are the files that it
+    needs, and those that it returns.
     """
     from transport.client import client
     from transport.client.output import Used
@@ -281,7 +284,7 @@ def show(
             break
         if renew:
             services = renew(spawn)
-    spawn.where = status.host or spawn.where  # the one that was chosen, for what is said of it
+    spawn.where = status.host or spawn.where  # the chosen host, for messages and the report
     seconds = time.monotonic() - begun
     if values.get("verbose"):
         say(
@@ -301,15 +304,16 @@ def show(
 
 
 class Notes:
-    """What a job's node says of its host and of the slot that it waits for; with `links` of the link, too. At once with
-    -v, else when it takes long.
+    """Reports notes of a job's node: on its host, on the slot that it waits for and, with `links`, on the link.
+
+    A wait or a lost link is reported at once with -v, never with -q, else after LONG seconds.
     """
 
     def __init__(self, values: dict[str, object], raw: bool, links: bool = True) -> None:
         self._links = links
         self._after = 0.0 if values.get("verbose") else float("inf") if values.get("quiet") else LONG
         self._raw = raw
-        self._down = self._waits = False  # and said so
+        self._down = self._waits = False  # and reported
 
     def hear(self, note: dict[str, object]) -> None:
         seconds, host, why = note.get("seconds"), note.get("host"), note.get("why")
@@ -337,7 +341,7 @@ class Notes:
             self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{told}")
 
     def _say(self, text: str) -> None:
-        text = "".join(c if c.isprintable() else "?" for c in text[:500])  # it may be another node's word
+        text = "".join(c if c.isprintable() else "?" for c in text[:500])  # it may come from another node
         say(f"quine: {text}\r\n" if self._raw else f"quine: {text}\n")
 
 
@@ -352,7 +356,7 @@ def _starter(services: Services | None, verbose: bool) -> Callable[[int, str], N
 
 
 def leave(status: Status) -> int:
-    """Say what is wrong, if anything is; then the exit status, or the same death."""
+    """Report the error, if there is one; then return the exit status, or die of the job's signal."""
     if status.detail:
         complain(status.detail, status.hint, status.host)
     if status.state == "signaled" and status.signal:
@@ -363,7 +367,7 @@ def leave(status: Status) -> int:
 
 
 def _here(values: dict[str, object], command: list[str], env: dict[str, str], limited: dict[str, str]) -> int:
-    """No node needed: this process becomes the command."""
+    """Become the command, without a node. Return only if that fails."""
     from transport.status import restore_signals
 
     cwd = str(values["cwd"]) if "cwd" in values else None

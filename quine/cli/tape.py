@@ -1,8 +1,8 @@
-"""`quine tape`: what sessions did, from the tapes that they left; and with --follow what one does now.
+"""`quine tape`: sessions, as their tapes record them; and with --follow one that runs now.
 
 Laws
-1. Standard library only: `show` is called in loops. Its options stand in the table of options.py, as `tape:NAME`.
-2. Where sessions are kept in the files tier (QUINE_FS), one that is not here is looked for there.
+1. Standard library only: `show` is called in loops. Its options are in the table of options.py, as `tape:NAME`.
+2. If sessions are kept in the shared files (QUINE_FS), one that is not here is looked for there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ What sessions did, from the tapes that they left. SESSION is an id, or how it be
 
 commands:"""
 
-# what --help of each says before its options; the line after the first is its line in `quine tape --help`
+# the text of --help before the options; its third line is also the command's line in `quine tape --help`
 HELP = {
     "ls": """\
 usage: quine tape ls [OPTIONS]
@@ -77,7 +77,7 @@ Without SESSION those of all trees here.""",
 
 
 def main(words: list[str]) -> int:
-    """One command; the exit status."""
+    """Run one command; return the exit status."""
     if not words:
         raise Misconfigured("missing command", "quine tape --help")
     name = words[0]
@@ -107,7 +107,7 @@ def _folder(values: dict[str, object]) -> Path:
 
 
 def _holding(values: dict[str, object], session: str) -> Path:
-    """Where a session is: here, or kept in the files tier."""
+    """Return the directory that has a session: here, or the copy kept in the shared files."""
     from quine.archive import policy
 
     folder = _folder(values)

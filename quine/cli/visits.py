@@ -1,4 +1,4 @@
-"""Visiting hosts of the inventory, all at the same time: `quine hosts check` and `quine deploy`.
+"""Visits to hosts of the inventory, all at the same time: `quine hosts check` and `quine deploy`.
 
 Laws
 1. One host's trouble never hides another's result.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def listed(hosts: Sequence[Host]) -> str:
-    """The hosts of an inventory as a table."""
+    """Return the hosts of an inventory as a table."""
     rows = [["HOST", "ADDRESS", "USER", "SLOTS", "THROUGH", "TAGS", "ABOUT"]]
     for host in hosts:
         address = host.destination + (f":{host.port}" if host.port else "")
@@ -34,7 +34,7 @@ def listed(hosts: Sequence[Host]) -> str:
 
 
 def reachable(entries: Sequence[Mapping[str, Any]]) -> str:
-    """The hosts that a job may use, as its origin tells them, as a table."""
+    """Return the hosts that a job may use, as its origin lists them, as a table."""
     rows = [["HOST", "SLOTS", "SYSTEM", "TAGS", "ABOUT"]]
     for entry in entries:
         tags = entry.get("tags")
@@ -60,7 +60,7 @@ def check(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
             rows.append([host.name, "unusable", "-", "-", "-", "-", slots, "-"])
             continue
         facts = result.facts
-        assert facts is not None  # a check always tells them
+        assert facts is not None  # a check always has them
         build = "same" if facts.have else "none"
         free = f"{facts.free >> 20} MB"
         system = f"{facts.system} {facts.machine}"
@@ -72,7 +72,10 @@ def check(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
 def visit(
     chosen: Sequence[Host], known: Inventory, call: Call, verbose: bool
 ) -> list[tuple[Host, Visit | Refused]]:
-    """`call` for all hosts at the same time; each one's result or refusal, in order."""
+    """Run `call` for all hosts at the same time; return each one's result or refusal, in order.
+
+    A host whose unknown key is accepted on the terminal is visited again.
+    """
     import asyncio
 
     from transport.errors import Refused
@@ -121,7 +124,7 @@ def _accepts(host: Host, result: Visit | Refused) -> bool:
             terminal.write(f"quine: {host.name}: {result.detail}\nRecord it and go on (yes/no)? ".encode())
             accepted = terminal.readline().strip().lower() == b"yes"
     except OSError:
-        return False  # nobody can be asked
+        return False  # there is no terminal to ask on
     if accepted:
         try:
             result.record()
@@ -134,7 +137,7 @@ def _accepts(host: Host, result: Visit | Refused) -> bool:
 
 
 def complaints(results: Sequence[tuple[Host, Visit | Refused]]) -> int:
-    """Say each host's trouble; the exit status of the whole."""
+    """Report each host's trouble; return the exit status of the whole."""
     refused = [(host, result) for host, result in results if isinstance(result, Exception)]
     for host, why in refused:
         complain(why.detail, why.hint, host.name)

@@ -1,6 +1,6 @@
-"""What to add to messages: the command that they are about, and what was probably meant.
+"""Additions to messages: the command that they are about, and the command that was probably meant.
 
-Loaded only where something went wrong.
+Loaded only after an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOR_A_SHELL = frozenset(" |&;<>()$`*?\n")
 
 
 def complete(status: Status, command: list[str], values: dict[str, object]) -> None:
-    """Name the command of a job that was not run or is lost, for it may be one of many; and say what cures a 127."""
+    """Name the command of a job that was not run or is lost, for it may be one of many; add the cure of a 127."""
     if status.code == 127 and not status.hint:
         status.hint = not_found(command, values)
     if status.detail and status.host and status.state in ("unreachable", "lost"):
@@ -32,7 +32,7 @@ def complete(status: Status, command: list[str], values: dict[str, object]) -> N
 
 
 def not_found(command: list[str], values: dict[str, object]) -> str:
-    """The cure for a command that there is none of; "" where nothing suggests itself."""
+    """Return the cure for a command that was not found; "" if there is none to suggest."""
     if FOR_A_SHELL & set(command[0]):
         return f"no shell reads the command; to use one: sh -c {quote(' '.join(command))}"
     if "on" not in values and command[0] in _hosts(values):
@@ -41,13 +41,13 @@ def not_found(command: list[str], values: dict[str, object]) -> str:
 
 
 def near_verb(mission: list[str]) -> str:
-    """Where a mission is one word that is one edit away from a verb: that verb, before another hint; else ""."""
+    """Return a hint, to stand before another, if the mission is one word and one edit away from a verb; else ""."""
     near = [verb for verb in VERBS if is_one_edit(mission[0], verb)] if len(mission) == 1 else []
     return f"did you mean quine {near[0]}? for a mission: " if near else ""
 
 
 def slip(words: list[str], mission: list[str]) -> Misconfigured | None:
-    """What is wrong with words that read like a command of a verb, `rnu --on h1 -- true`; `mission` ends them."""
+    """Return the error if words read like a command of a verb, `rnu --on h1 -- true`; `mission` ends them."""
     before = words[: len(words) - len(mission)]
     hint = near_verb(mission[:1])
     if not hint or before[-1:] == ["--"]:
@@ -56,7 +56,7 @@ def slip(words: list[str], mission: list[str]) -> Misconfigured | None:
 
 
 def is_one_edit(one: str, other: str) -> bool:
-    """Is it one character more, less or another one, or are two neighbours swapped?"""
+    """Return True if one character is added, missing or replaced, or two neighbours are swapped."""
     while one and other and one[0] == other[0]:
         one, other = one[1:], other[1:]
     while one and other and one[-1] == other[-1]:

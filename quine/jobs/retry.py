@@ -1,11 +1,12 @@
 """Trying a job again: `--retry N`, and `--idempotent`.
 
 Laws
-1. A job is tried again when it is known never to have started; one that is lost only where its caller has said that
-   doing it twice is harmless. What has exited, or was denied, has its answer.
-2. Another host of WHERE comes first; when each of them has failed, the one that failed least, and then after a pause.
-3. Nothing of stdin is read for a job that does not run, so the next try has the whole of it. Where a lost one has read,
-   a file is read again from where it was; of a pipe nothing is guessed, nor of output that has gone on its way.
+1. A job is tried again if it is known never to have started; a lost job only if its caller has said that a second run
+   is harmless. A job that exited, or was denied, has its answer.
+2. Another host of WHERE comes first. When each of them has failed, the one that failed least is tried, after a pause.
+3. Stdin is not read for a job that does not run, so the next try has the whole of it. If a lost job has read a file,
+   the file is read again from its old position. A job that read a pipe, or whose output was passed on, is not tried
+   again.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from transport.spawn import Spawn
     from transport.status import Status
 
-# Seconds before a host is tried again; sshd counts those that come too fast.
+# Seconds before a host is tried again; sshd counts connections that come too fast.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 
 class Tries:
-    """Those of one job; `left` is how many more there may be."""
+    """The tries of one job; `left` is how many more there may be."""
 
     def __init__(self, values: dict[str, object]) -> None:
         text = str(values.get("retry", "0"))
@@ -48,7 +49,7 @@ class Tries:
         self._start = _position() if self.left else None
 
     def again(self, spawn: Spawn, status: Status, used: Used) -> bool:
-        """Whether to try once more; `spawn` is another job then, and what had to be waited for is over."""
+        """Return True to try once more, after any pause; `spawn` then has a new id and avoids the hosts that failed."""
         if not self.left or not self._may(status):
             return False
         if why := self._spoilt(used):
@@ -71,11 +72,11 @@ class Tries:
 
     def _may(self, status: Status) -> bool:
         if status.state == "unreachable":
-            return bool(status.host)  # what is about no host is the same at the next try
+            return bool(status.host)  # a fault that is about no host is the same at the next try
         return status.state == "lost" and self._idempotent
 
     def _spoilt(self, used: Used) -> str:
-        """What a second try would not have, or would do twice; "" where it is as the first."""
+        """Return why a second try would differ from the first, or ""; a file on stdin is set back."""
         if used.stdout:
             return "some of its output has been passed on or dropped"
         if used.stdin and (self._start is None or _position() is None):
@@ -86,7 +87,7 @@ class Tries:
 
 
 def _position() -> int | None:
-    """Where stdin is, if it is a file."""
+    """Return the position in stdin if it is a file, else None."""
     try:
         return os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(os.fstat(0).st_mode) else None
     except OSError:

@@ -1,4 +1,4 @@
-"""guests: what can sit in the loop; each dialect is imported only where it is used."""
+"""providers: the guests of the host loop; each dialect is imported only where it is used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from quine.base.messages import Guest
 
 KNOWN = ("anthropic", "gemini", "openai", "program", "replay", "responses", "script")
-FILES = ("script", "program", "replay")  # QUINE_API_BASE is a path, and no model has to be named
+FILES = ("script", "program", "replay")  # QUINE_API_BASE is a path, and a model need not be named
 
 
 class Config(NamedTuple):
@@ -20,7 +20,7 @@ class Config(NamedTuple):
 
 
 def build(config: Config) -> Guest:
-    """The guest that `config` names; Misconfigured where what it names cannot be one."""
+    """Return the guest that `config` names. Raise Misconfigured if its base cannot be a guest."""
     match config.kind:
         case "script":
             from quine.providers.script import ScriptGuest

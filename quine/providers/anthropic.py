@@ -1,14 +1,14 @@
 """The dialect of Anthropic's Messages API.
 
 Laws
-1. The blocks of a reply are kept and sent back in their order as they came, signatures and all; left out are only
-   the ones that the API itself sends and then refuses: blank text, thinking that nothing follows, and all thinking
-   from the moment that it finds fault with some.
-2. All results of a reply stand in the one message after it, before any text. Neighbours of the same role are one.
-3. Breakpoints of the cache stand where a request ended: at the end of the user's last turns. The request before this
-   one, of this agent or of the parent it was forked from, wrote its cache exactly there, so that it is found however
-   many blocks have come since (a lookup goes back 20 blocks). A breakpoint is a mark beside a block; moving it does
-   not change what is cached in front of it.
+1. The blocks of a reply are kept and sent back in their order as they came, signatures included. Left out are only
+   blocks that the API itself sends and then refuses: blank text, thinking that nothing follows, and all thinking once
+   it has refused some.
+2. All results of a reply are in the one message after it, before any text. Adjacent messages of one role are merged.
+3. Cache breakpoints are set where a request ended: at the end of the user's last turns. The request before this one, of
+   this agent or of the parent it was forked from, wrote its cache exactly there. So the cache is found however many
+   blocks have come since (a lookup goes back 20 blocks). A breakpoint is a mark beside a block; moving it does not
+   change the cached prefix.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from quine.providers.turns import User, arguments, output, own, split
 
 NAME = "anthropic"
 VERSION = "2026-10-21"
-BREAKPOINTS = 3  # and one behind the system prompt: the API takes four
+BREAKPOINTS = 3  # and one after the system prompt: the API takes four
 THOUGHTS = ("thinking", "redacted_thinking")
 CACHE = {"cache_control": {"type": "ephemeral"}}
-STATUS = {  # of an error that comes in the stream, behind a 200
+STATUS = {  # of an error that comes in the stream, after a 200
     "invalid_request_error": 400,
     "authentication_error": 401,
     "billing_error": 402,
@@ -58,7 +58,7 @@ STOPS = {
 }
 
 
-# What helps and need not be, and what a refusal of it looks like.
+# Optional parts of a request, and the pattern of an error that refuses them.
 SPARE = {
     "output": re.compile(
         r"max_tokens: \d+ >|exceed context limit|max_(completion_)?tokens\W.{0,40}too large"
@@ -67,7 +67,7 @@ SPARE = {
         r"^\W?thinking\b|adaptive thinking|when \W?thinking\W? is enabled|thinking.*not support",
         re.IGNORECASE,
     ),
-    # Those sent back.
+    # Thinking blocks that were sent back.
     "thoughts": re.compile(r"signature\W? in \W?thinking|\bthinking\b.{0,80}cannot be modified"),
     "cache": re.compile(r"cache_control"),
 }
@@ -99,7 +99,7 @@ class AnthropicDialect:
 
     def headers(self, key: str) -> dict[str, str]:
         headers = {"anthropic-version": VERSION}
-        if key.startswith("sk-ant-oat"):  # a login, not a key of the console
+        if key.startswith("sk-ant-oat"):  # a login token, not a key of the console
             headers["Authorization"] = f"Bearer {key}"
         elif key:
             headers["x-api-key"] = key
@@ -225,7 +225,7 @@ class _Stream:
         for field, pieces in self._pieces[index].items():
             text = "".join(pieces)
             if field == "input":
-                # Arguments that are no JSON, as where the reply was cut, stay text: `_calls` says what is wrong.
+                # Arguments that are not JSON, as in a reply that was cut, stay text: `_calls` reports the fault.
                 call = ToolCall.parse("", "", text)
                 block = {**block, field: text if call.fault else call.args}
             else:
@@ -234,7 +234,10 @@ class _Stream:
 
 
 def _adaptive(model: str) -> bool:
-    """Thinking of the kind that every family since 4.6 takes. Other kinds need a budget; other vendors know none."""
+    """Return True for models with adaptive thinking: every family since 4.6.
+
+    Older models need a thinking budget; other vendors have no such field.
+    """
     name = re.search(r"claude-[a-z]+-(\d{1,2})(?:[-.](\d{1,2}))?(?!\d)", model)
     return name is not None and (int(name[1]), int(name[2] or 0)) >= (4, 6)
 
@@ -275,7 +278,7 @@ def _assistant(reply: Message, thoughts: bool) -> list[dict[str, Any]]:
 
 
 def _mark(body: dict[str, Any]) -> None:
-    """Set the breakpoints: behind tools and system, and at the ends of the user's last turns."""
+    """Set the breakpoints: after the system prompt (or the tools), and at the ends of the user's last turns."""
     for prefix in ("system", "tools"):
         if body.get(prefix):
             body[prefix][-1] |= CACHE
@@ -285,7 +288,7 @@ def _mark(body: dict[str, Any]) -> None:
 
 
 def _calls(blocks: list[_Block], raw: list[Any]) -> tuple[ToolCall, ...]:
-    """The calls; what goes back in `raw` has the same ids, and an object for its input."""
+    """Return the calls. Their blocks in `raw` get the same ids, and an object as input."""
     calls: list[ToolCall] = []
     taken: set[str] = set()
     for index, block in enumerate(blocks):

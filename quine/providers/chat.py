@@ -1,11 +1,11 @@
-"""The dialect of chat completions, as OpenAI wrote it and llama.cpp, Ollama, vLLM and others speak it.
+"""The dialect of chat completions, as OpenAI defined it and llama.cpp, Ollama, vLLM and others speak it.
 
 Laws
-1. No socket, no clock. What comes in is held against pydantic models that demand little, because servers differ in
-   everything they need not send.
-2. Sent is the least that all of them take: role system, text contents, no tool_choice. Fields of a message that only
-   some know (reasoning, signatures) are sent only where they came from the server itself.
-3. What a server refuses and can be done without is left out from then on. That is all that a dialect ever learns.
+1. No socket, no clock. Input is checked by pydantic models that demand little, because servers differ in every optional
+   field.
+2. Requests use the least that all servers take: role system, text contents, no tool_choice. Fields of a message that
+   only some know (reasoning, signatures) are sent only if they came from the server itself.
+3. An optional field that a server refuses is left out from then on. This is the only thing that a dialect learns.
 4. A tool call keeps the argument string that was received; another spelling of it would cost the prefix cache.
 """
 
@@ -34,7 +34,7 @@ from quine.providers import turns
 from quine.providers.chatstream import ChatStream, plain
 from quine.providers.faults import Adapted, judge, told
 
-# What goes back to the server as it came; the rest of its message is for the client alone.
+# Fields sent back to the server as they came; the rest of its message is for the client alone.
 REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 RETURNED = ("content", "tool_calls", *REASONING, "refusal")
 
@@ -42,7 +42,7 @@ HUGE = 1e15  # no count of tokens and no price is larger
 CUT = ("length", "model_length")  # finish reasons: the limit of the output
 BROKEN = ("error", "abort", "insufficient_system_resource")  # the server failed on the way
 
-# What the error of a server names, and what is done differently from then on.
+# The changes that a dialect can learn, and the pattern of the error that teaches each.
 LESSONS = {
     "no usage": re.compile(r"\bstream_options\b"),
     "no stream": re.compile(
@@ -52,7 +52,7 @@ LESSONS = {
     "no reasoning": re.compile(r"\breasoning(_content|_details)?\b"),
     "no effort": re.compile(r"tools with reasoning_effort"),
 }
-OPENAI = "max_completion_tokens", "developer", "cache key"  # what api.openai.com need not teach
+OPENAI = "max_completion_tokens", "developer", "cache key"  # ways that api.openai.com need not teach
 
 
 class _Model(BaseModel):
@@ -66,7 +66,7 @@ class _Function(_Model):
     @field_validator("arguments", mode="before")
     @classmethod
     def _text(cls, value: Any) -> Any:
-        """Some servers send an object, or nothing."""
+        """Accept an object, or nothing, as some servers send it."""
         if isinstance(value, dict):
             return json.dumps(value)
         return "" if value is None else value
@@ -87,7 +87,7 @@ class _Answer(_Model):
     @field_validator("content", "reasoning_content", "reasoning", mode="before")
     @classmethod
     def _parts(cls, value: Any) -> Any:
-        """Some reasoning models answer in parts."""
+        """Join the parts in which some reasoning models answer."""
         return plain(value) if isinstance(value, list) else value
 
 
@@ -124,7 +124,7 @@ class ChatDialect:
     def body(self, request: Request) -> dict[str, Any]:
         ways = self._ways
         body: dict[str, Any] = {"model": self._model}
-        if request.tools:  # an empty list is an error to some
+        if request.tools:  # some servers refuse an empty list
             body["tools"] = [_tool(tool) for tool in request.tools]
         body["messages"] = [_message(message, ways) for message in request.messages]
         if request.output > 0:
@@ -133,7 +133,7 @@ class ChatDialect:
         if "no effort" in ways and request.tools:
             body["reasoning_effort"] = "none"
         if "cache key" in ways:
-            # Whose conversations begin alike, as clones of one agent, shall meet the same cache.
+            # Conversations with the same beginning, such as clones of one agent, must meet the same cache.
             first = request.messages[0].text if request.messages else ""
             body["prompt_cache_key"] = hashlib.sha256(first.encode("utf-8", "replace")).hexdigest()[:32]
         if "cost" in ways:
@@ -225,13 +225,13 @@ def _sent_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _calls(answer: _Answer, raw: dict[str, Any], salt: str) -> tuple[ToolCall, ...]:
-    """The calls, each with an id of its own: some servers send none, or the same one twice."""
+    """Return the calls, each with a unique id: some servers send none, or the same one twice."""
     calls: list[ToolCall] = []
     seen: set[str] = set()
     for index, call in enumerate(answer.tool_calls or ()):
         call_id = str(call.id) if call.id not in (None, "") else ""
         if not call_id or call_id in seen:
-            # made of the answer's own id: the next turn's calls shall not have the same one again
+            # derived from the answer's id, so that the calls of the next turn get other ids
             call_id = "call_" + hashlib.sha256(f"{salt} {index} {sorted(seen)}".encode()).hexdigest()[:16]
         seen.add(call_id)
         calls.append(ToolCall.parse(call_id, call.function.name, call.function.arguments))
@@ -249,7 +249,7 @@ def _calls(answer: _Answer, raw: dict[str, Any], salt: str) -> tuple[ToolCall, .
 
 
 def _usage(usage: dict[str, Any] | None) -> Usage:
-    """Missing, partial or null: what is not told is 0."""
+    """Return the usage; a missing, partial or null count is 0."""
 
     def number(*path: str) -> Any:
         value: Any = usage

@@ -1,10 +1,10 @@
-"""A streamed chat completion, put together into the body that would have come without streaming.
+"""A streamed chat completion, assembled into the body that it would be without streaming.
 
 Laws
-1. Fragments of a call are keyed by their index; servers that send whole calls, give every call the index 0, repeat
-   the name, or make up a new id for each fragment are understood all the same.
-2. Fields nobody here knows (signatures, extra content) are kept on the call that they came with.
-3. The end is `[DONE]` or a finish_reason. A stream without either was cut, and what it said is void.
+1. Fragments of a call are keyed by their index. Servers may also send whole calls, give
+   every call the index 0, repeat the name, or make up a new id for each fragment.
+2. Unknown fields (signatures, extra content) are kept on the call that they came with.
+3. A stream ends with `[DONE]` or a finish_reason. A stream without either was cut, and its content is void.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ChatStream:
         self._texts: dict[str, list[str]] = {}
         self._details: list[dict[str, Any]] = []
         self._calls: list[dict[str, Any]] = []
-        self._arguments: list[list[str]] = []  # the fragments for each call: joined once, at the end
+        self._arguments: list[list[str]] = []  # the fragments of each call: joined once, at the end
         self._at: dict[Any, int] = {}  # index -> place in _calls
         self._begun = False
         self._finish: str | None = None
@@ -81,7 +81,7 @@ class ChatStream:
             self._fragment(fragment)
 
     def _detail(self, piece: dict[str, Any]) -> None:
-        """Pieces of one index and type are one in the body without streaming."""
+        """Merge pieces of one index and type, as in the body without streaming."""
         last = self._details[-1] if self._details else {}
         if piece.get("index") is None or any(piece.get(k) != last.get(k) for k in ("index", "type")):
             self._details.append(dict(piece))
@@ -106,7 +106,7 @@ class ChatStream:
             self._arguments[place].append(given if isinstance(given, str) else json.dumps(given))
 
     def _place(self, fragment: dict[str, Any], function: dict[str, Any]) -> int:
-        """Where the fragment belongs; a new place, if it begins a call."""
+        """Return the place of the fragment's call; append a call if the fragment begins one."""
         index = fragment.get("index")
         place = self._at.get(index) if isinstance(index, int) else len(self._calls) - 1
         if place is None or place < 0 or (function.get("name") and self._is_another(place, fragment)):
@@ -118,7 +118,7 @@ class ChatStream:
         return place
 
     def _is_another(self, place: int, fragment: dict[str, Any]) -> bool:
-        """A name comes where another call stands: is it a new call, or the name of that one again?"""
+        """Return True if a fragment with a name begins a new call, not repeats the name of the call at `place`."""
         call = self._calls[place]
         if "name" not in call["function"]:
             return False
@@ -132,7 +132,7 @@ class ChatStream:
 
 
 def plain(value: Any) -> str:
-    """Text that came as text, or as a list of parts, of which those of type text count."""
+    """Return text that came as text, or as a list of parts, of which those of type text count."""
     if isinstance(value, list):
         return "".join(
             part["text"]

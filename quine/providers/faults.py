@@ -1,10 +1,10 @@
-"""What a provider's error means: one judgement for all dialects.
+"""The judgement of a provider's errors, one for all dialects.
 
 Laws
-1. Classified first, tried again second: a full context, a key, a quota, a model never get better by asking again.
-2. "overloaded" is no overflow. The word "context" alone says nothing, and only a 400 (or an error inside a 200, which
+1. An error is classified before any retry: a full context, a key, a quota, a model never get better by asking again.
+2. "overloaded" is not an overflow. The word "context" alone proves nothing: only a 400 (or an error inside a 200, which
    has no status of its own) is searched for the sentences that do.
-3. Text of a server is foreign: what people get to see of it is one bounded line without control characters.
+3. A server's text is untrusted: people see one bounded line of it without control characters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quine.base.errors import USAGE
 from quine.base.messages import GuestError, Overflow, Refused, Unavailable
 
 SHOWN = 500  # characters of a server's text in a message
-TRY_AGAIN = (200, 408, 409, 425, 429)  # and all from 500; 200: an error inside an answer that had begun well
+TRY_AGAIN = (200, 408, 409, 425, 429)  # and all from 500; 200: an error inside an answer that began well
 FULL_CODES = {"context_length_exceeded", "exceed_context_size_error"}
 FULL = re.compile(
     r"prompt is too long|input is too long for requested model|exceed context limit|"
@@ -39,9 +39,9 @@ NO_QUOTA = {
 
 
 class Adapted(GuestError):
-    """The server refused what the dialect can do without, and the dialect has learned it.
+    """The server refused an optional part of a request, and the dialect has learned to leave it out.
 
-    If the next body is another one, it is sent at once; if not, `fault` is what the refusal means.
+    If the next body differs, it is sent at once; if not, `fault` is the meaning of the refusal.
     """
 
     def __init__(self, fault: GuestError) -> None:
@@ -50,7 +50,7 @@ class Adapted(GuestError):
 
 
 class Told(NamedTuple):
-    """What an error body says: `code` and `kind` are names for machines, "" where there are none."""
+    """The content of an error body: `code` and `kind` are names for machines, "" if absent."""
 
     code: str
     kind: str
@@ -58,7 +58,7 @@ class Told(NamedTuple):
 
 
 def told(data: Any) -> Told:
-    """From any shape seen: {"error": object or text}, a list of one, {"detail"}, bare text, a proxy's HTML page."""
+    """Read any shape seen: {"error": object or text}, a list of one, {"detail"}, bare text, a proxy's HTML page."""
     if isinstance(data, list) and data:
         data = data[0]
     error = data.get("error") or data if isinstance(data, dict) else data
@@ -74,16 +74,16 @@ def told(data: Any) -> Told:
 
 
 def overflow(status: int, code: str, kind: str, message: str) -> bool:
-    """Does the conversation not fit the model's window? `status` is 200 for an error inside an answer."""
+    """Return True if the conversation exceeds the model's window. `status` is 200 for an error inside an answer."""
     if {code, kind} & FULL_CODES or status == 413:
         return True
     return status in (200, 400) and "overloaded" not in kind and FULL.search(message) is not None
 
 
 def judge(status: int, said: Told) -> GuestError:
-    """The error that an HTTP status and what the body said deserve."""
+    """Return the error for an HTTP status and the content of its body."""
     if status == 200 and said.code.isdigit() and 400 <= int(said.code) < 600:
-        status = int(said.code)  # as OpenRouter, whose errors come inside a 200
+        status = int(said.code)  # as with OpenRouter, whose errors come inside a 200
     detail = f"{said.message or said.kind or said.code or 'no reason given'} (HTTP {status})"
     if overflow(status, said.code, said.kind, said.message):
         return Overflow(detail)
@@ -99,7 +99,7 @@ def judge(status: int, said: Told) -> GuestError:
 
 
 def printable(text: str, limit: int = SHOWN) -> str:
-    """One line that can be encoded and shown: no control characters, no half surrogate pairs, cut at `limit`."""
+    """Return one line that can be encoded and shown: no control characters or lone surrogates, cut at `limit`."""
     line = " ".join(text[: 4 * limit].split())
     line = "".join(char if char.isprintable() else "�" for char in line)
     return line if len(line) <= limit else line[: limit - 1] + "…"
@@ -110,7 +110,7 @@ def _name(value: Any) -> str:
 
 
 def _page(text: str) -> str:
-    """The title of a page that something on the way sent instead of an answer, or the text itself."""
+    """Return the title of an HTML page that a proxy sent instead of an answer, or the text itself."""
     if re.match(r"\s*(<!doctype html|<html)", text, re.IGNORECASE):
         title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
         return f"an HTML page: {title[1].strip() if title else 'without a title'}"

@@ -2,9 +2,9 @@
 
 Laws
 1. The parts of a reply are kept and sent back in their order as they came, each with its own thoughtSignature, unless
-   the service finds fault with one. Text that a stream brought in pieces is joined only where no piece is signed.
-2. The content after a reply with calls holds their responses and nothing else, one for each; text comes in a content
-   of its own behind it, or the service takes the turn for one of the model's.
+   the service has refused one. Text that a stream brought in pieces is joined only if no piece is signed.
+2. The content after a reply with calls holds their responses and nothing else, one for each. Text comes after it in a
+   content of its own, or the service takes the turn for one of the model's.
 3. A stream has no end marker: an answer without a finishReason was cut.
 """
 
@@ -32,14 +32,14 @@ from quine.providers.reading import Foreign, number, read, refused, unused
 from quine.providers.turns import User, arguments, output, own, split
 
 NAME = "gemini"
-# What helps and need not be, and what a refusal of it looks like.
+# Optional parts of a request, and the pattern of an error that refuses them.
 SPARE = {
     "output": re.compile(r"max_?output_?tokens", re.IGNORECASE),
     "signatures": re.compile(r"thought.?signature", re.IGNORECASE),
 }
 TOKEN = "continuationToken"
 UNSIGNED = (
-    "skip_thought_signature_validator"  # for a call that has no signature which holds, as of another model
+    "skip_thought_signature_validator"  # for a call without a valid signature, such as one of another model
 )
 BLOCKED = (
     "SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "ESCALATION", "MODEL_ARMOR",
@@ -86,7 +86,7 @@ class GeminiDialect:
 
     def url(self, base: str) -> str:
         if not re.search(r"/v\d+\w*$", base):
-            # The aliases that follow the newest model are known to the beta alone.
+            # Only the beta knows the aliases that follow the newest model.
             base += "/v1beta" if self._model.endswith("-latest") else "/v1"
         return f"{base}/models/{quote(self._model)}:streamGenerateContent?alt=sse"
 
@@ -108,11 +108,11 @@ class GeminiDialect:
         for reply, said in told.rest:
             _add(contents, "model", self._parts(reply))
             token = str((reply.raw or {}).get(TOKEN, ""))
-            if not token:  # else the answer goes on where it stopped, and what came between was never said
+            if not token:  # else the answer goes on where it stopped: the messages since are left out
                 _add(contents, "user", _responses(said, reply))
                 _add(contents, "user", _texts(said))
         if token:
-            # The same request as before; what it has of the answer so far, the service knows by its token.
+            # The same request as before; the token tells the service how much of the answer exists.
             body[TOKEN] = token
             if contents[-1]["role"] == "model":
                 contents.pop()
@@ -186,7 +186,7 @@ class GeminiDialect:
 
 
 class _Stream:
-    """Each event is an answer with new parts only; the last one has the reason."""
+    """Assembles the events: each is an answer with new parts only, and the last one has the reason."""
 
     def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
         self._fault = fault
@@ -220,7 +220,7 @@ class _Stream:
 
 
 def _joined(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pieces of plain text as one part."""
+    """Merge pieces of plain text into one part."""
     joined: list[tuple[dict[str, Any], list[str]]] = []
     for part in parts:
         plain = part.keys() <= {"text", "thought"} and isinstance(part.get("text"), str)
@@ -236,7 +236,7 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 
 def _add(contents: list[dict[str, Any]], role: str, parts: list[dict[str, Any]]) -> None:
-    """Neighbours of one role are one content, but for responses, which stand alone."""
+    """Append `parts`; adjacent contents of one role are merged, except responses, which stand alone."""
     last: dict[str, Any] = contents[-1] if contents else {}
     if parts and last.get("role") == role and "functionResponse" not in last["parts"][-1]:
         last["parts"] += parts
@@ -249,7 +249,7 @@ def _texts(said: User) -> list[dict[str, Any]]:
 
 
 def _responses(said: User, reply: Message) -> list[dict[str, Any]]:
-    """One for each call, with its id where the service sent one."""
+    """Return one response for each call, with its id if the service sent one."""
     sent = {str((part.get("functionCall") or {}).get("id")) for part in own(reply, NAME) or ()}
     return [
         {
@@ -264,7 +264,7 @@ def _responses(said: User, reply: Message) -> list[dict[str, Any]]:
 
 
 def _calls(parts: list[_Part], raw: list[Any]) -> tuple[ToolCall, ...]:
-    """The calls, each with an id of its own; what goes back has one only where the service sent one."""
+    """Return the calls, each with a unique id. In `raw` a call has an id only if the service sent one."""
     calls: list[ToolCall] = []
     taken: set[str] = set()
     for index, part in enumerate(parts):
@@ -278,7 +278,7 @@ def _calls(parts: list[_Part], raw: list[Any]) -> tuple[ToolCall, ...]:
 
 
 def _error(data: Any) -> dict[str, Any]:
-    """The error that an answer is, which may be the one element of an array."""
+    """Return the error in an answer, which may be the one element of an array; {} if there is none."""
     data = data[0] if isinstance(data, list) and data else data
     error = data.get("error") if isinstance(data, dict) else None
     return error if isinstance(error, dict) else {"message": error} if error else {}
@@ -289,7 +289,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _used_up(details: list[dict[str, Any]], message: str) -> bool:
-    """A quota of the day, or one of nothing: neither comes back while somebody waits."""
+    """Return True for a daily quota, or a limit of 0: neither returns within the wait of a retry."""
     violations = [v for detail in details for v in _list(detail.get("violations")) if isinstance(v, dict)]
     return (
         any("PerDay" in str(v.get("quotaId")) for v in violations)
@@ -298,7 +298,7 @@ def _used_up(details: list[dict[str, Any]], message: str) -> bool:
 
 
 def _delay(details: list[dict[str, Any]]) -> float | None:
-    """RetryInfo, as "7s" or "7.5s"."""
+    """Return the delay of RetryInfo in seconds, from "7s" or "7.5s"; None if there is none."""
     for detail in details:
         if found := re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?)s", str(detail.get("retryDelay"))):
             return float(found[1])

@@ -1,11 +1,11 @@
-"""The one place that owns a socket to a guest: sends what a dialect made, tries again where that can help.
+"""The only owner of a socket to a guest: it sends the requests that a dialect makes, and retries where that can help.
 
 Laws
 1. A dialect is pure: values to a request body, an answer to values. It never sees this file.
-2. Who classifies decides: only Unavailable is tried again; a key, a quota, a model or a full context never is. The
-   server has a say: `x-should-retry`, and Retry-After up to PATIENCE. A longer one means "not now", and is told.
+2. Only Unavailable is tried again; a key, a quota, a model or a full context never is. The server can overrule this by
+   `x-should-retry`, and sets the pause by Retry-After up to PATIENCE. A longer one ends the tries and is reported.
 3. An answer that was cut, in whatever way, is no answer: nothing of it was acted upon, so it is asked for again.
-4. What a server sends is bounded, in size and in the time that it may say nothing; not in how long it may talk.
+4. A server's data is bounded in size and in the time without a byte, but not in its total time.
 5. A connection belongs to the process that made it. A forked child makes its own.
 """
 
@@ -32,17 +32,17 @@ from quine.providers import sse
 from quine.providers.faults import Adapted, printable
 from quine.tape.writer import Mask
 
-# Tries after the first one, by HTTP status: who is throttled comes back more often than who is answered by a defect.
+# Tries after the first one, by HTTP status: throttling is worth more tries than a defect of the server.
 RETRIES = {429: 5, 529: 5}
-OTHER_RETRIES = 3  # all other statuses, a network that fails, an answer that was cut or is none
+OTHER_RETRIES = 3  # all other statuses, a network that fails, an answer that was cut or is not a reply
 FIRST_PAUSE = (
-    0.5  # seconds, doubled with each try, and up to half of it more: agents of a tree must not march in step
+    0.5  # seconds, doubled with each try, and up to half of it more: agents of a tree must not retry in step
 )
 LONGEST_PAUSE = 8.0
-PATIENCE = 120.0  # as the vendors' own clients: beyond it, a Retry-After is a refusal
-# Between two reads, not for the whole. Before the first byte a model may be loaded, or think, for minutes.
+PATIENCE = 120.0  # seconds, as in the vendors' own clients: a longer Retry-After is a refusal
+# Between two reads, not in total. Before the first byte a model may be loaded, or think, for minutes.
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
-# A proxy of the environment is for the world: none knows the server that runs beside us.
+# A proxy in the environment serves the outside: it cannot reach a server on this machine.
 HERE = ("127.0.0.1", "localhost", "[::1]")
 NO_PROXY: dict[str, httpx.BaseTransport | None] = {f"all://{host}": None for host in HERE}
 LARGEST = 64 << 20  # bytes of a body
@@ -51,36 +51,39 @@ LINGER = 0.5  # seconds that a complete answer may take to end
 
 
 class Stream(Protocol):
-    """Puts one streamed answer together. A new one for each answer."""
+    """Assembles one streamed answer. Each answer needs a new one."""
 
     def feed(self, event: str, data: Any) -> bool:
-        """One event: its name ("" for none) and its data, parsed JSON or the text "[DONE]". True = complete.
+        """Take one event; return True if the answer is complete.
 
-        Raises a GuestError for an error event.
+        `event` is its name or "", `data` is parsed JSON or the text "[DONE]". Raise a GuestError for an error event.
         """
 
     def whole(self) -> Any:
-        """The body of the same answer without streaming; Unavailable where the stream was cut before its end."""
+        """Return the body of the same answer without streaming.
+
+        Raise Unavailable if the stream was cut before its end.
+        """
 
 
 class Dialect(Protocol):
     """Pure: values to a request, an answer to values. It never sees a socket."""
 
     def url(self, base: str) -> str:
-        """Where to POST. `base` is as configured, without a slash at its end. Called before `body`."""
+        """Return the URL to POST to. `base` is as configured, without a slash at its end. Called before `body`."""
 
     def headers(self, key: str) -> dict[str, str]: ...
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Asks for a stream, where the body is the place for it."""
+        """Return the request body. It asks for a stream, unless the URL already does."""
 
     def stream(self) -> Stream: ...
 
     def reply(self, data: Any) -> Reply:
-        """From a whole body. Raises a GuestError where `data` is an error, or is no reply at all."""
+        """Return the reply in a whole body. Raise a GuestError if `data` is an error, or not a reply."""
 
     def fault(self, status: int, data: Any) -> GuestError:
-        """What an HTTP status and a body (parsed JSON, or text) that is no reply mean."""
+        """Return the error for an HTTP status and a body (parsed JSON, or text) that is not a reply."""
 
 
 class HttpGuest:
@@ -113,7 +116,7 @@ class HttpGuest:
         }
         self._timeout = timeout
         self._pause = pause
-        self.note = note  # told of every try that is not the first
+        self.note = note  # called for every try but the first
         self._client: httpx.Client | None = None
         self._owner = 0
 
@@ -142,7 +145,7 @@ class HttpGuest:
             self._wait(failed, 0 if forbidden else RETRIES.get(status, OTHER_RETRIES), fault)
 
     def _wait(self, failed: int, limit: int, fault: Unavailable) -> None:
-        """Until the next try; raises where there is none."""
+        """Wait until the next try; raise `fault` if there is none."""
         if fault.after is not None and fault.after > PATIENCE:
             raise Unavailable(f"{fault}; it asks to wait {fault.after:.0f} s", fault.after)
         if failed > limit:
@@ -164,14 +167,14 @@ class HttpGuest:
         return list(_encoded(self._dialect.body(request)))
 
     def _send(self, body: list[bytes]) -> httpx.Response:
-        """The response, of which only the head has been read."""
+        """Return the response, of which only the head has been read."""
         try:
             client = self._connection()
             headers = {**self._headers, "Content-Length": str(sum(map(len, body)))}
             request = client.build_request("POST", self._url, content=iter(body), headers=headers)
             return client.send(request, stream=True)
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, UnicodeError):
-            # Not what it says: that may show the header with the key.
+            # The text of the error is left out: it may show the header with the key.
             raise Refused(
                 "the request cannot be sent", "see QUINE_API_BASE and QUINE_API_KEY", USAGE
             ) from None
@@ -181,7 +184,7 @@ class HttpGuest:
     def _connection(self) -> httpx.Client:
         if self._client is None or self._owner != os.getpid():
             # The parent's client is dropped, not closed: closing speaks to the parent's server.
-            # No TLS and no proxy: the certificates of the world need not be read, which takes longer than all the rest.
+            # Plain HTTP on this machine needs no CA certificates; loading them takes longer than all the rest.
             plain = self._url.startswith(tuple(f"http://{host}{end}" for host in HERE for end in ":/"))
             self._client = httpx.Client(
                 timeout=self._timeout, follow_redirects=False, mounts=NO_PROXY, verify=not plain
@@ -206,7 +209,7 @@ class HttpGuest:
         except httpx.HTTPError as error:
             raise Unavailable(self._why(error)) from None
         if response.has_redirect_location:
-            # Not followed: the key would go along, to wherever it points.
+            # Not followed: the key would be sent to wherever the redirect points.
             to = printable(_without_password(response.headers["location"]))
             raise Refused(f"{self._shown} has moved to {to}", "see QUINE_API_BASE", USAGE)
         try:
@@ -224,7 +227,7 @@ class HttpGuest:
         raise fault
 
     def _streamed(self, response: httpx.Response) -> Any:
-        """The whole of a streamed answer."""
+        """Return the whole of a streamed answer."""
         stream, decoder = self._dialect.stream(), sse.Decoder()
         chunks = _chunks(response, LARGEST_STREAM)
         broken = ""
@@ -246,7 +249,7 @@ class HttpGuest:
 
 
 def _encoded(body: dict[str, Any]) -> Iterator[bytes]:
-    """The body in pieces of a message each: as one text it would be in memory three times while it is made and sent."""
+    """Yield the body in pieces of one message each. As one text it would be in memory three times while it is sent."""
     before = "{"
     for key, value in body.items():
         yield f"{before}{json.dumps(key)}: ".encode()
@@ -271,12 +274,12 @@ def _is_stream(headers: Mapping[str, str]) -> bool:
 
 
 def _without_password(url: str) -> str:
-    """As it may be shown: http://user:password@host is how a proxy is told who asks."""
+    """Return `url` as it may be shown, without the user:password@ that authenticates at a proxy."""
     return re.sub(r"//[^/?#]*@", "//", url)
 
 
 def _is_plain(fault: GuestError) -> bool:
-    """A refusal of which nothing is known but that the server refuses."""
+    """Return True for a refusal without a known cause."""
     return isinstance(fault, Refused) and fault.status == FAILED
 
 
@@ -290,7 +293,7 @@ def _chunks(response: httpx.Response, most: int) -> Iterator[bytes]:
 
 
 def _fed(stream: Stream, events: list[sse.Event]) -> bool:
-    """Is the answer complete with these events?"""
+    """Feed the events; return True if the answer is complete with one of them."""
     return any(stream.feed(event.name, _value(event.data)) for event in events if event.data.strip())
 
 
@@ -304,7 +307,7 @@ def _value(data: str) -> Any:
 
 
 def _parse(text: str | bytes) -> Any:
-    """A value, whose NaN and infinities are null: they could not be sent back. ValueError for what is none."""
+    """Return the JSON value, with NaN and infinities as null, as they could not be sent back. ValueError if invalid."""
     try:
         data = json.loads(text, parse_constant=lambda name: None, parse_float=_finite)
     except RecursionError:
@@ -321,9 +324,9 @@ def _finite(text: str) -> float | None:
 
 
 def _drain(response: httpx.Response, chunks: Iterator[bytes]) -> None:
-    """Reads to the end of an answer that is complete: only then can its connection serve the next one.
+    """Read a complete answer to its end: only then can its connection serve the next one.
 
-    A server that says [DONE] and leaves the connection open is not waited for.
+    A server that sends [DONE] and leaves the connection open is cut off after LINGER.
     """
     stream = response.extensions["network_stream"]
     timer = threading.Timer(LINGER, _shut, (stream.get_extra_info("socket"),))
@@ -340,19 +343,19 @@ def _drain(response: httpx.Response, chunks: Iterator[bytes]) -> None:
 
 def _shut(connection: socket.socket) -> None:
     try:
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # under TLS, which would wait for the peer
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # below TLS, which would wait for the peer
     except OSError:  # gone already
         pass
 
 
 def _pause(failed: int, after: float | None) -> float:
     if after is not None and after > 0:
-        return after * (1 + 0.1 * random.random())  # never earlier than told
+        return after * (1 + 0.1 * random.random())  # never earlier than the server asks
     return min(FIRST_PAUSE * 2.0 ** (failed - 1), LONGEST_PAUSE) * (1 + 0.5 * random.random())
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds, from retry-after-ms or Retry-After (seconds or a date)."""
+    """Return the seconds from retry-after-ms or Retry-After (seconds or a date); None if absent or invalid."""
     milliseconds, text = headers.get("retry-after-ms"), headers.get("retry-after")
     try:
         if milliseconds:

@@ -1,15 +1,16 @@
-"""A guest that is a program: one process an inference, a JSON request on its stdin, a JSON reply on its stdout.
+"""A guest that is a program: one process per inference, a JSON request on its stdin, a JSON reply on its stdout.
 
 Request: {"model", "session", "mission", "ordinal", "wisdom": {}, "output", "messages": [...], "tools": [{"name",
-"description", "schema"}]}; a message is as quine.base.messages.Message.to_json makes it.
-Reply: {"text"?, "tool_calls"?: [{"name", "arguments", "id"?}], "usage"?: {"input", "output", "cache_read",
-"cache_write", "reasoning", "cost"}, "stop"?}, or {"error": "unavailable" | "overflow" | "refused", "detail", "after"?}.
+"description", "schema"}]}; a message has the form of quine.base.messages.Message.to_json. Reply: {"text"?,
+"tool_calls"?: [{"name", "arguments", "id"?}], "usage"?: {"input", "output", "cache_read", "cache_write", "reasoning",
+"cost"}, "stop"?}, or {"error": "unavailable" | "overflow" | "refused", "detail", "after"?}.
 
 Laws
-1. Exit 0 and one JSON object is a reply; exit 75 (EX_TEMPFAIL), "unavailable" and a reply that cannot be read, as one
-   of a server, are tried again; any other end is a refusal that shows the last words of its stderr.
-2. It has our environment and the key, for it is the guest; it has none of the agent's streams and no memo.
-3. It is a process group of its own and is ended with all its group when a signal takes us away from it.
+1. Exit 0 and one JSON object is a reply. Exit 75 (EX_TEMPFAIL), "unavailable" and a reply that cannot be read are tried
+   again, as with a server. Any other end is a refusal that shows the end of its stderr.
+2. It gets the agent's environment and the key, because it is the guest; it gets none of the agent's streams and no
+   memo.
+3. It is a process group of its own. The whole group is killed when the call ends, also when a signal ends it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from transport.wire import quickjson
 TIMEOUT = 600.0  # seconds for one reply, as for a server's
 LONGEST = 64 << 20  # bytes of a reply
 MOST = 10**12  # tokens of one inference
-PATIENCE = 120.0  # seconds that it may ask to wait
+PATIENCE = 120.0  # the longest pause that it may ask for, in seconds
 ATTEMPTS = 4
 FIRST_PAUSE = 0.5  # seconds, doubled with each attempt
 STOPS = ("end", "tool", "length", "context", "refusal", "pause")
@@ -97,7 +98,7 @@ class ProgramGuest:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         process = None
         try:
-            # Nothing takes us away from one that is being made: nobody would know whom to end.
+            # No signal may interrupt the start: the new process would be unknown, and never ended.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             process = self._start(environ)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -132,7 +133,7 @@ class ProgramGuest:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Whatever took us away from it, a signal too: its helpers in the background are ended with it."""
+    """Kill the process with its group, however the call ended: its background helpers end too."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -143,14 +144,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _unblock() -> None:
-    """A call to a guest holds SIGPIPE back; a program has to die of its own."""
+    """Unblock all signals: a call to a guest blocks SIGPIPE, which must be able to kill the program."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _converse(process: subprocess.Popen[bytes], body: bytes) -> tuple[bytes, bytes]:
-    """Write the request and read the reply at the same time; it may answer before it has read all of it.
+    """Write the request and read the reply at the same time; the program may answer before it has read all of it.
 
-    The end is the end of the process, not of its output: what it left in the background may hold that open.
+    The reply ends with the process, not with its output: a background helper may hold that open.
     """
     assert process.stdin and process.stdout and process.stderr
     deadline = time.monotonic() + TIMEOUT
@@ -191,7 +192,7 @@ def _converse(process: subprocess.Popen[bytes], body: bytes) -> tuple[bytes, byt
 
 
 def _take(fd: int, into: bytearray, all_of_it: bool) -> bool:
-    """What can be read now, once or until there is no more; False at the end of it."""
+    """Append the bytes that can be read now, by one read or by `all_of_it`. Return False at the end of the stream."""
     while True:
         try:
             data = os.read(fd, 1 << 16)

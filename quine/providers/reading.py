@@ -1,8 +1,9 @@
-"""Reading what a server sent, for all dialects: it is foreign, so it is checked once, here, before it is believed.
+"""Checks of server data, for all dialects: it is untrusted, so it is checked once, here, before it is used.
 
 Laws
-1. What is no reply is Unavailable, whatever is odd about it: a wrong type, a depth, a NaN. Nothing else leaves here.
-2. What passes can be kept on a tape and sent back.
+1. Data that is not a reply raises Unavailable, whatever its fault: a wrong type, a depth, a NaN. `read` raises nothing
+   else.
+2. Data that passes can be kept on a tape and sent back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transport.wire import quickjson
 
 
 class Foreign(BaseModel):
-    """Demands little: servers differ in all that they need not send."""
+    """Demands little: servers differ in every optional field."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -28,7 +29,7 @@ Model = TypeVar("Model", bound=Foreign)
 
 
 def read(model: type[Model], data: Any) -> Model:
-    """`data` as the model; it can also be written again."""
+    """Return `data` as the model; the data can also be written as JSON again."""
     if too_deep(data, DEEPEST):
         raise Unavailable(f"the server's answer is no reply: it nests more than {DEEPEST} levels deep")
     try:
@@ -43,14 +44,14 @@ def read(model: type[Model], data: Any) -> Model:
 
 
 def number(data: Any, *path: str) -> int:
-    """A count somewhere in an object. Missing, partial, null: what is not told is 0."""
+    """Return a count somewhere in an object; 0 if it is missing, partial or null."""
     for key in path:
         data = data.get(key) if isinstance(data, dict) else None
     return data if isinstance(data, int) and not isinstance(data, bool) and data > 0 else 0
 
 
 def unused(wanted: object, taken: set[str]) -> str:
-    """The id of a call, one of its own where the server sent none, or the same one twice."""
+    """Return the id of a call and add it to `taken`; a new id if the server sent none, or the same one twice."""
     text = str(wanted) if isinstance(wanted, str | int) and wanted != "" else ""
     if not text or text in taken:
         text = next(name for n in itertools.count(len(taken)) if (name := f"call_{n}") not in taken)
@@ -59,5 +60,5 @@ def unused(wanted: object, taken: set[str]) -> str:
 
 
 def refused(fields: Mapping[str, re.Pattern[str]], status: int, text: str) -> frozenset[str]:
-    """Which of the fields that a dialect can do without an error is about; a pattern is what a refusal looks like."""
+    """Return the optional fields that an error of status 400 or 422 refuses; each pattern matches a refusal."""
     return frozenset(name for name, look in fields.items() if status in (400, 422) and look.search(text))

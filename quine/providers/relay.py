@@ -1,4 +1,4 @@
-"""The guest of an agent whose origin is elsewhere: every inference is asked of the origin, over the link.
+"""The guest of an agent whose origin is elsewhere: every inference is a request to the origin, over the link.
 
 Laws
 1. No key and no script comes here; a request and a reply go across, as JSON.
@@ -37,7 +37,7 @@ class RelayGuest:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self.note: Callable[[str], None] = unheard
-        # of the tree, as told last: what nobody has used or reserved, and what nobody has used for sure
+        # Remaining in the tree, as last answered: less all reservations; less only the certain part of them.
         self.left = self.surely = Left()
         self.cost = 0.0  # dollars of the last inference
 
@@ -67,7 +67,7 @@ class RelayGuest:
 
 
 def error_to_json(error: GuestError) -> dict[str, object]:
-    """The origin's half of law 2."""
+    """Return a guest's error as JSON: the origin's half of law 2."""
     kind = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "other")
     more = {"hint": error.hint, "status": error.status} if isinstance(error, Refused) else {}
     return {"error": kind, "detail": str(error), **more}

@@ -1,13 +1,14 @@
-"""A guest that says again what a guest has said: the n-th inference of a life gets the n-th reply on its tape.
+"""A guest that repeats recorded replies: the n-th inference of a session gets the n-th reply on its tape.
 
 Laws
-1. QUINE_API_BASE is the tape of the root of a tree; the tapes of its children and of its further lives lie beside it.
-2. Who a life of the new tree is in the old one is read from the new tapes: the n-th fork of a parent is the n-th fork
-   of that parent then, a life after exec the one after that exec. Nothing is guessed from what a life says.
-3. What a call names of then (a session, a file of ours) is what stands for it now: `cat …/jobs/ID/stdout` reads the
+1. QUINE_API_BASE is the tape of the root of a tree; the tapes of its children and of its sessions after exec are beside
+   it.
+2. The recorded counterpart of a new session is found from the new tapes. The n-th fork of a parent is the n-th fork of
+   its counterpart; a session after exec is the one after that exec. Nothing is guessed from the texts of a session.
+3. Names in a recorded call (a session, a file of quine) are replaced by the new ones: `cat …/jobs/ID/stdout` reads the
    output of the child that was started now.
-4. What it is sent changes no reply. It notes where that first departs from what was sent then; the new tape tells the
-   same, and `quine tape replay` compares the two.
+4. The request changes no reply. The guest notes where it first diverges from the recorded request. The new tape shows
+   the same, and `quine tape replay` compares the two.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from quine.tape.normalize import Same
 from quine.tape.requests import Place, beside, children, context, meta, nested, steps, take
 from transport.wire import quickjson
 
-PATIENCE = 5.0  # seconds until a parent, which goes on meanwhile, must have noted on its tape that it forked
+PATIENCE = 5.0  # seconds until a parent, which runs on meanwhile, must have recorded its fork on its tape
 PAUSE = 0.01
 
 
 class _Life:
-    """One tape of then, and how far the life of now has come on it."""
+    """One recorded tape, and how far the new session has come on it."""
 
     def __init__(self, path: Path, now: Path) -> None:
         self.path = path
@@ -37,14 +38,14 @@ class _Life:
         self.replies = [step.reply for step in self.steps if step.message.role == "assistant"]
         self.children = children(path)
         self.names = [path.stem, *(child.stem for child in self.children.values())]
-        self.compared = 0  # messages; -1 = it has departed, and that was noted
+        self.compared = 0  # messages; -1 = it has diverged, and that was noted
         self._at = 0
         self._messages = context(path)
         self._same = Same(path.parent, meta(path).get("cwd"))
         self._today = Same(now.parent, meta(now).get("cwd") if now.is_file() else "")
 
     def overflows(self, messages: Sequence[Message]) -> bool:
-        """Was something taken out before the next reply, because all did not fit, that is still in there?"""
+        """Return True if a result was shortened before the next recorded reply, but not yet in `messages`."""
         sent = {message.result for message in messages if message.result is not None}
         for step in self.steps[self._at :]:
             if step.message.role == "assistant":
@@ -54,7 +55,7 @@ class _Life:
         return False
 
     def departs(self, messages: Sequence[Message]) -> int:
-        """The number of the first message that is not what was sent then with the next reply; 0 = all are."""
+        """Return the number, from 1, of the first message that differs from the recorded request; 0 if none does."""
         while self.steps[self._at].message.role != "assistant":
             take(self._messages, self.steps[self._at])
             self._at += 1
@@ -73,11 +74,11 @@ class _Life:
 
 class ReplayGuest:
     def __init__(self, path: str, folder: str = "") -> None:
-        """`folder` is where the tapes of those who ask are written."""
+        """`folder` holds the tapes of the new sessions."""
         self._path = Path(path)
         self._folder = Path(folder or os.environ.get("QUINE_DATA_DIR", ".quine"))
         self.note: Callable[[str], None] = unheard
-        self._lives: dict[str, _Life] = {}  # by the session that asks
+        self._lives: dict[str, _Life] = {}  # by new session
         try:
             meta(self._path)
         except OSError as error:
@@ -95,7 +96,7 @@ class ReplayGuest:
                 if life.compared >= 0 and life.overflows(request.messages):
                     raise Overflow("it did not fit then")
                 if life.compared >= 0 and (place := life.departs(request.messages)):
-                    life.compared = -1  # what follows is a consequence
+                    life.compared = -1  # later differences are consequences
                     self.note(f"message {place} is not what was sent in {life.path.stem}")
                 return self._now(life, request)
         except (OSError, ValueError) as error:
@@ -103,7 +104,7 @@ class ReplayGuest:
         raise Refused("the tape has no reply left for this life")
 
     def _now(self, life: _Life, request: Request) -> Reply:
-        """The reply of then, with the names of now."""
+        """Return the recorded reply, with the names of the new tree."""
         reply = life.replies[request.ordinal]
         if not reply.message.tool_calls or not life.now.is_file():
             return reply
@@ -118,7 +119,7 @@ class ReplayGuest:
         return reply._replace(message=Message.from_json(quickjson.loads(text)))
 
     def _then(self, now: Path) -> Path:
-        """The tape of that time for a tape of now."""
+        """Return the recorded tape that is the counterpart of a new tape."""
         if not now.is_file():
             return self._path
         data = meta(now)
@@ -136,7 +137,7 @@ class ReplayGuest:
         return known[place]
 
     def _forked(self, parent: Path, now: Path) -> Place | None:
-        """A parent notes its forks while they begin."""
+        """Return the place of a fork; wait up to PATIENCE, as a parent records its forks while they begin."""
         deadline = time.monotonic() + PATIENCE
         while True:
             place = _place(children(parent), now)

@@ -2,10 +2,9 @@
 
 Laws
 1. The items of a reply are kept and sent back in their order as they came: ids, phases, encrypted reasoning, the
-   spelling of arguments. Left out is only reasoning that nothing follows, or that holds nothing to read it from: both
-   are refused.
+   spelling of arguments. Left out is only reasoning that nothing follows, or that has no content: the API refuses both.
 2. `prompt_cache_key` comes from the system prompt alone, so that a parent and its clones share one cache.
-3. A reply that failed comes behind a 200 and is an error all the same.
+3. A failed reply comes after a 200 and is an error all the same.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from quine.providers.turns import User, arguments, output, own, split
 
 NAME = "responses"
 LEAST = 16  # tokens; the API refuses less
-STATUS = {  # of an error inside a reply or a stream, behind a 200
+STATUS = {  # of an error inside a reply or a stream, after a 200
     "server_error": 500,
     "rate_limit_exceeded": 429,
     "slow_down": 429,
@@ -33,11 +32,11 @@ STATUS = {  # of an error inside a reply or a stream, behind a 200
 }
 END = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
 
-# What helps and need not be, and what a refusal of it looks like: "param: message".
+# Optional parts of a request, and the pattern of an error that refuses them: "param: message".
 SPARE = {
     "output": re.compile(r"max_(output_)?tokens"),
     "include": re.compile(r"^include\b|['\"`]include['\"`]|encrypted content is not", re.IGNORECASE),
-    "thoughts": re.compile(  # those sent back
+    "thoughts": re.compile(  # items that were sent back
         r"encrypted content.*could not be|required .reasoning. item|required following item", re.IGNORECASE
     ),
     "prompt_cache_key": re.compile(r"prompt_cache_key"),
@@ -136,7 +135,7 @@ class ResponsesDialect:
 
 
 class _Stream:
-    """Items as they are done, then the whole reply; deltas say nothing that these do not."""
+    """Collects the items as they are done, then the whole reply; the deltas add nothing to them."""
 
     def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
         self._fault = fault
@@ -164,7 +163,7 @@ class _Stream:
             raise Unavailable("the server's answer was cut")
         done = [self._items[index] for index in sorted(self._items)]
         told = self._answer.get("output")
-        # Some servers leave the list at the end empty, some send no event for each item.
+        # Some servers leave the list at the end empty, others send no event for each item.
         return {**self._answer, "output": told if isinstance(told, list) and len(told) > len(done) else done}
 
 
@@ -187,7 +186,7 @@ def _user(said: User) -> list[dict[str, Any]]:
 
 
 def _assistant(reply: Message, thoughts: bool) -> list[dict[str, Any]]:
-    # In neutral form no item has an id, and none is missed as the partner of another.
+    # In neutral form no item has an id, so the API misses no item that belongs to another.
     items = own(reply, NAME) if thoughts else None
     if items is not None:
         items = [item for item in items if item.get("type") != "reasoning" or _readable(item)]
@@ -209,12 +208,12 @@ def _assistant(reply: Message, thoughts: bool) -> list[dict[str, Any]]:
 
 
 def _readable(item: dict[str, Any]) -> bool:
-    """Without its text, open or encrypted, reasoning is an id that nobody has stored."""
+    """Return True if reasoning has its content, open or encrypted; otherwise its id refers to nothing stored."""
     return bool(item.get("encrypted_content") or item.get("content"))
 
 
 def _calls(items: list[_Item], raw: list[Any]) -> tuple[ToolCall, ...]:
-    """The calls; what goes back in `raw` has the same ids, and text for its arguments."""
+    """Return the calls. Their items in `raw` get the same ids, and text as arguments."""
     calls: list[ToolCall] = []
     taken: set[str] = set()
     for index, item in enumerate(items):
@@ -245,7 +244,7 @@ def _stop(answer: _Answer, refused: bool, called: bool) -> str:
 
 
 def _param(data: Any) -> str:
-    """The field that an error is about."""
+    """Return the request field that an error names."""
     error = data.get("error") if isinstance(data, dict) else None
     return str(error.get("param") or "") if isinstance(error, dict) else ""
 

@@ -1,13 +1,13 @@
-"""A guest that follows a file: JSON lines, each a reply, with which tests, demo and benchmarks run.
+"""A guest that follows a file of replies as JSON lines, for tests, the demo and benchmarks.
 
 A line is {"match"?: regex on the mission, "wisdom"?: regex on the wisdom as compact JSON, "reply": {"text"?,
 "tool_calls"?: [{"name", "arguments"}]}, "usage"?: {"input", "output", …}, "repeat"?: bool}.
 
 Laws
-1. The n-th inference of a life gets the n-th line among those whose guards fit that life. So one file scripts
-   a whole tree, whatever order its processes run in, and nothing has to be counted between them.
-2. A line with "repeat" answers every further inference of the lives that reach it.
-3. `arguments` that are text stand for the raw argument string, so that broken ones can be scripted.
+1. The n-th inference of a session gets the n-th line among those whose guards fit that session. So one file scripts a
+   whole tree, whatever order its processes run in, and the processes share no counter.
+2. A line with "repeat" answers every further inference of the sessions that reach it.
+3. Text in `arguments` stands for the raw argument string, so that broken ones can be scripted.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _check_reply(reply: dict[str, Any]) -> None:
 
 
 def _typed(owner: dict[str, Any], key: str, kind: type) -> Any:
-    """The value, which must be of this type where it is there at all."""
+    """Return the value; raise ValueError if it is present and of another type."""
     value = owner.get(key)
     if key in owner and (not isinstance(value, kind) or isinstance(value, bool) != (kind is bool)):
         raise ValueError(

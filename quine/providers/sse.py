@@ -3,9 +3,9 @@
 Laws
 1. The grammar is the WHATWG's: lines end in LF, CR or CRLF, a line that begins with a colon is a comment, `data` lines
    of one event are joined by newlines, an event without data is none.
-2. An event is given out with its empty line, not later. One that was begun when the stream ended is given by `close`:
-   some servers do not send their last empty line, and whoever reads it sees whether it is whole.
-3. What one event may hold is bounded; no byte is looked at twice because of how the stream was split.
+2. An event is returned with its empty line, not later. An event that the end of the stream left unfinished is returned
+   by `close`: some servers do not send their last empty line, and the caller can tell whether it is whole.
+3. The size of an event is bounded; no byte is scanned twice because of how the stream was split.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ class Event(NamedTuple):
 
 
 class TooLong(ValueError):
-    """More than a Decoder was told to hold."""
+    """An event is longer than the limit of its Decoder."""
 
 
 class Decoder:
     def __init__(self, longest: int = LONGEST) -> None:
         self._longest = longest
-        self._begun = bytearray()  # of a line whose end has not come
+        self._begun = bytearray()  # bytes of an unfinished line
         self._after_cr = False  # a LF that comes first belongs to the CR before it
         self._first = True  # a byte order mark may stand before the first line
         self._name = ""
         self._data: list[str] = []
-        self._held = 0  # bytes of the data lines of the event that is being read
+        self._held = 0  # bytes of the data lines of the unfinished event
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that these bytes complete."""
+        """Return the events that these bytes complete."""
         if not data:
             return []
         if self._after_cr:
@@ -57,7 +57,7 @@ class Decoder:
         return events
 
     def close(self) -> list[Event]:
-        """What was begun and never got its empty line."""
+        """Return the event that the stream left without its empty line, if any."""
         events: list[Event] = []
         if self._begun:
             self._line(bytes(self._begun), events)

@@ -1,10 +1,10 @@
-"""A conversation as turns, for the dialects that are strict about who speaks when.
+"""A conversation as strict turns, for the dialects in which user and guest must alternate.
 
 Laws
 1. Every call of a reply is answered exactly once, directly after it, in the order of the calls; text comes after that.
-2. The user's side begins and ends. What cannot stand there as it is (a blank text, a call without a result, a result
-   without a call) is mended here, once for all dialects; the host loop makes none of it, a tape by hand may.
-3. A reply that this dialect made is its own business, ids and all. Every other reply is brought into a form that any
+2. The user's side begins and ends. Messages that the API refuses (a blank text, a call without a result, a result
+   without a call) are repaired here, once for all dialects. The host loop makes none of them; an edited tape may.
+3. A reply that this dialect made is sent back unchanged, ids and all. Every other reply is brought into a form that any
    provider takes: ids and names of the usual letters, no id twice.
 """
 
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 from quine.base.messages import Message, Request, ToolCall, ToolResult
 
-FIT = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")  # ids and names: what the strictest of the providers takes
-NAMES = {  # what a provider takes for the name of a call, in what it has said itself too
+FIT = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")  # ids and names that the strictest provider takes
+NAMES = {  # names of calls that a provider takes, also in its own replies
     "anthropic": re.compile(r"[a-zA-Z0-9_-]{1,128}"),
     "gemini": re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}"),
 }
 USUAL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-# Tokens of a reply; the second where a model or what is left of its window takes less.
+# Tokens of a reply; the second if a model, or the rest of its window, takes less.
 OUTPUT, SMALL = 16384, 4096
 BEGIN, GO_ON, EMPTY = "Begin.", "Go on.", "(empty)"
 NO_RESULT = "There is no result: this call was not carried out."
@@ -39,11 +39,11 @@ class User(NamedTuple):
 class Conversation(NamedTuple):
     system: str
     first: User
-    rest: list[tuple[Message, User]]  # a reply of the guest, and what came back
+    rest: list[tuple[Message, User]]  # a reply of the guest, and the user's side after it
 
 
 def split(messages: Iterable[Message], dialect: str) -> Conversation:
-    """The conversation as `dialect` has to tell it."""
+    """Return the conversation as `dialect` must send it."""
     system: list[str] = []
     sides: list[tuple[Message | None, list[ToolResult], list[str]]] = [(None, [], [])]
     for message in messages:
@@ -73,37 +73,37 @@ def split(messages: Iterable[Message], dialect: str) -> Conversation:
 
 
 def output(request: Request, small: bool) -> int:
-    """How many tokens the reply may have."""
+    """Return the most tokens that the reply may have."""
     wanted = request.output or OUTPUT
     return min(wanted, SMALL) if small else wanted
 
 
 def own(reply: Message, dialect: str) -> list[dict[str, Any]] | None:
-    """What this dialect kept of a reply that it made: a list of blocks, items or parts."""
+    """Return the list of blocks, items or parts that this dialect kept of its own reply; None for any other reply."""
     kept = (reply.raw or {}).get(dialect)
     whole = isinstance(kept, list) and all(isinstance(part, dict) for part in kept)
     return kept if whole and named(reply, dialect) else None
 
 
 def named(reply: Message, dialect: str) -> bool:
-    """Can its calls be sent back by their names? A model makes names up, and then each further request holds them."""
+    """Return True if its calls can be sent back by name. A model may invent a name, which every later request holds."""
     return all(NAMES.get(dialect, USUAL).fullmatch(call.name) for call in reply.tool_calls)
 
 
 def fit(name: str) -> str:
-    """The name, or one like it that any provider takes."""
+    """Return the name, or a similar one that any provider takes."""
     return name if FIT.fullmatch(name) else "_" + re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:63]
 
 
 def arguments(call: ToolCall) -> dict[str, Any]:
-    """The arguments as the object that a provider wants, also where there was none."""
+    """Return the arguments as the object that a provider requires, even if they could not be parsed."""
     return {"unreadable": call.raw} if call.fault else call.args
 
 
 def _paired(
     calls: Sequence[ToolCall], results: list[ToolResult]
 ) -> tuple[list[tuple[ToolCall, ToolResult]], list[str]]:
-    """Each call with its result, and the texts of results that answer nothing."""
+    """Return each call with its result, and the texts of results without a call."""
     left = list(results)
     pairs = []
     for call in calls:
@@ -119,9 +119,9 @@ def _paired(
 def _adapted(
     call: ToolCall, result: ToolResult, kept: set[str], given: set[str]
 ) -> tuple[ToolCall, ToolResult]:
-    """Another dialect's call under an id and a name that this one's provider takes.
+    """Return another dialect's call and result, with an id and a name that this dialect's provider takes.
 
-    `given` counts only what came before, so that a longer conversation gives the same ids to its beginning.
+    `given` holds only the ids before it, so that a longer conversation keeps the ids of its beginning.
     """
     fresh = call.id
     numbers = itertools.count(len(given))

@@ -1,9 +1,9 @@
-"""Which guest is meant: from the variables of quine and of the vendors to a Config.
+"""The choice of a guest: from the variables of quine and of the vendors to a Config.
 
 Laws
-1. Pure: a mapping in, a Config or Misconfigured out. Whoever calls has taken the keys out of the environment already.
-2. A key belongs to its vendor: it never follows a base that somebody else named.
-3. What is set explicitly wins: QUINE_API_TYPE, then QUINE_API_BASE, then the first vendor whose variables are there.
+1. Pure: a mapping in, a Config or Misconfigured out. The caller has already taken the keys out of the environment.
+2. A vendor's key goes only to the vendor's own host, or to the base in the vendor's own variable.
+3. Explicit settings win: QUINE_API_TYPE, then QUINE_API_BASE, then the first vendor whose variables are set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OPENAI = "https://api.openai.com/v1"
 
 
 class Vendor(NamedTuple):
-    """`kinds` can speak to it, the first one by default; `compatible` is what speaks to another base of its kind."""
+    """A vendor. `kinds` are its dialects, the default first; `compatible` is the one for another base of its kind."""
 
     kinds: tuple[str, ...]
     keys: tuple[str, ...]
@@ -28,7 +28,7 @@ class Vendor(NamedTuple):
 
 
 VENDORS = (
-    # The vendor itself refuses tools together with reasoning on chat completions; servers like it speak nothing else.
+    # The vendor refuses tools with reasoning on chat completions; compatible servers speak nothing else.
     Vendor(("responses", "openai"), ("OPENAI_API_KEY",), ("OPENAI_BASE_URL",), OPENAI, "openai"),
     Vendor(
         ("anthropic",),
@@ -56,7 +56,7 @@ HINT = (
 
 
 def choose(known: Mapping[str, str]) -> Config:
-    """How to reach the guest; Misconfigured says how to get one."""
+    """Return the Config of the guest. Raise Misconfigured with the cure if there is none."""
     for name in KEYS:
         if not (known.get(name, "").isascii() and known.get(name, "").isprintable()):
             raise Misconfigured(f"{name} is no key: it holds characters that no header can carry")
@@ -74,7 +74,7 @@ def choose(known: Mapping[str, str]) -> Config:
     if not base:
         kind, base, key = _vendor(known, kind, key)
     elif not key:
-        # A vendor's key goes to the vendor's own host, whoever named it, and nowhere else.
+        # A vendor's key goes to the vendor's own host, whichever variable named it, and nowhere else.
         own = next((vendor for vendor in VENDORS if vendor.base and _host(vendor.base) == _host(base)), None)
         key = _first(known, own.keys) if own else ""
     if not base:
@@ -85,7 +85,7 @@ def choose(known: Mapping[str, str]) -> Config:
 
 
 def _vendor(known: Mapping[str, str], kind: str, key: str) -> tuple[str, str, str]:
-    """(kind, base, key) by the vendors' own variables; ("", "", "") where there are none."""
+    """Return (kind, base, key) from the vendors' own variables; ("", "", "") if none is set."""
     for vendor in VENDORS:
         found_key, found_base = _first(known, vendor.keys), _first(known, vendor.bases)
         if (kind and kind not in vendor.kinds) or not (found_key or found_base):
@@ -104,7 +104,7 @@ def _vendor(known: Mapping[str, str], kind: str, key: str) -> tuple[str, str, st
 
 
 def _kind_of(base: str) -> str:
-    """The dialect of an address that nobody told the dialect of: most servers speak chat completions."""
+    """Return the dialect of an address without a configured one: most servers speak chat completions."""
     return next(
         (vendor.kinds[0] for vendor in VENDORS if vendor.base and _host(vendor.base) == _host(base)), "openai"
     )
@@ -119,7 +119,7 @@ def _first(known: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def _ollama(host: str) -> str:
-    """OLLAMA_HOST may lack a scheme, a port, or be the address that a server listens on."""
+    """Return the base for OLLAMA_HOST, which may lack a scheme or a port, or be a listening address."""
     if "://" not in host:
         host = f"http://{host}"
     scheme, _, rest = host.partition("://")

@@ -1,1 +1,1 @@
-"""tape: the record of a session: written, read, shown, verified and replayed."""
+"""tape: the record of a session: written, indexed, shown, verified and replayed."""

@@ -1,10 +1,10 @@
 """`quine tape cost`: tokens and dollars of a session, a tree or a data directory, by model.
 
 Laws
-1. Each inference has its own price, for the price of a model depends on the length of the prompt.
-2. What has no known price is said to be unknown, in its row and in the total; it is never counted as nothing.
-3. Where a tape tells only the tokens of the whole session (the reference, a reply without usage), the sum is an
-   estimate and marked so.
+1. Each inference is priced on its own, because the price of a model depends on the length of the prompt.
+2. A cost without a known price is reported as unknown, in its row and in the total; it never counts as zero.
+3. If a tape has only the token totals of the session (the reference, a reply without usage), the cost is an estimate
+   and marked so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transport.wire import quickjson
 
 
 class Row(NamedTuple):
-    """One model. `usd` is None where none of it has a price; `complete` says whether all of it has."""
+    """One model. `usd` is None if no part of it has a price; `complete` is True if all of it has."""
 
     model: str
     inferences: int
@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
 
 def cost(folder: Path, session: str = "", whole_tree: bool = False, as_json: bool = False) -> str:
-    """Of all sessions, of one, or of the tree that it belongs to."""
+    """Return the cost of all sessions, of one or of its whole tree: a table or JSON lines, one row per model."""
     chosen: Iterable[Session] = ()
     if whole_tree:
         chosen = tree(folder, session)
@@ -96,7 +96,7 @@ def known(one: Session) -> float | None:
 
 
 def _rows(one: Session) -> Iterator[Row]:
-    """Every inference; where the tape has no usage of each, the session as so many equal ones."""
+    """Yield a row per inference; if a reply lacks its usage, one estimated row for the session."""
     if one.replies and any(reply.usage is None for reply in one.replies):
         number, told = len(one.replies), one.tokens()
         usd = prices.cost(one.model, Usage(told[0] // number, told[1] // number))

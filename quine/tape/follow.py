@@ -1,7 +1,7 @@
 """`quine tape show --follow`: the entries of a session as they are written, until it has ended.
 
 Laws
-1. An entry is shown once its line is whole. All that was written before the process ended is shown, with or without an
+1. An entry is shown once its line is whole. All entries written before the process ended are shown, with or without an
    outcome.
 2. A session ends with its outcome, or with its process; an exec that failed is followed by more of the same session.
 """
@@ -20,11 +20,11 @@ from quine.tape.reader import find
 from quine.tape.render import text_of, unreadable
 from quine.tape.writer import parse
 
-INTERVAL = 0.2  # seconds between two looks at a growing tape
+INTERVAL = 0.2  # seconds between two reads of a growing tape
 
 
 def follow(folder: Path, session: str = "") -> Iterator[str]:
-    """The text of each entry. A session that has ended, or lives on another machine, is shown as far as it is here."""
+    """Yield the text of each entry; if the session has ended or runs elsewhere, of the entries that are here."""
     one = find(folder, session)
     held = _held(folder, one.id)
     try:
@@ -32,12 +32,12 @@ def follow(folder: Path, session: str = "") -> Iterator[str]:
             number, begun = 0, b""
             last: dict[str, Any] = {}
             while True:
-                # Looked at first: what is written until then is read after it.
+                # Checked before reading, so that the last lines of an ended process are still read.
                 over = procs.wait(held, 0)
                 while line := file.readline():
                     begun += line
                     if not begun.endswith(b"\n"):
-                        break  # half a line, so far
+                        break  # only half a line yet
                     number, line, begun = number + 1, begun, b""
                     if line.strip():
                         last = parse(line)
@@ -53,15 +53,16 @@ def follow(folder: Path, session: str = "") -> Iterator[str]:
 
 
 def _held(folder: Path, session: str) -> list[int]:
-    """Pidfds of the process that lives this session now; none where it is over, or not of this machine."""
+    """Return pidfds of the process that runs this session; none if it has ended or is not on this machine."""
     first = Index(str(folder)).lives(session)[0]
     found = registry.find(first, str(folder), registry.state_directory())
     return [fd for agent in found if agent.session == session for fd in agent.holds()]
 
 
 def _is_last(entry: dict[str, Any], folder: Path) -> bool:
-    """Does nothing of this session follow the entry? Behind the outcome of an exec that failed more may come: it has
-    not failed if there is a tape of the next session.
+    """Return True if no entry of this session can follow.
+
+    More may follow the outcome of an exec, if the exec failed. It succeeded if there is a tape of the next session.
     """
     if entry.get("type") != "outcome":
         return False

@@ -1,9 +1,10 @@
-"""The index of a data directory: which sessions it holds, how the tape of each begins and ends, which are one process.
+"""The index of a data directory: its sessions, the first and last entry of each tape, and the sessions of one process.
 
 Laws
 1. It is derived from the files at each use and stored nowhere, so no entry of it can be stale or half written.
-2. A tape is opened at most once by an index, and only as much is read as its first and its last line take.
-3. What lies in a data directory is foreign: no value has to be of the type that quine writes, and none becomes a path.
+2. An index opens a tape at most once, and reads no more than its first and its last line need.
+3. The contents of a data directory are untrusted: any value may have another type than quine writes, and none becomes a
+   path.
 """
 
 from __future__ import annotations
@@ -22,27 +23,27 @@ LONGEST = 1 << 26  # bytes of a first line: a meta with a long mission and its w
 
 
 class Ends(NamedTuple):
-    """The first and the last whole entry of a tape; {} for a line that is no entry, or is not there."""
+    """The first and the last whole entry of a tape; {} for a line that is missing or not an entry."""
 
     first: dict[str, Any]
     last: dict[str, Any]
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The data of the first entry and its time as `ts`; {} where that is no meta."""
+        """The data of the first entry and its time as `ts`; {} if that entry is not a meta."""
         if self.first.get("type") != "meta":
             return {}
         return {**self.first["data"], "ts": self.first.get("ts")}
 
     @property
     def follows(self) -> str:
-        """The session that goes on as the same process after an exec, "" where there is none."""
+        """The session that continues the same process after an exec; "" if there is none."""
         after = self.last["data"].get("to") if self.last.get("type") == "outcome" else None
         return str(after) if is_session(after) else ""
 
 
 class Index:
-    """One data directory, as it is when it is asked. A directory that is missing holds nothing."""
+    """One data directory, as it is when it is asked. A missing directory holds nothing."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -56,16 +57,16 @@ class Index:
         return os.path.join(self.folder, f"{session}.jsonl")
 
     def ends(self, session: str) -> Ends:
-        """Of a tape of this directory."""
+        """Return the first and last entry of a tape of this directory; both {} if it has no such tape."""
         known = self._known.get(session)
         if known is None:
             known = self._known[session] = ends(self.path(session)) if session in self.tapes else Ends({}, {})
         return known
 
     def lives(self, session: str) -> list[str]:
-        """The sessions of the process that `session` is or was, from the first to the last.
+        """Return the sessions of the process that `session` is or was part of, from the first to the last.
 
-        The first one has not been born by exec, or its predecessor is not here. A circle of tapes ends where it closes.
+        The first one was not started by exec, or its predecessor is not here. A cycle of tapes ends where it closes.
         """
         if known := self._lives.get(session):
             return known
@@ -94,7 +95,7 @@ class Index:
         return lives
 
     def told(self, parent: str) -> dict[str, Status]:
-        """How the children of an agent ended, as its tapes tell; by their ids. Reads those tapes once, whole."""
+        """Return the status of each ended child, by id, from the agent's tapes; these are read once, whole."""
         lives = self.lives(parent)
         found = self._told.get(lives[0])
         if found is None:
@@ -105,7 +106,7 @@ class Index:
 
 
 def ends_of_children(path: str) -> dict[str, Status]:
-    """The ends of children that one tape tells; only lines that can be such are parsed."""
+    """Return the ends of children that one tape records. Only lines that can hold one are parsed."""
     found: dict[str, Status] = {}
     with contextlib.suppress(OSError), open(path, "rb") as file:
         for line in file:
@@ -124,7 +125,7 @@ def _sessions(folder: str, suffix: str) -> set[str]:
 
 
 def ends(path: str) -> Ends:
-    """The first and the last entry of one file; both {} where it cannot be read."""
+    """Return the first and the last entry of one file; both {} if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -143,7 +144,7 @@ def ends(path: str) -> Ends:
         first = _entry(line)
         if len(head) < size:
             return Ends(first, _last(fd, size) or first)
-        # What follows the last newline is torn, or is being written now.
+        # The text after the last newline is torn, or is being written now.
         after = rest.rpartition(b"\n")[0].rpartition(b"\n")[2]
         return Ends(first, _entry(after) if b"\n" in rest else first)
     except OSError:
@@ -153,7 +154,7 @@ def ends(path: str) -> Ends:
 
 
 def _last(fd: int, size: int) -> dict[str, Any]:
-    """The last whole entry of a long file."""
+    """Return the last whole entry of a long file."""
     block = BLOCK
     while True:
         begin = max(0, size - block)

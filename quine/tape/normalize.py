@@ -1,4 +1,4 @@
-"""What two runs of the same thing may differ in: their messages as text, without sessions, pids, times and places."""
+"""Messages as text without the parts that differ between two runs of the same mission: ids, pids, times, paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VOLATILE = (
     (
         re.compile(r"^\[HOSTS\] .*\n?", re.MULTILINE),
         "",
-    ),  # what an inventory says, and may say otherwise today
+    ),  # from the inventory, which may have changed since
     (re.compile(UUID), "<session>"),
     (re.compile(r"\bpid[ =:]+\d+"), "pid <pid>"),
     (re.compile(r"^\[(TIME LEFT|CONTEXT USED|TOKENS LEFT|COST LEFT)\] .*$", re.MULTILINE), r"[\1] <left>"),
@@ -26,7 +26,7 @@ VOLATILE = (
 
 
 class Same:
-    """Messages as text, without what differs between two runs of the same thing."""
+    """Messages as text, without the parts that differ between two runs of the same mission."""
 
     def __init__(self, folder: Path, cwd: object) -> None:
         self._places = []

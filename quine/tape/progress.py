@@ -1,4 +1,4 @@
-"""How far a running session is, from its tape: turns, cost, and what it does at this moment."""
+"""Progress of a running session, from its tape: turns, cost, and its current activity."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-LARGEST = 32 << 20  # bytes of a tape that is read for it
+LARGEST = 32 << 20  # bytes; a larger tape is not read
 SHOWN = 30  # characters of a command
 
 
 class Progress(NamedTuple):
     turns: int | None = None
-    cost: float | None = None  # US dollars; None where a price is not known
-    doing: str = ""  # the tool that is called, or inference
+    cost: float | None = None  # US dollars; None if a price is unknown
+    doing: str = ""  # the tool call in progress, "inference" or "ending"
 
 
 def progress(path: str) -> Progress:
-    """Of one tape. All fields are empty where it is too large to be read for that, or is no tape."""
+    """Return the progress of one tape; all fields are empty if it is larger than LARGEST or not a tape."""
     from quine.tape import cost as bill
     from quine.tape import reader
     from quine.tape.writer import entries

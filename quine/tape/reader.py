@@ -1,11 +1,11 @@
-"""The tapes of a data directory: which sessions there are, who started whom, what each took and how it ended.
+"""The tapes of a data directory: its sessions, their parents, their cost in time and tokens, and how they ended.
 
 Laws
-1. Tapes are read and nothing else is, also those that are being written, torn, without an end, or of the reference
-   implementation. A tape is read once, line by line: memory does not grow with it.
-2. What a tape holds is foreign: no value has to be of the type that we write.
-3. A file that is no tape is named on stderr, and the others are read. A list reads the two ends of a tape; whether
-   it is whole is the question of `verify`.
+1. Reading changes nothing. A tape may be still growing, torn, without an outcome, or of the reference implementation.
+   It is read once, line by line, and its texts are not kept in memory.
+2. Tape contents are untrusted: any value may have another type than quine writes.
+3. A file that is not a tape is named on stderr, and the others are read. A list reads the two ends of a tape; `verify`
+   checks whether it is whole.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from quine.base.text import plain as plain
 from quine.tape.index import LONGEST, ends
 from quine.tape.writer import entries, parse
 
-HUGE = 1e15  # no count, no time and no size of ours is larger
+HUGE = 1e15  # no count, time or size of quine is larger
 MILLISECONDS = 1e11  # the reference counts in them; as seconds that is the year 5138
-MISSION = "### Your Mission\n"  # under this, in its system prompt, the reference has what we have in meta
+MISSION = "### Your Mission\n"  # under this, the reference's system prompt has the mission; quine has it in the meta
 
 
 class Reply(NamedTuple):
-    """One inference; what its tape does not tell is None or 0."""
+    """One inference; a value that its tape does not have is None or 0."""
 
     model: str
     usage: Usage | None
@@ -43,8 +43,8 @@ class Session(NamedTuple):
     replies: tuple[Reply, ...]
     mission: str
     root: str
-    chained: bool  # ours; the reference has no chain
-    forks: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - never changed in place; what it tells of children, by their ids
+    chained: bool  # written by quine; the reference has no chain
+    forks: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - never changed in place; children on this tape, by id
 
     @property
     def parent(self) -> str:
@@ -62,7 +62,7 @@ class Session(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The exit code, or exec, or - where it has no end."""
+        """The exit code, "exec", or "-" if there is no outcome."""
         if self.outcome is None:
             return "-"
         if self.outcome.get("termination_mode") == "exec":
@@ -70,7 +70,7 @@ class Session(NamedTuple):
         return str(self.outcome.get("exit_code", "?"))
 
     def tokens(self) -> tuple[int, int]:
-        """In and out, as the outcome tells or, without one, the replies do."""
+        """Return the input and output tokens, from the outcome or, without one, from the replies."""
         if self.outcome is not None:
             told = (number(self.outcome.get(name)) for name in ("tokens_in", "tokens_out"))
             return int(next(told)), int(next(told))
@@ -79,23 +79,23 @@ class Session(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What the first line of a tape tells."""
+    """The facts in the first line of a tape."""
 
     id: str
     path: Path
     parent: str
     root: str
-    top: bool  # nobody started it
+    top: bool  # it has no parent: its depth is 0
     begun: float
 
 
 def sessions(folder: Path) -> dict[str, Session]:
-    """All of them, by id. Reads every tape from its first to its last line."""
+    """Return all sessions by id. Reads every tape from its first to its last line."""
     return _read(heads(folder).values())
 
 
 def brief(folder: Path) -> dict[str, Session]:
-    """As `sessions`, without replies and forks where the outcome tells the sum: of such tapes the two ends are read."""
+    """Like `sessions`, but a tape that ends with an outcome is read only at its two ends: without replies and forks."""
     found: dict[str, Session] = {}
     rest: set[Path] = set()
     for path in files(folder):
@@ -107,7 +107,7 @@ def brief(folder: Path) -> dict[str, Session]:
 
 
 def _by_its_ends(path: Path) -> Session | None:
-    """None where the first and the last line of a tape are not all that a list needs."""
+    """Return the session from the first and last line of its tape; None if a list needs more than these two."""
     first, last = both = ends(str(path))
     meta = both.meta
     if not meta or "prev" not in first or last.get("type") != "outcome" or not meta.get("root_session_id"):
@@ -119,7 +119,7 @@ def _by_its_ends(path: Path) -> Session | None:
 
 
 def heads(folder: Path) -> dict[str, Head]:
-    """The first line of each tape, by id; a file that is no tape is named on stderr."""
+    """Return the first line of each tape, by id; a file that is not a tape is named on stderr."""
     found: dict[str, Head] = {}
     for path in files(folder):
         try:
@@ -133,7 +133,7 @@ def heads(folder: Path) -> dict[str, Head]:
 
 
 def _head(path: Path) -> Head | None:
-    """None where no whole line was written yet. OSError, or ValueError for a file that is no tape."""
+    """Return None if no whole line was written yet. Raise OSError, or ValueError for a file that is not a tape."""
     with open(path, "rb") as file:
         line = file.readline(LONGEST)
         while line.endswith(b"\n"):
@@ -155,7 +155,7 @@ def _head(path: Path) -> Head | None:
 
 
 def _read(wanted: Iterable[Head]) -> dict[str, Session]:
-    """The sessions of some heads, each tape read from its first to its last line."""
+    """Return the sessions of some heads. Reads each tape from its first to its last line."""
     found: dict[str, Session] = {}
     for head in wanted:
         try:
@@ -173,7 +173,7 @@ def _no_tape(error: Exception) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """What may be tapes. Raises Misconfigured where that cannot be seen; a directory that is missing has none."""
+    """Return the files that may be tapes, or none without a directory. Misconfigured if it cannot be read."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -185,7 +185,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def summary(path: Path) -> Session | None:
-    """What a tape tells at a glance; None for one of which no whole line was written yet."""
+    """Return the summary of a tape; None if no whole line was written yet. Raise OSError, or ValueError for no tape."""
     meta: dict[str, Any] | None = None
     outcome: dict[str, Any] | None = None
     begun = last = 0.0
@@ -223,8 +223,10 @@ def summary(path: Path) -> Session | None:
 
 
 def find(folder: Path, session: str) -> Session:
-    """The session whose id begins so; "" is the root of the latest tree. Reads that tape, and of others the first line
-    at most: none of them where an id is given.
+    """Return the session whose id begins with `session`; "" is the root of the latest tree.
+
+    Reads that tape whole. Of other tapes it reads at most the first line, and only if `session` is "" or the tape does
+    not name its root. Raise Misconfigured if not exactly one session fits.
     """
     if not session:
         known = heads(folder)
@@ -235,7 +237,7 @@ def find(folder: Path, session: str) -> Session:
 
 
 def _named(folder: Path, session: str) -> Head:
-    """The head of the tape whose name begins so."""
+    """Return the head of the one tape whose name begins with `session`."""
     paths = files(folder)
     if not paths:
         raise Misconfigured(f"no tapes in {folder}", "see QUINE_DATA_DIR and --data-dir")
@@ -253,7 +255,7 @@ def _named(folder: Path, session: str) -> Head:
 
 
 def _one(head: Head, folder: Path) -> Session:
-    """The session of a head, its tape read whole. Misconfigured where it is no tape."""
+    """Return the session of a head; its tape is read whole. Raise Misconfigured if it is not a tape."""
     try:
         session = summary(head.path)
     except (OSError, ValueError) as error:
@@ -265,14 +267,14 @@ def _one(head: Head, folder: Path) -> Session:
 
 
 def tree(folder: Path, session: str) -> list[Session]:
-    """All sessions of the tree that `session` belongs to, as they began. Reads the tapes of that tree alone whole."""
+    """Return all sessions of the tree of `session`, by start time. Only the tapes of that tree are read whole."""
     root = find(folder, session).root
     mine = _read(head for head in heads(folder).values() if head.root == root)
     return sorted(mine.values(), key=lambda one: (one.begun, one.id))
 
 
 def _root(found: dict[str, Head], session: str) -> str:
-    """Up the parents, which is what the reference leaves us; they may go round in a circle."""
+    """Return the root by walking up the parents: the reference records no root. A cycle ends where it closes."""
     seen = {session}
     while (parent := found[session].parent) in found and parent not in seen:
         session = parent
@@ -281,7 +283,7 @@ def _root(found: dict[str, Head], session: str) -> str:
 
 
 def usage_of(told: object) -> Usage | None:
-    """None where nothing was told, which is not the same as nothing used."""
+    """Return None if no usage was recorded, which is not the same as zero usage."""
     if not isinstance(told, dict):
         return None
     values = [number(told.get(field)) for field in Usage._fields]
@@ -289,14 +291,14 @@ def usage_of(told: object) -> Usage | None:
 
 
 def number(value: object, otherwise: float = 0.0) -> float:
-    """A number of a sensible size, or `otherwise`."""
+    """Return `value` if it is a number below HUGE, else `otherwise`."""
     if isinstance(value, int | float) and abs(value) < HUGE:
         return float(value)
     return otherwise
 
 
 def moment(value: object) -> float:
-    """Seconds since the epoch out of seconds, milliseconds or RFC 3339; 0 where it is none of them."""
+    """Return seconds since the epoch from seconds, milliseconds or RFC 3339 text; 0 for anything else."""
     if isinstance(value, str):
         from datetime import datetime
 

@@ -1,7 +1,7 @@
-"""What sessions did, as text for people: one in full, a tree of them, a list of them.
+"""Sessions as text for people: one in full, a tree of them, a list of them.
 
 Laws
-1. What a tape holds is foreign: control characters are shown, never obeyed.
+1. Tape contents are untrusted: control characters are shown, never passed to the terminal.
 2. A list for scripts is JSON lines, and has every field of the list for people.
 """
 
@@ -20,7 +20,7 @@ from quine.tape.registry import Agent
 from quine.tape.writer import entries
 from transport.wire import quickjson
 
-MOMENTS = ("created_at", "timestamp")  # fields that hold one
+MOMENTS = ("created_at", "timestamp")  # fields that hold a time
 DEEPEST = 40  # levels that are indented
 SHORT = 60  # characters of a mission in a tree
 SHOWN = 2000  # characters of one text in a session
@@ -32,13 +32,13 @@ class _Node(NamedTuple):
 
     id: str
     parent: str
-    goes_on: bool  # by exec: the same process, not a child of it
+    goes_on: bool  # started by exec: the same process, not a child of it
     cells: tuple[str, ...]  # host, pid, exit, seconds
     mission: str
 
 
 def tree(folder: Path, session: str = "") -> str:
-    """The tree that `session` belongs to (an id or its beginning; "" is the latest), one line a session."""
+    """Return the tree of `session` (an id or its beginning; "" is the latest tree), one line per session."""
     nodes = _nodes(folder, session)
     known = {one.id for one in nodes}
     below: dict[str, list[_Node]] = {}
@@ -46,7 +46,7 @@ def tree(folder: Path, session: str = "") -> str:
         below.setdefault(one.parent if one.parent in known else "", []).append(one)
     rows = [("NODE", "PID", "EXIT", "SECONDS", "SESSION", "MISSION")]
     drawn: set[str] = set()
-    # The second part is for those that name each other as their parents.
+    # The second part reaches sessions that name each other as their parents.
     for first in (*below.get("", ()), *nodes):
         waiting = [(first, 0)]
         while waiting:
@@ -64,7 +64,7 @@ def tree(folder: Path, session: str = "") -> str:
 
 
 def _nodes(folder: Path, session: str) -> list[_Node]:
-    """The sessions of a tree, and the children that never started: those left no tape."""
+    """Return the sessions of a tree, and its children without a tape that the registry or a parent's tape knows."""
     mine = sessions_of(folder, session)
     root = mine[0].root if mine else ""
     agents = {
@@ -96,7 +96,7 @@ def _node(one: Session, agent: Agent | None) -> _Node:
 
 
 def _without_tape(child: str, parent: str, facts: dict[str, Any], agent: Agent | None) -> _Node:
-    """A child that has no tape, by what its parent has written of it."""
+    """Return the node of a child without a tape, from its parent's record of it."""
     ended = facts.get("ended")
     code = ended.get("code", "?") if isinstance(ended, dict) else "?"
     if agent and (end := agent.verdict()).state != "unknown":
@@ -106,7 +106,7 @@ def _without_tape(child: str, parent: str, facts: dict[str, Any], agent: Agent |
 
 
 def ls(folder: Path, as_json: bool = False, kept: Path | None = None) -> str:
-    """All sessions, the latest last, one line each; with `kept`, those too that are in the files tier alone."""
+    """Return all sessions, one line each, the latest last; with `kept`, also those only in the shared files."""
     here = brief(folder)
     known = sorted(({**brief(kept), **here} if kept else here).values(), key=lambda one: (one.begun, one.id))
     if as_json:
@@ -172,7 +172,7 @@ def _short(mission: str) -> str:
 
 
 def show(folder: Path, session: str = "") -> str:
-    """One session as text: what it was told, what it did, what came of it."""
+    """Return one session as text: all entries of its tape."""
     one = find(folder, session)
     try:
         return "".join(text_of(entry, number) for number, entry in entries(str(one.path)))
@@ -185,7 +185,7 @@ def unreadable(error: Exception) -> Failure:
 
 
 def text_of(entry: dict[str, Any], number: int) -> str:
-    """One entry, which is this line of its tape."""
+    """Return the text of `entry`, which is line `number` of its tape."""
     try:
         lines = _shown(entry, number)
     except (RecursionError, ValueError) as error:
@@ -218,7 +218,7 @@ def _shown(entry: dict[str, Any], number: int) -> list[str]:
 
 
 def _value(key: str, value: Any) -> str:
-    """A field for people: a moment as local time, what is not text as JSON."""
+    """Return a field for people: a time as local time, a value that is not text as JSON."""
     if key in MOMENTS and (when := moment(value)):
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
     return value if isinstance(value, str) else quickjson.dumps(value)

@@ -1,11 +1,11 @@
-"""`quine tape replay`: live a session again without its guest, and say where it departs from what was.
+"""`quine tape replay`: run a session again with its recorded replies as the guest, and report where it diverges.
 
 Laws
-1. It is a real agent, in a data directory of its own: its guest says again what the guest said, and the commands are
+1. The replay is a real agent in a data directory of its own. Its guest repeats the recorded replies; the commands
    really run again, here and now.
-2. Compared are the messages of each life, in order, the old tape beside the new one; then how the life ended.
-3. What cannot be the same twice (normalize.py) is taken for equal; everything else is not.
-4. Each life is reported once, where it first departs: what comes after is a consequence.
+2. The messages of each session are compared in order, the old tape with the new one; then how the session ended.
+3. Parts that cannot repeat (normalize.py) are taken for equal; everything else must be equal.
+4. Each session is reported once, where it first diverges: later differences are consequences.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ LIMITS = {
     "cost": "QUINE_MAX_COST",
     "deadline": "QUINE_DEADLINE",
 }
-NOT_OURS = (*LIMITS.values(), "QUINE_WISDOM_", "QUINE_API_")  # of the environment: what the tape says instead
+NOT_OURS = (*LIMITS.values(), "QUINE_WISDOM_", "QUINE_API_")  # environment that the tape replaces
 ENDED_ITSELF = ("exit", "exec", "turn_exhaustion", "context_exhaustion", "budget")
-SAVED = "Material was saved to the file"  # what a life is told that had -b
+SAVED = "Material was saved to the file"  # first message of a session that was started with -b
 NONE = "There is no material: descriptor 3 is empty"
-LINES = 20  # of a difference that are shown
+LINES = 20  # lines of a difference that are shown
 
 
 Started = dict[str, dict[requests.Place, Path]]
@@ -53,7 +53,7 @@ Started = dict[str, dict[requests.Place, Path]]
 
 class Departure(NamedTuple):
     session: str
-    line: int  # of the old tape; 0 = the life as a whole
+    line: int  # of the old tape; 0 = the session as a whole
     then: str
     now: str
 
@@ -70,7 +70,7 @@ class Departure(NamedTuple):
 
 
 def dry(folder: Path, session: str) -> Iterator[str]:
-    """The requests of one life as JSON lines; nothing is run."""
+    """Yield the requests of one session as JSON lines; nothing is run."""
     one = find(folder, session)
     try:
         for sent in requests.requests(one.path):
@@ -82,7 +82,7 @@ def dry(folder: Path, session: str) -> Iterator[str]:
 
 
 def replay(folder: Path, session: str) -> tuple[int, str]:
-    """Run it; the exit status and what there is to say."""
+    """Run the session again; return the exit status and the report."""
     one = find(folder, session)
     if not session and one.root != one.id:
         one = find(folder, one.root)
@@ -110,14 +110,14 @@ def replay(folder: Path, session: str) -> tuple[int, str]:
 
 
 def _run(one: Session, place: Path) -> None:
-    """The agent itself. What it delivers and says goes into files: stdout is for what we have to say."""
+    """Run the agent. Its stdout and stderr go to files, because stdout here is for the report."""
     (place / "mission").write_text(one.mission)
     words = ["-f", str(place / "mission")]
     first = next((s.message.text for s in requests.steps(one.path) if s.message.role == "user"), "")
     if first.startswith(SAVED):
         words.append("--binary")
     with open(place / "stdout", "wb") as out, open(place / "stderr", "wb") as err:
-        # Descriptors as well: an agent that replays is the parent, and its limits hold.
+        # Descriptors are inherited too: an agent that replays is the parent, and its limits hold.
         process = subprocess.Popen(
             [*own_command(), *words],
             env=_environment(one, place),
@@ -131,7 +131,7 @@ def _run(one: Session, place: Path) -> None:
             process.wait()
         finally:
             if process.poll() is None:
-                process.terminate()  # it ends what it has started, which nobody else knows
+                process.terminate()  # it ends the processes that it started, which are known only to it
                 process.wait()
             signal.signal(signal.SIGTERM, before)
 
@@ -141,7 +141,7 @@ def _leave(number: int, frame: object) -> NoReturn:
 
 
 def _environment(one: Session, place: Path) -> dict[str, str]:
-    """The caller's, and of ours what the tape says."""
+    """Return the caller's environment, with the settings of quine replaced by those on the tape."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(NOT_OURS)}
     limits = one.meta.get("limits")
     for name, value in limits.items() if isinstance(limits, dict) else ():
@@ -163,7 +163,7 @@ def _environment(one: Session, place: Path) -> dict[str, str]:
 
 
 def compare(then: Path, now: Path) -> tuple[int, list[Departure]]:
-    """How many lives there were, and where they departed."""
+    """Return the number of sessions that were compared, and their divergences."""
     departures: list[Departure] = []
     waiting = [(then, now)]
     lives = 0
@@ -187,7 +187,7 @@ def compare(then: Path, now: Path) -> tuple[int, list[Departure]]:
 
 
 def _lived(path: Path, started: Started) -> dict[requests.Place, Path]:
-    """The children of a session that have tapes, however they were begun."""
+    """Return the children of a session that have tapes, whether by fork, by exec or by a command."""
     forked = {place: child for place, child in requests.children(path).items() if child.is_file()}
     return {**forked, **started.get(path.stem, {})}
 
@@ -209,7 +209,7 @@ def _life(old: Path, new: Path) -> Departure | None:
         missing = then[len(now)]
         return Departure(old.stem, missing.line, same[0].text(missing.message), _end(_outcome(new)))
     if cut:
-        return None  # it went on where it was cut off
+        return None  # the old session was cut off there; the new one went on
     if len(now) > len(then):
         return Departure(
             old.stem, then[-1].line if then else 0, _end(end), same[1].text(now[len(then)].message)

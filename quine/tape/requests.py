@@ -1,10 +1,10 @@
-"""What a guest was sent, from tapes alone; and which tape is whose child.
+"""The requests that a guest was sent, rebuilt from tapes alone; and the children of a tape.
 
 Laws
-1. What the loop had in memory is what this makes of the tape: the messages in their order, the replies with the
-   provider's own form of them, and each result that was sent again, shortened, in the place of the one before.
-2. A cloned life begins with what its parent had lived up to the line that its meta names.
-3. What was masked before it was written stays masked.
+1. The result equals the messages that the loop had in memory: in their order, the replies in the provider's own form,
+   and each result that was sent again, shortened, in the place of the earlier one.
+2. A cloned session begins with its parent's conversation up to the line that its meta names.
+3. A text that was masked before it was written stays masked.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from quine.base.messages import Message, Reply, Usage
 from quine.tape.reader import files, moment, usage_of
 from quine.tape.writer import entries, message_of
 
-DEEPEST = 100  # clones of clones; tapes of ours have as many as the tree has levels
+DEEPEST = 100  # clones of clones; a tape of quine has at most as many as the tree has levels
 
 
 class Step(NamedTuple):
-    """One message of a tape. `again`: it takes the place of an earlier result, that of the same call, or the one of
-    this number in the conversation, where the tape tells it."""
+    """One message of a tape.
+
+    If `again` is set, it replaces an earlier result: at that index of the conversation, or the last of its call.
+    """
 
     line: int
     message: Message
@@ -38,7 +40,7 @@ class Step(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One request, and the line of the reply to it. Line 0: what was to be sent next when the life ended."""
+    """One request, and the line of the reply to it; line 0 for the request that was due when the session ended."""
 
     ordinal: int
     line: int
@@ -46,7 +48,7 @@ class Sent(NamedTuple):
 
 
 def steps(path: Path, lines: int = 0) -> Iterator[Step]:
-    """The messages of one tape, or of its first `lines` lines."""
+    """Yield the messages of one tape, or of its first `lines` lines."""
     for number, entry in entries(str(path)):
         if lines and number > lines:
             return
@@ -56,7 +58,10 @@ def steps(path: Path, lines: int = 0) -> Iterator[Step]:
 
 
 def requests(path: Path) -> Iterator[Sent]:
-    """Every request of one life, and what followed the last reply, which may have been sent in vain or not at all."""
+    """Yield every request of one session.
+
+    The last one holds the messages after the last reply; it may have failed, or never have been sent.
+    """
     messages = context(path)
     ordinal = answered = 0
     for step in steps(path):
@@ -69,7 +74,7 @@ def requests(path: Path) -> Iterator[Sent]:
 
 
 def context(path: Path, depth: int = 0) -> list[Message]:
-    """What a life knew when it began."""
+    """Return the conversation that a session began with. Raise ValueError if the tape it was cloned from is missing."""
     cloned = meta(path).get("cloned")
     if not isinstance(cloned, dict):
         return []
@@ -83,7 +88,7 @@ def context(path: Path, depth: int = 0) -> list[Message]:
 
 
 def take(messages: list[Message], step: Step) -> None:
-    """Go one step on."""
+    """Apply one step: append its message, or replace an earlier result."""
     result, place = step.message.result, step.again
     if result is None or not place:
         messages.append(step.message)
@@ -100,12 +105,12 @@ def take(messages: list[Message], step: Step) -> None:
 
 # -- lineage -----------------------------------------------------------------------------------------
 
-# How a session came out of its parent: (fork|exec|start, mission of a start, which one)
+# How a session came out of its parent: (fork|exec|start, mission of a start, index among its equals)
 Place = tuple[str, str, int]
 
 
 def children(path: Path) -> dict[Place, Path]:
-    """The tapes of what a life forked and became. They may not be there: begun, and not yet written."""
+    """Return the tapes that a session forked, or became by exec. A tape may not exist: started, and not yet written."""
     found: dict[Place, Path] = {}
     forks = lives = 0
     for _, entry in entries(str(path)):
@@ -119,7 +124,7 @@ def children(path: Path) -> dict[Place, Path]:
 
 
 def nested(folder: Path) -> dict[str, dict[Place, Path]]:
-    """What commands of a session started, by that session: only the tapes of the started ones tell whose they are."""
+    """Return the sessions that commands of a session started, by that session. Only their own tapes name the parent."""
     started = []
     for path in files(folder):
         try:
@@ -142,7 +147,7 @@ def _put(found: dict[Place, Path], place: Place, path: Path | None) -> None:
 
 
 def meta(path: Path) -> dict[str, Any]:
-    """The head of a tape; ValueError where it has none."""
+    """Return the data of the meta of a tape. Raise ValueError if it has none."""
     for _, entry in entries(str(path)):
         if entry["type"] == "meta":
             data: dict[str, Any] = entry["data"]
@@ -151,13 +156,13 @@ def meta(path: Path) -> dict[str, Any]:
 
 
 def named(path: Path, session: object) -> Path | None:
-    """Where the tape of a session lies, if it lies beside this one; None for what is no session."""
+    """Return the path of a session's tape beside this one; None if `session` cannot be a file name."""
     if not isinstance(session, str) or not session or os.sep in session or "\0" in session:
         return None
     return path.with_name(f"{session}.jsonl")
 
 
 def beside(path: Path, session: object) -> Path | None:
-    """The tape of a session in the same directory, where there is one."""
+    """Return the tape of a session in the same directory; None if there is none."""
     other = named(path, session)
     return other if other is not None and other.is_file() else None

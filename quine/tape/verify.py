@@ -1,11 +1,11 @@
-"""`quine tape verify`: is a tape what was written, whole and in order?
+"""`quine tape verify`: check that a tape is as it was written, whole and in order.
 
 Laws
-1. What is wrong is named by file, line and kind: changed, lost, inserted, out of place, torn.
-2. Three states are no fault, and none of them is called ok: a session that is still running, one whose writer died
-   (no outcome, or half a last line), and a tape of the reference implementation, which has no chain to look at.
-   Where there is no outcome, nothing tells how much of the end is missing.
-3. A chain shows accidents and careless hands. Who writes a whole new tape, hashes and all, is not found out by it.
+1. A fault is named by file, line and kind: changed, lost, inserted, out of place, torn.
+2. Three states are not faults, and none of them is called ok: a session that is still running, one whose writer died
+   (no outcome, or half a last line), and a tape of the reference implementation, which has no chain to check. Without
+   an outcome, the amount that is missing at the end is unknown.
+3. A chain shows accidents and careless edits. It does not expose a wholly rewritten tape, hashes and all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SAID = {
     TORN: "torn: its process died while it wrote the last line",
     UNCHAINED: "no chain: written by the reference implementation",
 }
-MOST = 20  # faults of one tape that are told
+MOST = 20  # faults of one tape that are shown
 
 
 class Fault(NamedTuple):
@@ -61,7 +61,7 @@ class Verdict(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """What of a line is needed to judge the chain; `entry` only where it may be needed later."""
+    """The fields of a line that are needed to judge the chain."""
 
     hash: str
     seq: object
@@ -71,7 +71,7 @@ class _Line(NamedTuple):
 
 
 def paths(folder: Path, wanted: list[str]) -> list[Path]:
-    """Files by their path, sessions by the beginning of their id; all tapes of the directory where none is named."""
+    """Return files by path and sessions by the beginning of their id; all tapes of `folder` if `wanted` is empty."""
     if not wanted:
         found = files(folder)
         if not found:
@@ -90,9 +90,9 @@ def paths(folder: Path, wanted: list[str]) -> list[Path]:
 
 
 def verify(path: Path, index: Index | None = None) -> Verdict:
-    """Judge one tape. OSError is a fault like any other: a tape that cannot be read is not ok.
+    """Judge one tape. An OSError is a fault like any other: a tape that cannot be read is not ok.
 
-    `index` is that of its directory, for a caller that judges many.
+    `index` is the index of its directory, for a caller that judges many tapes.
     """
     lines: list[_Line] = []
     meta: dict[str, Any] | None = None
@@ -125,7 +125,7 @@ def verify(path: Path, index: Index | None = None) -> Verdict:
     if sealed and not torn:
         state = OK if chained else UNCHAINED
     elif _runs(path, index):
-        state = RUNNING  # and we may have read while it was writing
+        state = RUNNING  # and the read may have met a write
     elif torn:
         state = TORN
     else:
@@ -140,7 +140,7 @@ def _line(raw: bytes) -> tuple[_Line, dict[str, Any] | None]:
     except ValueError as error:
         return _Line(hash, None, None, f"changed: {error}", ""), None
     holds = seal_holds(raw)
-    # Both ways round: a changed type must not make another kind of line of it, nor a changed seal an unsealed one.
+    # Both directions: a changed type must not turn an outcome into another kind of line, nor a changed seal into none.
     wrong = holds is False or (holds is None and entry["type"] == "outcome" and "prev" in entry)
     fault = "changed: this outcome is not what its seal was made for" if wrong else ""
     return _Line(hash, entry.get("seq"), entry.get("prev"), fault, entry["type"]), entry
@@ -151,10 +151,10 @@ def _shape(lines: list[_Line]) -> list[Fault]:
 
 
 def _chain(lines: list[_Line]) -> list[Fault]:
-    """Every place where the chain does not hold, from the numbers and the hashes."""
+    """Return every place where the chain does not hold, from the sequence numbers and the hashes."""
     faults: list[Fault] = []
     count = Counter(line.seq for line in lines if isinstance(line.seq, int))
-    expected, before = 0, ""  # the number that must come, the hash that it must name; None = cannot be known
+    expected, before = 0, ""  # the sequence number that must come, the hash that it must name
     known = True
     for number, line in enumerate(lines, 1):
         if line.fault:
@@ -168,7 +168,7 @@ def _chain(lines: list[_Line]) -> list[Fault]:
             what = _misplaced(line.seq, expected, count)
             faults.append(Fault(number, what))
             if line.seq < expected:
-                continue  # the chain goes on behind it
+                continue  # the chain goes on after it
         elif known and line.prev != before:
             what = "changed: the line after it was written behind another one"
             faults.append(Fault(number - 1, what) if number > 1 else Fault(1, "changed: it is not the first"))
@@ -190,7 +190,7 @@ def _misplaced(seq: int, expected: int, count: Counter[Any]) -> str:
 
 
 def _links(path: Path, meta: dict[str, Any]) -> list[Fault]:
-    """What was lived before stands on another tape, up to a line that must be there."""
+    """Check the tape that this one was cloned from: it must have the lines that the meta counts."""
     cloned = meta.get("cloned")
     if cloned is None:
         return []
@@ -211,7 +211,7 @@ def _links(path: Path, meta: dict[str, Any]) -> list[Fault]:
 
 
 def _runs(path: Path, index: Index | None) -> bool:
-    """Does the process that writes this tape still run? The roster knows, as for every other verb."""
+    """Return True if the process that writes this tape still runs. The registry decides, as for every other verb."""
     session = path.name.removesuffix(".jsonl")
     if not is_session(session):
         return False

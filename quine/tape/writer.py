@@ -1,11 +1,11 @@
-"""The append-only record of one session: JSON lines, each on the disk before the next step is taken; and reading it.
+"""The append-only record of one session: JSON lines, each on disk before the next step is taken; and reading it.
 
 Laws
-1. One entry a line: {"type", "data", "seq", "ts", "prev"}. `prev` is the SHA-256 of the line before (without
-   its newline), "" in the first: a changed, lost or torn line shows. After an outcome there may be no line that
-   would vouch for it, so it holds its own: `data.seal` is the SHA-256 of that very line without the seal.
-2. `add` only collects; `sync` makes what was collected durable, in one write, and is called before
-   anything that the entries speak of can have an effect. A write that fails leaves a whole tape behind.
+1. One entry per line: {"type", "data", "seq", "ts", "prev"}. `prev` is the SHA-256 of the line before (without its
+   newline), "" in the first: a changed, lost or torn line shows. No line may follow an outcome to vouch for it, so it
+   carries its own hash: `data.seal` is the SHA-256 of that very line without the seal.
+2. `add` only collects; `sync` makes the collected lines durable, in one write. It is called before anything that the
+   entries describe can have an effect. A write that fails leaves a whole tape behind.
 3. Known secrets are masked before they are written, in the values of `data` and nowhere else. The machine that knows
    them does it: an agent elsewhere has no secrets to mask with, so its lines are masked and chained anew on their way.
 4. A tape has one writer. After fork() the child drops its parent's tape and opens its own.
@@ -32,19 +32,19 @@ except ImportError:
 
 MASK = "<secret>"
 SHORTEST_SECRET = 8  # a shorter one would mask ordinary words
-# How quine/agent/capture.py marks what it left out; a secret may end there.
+# The marks of quine/agent/capture.py around the part that it left out; a secret may be cut there.
 CUT = ("\n...[Output Truncated", "]...\n")
-# Words of ours: who has one of them for a password is not given away by it, and a tape without them is none.
+# Words of the format, never masked: they give away no equal password, and without them a line is not an entry.
 NAMES = frozenset(("id", "name", "arguments", "raw", "chat", "role", "content", "tool_calls", "tool_id"))
 PLAIN = frozenset(
     ("role", "session_id", "parent_session_id", "root_session_id", "boot_id", "born", "termination_mode")
-)  # fields of `data` whose values are ours alone
+)  # fields of `data` whose values only quine writes
 _SEAL, _AFTER = ',"seal":"', '},"seq":'
 _MOST = 512  # buffers of one write; Linux takes 1024
 
 
 def digest(line: bytes) -> str:
-    """What the next line says of this one."""
+    """Return the hash that the next line holds of this one."""
     return str(sha256(line).hexdigest())
 
 
@@ -56,19 +56,19 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """A file that this process makes and alone appends to."""
+    """A file that this process creates and is the only one to append to."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = -1
-        self._size = -1  # what is known to be whole; -1 = there is no file yet
+        self._size = -1  # bytes known to be whole lines; -1 = there is no file yet
 
     def put(self, lines: Sequence[bytes]) -> None:
         try:
             if self._fd < 0:
                 dirs.make(os.path.dirname(self.path))
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-                # Made once: a file that is there already is another session's, or an attempt to be it.
+                # Created once: an existing file belongs to another session, or to an attempt to be this one.
                 flags |= os.O_CREAT | os.O_EXCL if self._size < 0 else 0
                 self._fd = os.open(self.path, flags, 0o600)
                 self._size = max(0, self._size)
@@ -77,13 +77,13 @@ class FileSink:
             self._size += sum(len(line) + 1 for line in lines)
         except OSError as error:
             if self._fd >= 0:
-                # Half a line would be the beginning of the next one: all tapes end at a line, or their writer died.
+                # The next line would begin with this half line. A tape ends at a line unless its writer died.
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._fd, self._size)
             raise Failure(LOST, f"the tape {self.path} cannot be written: {error.strerror}") from None
 
     def _write(self, parts: list[memoryview]) -> None:
-        """All of it, without a copy."""
+        """Write all parts, without a copy."""
         at = 0
         while at < len(parts):
             written = os.writev(self._fd, parts[at : at + _MOST])
@@ -100,7 +100,7 @@ class FileSink:
 
 
 class RelaySink:
-    """Entries go to the origin, which keeps them in its data directory; nothing is kept here."""
+    """Sends entries to the origin, which keeps them in its data directory; nothing is kept here."""
 
     def __init__(self, ask: Callable[[str, bytes], bytes], session: str) -> None:
         self._ask = ask
@@ -118,9 +118,9 @@ class RelaySink:
 
 
 class MaskedSink:
-    """Lines of a tape that another machine wrote: masked, and each with the hash of the line before as it is here.
+    """Masks the lines of a tape that another machine wrote, and chains each to the line before as it is here.
 
-    A seal that did not hold is not made good. A line is never written longer than it came: its sender is bounded.
+    An invalid seal is not replaced by a valid one. A line is never written longer than it came: its sender is bounded.
     """
 
     def __init__(self, sink: Sink, mask: Mask) -> None:
@@ -178,7 +178,7 @@ class Tape:
         self.length += 1
 
     def message(self, message: Message, **more: Any) -> None:
-        """A message, or the result of a call, in the fields of the reference."""
+        """Add a message, or the result of a call, in the fields of the reference."""
         if message.result is not None:
             result = message.result
             data = {"tool_id": result.call_id, "name": result.name, "content": result.text}
@@ -195,7 +195,7 @@ class Tape:
         self._sink.close()
 
     def disown(self) -> None:
-        """In a forked child: this is the parent's tape, and nothing is ever added to it from here."""
+        """Drop the tape in a forked child: it is the parent's, and nothing is ever added to it from here."""
         self._sink.close()
         self._sink = _Nowhere()
         self._waiting = []
@@ -210,7 +210,7 @@ class _Nowhere:
 
 
 class Mask:
-    """Takes known secrets out of JSON values: as they are, and as they stand in JSON that is itself a text."""
+    """Removes known secrets from JSON values: verbatim, and as they stand in JSON that is itself a text."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         forms = set()
@@ -218,11 +218,11 @@ class Mask:
             if len(secret) >= SHORTEST_SECRET:
                 forms |= {secret, quickjson.dumps(secret)[1:-1], _escaped(secret)}
         self._forms = sorted(forms, key=len, reverse=True)  # one may be the beginning of another
-        # A quick look at the whole line tells nearly all that there is nothing to do.
+        # One look at the whole line rules out nearly all lines.
         self._signs = [CUT[0][4:], *(quickjson.dumps(form)[1:-1] for form in forms)] if forms else []
 
     def line(self, entry: dict[str, Any], sealed: bool) -> bytes:
-        """An entry as it is written, with or without a seal."""
+        """Return an entry as it is written, with or without a seal."""
         text = quickjson.dumps(entry)
         if self.may_be_in(text):
             text = quickjson.dumps({**entry, "data": self.of_data(entry["data"])})
@@ -233,7 +233,7 @@ class Mask:
         return any(sign in line for sign in self._signs)
 
     def of_data(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The data of an entry without them; its own fields keep their names."""
+        """Return the data of an entry without secrets; its own fields keep their names."""
         return {key: value if key in PLAIN else self.of(value) for key, value in data.items()}
 
     def of(self, value: Any) -> Any:
@@ -255,7 +255,7 @@ class Mask:
 
 
 def _escaped(text: str) -> str:
-    """As in JSON that leaves what is not ASCII as it is."""
+    """Return `text` as in JSON that leaves non-ASCII characters unescaped."""
     return "".join(c if ord(c) > 127 else quickjson.dumps(c)[1:-1] for c in text)
 
 
@@ -263,10 +263,10 @@ def _escaped(text: str) -> str:
 
 
 def entries(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, entry) of every whole line; a torn last line (the writer died, or is writing now) is left out.
+    """Yield (line number, entry) of every whole line.
 
-    Ours, and those of the reference implementation, which have a type and data and nothing else. Raises OSError,
-    or ValueError for a file that is no tape.
+    A torn last line is left out: its writer died, or is writing now. Reads tapes of quine and of the reference
+    implementation, whose entries have only a type and data. Raise OSError, or ValueError for a file that is not a tape.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -282,7 +282,7 @@ def entries(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """One line; ValueError for what is no entry."""
+    """Return the entry of one line. Raise ValueError if it is not an entry."""
     try:
         entry = quickjson.loads(line)
     except UnicodeDecodeError:
@@ -297,12 +297,12 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def read(path: str) -> list[dict[str, Any]]:
-    """The entries of a tape."""
+    """Return the entries of a tape."""
     return [entry for _, entry in entries(path)]
 
 
 def message_of(entry: dict[str, Any]) -> Message | None:
-    """The message that an entry recorded, or None where it is another kind of entry. ValueError for a broken one."""
+    """Return the message that an entry recorded; None for another kind of entry. Raise ValueError for a broken one."""
     kind, data = entry["type"], entry["data"]
     if kind not in ("message", "tool_result"):
         return None
@@ -328,7 +328,10 @@ def _content(data: dict[str, Any]) -> str:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """A call as we write it, or as chat completions do; its arguments an object, a text, or left out."""
+    """Return a call in the form of `Message`, from quine's form or that of chat completions.
+
+    Its arguments are an object, a text, or left out.
+    """
     call = {**call, **(call.get("function") or {})}
     arguments = call.get("arguments") or {}
     if isinstance(arguments, str):
@@ -345,7 +348,7 @@ def _seal(line: bytes) -> bytes:
 
 
 def seal_holds(line: bytes) -> bool | None:
-    """Is this line what its seal was made for? None where it has none."""
+    """Return whether a line matches its seal; None if it has none."""
     head, _, tail = line.decode("ascii", "replace").rpartition(_AFTER)
     bare, mark, seal = head.rpartition(_SEAL)
     if not mark or len(seal) != 65:
