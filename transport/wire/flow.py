@@ -80,7 +80,7 @@ class Flow:
     def worth(self, taken: int) -> bool:
         """For the receiver: True if `taken` bytes in all are worth an acknowledgement.
 
-        The threshold is at most half of the most that was ever under way, which the sender's window is at least.
+        The threshold is at most half of the peak under way, and the sender's window is no smaller than that peak.
         Otherwise a sender with a small window could wait for an acknowledgement that waits for more bytes.
         """
         return taken - self.acked >= min(ACK_QUANTUM, self._peak // 2)
@@ -91,7 +91,7 @@ class Flow:
         if offset != self.offset:
             raise ProtocolError(f"end of stream at offset {offset}, expected {self.offset}")
         self.ended = True
-        self.lent = ""  # the descriptor that was lent crossed this end on its way
+        self.lent = ""  # the end of the stream and the lent descriptor crossed on their way
 
     def ack(self, offset: int) -> None:
         """Account for an acknowledgement. Backwards or beyond what was sent: ProtocolError."""
