@@ -17,12 +17,8 @@ from transport.errors import ProtocolError
 
 INITIAL_WINDOW = 64 * 1024  # held by a node for a client that does not read; there may be a thousand of them
 QUICK_WINDOW = 1024 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
-QUICK = (
-    0.01  # seconds: a round trip this short lets a window grow up to QUICK_WINDOW, whatever the shortest was
-)
-ACK_QUANTUM = (
-    256 * 1024
-)  # bytes taken for each acknowledgement: one for each frame costs a tenth of the speed
+QUICK = 0.01  # seconds: a round trip this short lets a window grow to QUICK_WINDOW, whatever the shortest was
+ACK_QUANTUM = 256 * 1024  # bytes for one acknowledgement: one for each frame costs a tenth of the speed
 MAX_WINDOW = 8 * 1024 * 1024  # 80 MB/s at 100 ms; the most that one stream may make any node hold
 
 
@@ -49,9 +45,7 @@ class Flow:
         self.window = INITIAL_WINDOW
         self.ended = False  # eof was sent or has arrived
         self.stopped = False  # nobody reads any more
-        self.lent = (
-            ""  # "ours" or "theirs" while a node moves the bytes by a lent descriptor: the side that lent it
-        )
+        self.lent = ""  # while a lent descriptor moves the bytes: the side that lent it, "ours" or "theirs"
         self._peak = INITIAL_WINDOW  # the most that was ever under way
         self._mark = -1  # the round under measurement ends when this offset is acknowledged; -1: none
         self._since = 0.0

@@ -57,9 +57,7 @@ class Kind:
     SEEN = 14  # so many bytes of the other end's frames have arrived, over all connections of the link
     NOTE = 15  # state of the link behind a channel: JSON {"up": bool, "seconds": since when, "why"}
     LEND = 17  # move the bytes of this stream by the descriptor that came: JSON {"fd", "at", "length"}
-    RETURN = (
-        18  # `offset` bytes were moved: JSON {"acked": stream offset, "errno": 0 or why it stopped, "window"}
-    )
+    RETURN = 18  # `offset` bytes were moved: JSON {"acked": stream offset, "errno": 0 or reason, "window"}
     BYE = 16  # this end ends the link by intent: it will not come back
 
 

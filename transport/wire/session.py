@@ -65,12 +65,8 @@ SMALL = 4096  # bytes up to which a waiting frame is merged with the next: a fra
 MAX_OPENING = 4 * 1024 * 1024  # argv and environment of one job; the kernel takes less than that
 MAX_CHANNELS = 20_000  # opened by each end of one link: neither makes the other keep more accounts
 GROWTH_BUDGET = 32 * 1024 * 1024  # bytes by which all windows of a link may grow together
-ASKED = (
-    16 * 1024 * 1024
-)  # bytes under way in all bodies that the accepting end sends: beyond that its senders wait
-MOST_ASKED = (
-    2 * ASKED
-)  # beyond that the receiver ends the link; one frame of each of 256 senders may be on its way
+ASKED = 16 * 1024 * 1024  # bytes under way in all bodies of the accepting end: beyond that its senders wait
+MOST_ASKED = 2 * ASKED  # the receiver ends the link beyond: one frame of each of 256 senders was on its way
 
 
 class Session:
@@ -89,9 +85,7 @@ class Session:
         self._next = 1 if opener else 2
         self._highest = 0  # highest channel number the peer opened
         self._theirs = 0  # channels that the peer has opened
-        self._leaving = (
-            0  # channels of ours that are forgotten here, and whose last frame still waits behind their data
-        )
+        self._leaving = 0  # channels of ours, forgotten here, whose last frame still waits behind their data
         self._parts = bytearray()  # of the spawn or request that is arriving
         self._control: deque[bytes] = deque()
         self._acks: dict[tuple[int, int], int] = {}
