@@ -301,9 +301,8 @@ class Job:
         self._running.end(hung_up=self.spawn.terminal is not None)
 
     def _hang_up(self) -> None:
-        """Close our end of the terminal: the kernel sends HUP and CONT to the leader and to the foreground group.
-
-        An interactive shell then hangs up its jobs; it would ignore a TERM."""
+        """Close our end of the terminal: the kernel sends HUP and CONT to the leader and to the foreground group."""
+        # An interactive shell then hangs up its jobs; it would ignore a TERM.
         for source in self._sources:
             source.close()
         self._close_stdin()
