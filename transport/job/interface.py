@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 class Order:
     """One process to start.
 
-    argv      what to execute; with `own`, arguments of this very program
+    argv      the command to execute; with `own`, arguments of this very program
     env       its whole environment, but for the variable that names the memo
     cwd       absolute directory to start in
     folder    directory to make before, and to remove after its end if it is empty; "" for none. `cwd` is in it

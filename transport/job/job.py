@@ -2,7 +2,7 @@
 
 Laws
 1. The streams end when their pipes do. The exit record follows the status of the process and the end of both
-   streams, so a record that says `exited` stands behind all of the output. A job whose lease is over is lost, and so
+   streams. So a record that says `exited` stands behind all of the output. A job whose lease is over is lost, and so
    is one whose output was cut.
 2. A job whose link is down lives for its lease; a job that nobody waits for is ended at once: TERM, a
    pause, KILL, to everything it started.

@@ -36,8 +36,8 @@ UNCLAIMED = 60.0  # seconds after which an ended child that nobody waited for is
 class Folders:
     """Folders made for jobs of this node: one locked descriptor each, whatever the number of jobs in it.
 
-    A job counts from its order on. Counted from its start, a job that was being started held the lock of the folder
-    against the last one that left, and found the folder full: neither reported that files are left in it.
+    A job counts from its order on, not from its start. A job that was being started once held the folder's lock
+    against the last one that left, and found the folder full. So neither reported that files are left in it.
     """
 
     def __init__(self) -> None:

@@ -98,7 +98,7 @@ def launch(
 
 
 def streams(size: tuple[int, int] | None) -> tuple[list[int], list[int]]:
-    """The near and the far ends of three pipes, or of a terminal of this size. OSError where they cannot be made."""
+    """The near and the far ends of three pipes, or of a terminal of this size. Raises OSError."""
     if size is None:
         return pipes()
     from transport import terminal

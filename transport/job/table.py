@@ -34,7 +34,7 @@ PATIENCE = 5.0  # seconds for the folders of a dead node to be removed
 
 
 class Entry:
-    """One line of a table. `pid` is 0 where the node had no time to note it."""
+    """One line of a table. `pid` is 0 if the node had no time to note it."""
 
     __slots__ = ("folder", "memo", "pid", "start")
 

@@ -2,7 +2,7 @@
 
 Laws
 1. The lock is the kernel's, on the folder itself. Two nodes of one user, or a node and the launcher of a dead one, may
-   share a folder, and a job of the other may work in an empty one.
+   share a folder. A folder that is empty may still have a job of the other in it.
 2. A job that enters a folder while it is being removed makes it anew.
 """
 
@@ -57,8 +57,8 @@ def is_empty(fd: int) -> bool:
 def leave(path: str, fd: int = -1) -> int:
     """Release the folder; remove it if it is empty and has no other holder.
 
-    Returns KEPT if it stays because something is in it, HELD if it stays for other holders, the last of which removes
-    it, and GONE if it is removed, or was not ours to remove. `fd` is closed.
+    Returns KEPT: it stays because something is in it; HELD: it stays for other holders, the last of which removes it;
+    GONE: it is removed, or was not ours to remove. `fd` is closed.
     """
     if fd < 0:
         try:

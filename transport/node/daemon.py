@@ -3,8 +3,8 @@
 Laws
 1. It knows nothing of agents: it starts processes, moves bytes, and carries requests to the opener of a job.
 2. No peer can stop it: a bad frame ends the link it came on and nothing else.
-3. A link that another node dialled is kept while it is down, for as long as a job of it may go on and KEPT more: only
-   this node can tell the other one that nothing was lost. Link and jobs end at once when the next holder of the other
+3. A link that another node dialled is kept while it is down, for the longest lease of its jobs and KEPT more: only this
+   node can tell the other one that nothing was lost. Link and jobs end at once when the next holder of the other
    node's lock dials: that node has certainly ended.
 4. It ends when it is not needed: no client, no job, no link that was used lately.
 """
@@ -86,7 +86,7 @@ class Node:
         # Base environment of jobs from elsewhere: that of the login, without variables that look like secrets.
         self._environ = inherit.scrubbed(os.environ)
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()

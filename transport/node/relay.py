@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 MAX_ASKED = 1024  # requests of one job that are open; each of its agents asks one after the other
-LONG = 10.0  # seconds that a link is down before people are told without having asked
+LONG = 10.0  # seconds that a link is down before clients report it unasked
 
 
 class Relay:
@@ -197,7 +197,7 @@ class Relay:
         self.near.note({"text": text, "host": self.host})
 
     def _give_up(self, why: str) -> None:
-        """The lease is over. When the link comes back, the node over there hears that nobody waits any more."""
+        """The lease is over: give the job up. The node over there is told to end it when the link comes back."""
         if self.far and not self.ended:
             self.far.abandon()
             self.lost(self.far, f"{why}, for longer than the lease of {self.lease:g} s")

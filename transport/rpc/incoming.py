@@ -2,8 +2,8 @@
 
 Laws
 1. The main thread alone touches the session. A thread gets bytes and leaves bytes, and wakes the main thread.
-2. Memory is bounded: bytes that a handler has not read are not acknowledged, and a handler that writes waits while
-   more than OUTBOX of its answer has not found credit.
+2. Memory is bounded: bytes that a handler has not read are not acknowledged. A handler that writes waits while
+   OUTBOX bytes of its answer have no credit.
 3. At most THREADS handlers run at one time, the others wait their turn, in order. Plain requests have other threads:
    a handler may wait for its requester for hours, and must not delay them.
 4. A complete body is read to its end, whatever becomes of its sender: its end is the commit. An incomplete one ends

@@ -43,7 +43,7 @@ class Connection:
     """A socket to the node of this machine, and the session on it."""
 
     def __init__(self, path: str, deadline: float = DEADLINE) -> None:
-        """Raises OSError; `deadline` is in seconds."""
+        """Connect to the node at `path`. Raises OSError; `deadline` is in seconds."""
         self.pid = os.getpid()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -277,7 +277,7 @@ class Asked(Lends):
     # -- both --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give up what has not ended: the origin is told that nobody waits. From any thread."""
+        """Give up a request that has not ended: the origin is told that nobody waits. From any thread."""
         if self._over:
             return
         if self._connection.pid != os.getpid():

@@ -213,7 +213,7 @@ class Services:
         self._queued.add(number)
         try:
             (self._pool or self._threads(name)).submit(self._work, number, handler, body)
-        except RuntimeError:  # this machine has no more of them
+        except RuntimeError:  # this machine has no thread left
             if self._unqueue(number):
                 self._refuse(number, "no thread can be started at the origin")
                 self.send()

@@ -2,7 +2,7 @@
 
 Laws
 1. Sans-IO and role-blind: sender, receiver and every relay between them keep the same account of the same
-   stream, so a rule cannot hold for one of them and be forgotten for another.
+   stream. So a rule cannot hold for one of them and be forgotten for another.
 2. Acknowledged means taken by the thing behind the stream (the child's pipe, the client's stdout). So the
    unacknowledged bytes are bounded, wherever they lie: in a pipe, in sshd, in a kernel buffer.
    The pipe below buffers megabytes; it is never trusted for flow control.

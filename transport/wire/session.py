@@ -3,7 +3,7 @@
 Laws
 1. Sans-IO: bytes in, frames out, bytes to be written on request. No socket, no clock, no process.
 2. Role-blind: both ends keep the same table and move it by the frames they send and by those they
-   receive; an illegal move is a missing row, whoever makes it.
+   receive; an illegal move is a missing row, for either end.
 3. Control goes first and streams take turns, one frame each, so a bulk stream cannot starve a hundred
    small ones. Acknowledgements are merged: only the latest of a stream is ever waiting to be sent.
 4. Each sender chooses its own window, and a node relays for many senders that know nothing of each other. So all
@@ -139,7 +139,7 @@ class Session:
         return True
 
     def _count(self, channel: Channel, stream: int, before: int) -> None:
-        """A stream that had `before` bytes under way has changed."""
+        """Update the counts after a change of a stream that had `before` bytes under way."""
         if stream == STDIN and channel.mine != self.opener:
             flow = channel.flows[STDIN]
             self._change(channel, flow.offset - flow.acked - before)

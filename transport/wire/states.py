@@ -89,7 +89,7 @@ class Channel:
 
 
 def diagram() -> str:
-    """TABLE as Markdown, so that the documentation is printed from what runs."""
+    """TABLE as Markdown, so that the documentation is printed from the code."""
     lines = ["| state | who | sends | about | next |", "|---|---|---|---|---|"]
     for (state, who, kind, stream), after in TABLE.items():
         lines.append(f"| {state} | {who} | {NAMES[kind].lower()} | {stream} | {after} |")
