@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 MAX_ASKED = 1024  # requests of one job that are open; each of its agents asks one after the other
-LONG = 10.0  # seconds that a link is down before clients report it unasked
+LONG = 10.0  # seconds until a client is told again that its link is down, or that it waits for a slot
 
 
 class Relay:
