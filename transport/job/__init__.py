@@ -1,1 +1,1 @@
-"""job: one child process behind a channel: its start, its streams, its end; and the launcher beside the node."""
+"""job: one child process behind a channel (start, streams, end), and the launcher process beside the node."""

@@ -1,13 +1,13 @@
-"""The child's part of a start: what a forked process does before it is the program that was asked for.
+"""The child's part of a start: the work of a forked process before it executes its program.
 
 Laws
-1. The parent only forks. The folder, the directory and the program are looked at here, so a file system that does not
+1. The parent only forks. The folder, the directory and the program are accessed here, so a file system that does not
    answer holds up this process and no other.
-2. Its news go over a socket that the exec closes. `P` with its pid and its parent's comes first: where that cannot be
-   sent, nothing is executed. `F` has the folder's descriptor and whether it is empty, `S` the status of what does not
+2. It reports over a socket that the exec closes. `P` with its pid and its parent's comes first: if that cannot be
+   sent, nothing is executed. `F` has the folder's descriptor and whether it is empty, `S` the status of a failed
    start. An end without `S` is the exec.
-3. It holds nothing of its parent but what it was given, from before it touches a file system.
-4. It leads a session of its own, so that all it starts can be found again: see `ending`.
+3. Before it touches a file system, it closes all descriptors of its parent except those that it was given.
+4. It leads a session of its own, so that all its descendants can be found again: see `termination`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 PID, FOLDER, STATUS = b"P", b"F", b"S"
-MESSAGE = 65536  # bytes of one; a status is clipped to less
+MESSAGE = 65536  # bytes of one message; a status is clipped to less
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
 class Start:
-    """What a child is given.
+    """The parameters of a start.
 
     streams   descriptors for 0, 1 and 2
-    keep      descriptors that it has besides, under their numbers
+    keep      further descriptors, which keep their numbers
     folder    directory to make, "" for none
     files     soft limit of open files, 0 for that of the parent
-    terminal  its streams are a terminal, which becomes its own
-    prepare   called in it before it touches a file system
+    terminal  the streams are a terminal, which becomes the controlling one
+    prepare   called in the child before it touches a file system
     inside    does the work of `argv` in the child itself, and ends it
     """
 
@@ -79,7 +79,7 @@ class Start:
 
 
 class _Refused(Exception):
-    """It is not started, and this is why."""
+    """The start has failed, with `status`."""
 
     def __init__(self, status: Status) -> None:
         self.status = status
@@ -90,15 +90,15 @@ def refusal(detail: str, hint: str = "") -> Status:
 
 
 def fork(start: Start, report: socket.socket) -> int:
-    """Make the process; `report` is its end of the socket, and closed here then. Returns its pid.
+    """Make the process and return its pid; `report` is its end of the socket, and closed here then.
 
-    The process does nothing before that: as long as the report is open it has not executed its program. A parent that
-    was slow held the report of one that had run and ended, which was then said not to have started.
+    The process waits until it is closed: so an open report means that the program was not executed. Without that, a
+    slow parent held the report of a process that had run and ended, which was then reported as never started.
 
-    OSError where there cannot be one more; then `report` is open.
+    OSError if no process can be made; then `report` stays open.
     """
     closed, gate = os.pipe2(os.O_CLOEXEC)
-    # A signal that comes while the handlers are the parent's would be taken for one that came to the parent.
+    # A signal to the child, while it has the parent's handlers, would be handled as one to the parent.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -122,7 +122,7 @@ def _run(start: Start, report: socket.socket) -> None:
         os.setsid()
         report.send(PID + b"%d %d" % (os.getpid(), os.getppid()), socket.MSG_NOSIGNAL)
     except OSError:
-        return  # nobody wants it any more
+        return  # the node wants it no more
     try:
         _part(start, report)
         _enter(start, report)
@@ -142,7 +142,7 @@ def _run(start: Start, report: socket.socket) -> None:
 
 
 def tell(report: socket.socket, status: Status) -> None:
-    """Say on a report why it is not started."""
+    """Send the status of a failed start over a report."""
     try:
         report.send(STATUS + quickjson.dumps(status.to_json()).encode(), socket.MSG_NOSIGNAL)
     except OSError:
@@ -150,7 +150,7 @@ def tell(report: socket.socket, status: Status) -> None:
 
 
 def _part(start: Start, report: socket.socket) -> None:
-    """Have the streams and the signals of a program, and nothing else of the parent's."""
+    """Take the streams and default signals of a program, and close the rest of the parent's descriptors."""
     signal.set_wakeup_fd(-1)
     for number in map(int, signal.valid_signals()):
         if signal.getsignal(number) not in (signal.SIG_DFL, None):
@@ -166,7 +166,7 @@ def _part(start: Start, report: socket.socket) -> None:
 
 
 def _enter(start: Start, report: socket.socket) -> None:
-    """Make the folder, and go to the directory; what fails there is not the command's fault."""
+    """Make the folder, and go to the directory. Errors are a refusal, not an exit status of the command."""
     if start.folder:
         try:
             fd = folder.enter(start.folder)
@@ -197,7 +197,7 @@ def _is_empty(fd: int) -> bool:
     try:
         return folder.is_empty(fd)
     except OSError:
-        return False  # it cannot be read: nothing can be said of what is left in it
+        return False  # unreadable: files that jobs leave in it cannot be told from earlier ones
 
 
 def _limit(start: Start) -> None:
@@ -216,7 +216,7 @@ def _limit(start: Start) -> None:
 
 
 def set_limits(pairs: list[tuple[int, int]]) -> None:
-    """Set (RLIMIT_*, value) pairs on this process, soft and hard, at most what is allowed."""
+    """Set (RLIMIT_*, value) pairs on this process, soft and hard, reduced to the present hard limits."""
     for number, value in pairs:
         hard = resource.getrlimit(number)[1]
         if hard != resource.RLIM_INFINITY:
@@ -237,7 +237,7 @@ def _stand_for_a_program(start: Start, report: socket.socket) -> None:
 
 
 def _execute(start: Start) -> None:
-    """Execute the first of the candidates that can be."""
+    """Execute the first candidate that can be executed."""
     saved = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     command = start.argv[0]
     for path in candidates(command, start.env):
@@ -252,7 +252,7 @@ def _execute(start: Start) -> None:
 
 
 def candidates(command: str, env: Mapping[str, str]) -> list[str]:
-    """Where the command may be, by the PATH of its own environment."""
+    """Paths at which the command may be, by the PATH of its own environment."""
     if "/" in command:
         return [command]
     return [os.path.join(folder or ".", command) for folder in env.get("PATH", os.defpath).split(":")]
@@ -270,34 +270,34 @@ def _not_started(command: str, error: OSError) -> Status:
 
 
 class Report:
-    """The news of one start, as they come. `over` says that the child has closed its end."""
+    """The messages of one start, as they come. `over`: the child has closed its end."""
 
     def __init__(self, near: socket.socket) -> None:
         self.socket = near
-        self.pid = self.parent = 0  # of the child, and of its parent then
-        self.folder = -1  # the caller's from then on
-        self.empty = False  # nothing was in it
+        self.pid = self.parent = 0  # of the child, and of its parent at that time
+        self.folder = -1  # the descriptor of the folder, owned by the caller
+        self.empty = False  # the folder was empty
         self.status: Status | None = None
         self.over = False
         self._refused = False
 
     def refuse(self) -> None:
-        """A child that has not said yet that it is there cannot say so any more, and executes nothing."""
+        """Close the receiving direction: a child that has not sent its pid cannot send it, and executes nothing."""
         self.socket.shutdown(socket.SHUT_RD)
         self._refused = True
 
     def read(self, flags: int = 0) -> bool:
-        """Take one message. False where there is none, and the socket or `flags` is not to wait for one."""
+        """Receive one message. False if there is none, and the socket or `flags` does not block."""
         try:
             data, rights, _, _ = self.socket.recvmsg(MESSAGE, 64, flags | socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            return self.read(flags)  # the kernel says once that the order was thrown away unread
+            return self.read(flags)  # reported once if the order was thrown away unread
         for _, _, numbers in rights:
             self.folder = int.from_bytes(numbers[:4], sys.byteorder, signed=True)
         if not data and self._refused and not self._is_closed_there():
-            return False  # the end that we have made ourselves
+            return False  # the end of file comes from `refuse`
         if not data:
             self.over = True
         elif data[:1] == PID:

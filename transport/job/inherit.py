@@ -1,9 +1,9 @@
-"""What a process hands to its descendants outside of argv and environment: one sealed memo in memory.
+"""The inherited memo: values that a process passes to its descendants outside of argv and environment.
 
 Laws
-1. A secret is never in an environment or an argv, where `ps` and `/proc/*/environ` show it; it is in a sealed
-   memfd whose number the environment names (QUINE_CREDENTIALS_FD), so every descendant that
-   inherits descriptors can read it and nobody can change it.
+1. A secret is never in an environment or an argv, where `ps` and `/proc/*/environ` show it. It is in a sealed memfd
+   whose number the environment names (QUINE_CREDENTIALS_FD). So every descendant that inherits descriptors can read
+   it, and no process can change it.
 2. Reading never moves a shared file position (pread), so any number of processes read it at once.
 """
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 VARIABLE = "QUINE_CREDENTIALS_FD"
 NAME = "quine-credentials"
 FIRST_FD = 20  # above the single digits that shells redirect, below a small RLIMIT_NOFILE
-LIMIT = 64 << 20  # a memo is a few keys, and over exec a life with its mission; more is not ours
+LIMIT = 64 << 20  # bytes; a memo is a few keys, and over exec a session with its mission
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-# NPMTOKEN and PGPASSWORD have them at their end, AWS_SECRET_ACCESS_KEY_ID in its midst
+# NPMTOKEN and PGPASSWORD end in such a word, AWS_SECRET_ACCESS_KEY_ID has one in the middle.
 _SECRET_ENDS = (
     *("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "CREDENTIALS"),
     "CONNECTION_STRING",  # AZURE_STORAGE_CONNECTION_STRING has the account's key in it
 )
 _SECRET_WORDS = {*_SECRET_ENDS, "PASS", "PWD", "PAT", "AUTH", "SSHPASS"}
 _OUR_SECRETS = ("QUINE_API_KEY", "QUINE_FS_OPTIONS")
-# The last are where the role of a machine finds its keys, and no keys: libraries look for them in the environment.
+# The AWS and AZURE names say where the role of a machine finds its keys, and hold none: libraries need them.
 _NO_SECRETS = (
     *("PWD", "OLDPWD", "SSH_AUTH_SOCK"),
     *("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
@@ -43,16 +43,18 @@ _NO_SECRETS = (
 
 
 def is_secret(name: str) -> bool:
-    """Does the name of an environment variable say that its value is a key, a token or a password?"""
+    """True if the name of an environment variable says that its value is a key, a token or a password."""
     if name.startswith("QUINE_"):
-        return name in _OUR_SECRETS  # ours are known: QUINE_MAX_TOKENS is none, nor is the memo's number
+        return (
+            name in _OUR_SECRETS
+        )  # the list is complete: QUINE_MAX_TOKENS is none, nor is the memo's number
     upper = name.upper()
     words = upper.split("_")
     return name not in _NO_SECRETS and (upper.endswith(_SECRET_ENDS) or not _SECRET_WORDS.isdisjoint(words))
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what looks like a secret, and without the memo of its owner."""
+    """An environment without variables that look like secrets, and without the memo of its owner."""
     return {
         name: value
         for name, value in environ.items()
@@ -61,7 +63,7 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _opens(name: str, value: str) -> bool:
-    """Does the URL of the files tier hold a password, or a signature?"""
+    """True if the variable is the URL of the shared files and holds a password or a signature."""
     places = [part.partition("/")[0] for part in value.split("://")[1:]] if name == "QUINE_FS" else []
     query = name == "QUINE_FS" and "=" in value.partition("?")[2]
     return query or any(":" in place.rpartition("@")[0] for place in places)
@@ -83,7 +85,7 @@ def write(memo: Mapping[str, object]) -> int:
 
 
 def read(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
-    """The inherited memo, or {} where there is none. A descriptor that is not a sealed memo of ours is {}."""
+    """The inherited memo; {} if there is none, or the descriptor is not a sealed memo of this program."""
     try:
         fd = int(environ.get(VARIABLE, ""))
         if fd < 0 or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
@@ -95,9 +97,9 @@ def read(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
 
 
 def hold_standard_streams() -> None:
-    """A closed 0, 1 or 2 would be taken by the next file or socket we open; /dev/null holds its place.
+    """Open /dev/null at 0, 1 and 2 where they are closed: the next file or socket would take their numbers.
 
-    For reading, 1 and 2 as well: to write to a closed descriptor must fail, as it would without us.
+    Opened for reading, 1 and 2 as well: a write to a closed descriptor must fail as before.
     """
     for fd in (0, 1, 2):
         try:
@@ -110,10 +112,11 @@ def hold_standard_streams() -> None:
 
 
 def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
-    """(pid, inode, path that opens it anew) of the memfds of these names that we and the processes above us hold.
+    """Memfds of these names held by this process and its ancestors: (pid, inode, path that opens it anew) for each.
 
-    From here to the top. Whoever cleared its environment or closed its descriptors (`env -i`, Python's subprocess), or
-    holds out something else, still descends from those that hold the true ones. A walk takes a millisecond or two.
+    In order from this process to the top. A process may have cleared its environment or closed its descriptors
+    (`env -i`, Python's subprocess), or name something else; it still descends from holders of the true ones.
+    A walk takes a millisecond or two.
     """
     found: dict[str, list[tuple[int, int, str]]] = {name: [] for name in names}
     wanted = {f"/memfd:{name} (deleted)": held for name, held in found.items()}
@@ -122,7 +125,7 @@ def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
         try:
             numbers = os.listdir(f"/proc/{pid}/fd")
         except OSError:
-            numbers = []  # another user's process: we look further up
+            numbers = []  # another user's process: the walk goes on above it
         for number in numbers:
             path = f"/proc/{pid}/fd/{number}"
             try:
@@ -136,7 +139,7 @@ def held_above(*names: str) -> dict[str, list[tuple[int, int, str]]]:
 
 
 def reopened(path: str, flags: int) -> int:
-    """A descriptor of its own, out of the way of what shells redirect. OSError where it cannot be."""
+    """Open `path` at a descriptor above those that shells redirect. Raises OSError."""
     low = os.open(path, flags | os.O_CLOEXEC)
     try:
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
@@ -145,7 +148,7 @@ def reopened(path: str, flags: int) -> int:
 
 
 def _parent(pid: int) -> int:
-    """0 where there is none, or none that we can see."""
+    """Pid of the parent of `pid`; 0 if there is none, or none visible."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
@@ -154,7 +157,7 @@ def _parent(pid: int) -> int:
 
 
 def close_others(keep: set[int]) -> None:
-    """Close what we inherited beyond the standard streams: a daemon holds nothing of who happened to start it."""
+    """Close inherited descriptors except `keep` and the standard streams: a daemon holds nothing of its starter."""
     for number in os.listdir("/proc/self/fd"):
         if int(number) > 2 and int(number) not in keep:
             try:

@@ -1,13 +1,13 @@
-"""The seam between a node and the process that starts its jobs: what to start, what comes of it, and whom to tell.
+"""The interface between a node and the launcher of its jobs: the order, the running process, the owner's callbacks.
 
 Laws
-1. Nothing here does anything: `Order` is a value, the others are protocols. A node is given a `Launcher`, and a script
-   can stand in its place.
-2. `start` and the methods of a `Running` return at once, and touch no file system. All news comes by the methods of
-   the `Owner`, from the event loop, never from within `start`.
-3. An owner hears, in this order: `on_started` or `on_not_started`; after `on_started` once `on_exited`; after that
+1. This module has no behaviour: `Order` is a value, the others are protocols. A node is given a `Launcher`, and a
+   script can stand in its place.
+2. `start` and the methods of a `Running` return at once, and touch no file system. All events come as calls of the
+   `Owner`, from the event loop, never from within `start`.
+3. An owner is called in this order: `on_started` or `on_not_started`; after `on_started` once `on_exited`; after that
    once `on_gone`, if `Running.end` was called before, or once `on_left`, if not and there is a folder. Nothing else
-   comes after `on_not_started`. While the process runs it hears `on_signalled` once all signals so far were sent.
+   comes after `on_not_started`. While the process runs, `on_signalled` comes once all signals so far were sent.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ if TYPE_CHECKING:
     from transport.status import Status
 
     class Owner(Protocol):
-        """The object that wants a process, and is told of it."""
+        """The object that wants a process, and gets its events."""
 
         def on_started(self) -> None:
-            """It runs: `pid` and the three descriptors of the `Running` are valid."""
+            """The process runs: `pid` and the three descriptors of the `Running` are valid."""
 
         def on_not_started(self, status: Status) -> None:
-            """It has not started; the status says why. `lost`: nobody knows whether it started; it is ended."""
+            """The process has not started; the status says why. `lost`: it may have started; it is ended."""
 
         def on_signalled(self) -> None:
-            """What `Running.signal` and `Running.end` were to send was sent. Does not come after `on_exited`."""
+            """All signals of `Running.signal` and `Running.end` were sent. Does not come after `on_exited`."""
 
         def on_exited(self, status: Status) -> None:
             """The process has ended. `lost`: its exit status cannot be known."""
 
         def on_left(self, kept: bool) -> None:
-            """Its folder was let go of, which may take as long as a file system does. `kept`: it was empty before, the
-            last job has left it, and something is in it.
+            """The folder was released, after as long as the file system takes.
+
+            `kept`: it was empty before, the last job has left it, and something is in it.
             """
 
         def on_gone(self) -> None:
-            """Nothing of its session is left after `Running.end`, or SIGKILL was sent to what is left."""
+            """No process of the session is left after `Running.end`, or SIGKILL was sent to the rest."""
 
     class Running(Protocol):
-        """One process: a handle that `start` returns at once and that is valid for as long as anybody holds it.
+        """One process: a handle that `start` returns at once, and that stays valid.
 
         `pid` is 0 until it has started. `stdin`, `stdout` and `stderr` are the near ends of its pipes, or two
         descriptors of its terminal and an empty pipe. They belong to the owner from `on_started` on.
@@ -61,38 +62,38 @@ if TYPE_CHECKING:
             """
 
         def end(self, hung_up: bool = False) -> None:
-            """TERM and CONT to the group, a pause (`ending.PAUSE`), KILL to everything of the session.
+            """TERM and CONT to the group, a pause (`termination.PAUSE`), KILL to everything of the session.
 
-            Before it has started: as soon as it has. A second call, or one after `on_exited`, does nothing. With
-            `hung_up` there is no TERM: the owner has closed the terminal.
+            A process that has not started yet is ended once it has. A second call, or one after `on_exited`, does
+            nothing. With `hung_up` there is no TERM: the owner has closed the terminal.
             """
 
     class Launcher(Protocol):
-        """Starts processes and ends what they started."""
+        """Starts processes, and ends them with their descendants."""
 
         @property
         def pid(self) -> int:
-            """Of the process that ends the jobs if the node is killed; 0 if there is none now."""
+            """Pid of the launcher process, which ends the jobs if the node is killed; 0 if there is none now."""
 
         def watch(self) -> None:
-            """From within the loop, before the first `start`: see to it from now on that there always is one."""
+            """Keep a launcher process running from now on. Call it from within the loop, before the first `start`."""
 
         def start(self, order: Order, owner: Owner) -> Running:
-            """Start a process; `owner` is told of it."""
+            """Start a process; `owner` gets its events."""
 
         async def close(self) -> None:
-            """The node ends, and has ended its jobs before."""
+            """Stop watching the launcher process: the node ends, and has ended its jobs before."""
 
 
 class Order:
     """One process to start.
 
-    argv      what to execute; with `own`, arguments of this very program
+    argv      the command to execute; with `own`, arguments of this very program
     env       its whole environment, but for the variable that names the memo
     cwd       absolute directory to start in
     folder    directory to make before, and to remove after its end if it is empty; "" for none. `cwd` is in it
     limits    (RLIMIT_*, value) pairs
-    memo      what it hands to its descendants, see `inherit`
+    memo      values for the process and its descendants, see `inherit`
     size      (rows, columns) of the terminal that it gets in place of three pipes, or None
     """
 

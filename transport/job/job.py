@@ -2,12 +2,12 @@
 
 Laws
 1. The streams end when their pipes do. The exit record follows the status of the process and the end of both
-   streams, so a record that says `exited` stands behind all of the output. A job whose lease is over is lost, and so
+   streams. So a record that says `exited` stands behind all of the output. A job whose lease is over is lost, and so
    is one whose output was cut.
-2. A job whose link is down lives for its lease; without anybody who waits for it, it ends at once: TERM, a
+2. A job whose link is down lives for its lease; a job that nobody waits for is ended at once: TERM, a
    pause, KILL, to everything it started.
-3. A job whose folder is kept because something was left in it says so in its exit record, which waits a moment for it.
-4. A job is started from what the spawn says and, when it comes from another machine, this node's login environment.
+3. The exit record says whether the job's folder is kept because of files in it; it waits LEAVING seconds to know that.
+4. A job is started from its spawn and, if it comes from another machine, this node's login environment.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("quine.job")
 
 LEAVING = 1.0  # seconds that an exit record waits to know whether the folder of its job is kept
-HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
+HELD_GRACE = 1.0  # seconds that a grandchild may hold a stream open after the job's own end
 
 
 class Job:
@@ -70,18 +70,18 @@ class Job:
         self._lease: asyncio.TimerHandle | None = None  # runs while the link is down
         self._expired = False  # its lease is over
         self._failed = False  # it was started, and its streams could not be carried
-        self.orphan = False  # it is being ended, because nobody is left who could answer what it asks
-        self.asking: dict[Relay, None] = {}  # what it has asked of its origin that is under way
+        self.orphan = False  # it is being ended: its requests cannot be answered any more
+        self.asking: dict[Relay, None] = {}  # its requests and spawns to the origin that are under way
         self.asker = Asker()
         self._launcher = launcher
         self._status: Status | None = None  # how the process ended, until that is said
         self._running: Running | None = None  # while it is to start, or runs
-        self._folder = ""  # that is made for it, as the inventory says it
+        self._folder = ""  # made for it; as the inventory spells it
         self._leaving: asyncio.TimerHandle | None = None  # runs until it is known whether the folder is kept
-        self._early: list[Frame] = []  # what came for it before it had started, or its last signal was sent
+        self._early: list[Frame] = []  # frames that wait for its start, or for its last signal to be sent
         self._sources: list[Source] = []
         self._sink: Sink | None = None
-        self._held: list[int] = []  # near ends of its streams that nobody carries
+        self._held: list[int] = []  # near ends of its streams that have no source or sink
         self._signals = 0
         self._unsent = False  # signals that the launcher has still to send
 
@@ -90,7 +90,7 @@ class Job:
         return self._running.pid if self._running else 0
 
     def status(self) -> dict[str, object]:
-        """For people."""
+        """Facts about the job, for display."""
         link = self.link
         return {
             **self.spawn.facts(),
@@ -104,7 +104,7 @@ class Job:
     # -- start -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the process; what prevents it becomes the exit record."""
+        """Start the process; an error becomes the exit record."""
         try:
             order = self._order()
         except ProtocolError as error:
@@ -112,7 +112,7 @@ class Job:
             self._finish()
             return
         except Exception:
-            # One job's oddity must not end the link that carries all the others.
+            # A defect with one job must not end the link that carries all the others.
             log.exception("defect while starting a job")
             detail = "a defect in quine while starting it; see the node's log"
             self.on_not_started(Status("unreachable", NOT_STARTED, detail=detail))
@@ -120,17 +120,17 @@ class Job:
         self._running = self._launcher.start(order, self)
 
     def refuse(self, detail: str) -> None:
-        """Instead of `start`: never started, by rule."""
+        """Instead of `start`: a rule forbids the job."""
         self._tell_exit(Status("denied", DENIED, detail=detail))
 
     def _order(self) -> Order:
         spawn = self.spawn
         limits = rlimits.parse(spawn.limits)
-        # A client of this machine sends its whole environment; from elsewhere comes what is added to the login's.
+        # A client of this machine sends its whole environment; other clients send additions to the login's.
         cwd, made = self._directory()
         base: dict[str, str] = {}
         if self.link and self.link.remote:
-            # Its node's are not the job's; PWD is as a shell that had gone there would have it.
+            # PWD and OLDPWD of the node are not the job's: set PWD as a shell would after cd.
             base = {name: value for name, value in self._environ.items() if name != "OLDPWD"} | {
                 "PWD": cwd.rstrip("/") or "/"
             }
@@ -142,9 +142,9 @@ class Job:
         return Order(spawn.argv, env, cwd, memo, folder=made, limits=limits, own=spawn.own, size=size)
 
     def _directory(self) -> tuple[str, str]:
-        """Where the job starts, and the folder that is made for it: workdir/tree; or `cwd`, which must be there.
+        """The directory to start in, and the folder to make for it (workdir/tree), or "".
 
-        A relative cwd is below workdir/tree, as it would be below a login's home.
+        A relative cwd is below workdir/tree or, without a workdir, below the home. An absolute one must exist.
         """
         cwd = os.path.expanduser(self.spawn.cwd) if self.spawn.cwd is not None else ""
         if os.path.isabs(cwd):
@@ -165,7 +165,7 @@ class Job:
     def on_started(self) -> None:
         running = self._running
         assert running
-        # Open until its end: closed, its stdin would tell it that what came, which is nothing, was all.
+        # Held open until its end: a closed stdin would look like complete, empty input.
         self._held = fds = [running.stdin, running.stdout, running.stderr]
         if self.link is None:
             if self.spawn.terminal:
@@ -180,7 +180,7 @@ class Job:
                 self._sources.append(Source(self.link, self.number, stream, fds[0], self._stream_ended))
                 fds.pop(0)
         except Exception:
-            # It runs, and nobody could tell how it goes on: it is ended, and said to be lost.
+            # It runs, but cannot be followed: it is ended, and reported as lost.
             log.exception("job %s: defect after its start", self.spawn.id)
             self._failed = True
             for source in self._sources:
@@ -210,7 +210,7 @@ class Job:
         elif self._running and not self._running.pid:
             self._early.append(frame)
         elif self._unsent and self._running and frame.kind in (Kind.DATA, Kind.EOF, Kind.STOP):
-            # cat that is interrupted at the end of its input must not see the end first, and exit 0
+            # A `cat` that is interrupted at the end of its input must not see the end first, and exit 0.
             self._early.append(frame)
         elif frame.kind in (Kind.DATA, Kind.EOF):
             if self._sink:
@@ -258,9 +258,9 @@ class Job:
             self._lease = None
 
     def _lease_over(self) -> None:
-        """Nobody came back: end it. Its record waits for as long as the link is kept.
+        """The link did not come back in time: end the job. Its record waits for as long as the link is kept.
 
-        The origin counts a lease by its own clock, and may still wait. So the record must be true for it, too: lost.
+        The origin counts the lease by its own clock and may still wait. So the record has to say the same as it: lost.
         """
         self._expired = True
         if not self.ended:
@@ -269,7 +269,7 @@ class Job:
             self._cut_streams()
 
     def on_lost(self, why: str) -> None:
-        """The link is gone for good: its client has ended, or nobody can come back to it."""
+        """The link is gone for good: its client has ended, or the link cannot be resumed."""
         self._detach()
         if self._running:
             self.end(f"its origin has gone: {why}")
@@ -291,25 +291,24 @@ class Job:
             self._finish()  # never started, or over already
             return
         if self.ended:
-            return  # what it left behind has its pause already
+            return  # the rest of its session has its pause already
         log.info("job %s: is ended: %s", self.spawn.id, why)
         self.orphan = True
         for relay in list(self.asking):
-            relay.revoke(why)  # who waits for an answer that cannot come could not end in peace
+            relay.revoke(why)  # a job that waits for an impossible answer could not end in good order
         if self.spawn.terminal:
             self._hang_up()
         self._running.end(hung_up=self.spawn.terminal is not None)
 
     def _hang_up(self) -> None:
-        """Our end closed: the kernel sends HUP and CONT to the leader and to the foreground group. An interactive
-        shell hangs up its jobs then, and would not listen to a TERM.
-        """
+        """Close our end of the terminal: the kernel sends HUP and CONT to the leader and to the foreground group."""
+        # An interactive shell then hangs up its jobs; it would ignore a TERM.
         for source in self._sources:
             source.close()
         self._close_stdin()
 
     def _close_stdin(self) -> None:
-        """And what else nobody carries."""
+        """Close stdin, and the other near ends without a source."""
         if self._sink:
             self._sink.close()
         while self._held:
@@ -336,7 +335,7 @@ class Job:
         else:
             self._tell_exit_if_done()
         if self.orphan:
-            return  # what it left behind has nobody either, but gets its pause
+            return  # `on_gone` follows, once the rest of its session has had its pause
         self._running = None
         if any(not source.closed for source in self._sources):
             self._arm(HELD_GRACE, self._drain)
@@ -367,7 +366,7 @@ class Job:
         self.link.wake()
 
     def _cut_streams(self) -> None:
-        """Nobody takes what is still in the pipes: end the streams here. What was cut is lost, whatever its status."""
+        """Bytes in the pipes are not taken any more: end the streams here. A job whose output is cut is lost."""
         if any(not source.closed for source in self._sources):
             self._lose("its output is incomplete")
         for source in self._sources:
@@ -375,7 +374,7 @@ class Job:
         self._tell_exit_if_done()
 
     def _lose(self, how: str) -> None:
-        """In place of the status that it has: the link was down for too long, and so `how`."""
+        """Replace the job's status by `lost`: its link was down for too long; `how` says the consequence."""
         if self._status and self._status.state != "lost":
             detail = f"the link was down for longer than the lease of {self.spawn.lease:g} s; {how}"
             self._status = Status(
@@ -383,7 +382,7 @@ class Job:
             )
 
     def _tell_exit_if_done(self) -> None:
-        """Once the process and both streams have ended, and its folder was left."""
+        """Send the exit record once the process and both streams have ended, and its folder was left."""
         if self._leaving:
             return
         if self._status and (self.link is None or all(source.closed for source in self._sources)):

@@ -1,11 +1,11 @@
-"""One job of the launcher's, as the node holds it: from its order to its end, whichever launcher that is by then.
+"""The node's handle of one launched job, from its order to its end, across replacements of the launcher.
 
 Laws
 1. The node holds the near ends from the beginning, so a job whose launcher is killed goes on. Its report says whether
-   it was ever made: what was not is ordered again, from the next launcher.
-2. A start that takes longer than DEADLINE is given up. Its report is open as long as nothing was executed; so a process
-   that is stopped before it is closed certainly never ran.
-3. A signal that a launcher was told to send, and did not say that it had, is sent by the node when that one is dead.
+   the process was ever made: if not, it is ordered again, from the next launcher.
+2. A start that takes longer than DEADLINE is given up. The report stays open until the program is executed; so a
+   process that is stopped while it is open certainly never ran.
+3. A signal that a launcher has not confirmed as sent is sent by the node once that launcher is dead.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 
 DEADLINE = 30.0  # seconds for a start
-SOON = 1.0  # seconds more for one that is ordered again as its time is over
-TRIES = 5  # orders of one start, whose launchers have died or had no room for it
+SOON = 1.0  # seconds more for a start that is ordered again just when its deadline is over
+TRIES = 5  # orders of one start: launchers may die, or have no room for it
 NO_ROOM = "too much runs there at one time; see slots in the inventory"
 
 
 class Child:
-    """transport.job.interface.Running."""
+    """Implements `transport.job.interface.Running`."""
 
     def __init__(self, launching: Launching, number: int, order: Order, owner: Owner) -> None:
         self.pid, self.stdin, self.stdout, self.stderr = 0, -1, -1, -1
@@ -65,21 +65,21 @@ class Child:
         self._report: Report | None = None
         self._tries = 0
         self._slot = 0
-        self._folder = ""  # to be left
-        self.made = 0  # its pid, before it has started
+        self._folder = ""  # joined, and to be left
+        self.made = 0  # pid of the process, known before it has started
         self.known: int | None = None  # its wait status, from a launcher that has not reaped it yet
         self._parent = 0
         self._exited = False
         self._reaped = False
-        self._signals: deque[int] = deque()  # that the launcher is to send
-        self._ending: bool | None = None  # hung up or not, once its end is wanted
+        self._signals: deque[int] = deque()  # signals that the launcher has not confirmed yet
+        self._ending: bool | None = None  # `hung_up` of `end`, once that was called
         self._deadline = self._loop.call_later(DEADLINE, self._give_up)
         self._loop.call_soon(self._send)
 
     # -- start -------------------------------------------------------------------------------------
 
     def _send(self) -> None:
-        """Order it."""
+        """Send the order to the launcher."""
         self._tries += 1
         if self._order.folder and not self._folder:
             self._folder = self._order.folder
@@ -95,7 +95,7 @@ class Child:
             fds.insert(3, far.detach())
             if self._slot:
                 self._launching.table.forget(self._slot)
-                self._slot = 0  # what comes may fail, and a slot that is freed twice is two jobs'
+                self._slot = 0  # the next call may fail, and a slot freed twice would be given to two jobs
             self._slot = self._launching.table.expect(memo, order.folder)
             words = {
                 "argv": order.argv,
@@ -118,7 +118,7 @@ class Child:
         self._loop.add_reader(near, self._heard)
 
     def _heard(self) -> None:
-        """News of the start."""
+        """Handle messages of the start's report."""
         report = self._report
         while report and not report.over and report.read():
             if report.pid and not self.made:
@@ -147,7 +147,7 @@ class Child:
             if self._is_adopted:
                 self._launching.reap()
         elif self._tries < TRIES:
-            # Whoever had the order is gone, or had no room for it, and has made nothing of it.
+            # The launcher with the order is gone, or had no room for it: no process was made.
             self._close_ours()
             self._loop.call_soon(self._send)
         else:
@@ -156,9 +156,9 @@ class Child:
             )
 
     def _give_up(self) -> None:
-        """It takes too long. What it hangs in is the directory or the program, which are the caller's choice."""
+        """The start takes too long. It hangs in the directory or the program, which are the caller's choice."""
         if self._report and not self.made:
-            self._tries = TRIES  # what comes now is the end of it, one way or the other
+            self._tries = TRIES  # not ordered again
             self._report.refuse()
             self._heard()
         if self._report and self.made:
@@ -166,7 +166,7 @@ class Child:
         if self._report is None:
             if self._owner and not self.pid:  # it is ordered again just now
                 self._deadline = self._loop.call_later(SOON, self._give_up)
-            return  # else it has come through, or failed
+            return  # otherwise it has started, or failed
         detail = f"cannot start in {self._order.cwd}: no answer from the file system for {DEADLINE:g} s"
         hint = "see whether a mount there is dead"
         if not self.made:
@@ -179,14 +179,14 @@ class Child:
         self._fail(refusal(detail, hint))
 
     def _stop(self) -> None:
-        """Kill the process, unless it has executed its program. Where that cannot be done it is lost, and ended."""
+        """Kill the process, unless it has executed its program. If that is impossible, it is ended, and lost."""
         pidfd = -1
         try:
             pidfd = os.pidfd_open(self.made)
             self._heard()
             if self._report is None:
                 return
-            # It is there, for its report is open. Once it is stopped it executes nothing that the report hides.
+            # It exists, because its report is open. Once it is stopped, the report tells whether it has executed.
             signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
             self._heard()
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if self._report else signal.SIGCONT)
@@ -214,7 +214,7 @@ class Child:
         self._ours = []
 
     def _fail(self, status: Status) -> None:
-        """It has not started. What was made for it stays until that process has ended."""
+        """It has not started. Its folder and table entry stay until a process that was made has ended."""
         self._deadline.cancel()
         self._close_ours()
         owner, self._owner = self._owner, None
@@ -227,7 +227,7 @@ class Child:
 
     @property
     def _is_adopted(self) -> bool:
-        """Its launcher has died: the node is its parent."""
+        """True if its launcher has died: the node is its parent."""
         return self._parent != self._launching.pid
 
     def signal(self, number: int) -> None:
@@ -245,7 +245,7 @@ class Child:
             return
         self._ending = hung_up
         if not self.pid:
-            return  # once it has started
+            return  # ended once it has started
         if not hung_up:
             self.signal(signal.SIGTERM)
             self.signal(signal.SIGCONT)
@@ -266,20 +266,20 @@ class Child:
             self._owner.on_signalled()
 
     def adopt(self) -> None:
-        """Its launcher has died, and this process has not ended: it is the node's child now."""
+        """Its launcher has died: the process is the node's child now. Send the signals that were not confirmed."""
         while self._signals and not self._exited:
             termination.signal_group(self.pid, self._signals[0])
             self.signalled()
 
     def again(self) -> None:
-        """There is another launcher: what the last one was to end is this one's."""
+        """There is another launcher: give it the end that the last one had to carry out."""
         if self.pid and self._ending is not None:
             self._tell_end()
             if self._reaped:
                 self._launching.channel.send(["reaped", self._number])
 
     def wait(self) -> None:
-        """As its parent: has it ended?"""
+        """Reap the process if it has ended, and if the node is its parent."""
         if self._report:
             self._heard()
         if not (self.made and self._is_adopted) or self._reaped:
@@ -307,7 +307,7 @@ class Child:
     def _ended(self, status: Status) -> None:
         self._reaped = True
         if self._report:
-            self._heard()  # all of its news are there
+            self._heard()  # the report is complete by now
         if self._exited:
             return
         self._exited = True
@@ -325,7 +325,7 @@ class Child:
             owner.on_gone()
 
     def _release(self, on_left: Callable[[bool], None] | None = None) -> None:
-        """Of its folder, and of the table; `on_left` is told whether the folder is kept."""
+        """Release its folder and its table entry; `on_left` is called with whether the folder is kept."""
         self._launching.forget(self._number)
         if self._folder:
             self._launching.leave(self._folder, on_left)

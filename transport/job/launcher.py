@@ -1,23 +1,23 @@
-"""The launcher: a small process beside a node, which starts the node's jobs, reaps them, and ends what they started.
+"""The launcher: a small process beside a node, which starts the node's jobs, reaps them, and ends their sessions.
 
 Laws
-1. It forks and waits, and touches no file system of the user's: what may hang does so in a child (`starting`).
-2. One thread, one poll(2). It never blocks on the node: what cannot be sent waits here.
-3. It is the parent of the jobs, so a number that it signals is nobody else's before it has reaped it.
-4. It goes when the node is gone, and ends the jobs in the node's table before. It heeds no other signal.
+1. It forks and waits, and touches no file system of the user's: a call that may hang is made in a child (`child`).
+2. One thread, one poll(2). It never blocks on the node: messages that cannot be sent wait here.
+3. It is the parent of the jobs, so a pid that it signals cannot be reused before it has reaped it.
+4. When the node is gone it ends the jobs in the node's table, and then itself. It ignores HUP, INT, QUIT and TERM.
 5. The standard library only, and little of that: it lives as long as a node does.
 
-From the node come JSON lists, one a message:
+Messages from the node are JSON lists:
     ["start", number, order]             with descriptors: three streams, the report, the memo
-    ["large"]                            the same list is in a memfd, which is the last descriptor
+    ["large"]                            the message is in a memfd, which is the last descriptor
     ["signal", number, signal]
-    ["end", number, pid, pause, adopted]  after its TERM; adopted: of the launcher before, now the node's child
-    ["reaped", number]                   the node has reaped such a one
+    ["end", number, pid, pause, adopted]  sent after its TERM; adopted: by the node, from a launcher that died
+    ["reaped", number]                   the node has reaped an adopted job
     ["leave", number, path]              remove a folder if it is empty; with its descriptor, if the node has that
-To the node go
-    ["signalled", number]                what was to be signalled was, or has ended
-    ["ended", number, wait status]       before it is reaped, so that no status is lost with this process
-    ["exited", number, wait status, utime, stime, maxrss], ["gone", number], ["left", number, one of `folder.leave`]
+Messages to the node:
+    ["signalled", number]                the signal was sent, or the job has ended
+    ["ended", number, wait status]       sent before the job is reaped: no status is lost with this process
+    ["exited", number, wait status, utime, stime, maxrss], ["gone", number], ["left", number, `workdir.leave` result]
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    # What this program can do for words of its own without starting anew.
+    # Given the arguments of an `own` job: does its work in a forked child; None if a new program is needed.
     Inside = Callable[[list[str]], Callable[[], None] | None]
 
-MESSAGE = 1 << 16  # bytes of one; what is larger goes in a memfd
-RIGHTS = 8  # descriptors with one message, at most
+MESSAGE = 1 << 16  # bytes of one message; a larger one goes in a memfd
+RIGHTS = 8  # most descriptors with one message
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
 def main(words: list[str], inside: Inside = lambda words: None) -> int:
-    """`quine node --launcher TABLE CHANNEL FILES`: two descriptors, and the soft limit of open files of a job."""
+    """Run `quine node --launcher TABLE CHANNEL FILES`: two descriptors, and the soft limit of open files of a job."""
     table, channel, files = map(int, words)
     for fd in (table, channel):
         os.set_inheritable(fd, False)
@@ -70,19 +70,19 @@ def main(words: list[str], inside: Inside = lambda words: None) -> int:
 
 
 def raise_open_files() -> None:
-    """The soft limit up to the hard one: this process's jobs need many, and get the old one back."""
+    """Raise the soft limit of open files to the hard one: a process with many jobs needs it. Jobs get the old limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     soft = min(hard, 1 << 20) if hard != resource.RLIM_INFINITY else 1 << 20
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _sweep(own: Table) -> None:
-    """End what stands in tables that nobody holds, in a child: that takes a pause."""
+    """End the jobs in tables without a holder, in a child process because that takes a pause."""
     directory = os.path.dirname(own.path)
     try:
         others = [name for name in os.listdir(directory) if Table.is_name(name)]
     except OSError:
-        return  # it was removed
+        return  # the directory was removed
     if others in ([], [os.path.basename(own.path)]) or os.fork():
         return
     try:
@@ -109,7 +109,7 @@ class Launcher:
         signal.set_wakeup_fd(told, warn_on_full_buffer=False)
 
     def run(self) -> None:
-        """Until the node is gone."""
+        """Serve until the node is gone."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         while True:
@@ -129,7 +129,7 @@ class Launcher:
     # -- the channel -------------------------------------------------------------------------------
 
     def _hear(self) -> bool:
-        """Take what the node has sent. False: it is gone."""
+        """Handle the messages that the node has sent. False: it is gone."""
         while True:
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             try:
@@ -137,7 +137,7 @@ class Launcher:
             except BlockingIOError:
                 return True
             except ConnectionResetError:
-                continue  # it went with something unread, which the kernel says once; what it had said comes then
+                continue  # reported once if it left messages unread; its own messages can still be read
             if not data:
                 return False
             fds = [
@@ -180,14 +180,14 @@ class Launcher:
             except BlockingIOError:
                 return
             except OSError:
-                return  # the node is gone, as the next poll says
+                return  # the node is gone: the next poll reports that
             self._queue.popleft()
 
     # -- jobs --------------------------------------------------------------------------------------
 
     def _start(self, number: int, order: dict[str, Any], fds: list[int]) -> None:
         if len(fds) < 5:
-            return  # no room for its descriptors: the node sees its report closed, and tries again
+            return  # no room for the descriptors: the node sees the report closed, and tries again
         report, memo = socket.socket(fileno=os.dup(fds[3])), -1
         try:
             memo = fcntl.fcntl(fds[4], fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
@@ -232,7 +232,7 @@ class Launcher:
         session = self._ending[number] = Session(pid, now, pause, lambda: self._gone(number))
         self._sessions.end(session)
         if not (adopted or number in self._pids):
-            self._sessions.reaped(session, now)  # the node has not heard of that yet
+            self._sessions.reaped(session, now)  # the node does not know that yet
 
     def _gone(self, number: int) -> None:
         del self._ending[number]
@@ -248,8 +248,8 @@ class Launcher:
             if ended is None:
                 return
             number = self._numbers.pop(ended.si_pid, 0)
-            if number:  # else one that has left a folder, or what a job has left behind
-                # Before the kernel forgets it: this process may be killed at any moment.
+            if number:  # otherwise a child that removed a folder, or an orphan of a job
+                # Sent before the status is consumed: this process may be killed at any moment.
                 dumped = 0x80 if ended.si_code == os.CLD_DUMPED else 0
                 exited = ended.si_code == os.CLD_EXITED
                 self._tell("ended", number, ended.si_status << 8 if exited else ended.si_status | dumped)

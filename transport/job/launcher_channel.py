@@ -1,4 +1,4 @@
-"""The node's end of the socket to its launcher: messages with descriptors, without waiting; see `launcher`."""
+"""The node's end of the socket to its launcher: messages with descriptors, sent without waiting; see `launcher`."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-AGAIN = 0.05  # seconds until what the kernel did not take is sent again
+AGAIN = 0.05  # seconds until a message that the kernel did not take is sent again
 
 
 class Channel:
-    """Messages to the launcher and from it. What it does not take now waits, a start also for the next launcher."""
+    """Messages to and from the launcher. A message that it does not take now waits; a start waits for the next one."""
 
     def __init__(self, hear: Callable[[list[int | float | str]], None]) -> None:
         self._hear = hear
         self._socket: socket.socket | None = None
-        # Each with its descriptors, which are ours to close, and the number of a start, or 0.
+        # (message, its descriptors, which are closed here, and the number of a start, or 0)
         self._queue: list[tuple[bytes, list[int], int]] = []
         self._again: asyncio.TimerHandle | None = None
 
     def attach(self, fd: int) -> None:
-        """`fd` is this channel's from now on."""
+        """Use the socket `fd`, which belongs to this channel from now on."""
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._socket, self.read)
         self._flush()
 
     def detach(self) -> None:
-        """The launcher is gone. What it had said before is heard."""
+        """The launcher is gone: read its last messages, close the socket, keep only queued starts."""
         self.read()
         self._close()
         self._keep(lambda number: number > 0)
 
     def withdraw(self, number: int) -> None:
-        """A start that was given up, if it has not left: its descriptors would wait for ever."""
+        """Remove a start that was given up from the queue, where its descriptors would stay open for ever."""
         self._keep(lambda other: other != number)
 
     def _keep(self, wanted: Callable[[int], bool]) -> None:
@@ -68,14 +68,14 @@ class Channel:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # it went with something unread, which the kernel says once; what it had said comes then
+                continue  # reported once if it left messages unread; its own messages can still be read
             if not data:
                 self._close()
                 return
             self._hear(quickjson.loads(data))
 
     def send(self, words: list[object], fds: list[int] | None = None) -> None:
-        """Send it soon; the descriptors are closed then. OSError where a large one finds no room."""
+        """Queue a message; `fds` are closed once it is sent. OSError if there is no memory for a large one."""
         fds = fds or []
         data = quickjson.dumps(words).encode()
         if len(data) > MESSAGE // 2:
@@ -102,10 +102,10 @@ class Channel:
                 loop.add_writer(self._socket, self._flush)
                 return
             except (BrokenPipeError, ConnectionResetError):
-                self.read()  # it is gone, and there is another one soon
+                self.read()  # the launcher is gone, and will be replaced
                 return
             except OSError:
-                # too many descriptors are on their way, or memory is short
+                # Too many descriptors are on their way, or memory is short.
                 loop.remove_writer(self._socket)
                 self._again = loop.call_later(AGAIN, self._flush)
                 return

@@ -1,6 +1,6 @@
-"""The node's end of `launch`: the launcher beside it, another one where that has died, and what its jobs share.
+"""The node's side of the launcher: starts it, replaces it when it has died, and holds the folders that jobs share.
 
-Law: the event loop touches no file system of the user's, and waits for nobody. It makes pipes, a terminal, a memo in
+Law: the event loop touches no file system of the user's, and never blocks. It makes pipes, a terminal, a memo in
 memory, and keeps the table.
 """
 
@@ -27,42 +27,42 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quine.launching")
 
-# Seconds before a launcher that dies at once is started again, the first time and at most: less than a start may take,
-# or a job would be refused for launchers that were killed before it.
+# Seconds before a launcher that dies at once is started again, first and longest. Less than the deadline of a start:
+# otherwise a job would be refused because of launchers that were killed before it.
 RETRY = 1.0, 10.0
-UNCLAIMED = 60.0  # seconds that a child which has ended may not be waited for by whoever has started it
+UNCLAIMED = 60.0  # seconds after which an ended child that nobody waited for is reaped here
 
 
 class Folders:
     """Folders made for jobs of this node: one locked descriptor each, whatever the number of jobs in it.
 
-    A job counts from its order on. Counted from the news of its start, one that was being started held the lock of the
-    folder against the last that left, and found the folder full: neither said that files are left in it.
+    A job counts from its order on, not from its start. A job that was being started once held the folder's lock
+    against the last one that left, and found the folder full. So neither reported that files are left in it.
     """
 
     def __init__(self) -> None:
         self._held: dict[
             str, list[int]
-        ] = {}  # descriptor or -1, jobs ordered there, did one of them find it empty
+        ] = {}  # descriptor or -1, jobs ordered there, whether one of them found it empty
 
     def join(self, path: str) -> None:
         self._held.setdefault(path, [-1, 0, False])[1] += 1
 
     def enter(self, path: str, fd: int, empty: bool) -> None:
         held = self._held[path]
-        held[2] |= empty  # jobs that start together are heard of in any order
+        held[2] |= empty  # jobs that start together report in any order
         if held[0] < 0:
             held[0] = fd
         else:
             os.close(fd)
 
     def was_empty(self, path: str) -> None:
-        """Before those that have left it: who came as the last of them left has found what they had made."""
+        """Record that the folder was empty before jobs that have left it: a job that came then found their files."""
         if held := self._held.get(path):
             held[2] = True
 
     def leave(self, path: str) -> tuple[int, bool]:
-        """The descriptor, the caller's from now on, where that was the last job in it; else -1. Was it empty before?"""
+        """A job leaves. The last one gets the descriptor, which it owns, and whether the folder was empty; else -1."""
         held = self._held[path]
         held[1] -= 1
         if held[1]:
@@ -72,7 +72,7 @@ class Folders:
 
 
 class Leaving:
-    """A folder that its last job has left; `on_left` is told whether something is in it that was not before."""
+    """A folder that its last job has left; `on_left` is called with whether it was empty before, and is not now."""
 
     __slots__ = ("empty", "fd", "on_left", "path")
 
@@ -84,10 +84,10 @@ class Leaving:
 
 
 class Launching:
-    """transport.job.interface.Launcher."""
+    """Implements `transport.job.interface.Launcher`."""
 
     def __init__(self, beside: Beside) -> None:
-        raise_open_files()  # its jobs are the launcher's, which gives them the limit of the login
+        raise_open_files()  # jobs are started by the launcher, which gives them the limit of the login
         self.table = beside.table
         self.channel = Channel(self._hear)
         self._beside = beside
@@ -96,7 +96,7 @@ class Launching:
         self._folders = Folders()
         self._left: dict[int, Leaving] = {}  # folders that are to be removed
         self._pause = 0.0
-        self._has_died = False  # one of them: its jobs, and what they left, are this process's children
+        self._has_died = False  # a launcher: its jobs, and their orphans, are children of this process
         self._looking: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -118,7 +118,7 @@ class Launching:
         return child
 
     async def close(self) -> None:
-        """The launcher sees for itself that the node is gone."""
+        """Stop watching the launcher, which notices by itself that the node is gone."""
         self._closed = True
         if self._beside.pid:
             self._loop.remove_reader(self._beside.pidfd)
@@ -177,7 +177,7 @@ class Launching:
             self._start()
 
     def silent(self, number: int, seconds: float) -> None:
-        """A start was not answered for so long. A stopped launcher is worse than a dead one, which is replaced."""
+        """A start was not answered for `seconds`: kill the launcher. A stopped one is worse than a dead one."""
         self.channel.withdraw(number)
         if self._beside.pid and time.monotonic() - self._beside.born >= seconds:
             say(f"launcher {self._beside.pid} does not answer, and is killed")
@@ -186,12 +186,15 @@ class Launching:
     def _some_child_ended(self) -> None:
         if self._has_died:
             self.reap()
-        # Where a look is due it finds this one, too: endings that follow each other must not put it off.
+        # A scan that is due finds this child, too: endings that follow each other must not put it off.
         if not self._looking:
             self._look(())
 
     def _look(self, before: Collection[int]) -> None:
-        """Reap what this process has inherited, as of a proxy command's: who starts a child himself waits for it."""
+        """Reap inherited children that had ended at the scan before, such as those of a ProxyCommand.
+
+        Code that starts a child of its own waits for it, and has UNCLAIMED seconds to do so.
+        """
         ended = {pid for pid in _children() if pid != self._beside.pid and _has_ended(pid)}
         for pid in ended.intersection(before):
             os.waitpid(pid, os.WNOHANG)
@@ -200,7 +203,7 @@ class Launching:
             self._looking = self._loop.call_later(UNCLAIMED, self._look, left)
 
     def reap(self) -> None:
-        """Jobs of a launcher that has died, and what they left: they are this process's children now."""
+        """Reap ended jobs of a launcher that has died, and their orphans: they are children of this process now."""
         ended = [
             pid for pid in _children() if pid != self._beside.pid and _is_of_a_job(pid) and _has_ended(pid)
         ]
@@ -261,7 +264,7 @@ class Launching:
 
 
 def _has_ended(pid: int) -> bool:
-    """Is this child a zombie?"""
+    """True if this child is a zombie."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -269,7 +272,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _is_of_a_job(pid: int) -> bool:
-    """Is this child of another session than ours? What the node starts for itself is not."""
+    """True if this child has another session than this process: children that the node starts for itself do not."""
     try:
         return os.getsid(pid) != os.getsid(0)
     except ProcessLookupError:
@@ -277,7 +280,7 @@ def _is_of_a_job(pid: int) -> bool:
 
 
 def _children() -> list[int]:
-    """Of all threads of this process; those that have ended, too. None where the kernel does not tell."""
+    """Pids of the children of all threads of this process, also of ended ones; [] if the kernel has no such list."""
     found = []
     for thread in os.listdir("/proc/self/task"):
         try:

@@ -1,11 +1,11 @@
-"""A node's hold on its launcher: the process, the channel to it, and the table that both have open.
+"""The launcher process as its node holds it: the process, the channel to it, and the table that both have open.
 
 Laws
 1. The launcher is the node's child. The node is a subreaper: it inherits the jobs of a launcher that was killed, and
    with them their true status.
-2. The first launcher is a subreaper, too, and reaps what the jobs leave. One that replaces it is none: that would cost
-   a fork of the node, which reaps them in its place.
-3. A launcher is always a program of its own: small, and named as what it is.
+2. The first launcher is a subreaper, too, and reaps the orphans of jobs. Its replacement is none, because that would
+   cost a fork of the node; the node reaps those orphans itself.
+3. A launcher is always a program of its own: small, and with a command line that names it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Beside:
-    """One launcher after the other. `pid` is 0 while there is none, and `channel` is None."""
+    """One launcher after the other. While there is none, `pid` is 0 and `channel` is None."""
 
     def __init__(self) -> None:
         self.table = Table.create()
@@ -34,7 +34,7 @@ class Beside:
         self._files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def begin(self) -> None:
-        """Start the first one. To be called early, while this process is small and has one thread."""
+        """Start the first launcher. Call it early, while this process is small and has one thread."""
         _be_a_reaper()
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = os.fork()
@@ -52,7 +52,7 @@ class Beside:
         self._attach(pid, near)
 
     def again(self) -> None:
-        """Start another one. OSError where that cannot be."""
+        """Start another launcher. Raises OSError."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             for fd in (self.table.fd, far.fileno()):
@@ -66,7 +66,7 @@ class Beside:
             os.set_inheritable(self.table.fd, False)
 
     def forget(self) -> None:
-        """It has ended."""
+        """The launcher has ended: reap it, and release its descriptors."""
         os.close(self.pidfd)
         if self.channel:
             self.channel.close()
@@ -77,7 +77,7 @@ class Beside:
         try:
             self.pidfd = os.pidfd_open(pid)
         except OSError:
-            # Before it sees its channel closed, and takes this node for gone.
+            # Killed before it sees its channel closed and concludes that this node is gone.
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
@@ -90,9 +90,10 @@ class Beside:
 
 
 def _be_a_reaper() -> None:
-    """Orphans below this process come to it and not to process 1, which in many a container reaps nobody.
+    """Make this process a subreaper: orphans below it become its children, not those of process 1.
 
-    It outlives an exec, and a fork does not inherit it. A Python without ctypes has process 1 do it.
+    In many containers process 1 reaps nothing. The setting outlives an exec, and a fork does not inherit it. Without
+    ctypes the orphans go to process 1.
     """
     try:
         import ctypes

@@ -1,10 +1,10 @@
 """Processes: start one with three pipes or a terminal, and know when it ended.
 
 Laws
-1. Every job is the leader of its own session, so that all it started can be found again: see `ending`.
+1. Every job is the leader of its own session, so that all its descendants can be found again: see `termination`.
 2. Waiting is a pidfd; the status is consumed in exactly one place.
 3. An argv is never joined and no shell is asked.
-4. What could not be started has an exit status that says why: 127 not found, 126 not executable.
+4. A command that could not be started has an exit status that says why: 127 not found, 126 not executable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Child:
-    """A started process. The three descriptors and `pidfd` belong to whoever holds this."""
+    """A started process. The holder of this object owns the three descriptors and `pidfd`."""
 
     __slots__ = ("pid", "pidfd", "stderr", "stdin", "stdout")
 
@@ -40,7 +40,7 @@ class Child:
 
 
 def limit_self(limits: Mapping[str, str]) -> None:
-    """Set limits on this process, before it becomes another. ProtocolError names what cannot be set."""
+    """Set limits on this process, before it executes a program. ProtocolError names a limit that cannot be set."""
     from transport import rlimits
 
     child.set_limits(rlimits.parse(limits))
@@ -59,8 +59,8 @@ def launch(
     """Start `argv` with pipes at 0, 1, 2 and the descriptors `keep`; wait until it runs. A Status says why it does not.
 
     With `size` (rows, columns) it gets a terminal in place of the pipes; with `stdin` it reads that in place of its
-    first pipe, which then has no reader. `prepare` runs in the new process, the leader of its session by then, before
-    it executes anything. OSError where a pipe or a process cannot be made.
+    first pipe, which then has no reader. `prepare` runs in the new process, by then the leader of its session, before
+    it executes anything. OSError if a pipe or a process cannot be made.
     """
     ours, theirs = streams(size)
     started = False
@@ -92,13 +92,13 @@ def launch(
             os.close(fd)
         termination.kill_session(pid)
         os.waitpid(pid, 0)
-        # It has run: to call it unreachable would have it started a second time.
+        # It has run: reported as unreachable, it would be started a second time.
         detail = f"it was started and cannot be watched: {error.strerror}"
         return Status("lost", LOST, pid=pid, detail=detail)
 
 
 def streams(size: tuple[int, int] | None) -> tuple[list[int], list[int]]:
-    """The near and the far ends of three pipes, or of a terminal of this size. OSError where they cannot be made."""
+    """The near and the far ends of three pipes, or of a terminal of this size. Raises OSError."""
     if size is None:
         return pipes()
     from transport import terminal

@@ -1,9 +1,9 @@
-"""Between a stream and a descriptor of a child: a source reads it, a sink writes it.
+"""Pumps between a stream and a descriptor of a child: a source reads the descriptor, a sink writes it.
 
 Laws
 1. A source reads only what the window allows: a slow reader at the far end stops the child, by its pipe.
 2. A sink acknowledges bytes only after the child's pipe took them.
-3. The child's end closed is told at once (stop, or eof), so that a producer gets its SIGPIPE.
+3. When the child closes its end, the peer is told at once (stop, or eof), so that a producer gets its SIGPIPE.
 4. A descriptor has one owner, and the owner forgets the number when it closes.
 """
 
@@ -29,7 +29,7 @@ TERMINAL_BUFFER = 128 * 1024  # no less than the kernel keeps between the ends o
 
 
 def _waiting(fd: int) -> int:
-    """Bytes in the pipe; of a terminal, which counts only some of them, as many as there can be."""
+    """Bytes in the pipe; for a terminal, which counts only some of them, the most that it can hold."""
     if os.isatty(fd):
         return TERMINAL_BUFFER
     (waiting,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
@@ -55,7 +55,7 @@ class Source:
         return self._fd < 0
 
     def _watch(self) -> None:
-        """Read while there is credit, and only then."""
+        """Start or stop reading: only while there is credit."""
         want = self._fd >= 0 and self._link.session.flow(self._number, self._stream).credit > 0
         if want and not self._reading:
             self._loop.add_reader(self._fd, self._readable)
@@ -101,17 +101,17 @@ class Source:
                 self._drain()
 
     def drain(self) -> None:
-        """The child is dead and its grace is over: end the stream behind what is in the pipe now, whoever holds it.
+        """The child is dead and its grace is over: end the stream behind the bytes that are in the pipe now.
 
-        What the child itself wrote is in the pipe by now, so nothing of it is lost. What others write from here on is
-        not read, for it might never end.
+        All output of the child itself is in the pipe by now, so nothing of it is lost. Later output of other holders
+        of the pipe is not read, for it might never end.
         """
         if self._fd >= 0 and self._left < 0:
             self._left = _waiting(self._fd)
             self._drain()
 
     def _drain(self) -> None:
-        """Read what is left of it and has credit."""
+        """Read the remaining bytes, as far as there is credit."""
         if not self._left:
             self.close()
         while self._fd >= 0 and self._reading:
@@ -136,9 +136,9 @@ class Source:
         self._reading = False
 
     def drop(self) -> None:
-        """Nobody wants it any more, and the child is being ended: read on, for nothing.
+        """Discard all output from now on: nobody wants it, and the child is being ended.
 
-        Closed, the pipe would kill the child at its next word, before its TERM; full, it would hold it until its KILL.
+        A closed pipe would kill the child at its next write, before its TERM; a full one would block it until its KILL.
         """
         self.detach()
         if self._fd >= 0:
@@ -155,7 +155,7 @@ class Source:
             self.discard()
 
     def discard(self) -> None:
-        """Close without a word."""
+        """Close our end without ending the stream."""
         self.detach()
         if self._fd >= 0:
             os.close(self._fd)
@@ -173,11 +173,11 @@ class Sink:
         self._taken = 0
         self._ended = False
         self._waiting = False
-        self._fresh = True  # what was written last ended a line
+        self._fresh = True  # the last byte written ended a line
         self._terminal = os.isatty(fd)
         os.set_blocking(fd, False)
         if self._terminal:
-            return  # readable by what it shows; its source sees its end
+            return  # its output makes it readable; its source sees its end
         # The write end of a pipe is never readable, but it reports an error when the reader is gone: at once,
         # not at the next write, so that the origin stops reading a stdin that nobody wants.
         self._loop.add_reader(fd, self._broken)
@@ -186,7 +186,7 @@ class Sink:
         if frame.kind == Kind.EOF:
             if self._terminal and self._fd >= 0:
                 self._queue.append(terminal.end_of_input(self._fd, self._fresh))
-            self._ended = not self._terminal  # there is more to tell a terminal: its size
+            self._ended = not self._terminal  # a terminal stays open: its size may change
         elif self._fd >= 0:
             self._queue.append(frame.payload)
             self._fresh = frame.payload[-1:] == b"\n"
@@ -223,12 +223,12 @@ class Sink:
         session = self._link.session
         if self._link.dead or self._number not in session.channels:
             return
-        taken = min(self._taken, session.flow(self._number, STDIN).offset)  # the key that ends input is ours
+        taken = min(self._taken, session.flow(self._number, STDIN).offset)  # without our end-of-input key
         if session.took(self._number, STDIN, taken):
             self._link.wake()
 
     def resize(self, frame: Frame) -> None:
-        """The size that the terminal at the other end has now."""
+        """Give the child's terminal the size of the one at the other end. ProtocolError: the frame has no size."""
         body = frame.body()
         rows, columns = body.get("rows", -1), body.get("columns", -1)
         if not is_size(rows, columns):
@@ -246,7 +246,7 @@ class Sink:
             self._link.wake()
 
     def detach(self) -> None:
-        """The link is gone: no more comes, but the pipe stays. Closed, it would tell the child that this was all."""
+        """The link is gone: stop writing, but keep the pipe open. An end of file would look like complete input."""
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             if self._waiting:

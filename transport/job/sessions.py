@@ -1,10 +1,10 @@
-"""Ending sessions, many at a time: what `Running.end` asks for, with one look at /proc for all of them.
+"""Ending sessions, many at a time, for `Running.end`: one scan of /proc serves all of them.
 
 Laws
-1. A turn looks at /proc once at the most, however many sessions there are to end; turns are a tenth of a second apart.
-2. A session is stopped in one turn and killed in the next that finds nobody new in it, so that none forks away.
-3. A leader that was reaped leaves its number to its session. Where a process has that number, it is another one's, and
-   so may be the session: it is left alone.
+1. A turn scans /proc at most once, however many sessions there are to end; turns are a tenth of a second apart.
+2. A session is stopped in one turn and killed in the next that finds no new process in it, so that none forks away.
+3. A reaped leader leaves its number to its session. If a process has that number now, it is another one, and so may be
+   the session: it is left alone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TICK = 0.1  # seconds between two turns
-LAST = 1.0  # seconds after SIGKILL for what does not die at once
+LAST = 1.0  # seconds to wait after SIGKILL for processes that do not die at once
 
 
 class Session:
-    """One to end. `kill_at` is by the monotonic clock; `reaped` says that its leader has ended and been waited for."""
+    """A session to end. `kill_at` is on the monotonic clock; `reaped`: its leader has ended and been waited for."""
 
     __slots__ = ("gone", "kill_at", "killed", "pause", "pid", "reaped", "stopped")
 
@@ -30,36 +30,36 @@ class Session:
         self.pid = pid
         self.pause = pause
         self.kill_at = now + pause
-        self.gone = gone  # called once, when the leader was reaped and nothing else of it is left
+        self.gone = gone  # called once, when the leader was reaped and no other process of it is left
         self.reaped = False
         self.killed = False
         self.stopped: set[int] = set()
 
 
 class Sessions:
-    """Those that are being ended. Whoever has them calls `turn` when `due` says so."""
+    """The sessions that are being ended. The caller calls `turn` at the time that `due` returns."""
 
     def __init__(self) -> None:
         self._all: dict[int, Session] = {}
         self._next = 0.0  # no turn before
 
     def end(self, session: Session) -> None:
-        """Kill what is left of it at its time."""
+        """Kill the rest of the session at its `kill_at`."""
         self._all[session.pid] = session
 
     def reaped(self, session: Session, now: float) -> None:
-        """Its leader has ended: what it left behind gets a pause of its own."""
+        """The leader has ended: the rest of the session gets a pause of its own."""
         session.reaped = True
         if not session.killed:
             session.kill_at = now + session.pause
 
     def due(self) -> float | None:
-        """When there may be something to do, by the monotonic clock; None where there is nothing."""
+        """Time of the next turn on the monotonic clock; None if there is nothing to do."""
         times = [0.0 if each.reaped else each.kill_at for each in self._all.values()]
         return max(self._next, min(times)) if times else None
 
     def turn(self, now: float) -> None:
-        """Do what is due."""
+        """Stop, kill or forget the sessions that are due."""
         self._next = now + TICK
         due = [each for each in self._all.values() if each.reaped or now >= each.kill_at]
         if due:
@@ -74,13 +74,13 @@ class Sessions:
             pass
         elif session.killed:
             if now >= session.kill_at + LAST and session.reaped:
-                self._over(session)  # the kernel holds it, or it is another user's
+                self._over(session)  # the rest hangs in the kernel, or is another user's
         elif fresh := left - session.stopped:
             for pid in fresh:
                 termination.send(pid, signal.SIGSTOP)
             session.stopped |= fresh
         else:
-            for pid in session.stopped & left:  # what has ended since may be another one's number
+            for pid in session.stopped & left:  # the number of one that has ended may be in use again
                 termination.send(pid, signal.SIGKILL)
             session.killed, session.kill_at = True, now
 

@@ -1,11 +1,11 @@
-"""The jobs of one node, in a file: what is to be ended when the node is gone, however it went.
+"""The table of a node: a file that lists its jobs, so that they can be ended after any death of the node.
 
 Laws
 1. The node alone writes its table, three writes (20 µs) for a job; its launcher reads it when the node has ended.
-2. A job enters the table before its process is made, under the inode of its memo, which nobody but that process will
-   hold: one whose number the node had no time to note is found by what it holds.
-3. A table is somebody's as long as its lock is held, and node and launcher share that lock. One that nobody holds is of
-   a node and a launcher that died both; the next launcher of this user ends what stands in it.
+2. A job enters the table before its process is made, under the inode of its memo, which only that process and its
+   descendants will hold. So a job whose pid the node had no time to note is found by that memo.
+3. A table is in use as long as its lock is held, and node and launcher share that lock. A table without a holder
+   belonged to a node and a launcher that both died; the next launcher of this user ends the jobs in it.
 4. A folder of the user's is removed in a process of its own, which may hang.
 """
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 SUFFIX = "jobs"
 HEADER = b"quine jobs 1"
-NUMBER = b"%10d %20d "  # pid and start time, of a fixed width: written when the process is there
+NUMBER = b"%10d %20d "  # pid and start time, of a fixed width: written when the process exists
 WIDTH = len(NUMBER % (0, 0))
 SLOT = 256  # bytes of an entry; a multiple of it is a page, so that no entry is ever half written
-ROOM = 256  # entries whose room is taken at once: a disk that fills later does not keep jobs from starting
+ROOM = 256  # entries for which space is allocated at once: a disk that fills later must not prevent starts
 PATIENCE = 5.0  # seconds for the folders of a dead node to be removed
 
 
 class Entry:
-    """One line of a table. `pid` is 0 where the node had no time to note it."""
+    """One line of a table. `pid` is 0 if the node had no time to note it."""
 
     __slots__ = ("folder", "memo", "pid", "start")
 
     def __init__(self, line: bytes) -> None:
-        """ValueError where it is none of ours."""
+        """Parse an entry. Raises ValueError."""
         self.pid, self.start = map(int, line[:WIDTH].split())
         memo, _, self.folder = line[WIDTH:].rstrip(b"\0").partition(b" ")
         self.memo = int(memo)
 
 
 class Table:
-    """The jobs of one node, one line each, in a file of the runtime directory; the first line says whose."""
+    """The jobs of one node, one line each, in a file of the runtime directory; the first line has the boot id."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -56,7 +56,7 @@ class Table:
 
     @classmethod
     def create(cls) -> Table:
-        """An empty one, locked before anybody can find it."""
+        """Make an empty table, locked before it gets its name."""
         path = f"{address.runtime_directory()}/{address.node_name()}.{os.getpid()}.{SUFFIX}"
         aside = f"{path}.new"
         fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -73,14 +73,14 @@ class Table:
     # -- the node's -------------------------------------------------------------------------------
 
     def expect(self, memo: int, folder: str = "") -> int:
-        """A job is about to start, with the memo on this descriptor and in a folder made for it; returns its slot."""
+        """Enter a job that is about to start, by the descriptor of its memo and its folder; returns its slot."""
         if self._free:
             slot = self._free.pop()
         else:
             slot, self._size = self._size, self._size + 1
         line = NUMBER % (0, 0) + b"%d " % os.fstat(memo).st_ino
         if len(line) + len(name := os.fsencode(folder)) <= SLOT:
-            line += name  # one that is too deep is left where it is
+            line += name  # a folder with a longer path is not removed after the node's death
         try:
             os.pwrite(self.fd, line.ljust(SLOT, b"\0"), slot * SLOT)
         except OSError:
@@ -89,12 +89,12 @@ class Table:
         return slot
 
     def started(self, slot: int, pid: int) -> None:
-        """It runs, under this number. Where that cannot be written, its memo still stands there."""
+        """Note the pid of a job that runs. If the write fails, the memo still identifies the job."""
         with contextlib.suppress(OSError):
             os.pwrite(self.fd, NUMBER % (pid, address.start_time(pid)), slot * SLOT)
 
     def forget(self, slot: int) -> None:
-        """It is over, or was never started."""
+        """Remove a job that is over, or was never started."""
         with contextlib.suppress(OSError):
             os.pwrite(self.fd, bytes(SLOT), slot * SLOT)
         self._free.append(slot)
@@ -103,19 +103,19 @@ class Table:
 
     @staticmethod
     def is_name(name: str) -> bool:
-        """Is it the name of a table?"""
+        """True for the file name of a table."""
         return name.endswith(f".{SUFFIX}")
 
     @classmethod
     def abandoned(cls, directory: str) -> Iterator[Table]:
-        """The tables there that nobody holds, locked by us now."""
+        """Yield the tables in `directory` that have no holder, each locked by this process."""
         names: list[str] = []
-        with contextlib.suppress(FileNotFoundError):  # it went before a launcher that was slow to start
+        with contextlib.suppress(FileNotFoundError):  # removed before a launcher that was slow to start
             names = os.listdir(directory)
         for name in names:
             if not cls.is_name(name):
                 continue
-            with contextlib.suppress(OSError):  # removed since, or held by the living
+            with contextlib.suppress(OSError):  # removed since, or still held
                 fd = os.open(f"{directory}/{name}", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +125,7 @@ class Table:
                     os.close(fd)
 
     def entries(self) -> list[Entry]:
-        """Those of this boot, in a layout that we know."""
+        """The entries of a table; [] if it is of another boot or layout."""
         data = os.pread(self.fd, os.fstat(self.fd).st_size, 0)
         header, _, boot = data[:SLOT].rstrip(b"\0").rpartition(b" ")
         if (header, boot) != (HEADER, address.boot_id().encode()):
@@ -147,7 +147,7 @@ class Table:
 
 
 def clear(table: Table, abandoned: bool = False) -> None:
-    """End the jobs of a node that is gone, and remove what it left."""
+    """End the jobs of a node that is gone, and remove their empty folders, its socket and its table."""
     entries = table.entries()
     if entries:
         say(f"the node of {table.path} is gone: its {len(entries)} jobs are ended")
@@ -159,10 +159,10 @@ def clear(table: Table, abandoned: bool = False) -> None:
 
 
 def _is_same(entry: Entry, abandoned: bool) -> bool:
-    """Is its number still that of the job, or of the session that the job led?
+    """True if the entry's pid is still that of the job, or of the session that the job led.
 
-    A leader that is gone leaves its number to its session as long as that has members; in an old table it may have come
-    and gone since.
+    A leader that is gone leaves its number to its session as long as that has members. In an abandoned table another
+    process may have had the number since.
     """
     if not entry.pid:
         return False
@@ -171,9 +171,10 @@ def _is_same(entry: Entry, abandoned: bool) -> bool:
 
 
 def holder(memo: int) -> int:
-    """The leader of those that hold the memo: it was started, and its node died before it knew the number. Else 0.
+    """Pid of the first process that holds the memo, other than this one; 0 if there is none.
 
-    This process is none of them."""
+    This finds a job that was started by a node that died before it knew the pid.
+    """
     held = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -187,14 +188,14 @@ def holder(memo: int) -> int:
 
 
 def _tidy(table: Table, entries: list[Entry]) -> None:
-    """Remove the folders that were left empty, its socket unless that is a successor's by now, its table."""
+    """Remove the folders that were left empty, the node's socket unless a successor has it by now, and the table."""
     _leave({os.fsdecode(entry.folder) for entry in entries if entry.folder})
     name = table.path.rpartition("/")[2].partition(".")[0]
     own = f"{os.path.dirname(table.path)}/{name}"
     with contextlib.suppress(OSError):
         lock = os.open(f"{own}.lock", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a node holds it for its life
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a node holds it until it ends
             os.unlink(f"{own}.sock")
         finally:
             os.close(lock)
@@ -202,7 +203,7 @@ def _tidy(table: Table, entries: list[Entry]) -> None:
 
 
 def _leave(paths: set[str]) -> None:
-    """In a process of its own, as long as that does not hang."""
+    """Leave the folders, in a process of its own; waits for it at most PATIENCE seconds."""
     if not paths:
         return
     pid = os.fork()
@@ -218,6 +219,6 @@ def _leave(paths: set[str]) -> None:
 
 
 def say(text: str) -> None:
-    """A line of the node's log, as the node would write it."""
+    """Write a line to the node's log (stderr), in the node's format."""
     with contextlib.suppress(OSError):
         os.write(2, f"{time.strftime('%F %T')},000 quine.launcher[{os.getpid()}] {text}\n".encode())

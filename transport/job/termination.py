@@ -1,9 +1,9 @@
-"""Ending what a job has started: its process group by its own rules, then everything of its session.
+"""Ending the processes of a job: first its process group, by TERM, then everything of its session.
 
 Laws
-1. A job leads a session of its own, so all that it started is found again, whatever process groups they made.
-   Who has made another session has asked to be left.
-2. Nothing is imported here that a launcher would have to hold in memory for it.
+1. A job leads a session of its own, so all its descendants are found again, whatever process groups they made.
+   A process that has made another session has asked to be left.
+2. Imports are few: a launcher would hold them in memory.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 PAUSE = 5.0  # seconds between TERM and KILL
-WOKEN_BY = (signal.SIGTERM, signal.SIGHUP)  # a stopped process takes them when it goes on, so it is let go on
+WOKEN_BY = (
+    signal.SIGTERM,
+    signal.SIGHUP,
+)  # followed by CONT: a stopped process takes them only when it goes on
 AT_ONCE = 256  # processes that are waited for at one time: each takes a descriptor, and a login has 1024
 
 
 def members(*sessions: int) -> list[int]:
-    """Pids of the live processes of these sessions, zombies not counted. One look at /proc for all of them."""
+    """Pids of the live processes of these sessions, zombies not counted. One scan of /proc for all of them."""
     return [pid for found in by_session(set(sessions)).values() for pid in found]
 
 
 def by_session(wanted: set[int]) -> dict[int, set[int]]:
-    """Session to the pids of its live processes, zombies not counted. One look at /proc for all of them."""
+    """Session to the pids of its live processes, zombies not counted. One scan of /proc for all of them."""
     found: dict[int, set[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -45,19 +48,19 @@ def by_session(wanted: set[int]) -> dict[int, set[int]]:
 
 
 def signal_group(pid: int, number: int) -> None:
-    """To the job's process group; a job that is gone is no error."""
+    """Send a signal to the job's process group; a job that is gone is no error."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
         pass
     except PermissionError:
-        pass  # a set-uid member: the others got it
+        pass  # every member runs as another user (set-uid)
 
 
 def kill_session(*sessions: int) -> None:
     """SIGKILL to every process of a job's session, also those in groups of their own.
 
-    Stopped first, then killed, so that none of them forks away while we look.
+    Stopped first, then killed, so that none of them forks away during the scan.
     """
     seen: set[int] = set()
     while fresh := set(members(*sessions)) - seen:
@@ -69,7 +72,7 @@ def kill_session(*sessions: int) -> None:
 
 
 def send(pid: int, number: int) -> None:
-    """To one process; one that is gone is no error."""
+    """Send a signal to one process; one that is gone, or another user's, is no error."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
@@ -77,10 +80,10 @@ def send(pid: int, number: int) -> None:
 
 
 def end(sessions: Callable[[], Collection[int]], pause: float = PAUSE) -> None:
-    """TERM, a pause, KILL, to all of these at the same time; blocks until they are gone.
+    """TERM, a pause in seconds, KILL, to all of these at the same time; blocks until they are gone.
 
-    `sessions` is asked again before the KILL: a leader that ended meanwhile was reaped, and its number may be
-    somebody else's.
+    `sessions` is called again before the KILL: a leader that ended meanwhile was reaped, and its number may be in use
+    again.
     """
     for session in sessions():
         signal_group(session, signal.SIGTERM)
@@ -92,7 +95,7 @@ def end(sessions: Callable[[], Collection[int]], pause: float = PAUSE) -> None:
 
 
 def _wait(sessions: Callable[[], Collection[int]], seconds: float) -> bool:
-    """Until these sessions are empty."""
+    """Wait until these sessions are empty; False if they are not after `seconds`."""
     deadline = time.monotonic() + seconds
     while left := members(*sessions()):
         if time.monotonic() >= deadline:
@@ -102,7 +105,7 @@ def _wait(sessions: Callable[[], Collection[int]], seconds: float) -> bool:
 
 
 def wait_ended(pids: list[int], deadline: float) -> None:
-    """Until all of them have ended, or the deadline of the monotonic clock."""
+    """Wait until all of them have ended, or for the deadline on the monotonic clock."""
     poll = select.poll()
     waiting: set[int] = set()
     for pid in pids:

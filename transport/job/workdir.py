@@ -1,9 +1,9 @@
-"""A folder made for jobs: kept by a lock while somebody's job is in it, removed by the last one who leaves it empty.
+"""A folder made for jobs: kept by a lock while a job is in it, removed by the last holder that leaves it empty.
 
 Laws
-1. The lock is the kernel's, on the folder itself: two nodes of one user, or a node and the launcher of a dead one, may
-   share a folder, and an empty one may be where a job of the other stands.
-2. Who comes while it is being removed makes it anew.
+1. The lock is the kernel's, on the folder itself. Two nodes of one user, or a node and the launcher of a dead one, may
+   share a folder. A folder that is empty may still have a job of the other in it.
+2. A job that enters a folder while it is being removed makes it anew.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import os
 import stat
 import time
 
-GONE, KEPT, HELD = range(3)  # what became of a folder that was left: see `leave`
-PATIENCE = 10.0  # seconds to come in while others leave; that takes microseconds, unless the machine is busy
+GONE, KEPT, HELD = range(3)  # the fate of a folder that was left: see `leave`
+PATIENCE = 10.0  # seconds to enter while others leave; that takes microseconds, unless the machine is busy
 
 
 def enter(path: str) -> int:
-    """Make it where it is missing, and hold it by the descriptor returned. OSError where it cannot be made."""
+    """Make the folder if it is missing, lock it, and return the descriptor that holds it. OSError if that fails."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -34,14 +34,14 @@ def enter(path: str) -> int:
                 raise
             os.close(fd)
         except (FileNotFoundError, FileExistsError, BlockingIOError):
-            # It is removed just now, between two steps of ours. What is no folder stays none.
+            # The folder is removed just now, between two steps of ours. Another kind of file is a lasting error.
             if _is_something_else(path) or time.monotonic() > deadline:
                 raise
         time.sleep(0.0005)
 
 
 def _is_something_else(path: str) -> bool:
-    """One look: between two of them it may be made and removed."""
+    """True if `path` exists and is no folder. One stat alone: between two of them it may be made and removed."""
     try:
         return not stat.S_ISDIR(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -49,16 +49,16 @@ def _is_something_else(path: str) -> bool:
 
 
 def is_empty(fd: int) -> bool:
-    """Whether nothing is in the folder behind a descriptor. OSError where it cannot be read."""
+    """True if nothing is in the folder behind a descriptor. OSError if it cannot be read."""
     with os.scandir(fd) as entries:
         return next(entries, None) is None
 
 
 def leave(path: str, fd: int = -1) -> int:
-    """Let go; remove the folder if it is empty and nobody else holds it.
+    """Release the folder; remove it if it is empty and has no other holder.
 
-    Returns KEPT where it stays for what is in it, HELD where it stays for others, the last of whom removes it, and GONE
-    where it is removed, or was not ours to remove.
+    Returns KEPT: it stays because something is in it; HELD: it stays for other holders, the last of which removes it;
+    GONE: it is removed, or was not ours to remove. `fd` is closed.
     """
     if fd < 0:
         try:
@@ -67,7 +67,7 @@ def leave(path: str, fd: int = -1) -> int:
             return GONE
     try:
         _lock(fd, fcntl.LOCK_EX)
-        # what was removed and made anew since we opened it is another one's, whatever its name
+        # a folder that was removed and made anew since it was opened here is another one of the same name
         if os.path.samestat(os.stat(path), os.fstat(fd)):
             os.rmdir(path)
     except BlockingIOError:
@@ -80,7 +80,7 @@ def leave(path: str, fd: int = -1) -> int:
 
 
 def _lock(fd: int, how: int) -> None:
-    """BlockingIOError where another one holds it; nothing where the file system has no locks."""
+    """Lock without waiting. BlockingIOError: another process holds it. A file system without locks is ignored."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,1 +1,1 @@
-"""node: the daemon of a user on a machine: its links, its hosts, the routes between them."""
+"""node: the daemon of one user on one machine: its links, its hosts, the relays between them."""

@@ -1,12 +1,12 @@
 """The node: one daemon per user and machine that starts jobs, owns the links to other nodes and routes between them.
 
 Laws
-1. It knows nothing of agents: it starts processes, moves bytes, and carries requests to whoever opened the job.
+1. It knows nothing of agents: it starts processes, moves bytes, and carries requests to the opener of a job.
 2. No peer can stop it: a bad frame ends the link it came on and nothing else.
-3. A link that another node dialled is kept while it is down, for as long as a job of it may go on and a while more:
-   only this node can tell the other one that nothing was lost. Not once that other one has certainly ended, which the
-   next holder of its lock tells by dialling: then what runs for it is ended.
-4. It goes when nobody needs it: no client, no job, no link that was used lately.
+3. A link that another node dialled is kept while it is down, for the longest lease of its jobs and KEPT more: only this
+   node can tell the other one that nothing was lost. Link and jobs end at once when the next holder of the other
+   node's lock dials: that node has certainly ended.
+4. It ends when it is not needed: no client, no job, no link that was used lately.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ log = logging.getLogger("quine.node")
 
 IDLE = 300.0  # seconds without any use after which a link is closed, and then the node ends
 ACCEPT_PAUSE = 0.1  # seconds
-STATUS_DEADLINE = 10.0  # seconds for whoever asked to read the answer
+STATUS_DEADLINE = 10.0  # seconds for the requester of a status to read it
 LONGEST_NAME = 64  # characters of the name of a request
 KEPT = 60.0  # seconds that a link is kept beyond the longest lease on it, so that its other end learns how all ended
 
 
 class Node:
-    """See the module. `run` serves until idle or stopped."""
+    """The daemon. `run` serves until idle or stopped."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Node:
         idle: float = IDLE,
         seat: Mapping[str, object] | None = None,
     ) -> None:
-        """`seat` is what the nodes that it dials are told to know it by: see starter.seat."""
+        """`seat` identifies this node to the nodes that it dials: see `rendezvous.seat`."""
         self._launcher = launcher
         self._facts = {
             "build": address.build_hash(),
@@ -76,18 +76,18 @@ class Node:
         self._hosts = Hosts(place, self._link, {**self._facts, **(seat or {})})
         self._idle = idle
         self._links: dict[Link, None] = {}  # in their order
-        self._served: dict[str, Link] = {}  # those that other nodes have dialled, by their names
+        self._served: dict[str, Link] = {}  # links that other nodes have dialled, by their names
         self._jobs: dict[str, Job] = {}  # by token
-        self._tasks: set[asyncio.Task[None]] = set()  # greetings, and who asks how we are
+        self._tasks: set[asyncio.Task[None]] = set()  # greetings, and answers to status requests
         self._stopped = asyncio.Event()
         self._job_gone = asyncio.Event()
         self._last_use = self._started = asyncio.get_running_loop().time()
         self._socket_path = address.socket_path()
         self._inode = 0  # of the socket, while it is listened on
-        # What jobs from elsewhere start from: the environment of the login, less what looks like a secret.
+        # Base environment of jobs from elsewhere: that of the login, without variables that look like secrets.
         self._environ = inherit.scrubbed(os.environ)
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -124,7 +124,7 @@ class Node:
         await self._launcher.close()
 
     async def _watch_idle(self) -> None:
-        """Close links that nobody used lately; then stop."""
+        """Close links that were not used lately; stop once the node itself is idle or unreachable."""
         while not self._stopped.is_set():
             await asyncio.sleep(min(self._idle / 4, 15))
             now = asyncio.get_running_loop().time()
@@ -139,7 +139,7 @@ class Node:
                 self._stopped.set()
 
     def _reachable(self) -> bool:
-        """Whether the socket in the file system is still ours: a logout may remove the directory under us."""
+        """True if the socket in the file system is still ours: a logout may remove its directory."""
         try:
             return os.stat(self._socket_path).st_ino == self._inode
         except OSError:
@@ -154,7 +154,7 @@ class Node:
             except BlockingIOError:
                 return
             except OSError as error:
-                # Out of descriptors: whoever waits in the queue is served when some are free again.
+                # Out of descriptors: queued connections are served when some are free again.
                 log.error("accept: %s", error)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listener.fileno())
@@ -168,7 +168,7 @@ class Node:
             asyncio.get_running_loop().add_reader(connection.fileno(), self._first_byte, connection)
 
     def _first_byte(self, connection: socket.socket) -> None:
-        """A client says C; a dial says D and hands over its stdin and stdout; S asks for one line of status."""
+        """A client sends C; a dial sends D and hands over its stdin and stdout; S asks for one line of status."""
         asyncio.get_running_loop().remove_reader(connection.fileno())
         try:
             first, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(2 * 4), socket.MSG_CMSG_CLOEXEC)
@@ -206,12 +206,12 @@ class Node:
 
     async def _tell_status(self, connection: socket.socket) -> None:
         text = json.dumps(self.status()).encode() + b"\n"
-        with connection, contextlib.suppress(OSError):  # it asked and left, or does not read
+        with connection, contextlib.suppress(OSError):  # the requester has left, or does not read
             async with asyncio.timeout(STATUS_DEADLINE):
                 await asyncio.get_running_loop().sock_sendall(connection, text)
 
     async def _serve(self, greeter: Greeter) -> None:
-        """A connection that another node has dialled: the first one of a link, or the next one."""
+        """Greet on a connection that another node has dialled: the first one of a link, or the next one."""
         try:
             peer = await greeter.hello(HELLO_DEADLINE)
         except ProtocolError as error:
@@ -224,8 +224,8 @@ class Node:
             greeter.duplex.close()  # before anything else: its sender has given it up
             return
         if link and again:
-            link.cut("the other end has dialled again")  # what it has noticed, we may not have
-            link = self._served.get(name)  # one that had said goodbye has ended by that
+            link.cut("the other end has dialled again")  # this end may not have noticed the break yet
+            link = self._served.get(name)  # `cut` has ended it if its other end had said goodbye
         if (link is not None) != again:
             log.info("origin: %s", "a link that is not known here" if again else "a second link of one name")
             greeter.duplex.write(hello(self._facts, name, 0, resume=False))
@@ -242,13 +242,13 @@ class Node:
                 self._end_if_replaced(other)
 
     def _end_if_replaced(self, link: Link) -> None:
-        """End a link that is down when a later holder of the lock of its node has dialled: nobody comes back to it."""
+        """End a link that is down if a later holder of its node's lock has dialled: its node cannot come back."""
         peer = link.session.peer
         if any(is_later(other.session.peer, peer) for other in self._served.values()):
             link.fail(f"{link.down}; its node has ended, and another one of the same place has dialled")
 
     def _wait_for(self, link: Link, why: str) -> None:
-        """A link that we did not dial is down. A job that has ended counts until its record was taken."""
+        """Give up a link that is down, KEPT after its longest lease; an ended job counts until its record is taken."""
         self._end_if_replaced(link)
         if link.dead:
             return
@@ -289,7 +289,7 @@ class Node:
         return self._hosts.start(link, frame.channel, spawn).near
 
     def _to_origin(self, link: Link, number: int, spawn: Spawn, job: Job) -> Handler:
-        """A job of ours that came from elsewhere asks for another host: its origin has the inventory and the keys."""
+        """Pass a spawn for another host, from a job here, to the job's origin: that has the inventory and the keys."""
         relay = self._asked_by(job, link, number)
         relay.lease = job.spawn.lease
         if spawn.context.get("control") is not True:
@@ -313,9 +313,9 @@ class Node:
         return relay
 
     def _from_afar(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
-        """A node that we have dialled asks for a job: never here, and elsewhere only for a job that it runs for us."""
+        """Take a spawn from a node that we have dialled: never for here, and only from a job that it runs for us."""
         if spawn.where in ("", "local"):
-            # It would run here whatever it likes.
+            # Otherwise that node could run anything here.
             raise ProtocolError("spawn from a node that was dialled to serve")
         parent = self._job_over_there(link, spawn.context.get("job"))
         if parent is None or not parent.may_have(len(frame.payload)):
@@ -329,7 +329,7 @@ class Node:
 
     @staticmethod
     def _job_over_there(link: Link, number: object) -> Relay | None:
-        """The job of ours that the node behind `link` runs on that channel."""
+        """The job of ours that the node behind `link` runs on channel `number`, or None."""
         side = link.handlers.get(number) if isinstance(number, int) else None
         relay = side.relay if isinstance(side, Side) else None
         if not isinstance(relay, Relay) or side is not relay.far or relay.request or relay.ended:
@@ -351,7 +351,7 @@ class Node:
         self._job_gone.set()
 
     def _request(self, link: Link, frame: Frame) -> Handler:
-        """From a job of ours: up its own link. From the node over there: down to the job's opener."""
+        """Relay a request: from a job here up its own link, from the node over there to the job's opener."""
         body = frame.body()
         name, asking = body.get("name"), body.get("job")
         if not isinstance(name, str) or len(name) > LONGEST_NAME:
@@ -408,7 +408,7 @@ class Node:
 
 
 def is_later(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the node that says `one` of itself has the lock that the node of `other` had before it."""
+    """True if the node with the hello `one` has the lock that the node with the hello `other` had before it."""
     return "origin" in other and one.get("origin") == other["origin"] and one["began"] > other["began"]
 
 
@@ -419,7 +419,7 @@ def serve(
     idle: float,
     seat: Mapping[str, object],
 ) -> None:
-    """Run a node on a bound and listening socket (see starter.bind) until it is stopped or idle."""
+    """Run a node on a bound and listening socket (see `rendezvous.bind`) until it is stopped or idle."""
     listener.setblocking(False)
 
     async def main() -> None:

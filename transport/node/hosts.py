@@ -1,14 +1,14 @@
-"""The other machines as a node sees them: which one a job goes to, its slots, and the one link to each.
+"""The other machines as a node sees them: the host chosen for a job, its slots, and the one link to it.
 
 Laws
-1. Where a job goes and how its host is reached is given as a `Place`: no inventory and no ssh is known here.
-2. One link per host, dialled once by whoever comes first, shared by all. A failed dial ends the jobs that
+1. A `Place` is given, and decides where a job goes and how to reach its host: no inventory and no ssh is known here.
+2. One link per host, dialled once for the first job and shared by all. A failed dial ends the jobs that
    waited for it, with its reason, and nothing else.
-3. A job takes a slot when it begins and gives it back when its relay ends, however it ends; who waits
-   for one is served in order.
-4. A link that is down is dialled again, at once and then with growing pauses, as long as somebody has a channel on it.
-   A job that has not begun does not wait for that: what prevents the next connection is why it was not started. But a
-   connection that only broke off prevents nothing, and is dialled again.
+3. A job takes a slot when it begins and gives it back when its relay ends, however it ends; jobs that wait
+   for one are served in order.
+4. A link that is down is dialled again, at once and then with growing pauses, as long as a channel is open on it.
+   A job that has not begun does not wait for that: the error of the next dial becomes its reason for not being
+   started. But a connection that only broke off is no such error, and is dialled again.
 """
 
 from __future__ import annotations
@@ -37,22 +37,18 @@ log = logging.getLogger("quine.hosts")
 
 INSIST = 30.0  # seconds in which a connection that breaks off before the greeting is dialled again
 HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
-FIRST_PAUSE = (
-    0.1  # seconds between the second dial and the third; more with each, and about so, lest hosts meet
-)
+FIRST_PAUSE = 0.1  # seconds between the second dial and the third; grows, and is random to spread the dials
 LAST_PAUSE = 5.0
-BROKEN_PAUSE = (
-    0.2  # no longer after a connection that broke off: the host is there, and a dial takes its time too
-)
+BROKEN_PAUSE = 0.2  # longest pause after a connection that broke off: the host is there, and a dial is slow
 
-TOLD = ("cwd", "avoid", "home", "pick")  # of a spawn's context, what another node may say
+TOLD = ("cwd", "avoid", "home", "pick")  # the keys of a spawn's context that another node may set
 
 
 class Target:
-    """A host chosen for a job, and how to get there.
+    """A host chosen for a job, and the way to reach it.
 
-    `group` is equal for the same host, `key` when one link can serve both: another ssh agent or an edited
-    entry of the inventory is another link, and shares the slots.
+    Targets of the same host have the same `group`, and share its slots. They have the same `key` if one link can serve
+    both: another ssh agent or an edited entry of the inventory is another link.
     """
 
     __slots__ = ("dial", "group", "key", "met", "name", "news", "settings", "slots")
@@ -74,21 +70,21 @@ class Target:
         self.dial = dial
         self.settings = settings  # puts the host's defaults (workdir, env, limits, lease) into a spawn
         self.slots = slots  # jobs at one time, 0 = no limit
-        self.news = [] if news is None else news  # what a dial has for the user: taken out when it is told
-        self.met = met  # called with what the node over there says of itself, when a link to it begins
+        self.news = [] if news is None else news  # messages of a dial for the user: removed when sent
+        self.met = met  # called with the hello of the node over there, when a link to it begins
 
 
 # (spawn, running jobs per host name) -> target; raises Refused.
 Place = Callable[[Spawn, Mapping[str, int]], Target]
-# (line, name, what to do when it is down) -> the link that this node now drives.
+# (line, name, callback for a lost connection) -> the link that this node now drives.
 Join = Callable[[Line, str, Callable[[Link, str], None]], Link]
 
 
 class Hosts:
-    """All of them: their slots by group, their links by key."""
+    """All hosts of a node: their slots by group, their links by key."""
 
     def __init__(self, place: Place | None, join: Join, facts: Mapping[str, object]) -> None:
-        """`facts` are what a hello says of this node."""
+        """`facts` are the facts about this node in a hello."""
         self._place = place
         self._join = join
         self._facts = dict(facts)
@@ -96,10 +92,10 @@ class Hosts:
         self._hosts: dict[str, Host] = {}
 
     def start(self, link: Link, number: int, spawn: Spawn, parent: Relay | None = None) -> Relay:
-        """Send the job of a channel on its way; what prevents it becomes its exit record.
+        """Send the job of a channel on its way; a reason against it becomes its exit record.
 
-        `parent` is the job on another host that asks for it. It is placed with what that one was placed with, and
-        belongs to its tree; of what the other node says of it, only WHERE and TOLD count.
+        `parent` is the job on another host that asks for it. The new job is placed with the context of its parent, and
+        belongs to its tree. From the other node's own words, only WHERE and the keys TOLD count.
         """
         relay = Relay(link, number, "", lambda _: None)
         if parent:
@@ -125,7 +121,7 @@ class Hosts:
             parent.children[relay] = None
         target.settings(spawn)
         try:
-            # As another node wrote it: what is wrong with it must not end the link of the host that it is meant for.
+            # Parsed as the other node will: a malformed spawn must not end the link to its host.
             Spawn.from_json(spawn.to_json())
         except ProtocolError as error:
             refuse(relay, Refused(str(error), host=target.name))
@@ -135,7 +131,7 @@ class Hosts:
             host = self._hosts[target.key] = Host(target, self._join, self._facts)
         slots = self._slots.setdefault(target.group, Slots(target.name))
         slots.limit = target.slots
-        # It asks about jobs, and must not wait until they have ended.
+        # A control job asks about other jobs, and must not wait until they have ended.
         if spawn.context.get("control") is True:
             host.begin(relay, spawn, slots.refuse_waiting)
         else:
@@ -143,7 +139,7 @@ class Hosts:
         return relay
 
     def _check_slots(self, target: Target, parent: Relay) -> None:
-        """A job that waits for a slot which its own ancestor holds, while that waits for it, would wait for ever."""
+        """Refuse a job if all slots are taken, one of them by its ancestor: each would wait for the other for ever."""
         slots = self._slots.get(target.group)
         above: Relay | None = parent
         while above and above.group != target.group:
@@ -157,7 +153,7 @@ class Hosts:
         return any(slots.used for slots in self._slots.values())
 
     def close_idle(self, seconds: float, now: float) -> None:
-        """End the links that nobody used lately, and forget the hosts without one."""
+        """End the links that were not used for `seconds`, and forget the hosts without a link."""
         for key, host in list(self._hosts.items()):
             link = host.live()
             if link and not link.needed and not host.wanted and now - link.idle_since > seconds:
@@ -182,7 +178,7 @@ class Hosts:
 
 
 class Slots:
-    """The jobs of one host: so many at a time, the others in their order."""
+    """The jobs of one host: at most `limit` at a time (0: no limit), the others queued in order."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -227,7 +223,7 @@ class Slots:
         self._begin()
 
     def refuse_waiting(self, refused: Refused) -> None:
-        """The host cannot be reached: who waits for a slot would only dial it again, one after the other."""
+        """The host cannot be reached: refuse the queued jobs, which would only dial it again, one after the other."""
         waiting, self._queue = self._queue, deque()
         for relay, _, _ in waiting:
             if not relay.ended:
@@ -235,7 +231,7 @@ class Slots:
 
 
 class Host:
-    """One of them: its link, being dialled or live."""
+    """One host, and its link, which is being dialled or live."""
 
     def __init__(self, target: Target, join: Join, facts: dict[str, object]) -> None:
         self.target = target
@@ -248,7 +244,7 @@ class Host:
 
     @property
     def wanted(self) -> bool:
-        """Somebody waits for the link."""
+        """True if a job waits for the link."""
         return bool(self._tasks)
 
     def begin(self, relay: Relay, spawn: Spawn, unreachable: Callable[[Refused], None]) -> None:
@@ -280,7 +276,7 @@ class Host:
 
     def _connect(self, relay: Relay, link: Link, spawn: Spawn) -> None:
         if relay.ended:
-            return  # whoever asked has gone meanwhile
+            return  # its opener has gone meanwhile
         spawn.where, spawn.context = "", {}
         relay.lease = spawn.lease
         try:
@@ -317,7 +313,7 @@ class Host:
         loop = asyncio.get_running_loop()
         until = loop.time() + INSIST
         for tries in count():
-            name = os.urandom(16).hex()  # a new one: the node over there may have heard the one before
+            name = os.urandom(16).hex()  # a new one each time: the node over there may know the one before
             try:
                 greeter = await self._greeted(name, 0, resume=False)
                 break
@@ -362,7 +358,7 @@ class Host:
             self._mending = asyncio.create_task(self._mend(link))
 
     async def _mend(self, link: Link) -> None:
-        """Dial until the link is up, or nobody is left who needs it."""
+        """Dial until the link is up, or is not needed any more."""
         loop = asyncio.get_running_loop()
         until = loop.time() + INSIST
         for tries in count():

@@ -1,14 +1,14 @@
-"""Descriptors that clients have lent to their node: it reads or writes the file in place of who lent it.
+"""Descriptors that clients have lent to their node: it reads or writes the file in place of the client.
 
-Two processes less on the way of each byte, and with them two copies and four wakeups for each frame. On the wire
-between nodes nothing is different: the same bytes of the stream, at the same offsets, within the same windows.
+This saves two processes on the way of each byte, and with them two copies and four wakeups for each frame. The wire
+between nodes carries the same: the same bytes of the stream, at the same offsets, within the same windows.
 
 Laws
 1. One turn of the loop moves at most TURN bytes of a descriptor, in pieces of one frame.
-2. Taken means that the file has it: what is acknowledged for a client that lent its target was written there, or was
-   with that client already, one window at most, which it writes there itself.
-3. Meanwhile the client says nothing of that stream and hears nothing of it. With RETURN both agree again on how far it
-   is: so many bytes went this way, so far they are acknowledged. It stands in the stream where those bytes would.
+2. Taken means that the file has the bytes. Bytes acknowledged for a client that lent its target were written there, or
+   were with that client already: one window at most, which it writes there itself.
+3. Meanwhile the client sends nothing about that stream and receives nothing of it. RETURN brings both ends to agree
+   again: the bytes moved this way, and how far they are acknowledged. It takes their place in the stream.
 4. A descriptor is closed when it is returned, or when its relay ends, whichever comes first.
 """
 
@@ -31,7 +31,7 @@ MOST = 1 << 62  # no file is longer
 
 
 class Lending:
-    """What the clients at both ends of one relay have lent, by stream: its sender a source, its reader a sink."""
+    """The descriptors lent by the clients at both ends of one relay, by stream: a sender's source, a reader's sink."""
 
     def __init__(self, relay: Passage) -> None:
         self.relay = relay
@@ -44,7 +44,7 @@ class Lending:
         return relay.far if side is relay.near else relay.near
 
     def lend(self, side: Side, frame: Frame) -> None:
-        """A client hands over a descriptor. ProtocolError: it did not, or not as is agreed."""
+        """Take a client's descriptor. ProtocolError: none came, or the frame breaks the rules."""
         fd = side.link.descriptor(frame.number("fd"))
         try:
             at, length = frame.number("at"), frame.number("length")
@@ -70,12 +70,12 @@ class Lending:
             at += flow.offset - frame.offset
             length -= flow.offset - frame.offset
             sink = self.sinks[frame.stream] = Sink(self, side, frame.stream, fd, at, length)
-            sink.credit()  # its reader, who has the bytes before these, says nothing of them any more
+            sink.credit()  # the reader has the bytes before these, and acknowledges them no more
             if length <= 0:
                 sink.finish()
 
     def handles(self, side: Side, frame: Frame) -> bool:
-        """True where the frame is for what was lent, and not to be passed on."""
+        """True if the frame is consumed by a lent descriptor, and not to be passed on."""
         stream = frame.stream
         if stream == LIFE:
             return False
@@ -110,12 +110,12 @@ class Lent:
         self.at = at  # position in the file
         self.left = left  # bytes that may still be moved
         self.moved = 0
-        # of the first byte that goes this way; what was sent of the stream before is with the other end, or on its way
+        # offset of the first byte that goes this way; earlier bytes of the stream have arrived or are on their way
         self.start = side.link.session.flow(side.number, stream).offset
 
     @property
     def offset(self) -> int:
-        """In the stream, of what comes next."""
+        """Offset of the next byte in the stream."""
         return self.start + self.moved
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class Source(Lent):
         acked, window = self.offset, 0
         if other.number in other.link.session.channels:
             flow = other.link.session.flow(other.number, self.stream)
-            acked, window = flow.acked, flow.window  # the receiver goes by it when he waits with his words
+            acked, window = flow.acked, flow.window  # the receiver delays its acknowledgements by the window
         if sink := self.lending.sinks.get(self.stream):
             acked = sink.offset
         self._return(acked, errno, window)
@@ -202,7 +202,7 @@ class Sink(Lent):
     """Writes the stream into a file."""
 
     def take(self, frame: Frame) -> bool:
-        """False where some of it is not for the file; that is what `frame` is then."""
+        """Write the frame's bytes to the file. False: some belong elsewhere; `frame` is then reduced to those."""
         data = frame.payload[: self.left] if len(frame.payload) > self.left else frame.payload
         done, errno = 0, 0
         try:
@@ -223,7 +223,7 @@ class Sink(Lent):
         return False
 
     def credit(self) -> None:
-        """Acknowledge what is worth it; a source beside us needs no credit any more."""
+        """Acknowledge the bytes if that is worth a frame; a source on the same stream is only told to go on."""
         if source := self.lending.sources.get(self.stream):
             source.later()
             return

@@ -1,12 +1,12 @@
-"""A link: one session driven over one connection, or over one after another where it is a line to another node.
+"""A link: one session driven over one connection or, for a line to another node, over one after another.
 
 Laws
 1. A link dies once, with one reason, and tells every channel that was open on it. A line whose connection ends is only
-   down: it keeps its channels, and tells them of that, until somebody brings the next connection.
-2. A peer's bytes can at worst end its own link: a ProtocolError closes it, a defect of ours closes it and is
+   down: it keeps its channels, and tells them of that, until the next connection is made.
+2. A peer's bytes can at worst end its own link: a ProtocolError closes it, a defect of this program closes it and is
    logged with its traceback; the node goes on.
 3. Not more than one scheduling round waits outside the session, so control never queues behind bulk.
-4. What an earlier connection still has to say is not heard.
+4. Bytes that arrive over an earlier connection are ignored.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ log = logging.getLogger("quine.link")
 HEARTBEAT = 3.0  # seconds between pings; keeps idle timeouts of sshd and of middle boxes away, too
 SILENCE = 12.0  # seconds without a byte after which a connection is dead
 LINGER = 2.0  # seconds for the other end to hear a goodbye and hang up: sshd drops what it holds when we do
-SLICE = 0.002  # seconds of one turn of the loop for the frames of one link: a flood of small ones would take them all
-COMPLAINTS = 20  # about the other end of one link
+SLICE = 0.002  # seconds of one turn of the loop for the frames of one link: a flood of small ones would take it all
+COMPLAINTS = 20  # log lines about the other end of one link
 ROUND = 128 * 1024  # bytes handed to the duplex at a time: two frames, four packets of ssh
 
 
 class Handler(Protocol):
-    """What stands behind a channel."""
+    """The object behind a channel, which handles its frames."""
 
     def on_frame(self, frame: Frame) -> None: ...
 
     def on_down(self, why: str) -> None:
-        """The link has lost its connection. What is sent now waits for the next one."""
+        """The link has lost its connection. Frames that are sent now wait for the next one."""
 
     def on_up(self) -> None:
-        """It is back, and nothing was lost."""
+        """The link has a connection again, and nothing was lost."""
 
     def on_lost(self, why: str) -> None:
         """The link is gone. Nothing more can be sent on this channel."""
 
 
 class Counters:
-    """What a link has carried, for people: bytes and frames in and out, over all its connections."""
+    """Statistics of a link over all its connections, for display: bytes in and out, frames in, reconnects."""
 
     __slots__ = ("bytes_in", "bytes_out", "frames_in", "reconnects", "rtt")
 
@@ -63,7 +63,7 @@ class Counters:
 
 
 class Link:
-    """One end of a live link. `connect` (for a line: again and again) gives it what carries its bytes."""
+    """One end of a live link. `start` gives it its only connection, `connect` a line's next one."""
 
     def __init__(
         self,
@@ -78,35 +78,35 @@ class Link:
         self.name = name
         self.handlers: dict[int, Handler] = {}
         self.dead = ""
-        self.down = ""  # why a line has no connection at the moment
+        self.down = ""  # the reason why a line has no connection at the moment, or ""
         self.counters = Counters()
         self._carrier: _Carrier | None = None
         self._on_open = on_open
         self._on_lost = on_lost
         self._on_down = on_down
         self._owes = 0.0
-        self.parted: asyncio.Future[None] | None = None  # after `close`: the other end has heard it
+        self.parted: asyncio.Future[None] | None = None  # after `close`: done once the connection is closed
         self._complaints = 0
         self._paused = False
         self._held = False  # its frames wait for room on the link that they go to
         self._roomy: dict[
             Callable[[], None], Asker | None
-        ] = {}  # called once this link has room for that one
+        ] = {}  # called once this link has room for that asker
         self._flush_due = False
-        self._frames: Iterator[Frame] | None = None  # of what has come, those that are not handled yet
-        self._backlog = bytearray()  # what came meanwhile
-        self._quiet = 0  # heartbeats since the last byte: a process that was stopped has not been listening
+        self._frames: Iterator[Frame] | None = None  # received frames that are not handled yet
+        self._backlog = bytearray()  # bytes received meanwhile
+        self._quiet = 0  # heartbeats since the last byte, not seconds: a stopped process does not listen
         self._loop = asyncio.get_running_loop()
         self.idle_since = self.down_since = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def remote(self) -> bool:
-        """To another machine: it has heartbeats, and the end of its connection is not its peer's."""
+        """True for a link to another machine: it has heartbeats, and outlives its connection."""
         return self.line is not None
 
     def status(self) -> dict[str, Any]:
-        """For people: how it fares, and what waits on it."""
+        """State of the link and the amount queued on it, for display."""
         facts: dict[str, Any] = {"name": self.name, "up": not self.down, **self.counters.to_json()}
         if self.line:
             facts |= {"link": self.line.name, "kept": self.line.kept}
@@ -122,20 +122,20 @@ class Link:
         }
 
     def complain(self, of: str) -> None:
-        """A line in the log about the other end, not more than a few: what it repeats is not to fill our disk."""
+        """Log a line about the other end, at most COMPLAINTS of them: a peer must not fill our disk."""
         self._complaints += 1
         if self._complaints <= COMPLAINTS:
             log.warning("%s: %s", self.name, of)
 
     @property
     def dialled(self) -> bool:
-        """By us: the other end serves, and asks for something only on behalf of what it runs for us."""
+        """True if this node dialled: the other end serves, and sends requests only for jobs that it runs for us."""
         return self.line is not None and self.line.opener
 
     # -- connections -------------------------------------------------------------------------------
 
     def start(self, duplex: Duplex) -> None:
-        """Begin, with somebody of this machine. What came meanwhile is delivered from here."""
+        """Begin with a client of this machine. Bytes that came before are delivered now."""
         self._carry(duplex)
         self.wake()
 
@@ -161,7 +161,7 @@ class Link:
                 "%s: link is back after %.1f s, %d bytes again", self.name, seconds, sum(map(len, again))
             )
             self._tell_handlers(lambda handler: handler.on_up())
-        self._received(b"")  # what came with the greeting
+        self._received(b"")  # handle the frames that came with the greeting
         self.wake()
         if greeter.lost is not None:
             self.cut(greeter.lost)
@@ -172,7 +172,7 @@ class Link:
         duplex.attach(self._carrier)
 
     def cut(self, why: str) -> None:
-        """The connection has ended, or is to be taken for ended."""
+        """The connection has ended, or is treated as ended: a line is down then, any other link is dead."""
         if self.dead or self.down:
             return
         if self.line is None or self._on_down is None or self.line.over:
@@ -215,7 +215,7 @@ class Link:
             self._backlog += data
 
     def _work(self, carrier: _Carrier | None) -> None:
-        """Handle what has come over this connection, for a slice of time; the rest in the next turns of the loop."""
+        """Handle the frames of this connection for a slice of time; the rest follows in the next turns of the loop."""
         if self._held:
             return
         until = self._loop.time() + SLICE
@@ -251,13 +251,13 @@ class Link:
                 carrier.caught_up()
 
     def _work_later(self, carrier: _Carrier) -> None:
-        """Read no more until this is done: who floods us waits for the others, not they for him."""
+        """Read no more until the backlog is handled: a flooding peer waits for the others, not they for it."""
         carrier.fall_behind()
         self.flush()
         self._loop.call_soon(self._work, carrier)
 
     def hold(self) -> None:
-        """Handle no more of what comes, until `release`: its bodies have no room where they go."""
+        """Handle no more frames until `release`: the link that their bodies go to has no room."""
         self._held = True
 
     def release(self) -> None:
@@ -266,7 +266,7 @@ class Link:
             self._loop.call_soon(self._work, self._carrier)
 
     def when_roomy(self, tell: Callable[[], None], asker: Asker | None) -> None:
-        """Have `tell` called once, when this link has room for what `asker` asks, or has ended."""
+        """Have `tell` called once, when this link has room for bodies of `asker`, or has ended."""
         if self.dead:  # nothing will ever change its room
             tell()
         else:
@@ -299,7 +299,7 @@ class Link:
             return
         words = self.line.beside() if self.line else []
         while not self._paused and self._carrier is carrier and (chunks := self.session.pull(ROUND)):
-            self._write(carrier, words + chunks)  # in one packet, which costs more than what is in it
+            self._write(carrier, words + chunks)  # in one packet: a packet costs more than its bytes
             words = []
         if words:
             self._write(carrier, words)
@@ -328,7 +328,7 @@ class Link:
         return number
 
     def descriptor(self, count: int) -> int:
-        """The one that the client behind this link has sent as its `count`th; the caller's from now on."""
+        """Descriptor number `count` that the client behind this link has sent; the caller owns it from now on."""
         duplex = self._carrier.duplex if self._carrier else None
         if not isinstance(duplex, ClientDuplex) or count not in duplex.lent:
             raise ProtocolError("lent a descriptor that did not come")
@@ -341,23 +341,23 @@ class Link:
             self.idle_since = self._loop.time()
 
     def owe(self, seconds: float) -> None:
-        """For so long the other end would go on with what was just given up, unless it hears of it."""
+        """For `seconds` a line is worth redialling: the other end would go on with a job that was just given up."""
         self._owes = max(self._owes, self._loop.time() + seconds)
 
     @property
     def needed(self) -> bool:
-        """Is it worth another connection?"""
+        """True if the link is worth another connection."""
         untold = self.line is not None and bool(self.line.kept or self.session.has_output)
         return bool(self.handlers) or (untold and self._loop.time() < self._owes)
 
     def wake(self) -> None:
-        """Something was queued: write it in this turn of the loop, together with what else comes."""
+        """Frames were queued: write them soon, together with others queued in this turn of the loop."""
         if not self._flush_due and not self.dead:
             self._flush_due = True
             self._loop.call_soon(self.flush)
 
     def close(self, why: str) -> None:
-        """End the link by intent, and say so: the other end need not wait for the next connection."""
+        """End the link by intent, and tell the other end, which then does not wait for the next connection."""
         carrier = self._carrier
         if self.line and carrier and not self.dead:
             carrier.duplex.write(GOODBYE)
@@ -366,7 +366,7 @@ class Link:
         self.fail(why)
 
     def fail(self, why: str) -> None:
-        """End the link. Every handler hears of it."""
+        """End the link and tell every handler."""
         if self.dead:
             return
         self.dead = why
@@ -390,14 +390,14 @@ class Link:
 
 
 class _Carrier:
-    """A connection's calls, as long as it is the link's. Implements DuplexProtocol."""
+    """Callbacks of a connection, ignored once the link has another one. Implements DuplexProtocol."""
 
     __slots__ = ("_behind", "_link", "_lost", "duplex")
 
     def __init__(self, link: Link, duplex: Duplex) -> None:
         self._link = link
         self._behind = False
-        self._lost: str | None = None  # why it ended, while what came before that is not handled yet
+        self._lost: str | None = None  # why it ended, while bytes from before that are not handled yet
         self.duplex = duplex
 
     @property

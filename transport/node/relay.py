@@ -1,14 +1,14 @@
-"""Routes between links: a channel on one link continued on another, bytes and control unchanged.
+"""A relay continues a channel of one link on another, bytes and control unchanged.
 
 Laws
-1. A relay keeps nothing but the frames that wait for a link being dialled: windows are end to end, so what can wait is
-   bounded by the window of each stream.
+1. A relay keeps nothing but the frames that wait for a link being dialled: windows are end to end, so the waiting
+   bytes are bounded by the window of each stream.
 2. A relay adds one thing: the name under which this node knows the host, as a job starts and in its exit record.
-3. What a job over there has asked for ends with it: its right to ask was its own.
+3. Jobs that a job over there has asked for end with it: its right to ask was its own.
 4. When one side's link ends, the other side is told the truth: a job whose opener is gone is abandoned; a
-   job whose node is gone is lost, and lost is said as lost.
-5. A link that is down has not ended: its opener is told, and waits. A job is given up when its lease is over, as it
-   is over there, where it is ended then.
+   job whose node is gone is lost, and is reported as lost.
+5. A link that is down has not ended: its opener is told, and waits. A job is given up here when its lease is over,
+   and the node over there ends it at that time, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 MAX_ASKED = 1024  # requests of one job that are open; each of its agents asks one after the other
-LONG = 10.0  # seconds that a link is down before people are told without having asked
+LONG = 10.0  # seconds until a client is told again that its link is down, or that it waits for a slot
 
 
 class Relay:
@@ -51,18 +51,18 @@ class Relay:
         self.ended = False
         self.on_end = on_end
         self.lease = LEASE  # seconds that its job outlives a link that is down
-        self.asker: Asker | None = None  # the job here that asks, which has a share of the room
-        self.facts: dict[str, object] = {}  # of the job, for people; {} for what is none of theirs
+        self.asker: Asker | None = None  # the account of the job here that asks: its share of the room
+        self.facts: dict[str, object] = {}  # of the job, for display; {} for internal ones
         self.since = 0.0
         self.queued = False  # it waits for a slot
         self._asked = 0  # requests of its job that are open
         self._down_since = 0.0
         self._timers: list[asyncio.TimerHandle] = []
-        # Of a job on another host: what it was placed with, and what it has itself asked to have placed.
+        # Of a job on another host: its placement (group, tree, context), and the jobs that it has asked for.
         self.group = ""
         self.tree = ""
         self.context: dict[str, Any] = {}
-        self.size = 0  # bytes of what it is to be started with, if it was asked for
+        self.size = 0  # bytes of its spawn, if another job asked for it
         self.parent: Relay | None = None
         self.children: dict[Relay, None] = {}  # in their order
         self._early: list[Frame] = []
@@ -70,7 +70,7 @@ class Relay:
         self._exit: Frame | None = None  # held until the output before it was passed on
 
     def connect(self, link: Link, kind: int, body: dict[str, object]) -> None:
-        """Open the far side and hand over what has come so far. Raises what `Link.open` raises."""
+        """Open the far side and pass on the frames so far. Raises the errors of `Link.open`."""
         self.request = kind == Kind.REQUEST
         far = Side(self, link, 0)
         far.number = link.open(kind, body, far, self.asker)
@@ -80,14 +80,14 @@ class Relay:
         self._early.clear()
 
     def asked(self, request: Relay) -> None:
-        """Its job asks. ProtocolError for a flood, which the client would have to hold."""
+        """Count an open request of the relay's job. ProtocolError for a flood, which the client would have to hold."""
         self._asked += 1
         if self._asked > MAX_ASKED:
             raise ProtocolError(f"more than {MAX_ASKED} requests of one job at one time")
         request.on_end = self._answered
 
     def may_have(self, size: int) -> bool:
-        """Is there room for one more job that it asks for? What those are started with is kept until they are."""
+        """True if the job may ask for one more job with a spawn of `size` bytes: spawns are kept until started."""
         waiting = sum(child.size for child in self.children if not child.started)
         return len(self.children) < MAX_ASKED and waiting + size <= ASKED
 
@@ -102,7 +102,7 @@ class Relay:
         if self._lending and self._lending.handles(side, frame):
             return
         if frame.stream == LIFE and frame.payload:
-            frame.body()  # what is garbage ends the link that it came on, not the one that it was meant for
+            frame.body()  # a malformed body must end the link that it came on, not the one that it goes to
         if side is self.far:
             if frame.kind == Kind.ATTACH:
                 self.started = True
@@ -112,7 +112,7 @@ class Relay:
             elif frame.kind == Kind.EXIT:
                 frame.payload = self._named(frame)
             elif frame.kind == Kind.NOTE and side.link.dialled:
-                raise ProtocolError("note from another node")  # how a link fares is said here
+                raise ProtocolError("note from another node")  # this node alone notes the state of its links
             if frame.kind in (Kind.EXIT, Kind.REPLY):
                 self._exit = frame
             else:
@@ -138,7 +138,7 @@ class Relay:
         self._lending.lend(side, frame)
 
     def _pass_exit(self) -> None:
-        """An exit record that overtook its output would hide that the rest was lost with the link."""
+        """Pass on a held exit record once the output has ended; earlier it could hide a loss of the rest."""
         if self._exit and self.far:
             channel = self.far.link.session.channels.get(self.far.number)
             if channel is None or channel.finished:
@@ -158,7 +158,7 @@ class Relay:
         return quickjson.dumps(status.to_json()).encode()
 
     def status(self) -> dict[str, object]:
-        """For people: the job, what it waits for, and how its link fares."""
+        """The job, its state and the state of its link, for display."""
         now = asyncio.get_running_loop().time()
         link = self.far.link if self.far else None
         state = "running" if self.started else "queued" if self.queued else "connecting"
@@ -173,9 +173,9 @@ class Relay:
         }
 
     def down(self, side: Side, why: str) -> None:
-        """A link has lost its connection, and is dialled again by whoever dialled it."""
+        """A link has lost its connection; the end that dialled it dials again."""
         if side is self.near or self.request or self.ended:
-            return  # who asks waits; whoever serves it has a lease of its own
+            return  # the opener waits; the serving node has a lease of its own
         loop = asyncio.get_running_loop()
         self._down_since = loop.time()
         self._note(False, why)
@@ -194,11 +194,11 @@ class Relay:
         self.near.note({"up": up, "seconds": round(seconds, 3), "why": why[:200], "host": self.host})
 
     def tell(self, text: str) -> None:
-        """Say something of the host to the user of the near side."""
+        """Send the user of the near side a text about the host."""
         self.near.note({"text": text, "host": self.host})
 
     def _give_up(self, why: str) -> None:
-        """The lease is over. When the link comes back, the node over there hears that nobody waits any more."""
+        """The lease is over: give the job up. The node over there is told to end it when the link comes back."""
         if self.far and not self.ended:
             self.far.abandon()
             self.lost(self.far, f"{why}, for longer than the lease of {self.lease:g} s")
@@ -226,13 +226,13 @@ class Relay:
         self.end()
 
     def refuse(self, status: Status) -> None:
-        """Tell the near side how it ended, in place of the far side."""
+        """Tell the near side how the job or request ended, in place of the far side."""
         self.near.finish(status)
 
     def end(self) -> None:
-        """No more to route; said once."""
+        """End the relay; later calls change nothing."""
         self._stop_timers()
-        self._exit = None  # another end was told than the one that was held back
+        self._exit = None  # drop a held record: the near side was told another end
         if not self.ended:
             self.ended = True
             if self._lending:
@@ -244,7 +244,7 @@ class Relay:
             self.on_end(self)
 
     def revoke(self, why: str) -> None:
-        """Nobody may wait for it any more: end it over there, and say so."""
+        """Withdraw the job or request: abandon it on the far side, and tell the near side that it is lost."""
         if self.far:
             self.far.abandon()
         self.refuse(Status("lost", LOST, host=self.host, pid=self.pid, detail=f"{why}; it is being ended"))

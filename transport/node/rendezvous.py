@@ -1,9 +1,9 @@
 """Find this user's node, or start it; hand a dial's streams to it. Blocking, standard library only.
 
 Laws
-1. One node per socket: it holds a lock for its life, and a lock of the kernel dies with its process, however that dies.
+1. One node per socket: it holds a lock until it ends, and the kernel frees that lock however the process ends.
 2. Readiness is a byte on a pipe, never a sleep or a probe.
-3. A node that ends while we connect is not an error: nothing was sent that it acted on, so we start the next one.
+3. A node that ends while a client connects is not an error: it has acted on nothing, so the next one is started.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
 TAKEN = b"+"  # the node's answer to a dial: the streams are its own now
 START_DEADLINE = 20.0  # seconds for the node to be ready on a machine that is busy
 BACKLOG = 1024  # xargs -P 300 must not see a refusal
-TRIES = 3  # nodes that may be gone, idle or dead, before they have read a byte
-MARK = 32  # bytes in the file of the lock
+TRIES = 3  # attempts, each of which may meet a node that ends before it has read a byte
+MARK = 32  # bytes in the lock file
 LOG_LIMIT = 4 << 20  # bytes of log after which a node begins a new file
 
 
 def try_connect(path: str = "") -> socket.socket | None:
-    """The node's socket, or None where no node listens; "" is that of this build."""
+    """A connection to the node, or None if no node listens; path "" is the socket of this build."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path or address.socket_path())
@@ -53,12 +53,12 @@ def try_connect(path: str = "") -> socket.socket | None:
 
 
 def connect() -> socket.socket:
-    """The node's socket; the node is started first where there is none. Raises Refused."""
+    """A connection to the node, which is started first if there is none. Raises Refused."""
     if connection := try_connect():
         return connection
     with open(_path("start"), "ab") as lock:
         deadline = time.monotonic() + START_DEADLINE
-        while not _lock(lock.fileno()):  # three hundred clients at once start one node
+        while not _lock(lock.fileno()):  # three hundred clients at once must start one node
             if connection := try_connect():
                 return connection
             if time.monotonic() > deadline:
@@ -89,7 +89,7 @@ def log_path() -> str:
 
 
 def rotate_log() -> None:
-    """For the node: begin a new file where its stderr is the log and has grown too long; the old one is kept once."""
+    """For the node: begin a new log file if its stderr is the log and exceeds LOG_LIMIT; keeps one old file."""
     facts, path = os.fstat(2), log_path()
     try:
         if facts.st_size <= LOG_LIMIT or os.stat(path).st_ino != facts.st_ino:
@@ -97,13 +97,13 @@ def rotate_log() -> None:
         os.rename(path, f"{path}.old")
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError:
-        return  # the directory was removed under us
+        return  # the directory was removed meanwhile
     os.dup2(log, 2)
     os.close(log)
 
 
 def _start() -> None:
-    """Start the node as a daemon: its own session, no streams of ours, no secrets of ours."""
+    """Start the node as a daemon: in its own session, without this process's streams and secrets."""
     ready, told = os.pipe()
     log = os.open(log_path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDWR)
@@ -133,12 +133,12 @@ def _start() -> None:
         for fd in (ready, told, log, null):
             if fd >= 0:
                 os.close(fd)
-    # The daemon detaches itself (double fork); what we started ends at once and is reaped here.
+    # The daemon detaches itself (double fork); the process started here ends at once and is reaped.
     os.waitpid(pid, 0)
 
 
 def bind() -> tuple[Listener, dict[str, object]] | None:
-    """For the node: take the lock of its life and listen; with the listener comes its `seat`.
+    """For the node: take the lock that it holds until it ends, and listen. Returns the listener and its `seat`.
 
     None when another node is there already.
     """
@@ -150,7 +150,7 @@ def bind() -> tuple[Listener, dict[str, object]] | None:
             living.close()
             os.close(lock)
             return None
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the one that holds it listens no more: it is ending
+        fcntl.flock(lock, fcntl.LOCK_EX)  # its holder listens no more: it is ending
     path = address.socket_path()
     try:
         os.unlink(path)
@@ -167,12 +167,12 @@ def bind() -> tuple[Listener, dict[str, object]] | None:
 
 
 def seat(lock: int) -> dict[str, object]:
-    """What a hello says of the node that holds `lock`: which lock that is, and since when it holds it.
+    """Facts for the hello of the node that holds `lock`: the lock's name, and since when the node holds it.
 
     A lock has one holder at a time. So of two nodes that name the same one the earlier has ended, whatever else is the
-    same (host name, user, home). The name is that of the locked file: boot and device and inode are one file of one
-    kernel as long as somebody has it open, and the bytes in it tell kernels apart that claim the same boot.
-    {} where it has no such name.
+    same (host name, user, home). The name is that of the locked file. Boot, device and inode identify one file of one
+    kernel as long as it is open; random bytes in it distinguish kernels that claim the same boot.
+    {} if the file cannot be named so.
     """
     try:
         mark = os.pread(lock, MARK, 0)
@@ -190,8 +190,8 @@ def seat(lock: int) -> dict[str, object]:
 def daemonize(ready_fd: int) -> Beside:
     """Leave the starter: fork, let the parent end, start the launcher, say ready. The socket listens already.
 
-    A soft limit of whoever happened to start us is not our jobs': it goes up to the hard one, but for those that
-    programs take for a size to use (files, stack, core).
+    Jobs must not inherit soft limits of the process that happened to start the node. So those are raised to the hard
+    ones, except limits that programs take for a size to use (files, stack, core).
     """
     from transport.job.launcher_process import Beside
 
@@ -212,9 +212,9 @@ def daemonize(ready_fd: int) -> Beside:
 
 
 def dial() -> int:
-    """What the session channel of sshd runs: hand our stdin and stdout to the node here, then wait with it.
+    """Command of sshd's session channel: hand stdin and stdout to the node here, then wait until it lets go.
 
-    We stay, because sshd closes the streams when its child ends; no byte passes through us.
+    The process stays because sshd closes the streams when its child ends; no byte passes through it.
     """
     for _ in range(TRIES):
         connection = connect()
@@ -227,7 +227,7 @@ def dial() -> int:
 
 
 def _hand_over(connection: socket.socket) -> bool:
-    """Until the node lets go; False where it went idle, or died, while we connected: the next one is started."""
+    """Hand the streams over and wait until the node lets go; False if it ended before it took them."""
     try:
         connection.sendmsg([DIAL], rights([0, 1]))
         if connection.recv(1) != TAKEN:
@@ -247,12 +247,12 @@ def _hand_over(connection: socket.socket) -> bool:
 
 
 def short_lived() -> Refused:
-    """For who has met so many nodes that were gone before they had read a byte."""
+    """The error after TRIES nodes that ended before they had read a byte."""
     return Refused("the node of this machine ends as soon as it is started", f"look at {log_path()}")
 
 
 def status(path: str = "", seconds: float = START_DEADLINE) -> dict[str, Any] | None:
-    """What the node at a socket says of itself, "" is the one of this build; None where none runs."""
+    """The status report of the node at a socket ("": of this build); None if none runs. Refused: no answer."""
     connection = try_connect(path)
     if connection is None:
         return None
@@ -270,7 +270,7 @@ def status(path: str = "", seconds: float = START_DEADLINE) -> dict[str, Any] | 
 
 
 def stop() -> bool:
-    """End the node of this machine, and wait for it and for its launcher; False where none runs."""
+    """End the node of this machine, and wait for it and its launcher; False if none runs, or not all end in time."""
     facts = status()
     if facts is None:
         return False

@@ -51,7 +51,7 @@ class Side:
         """Send a frame of the other side on this one."""
         session, number = self.link.session, self.number
         if self.link.dead or number not in session.channels:
-            return  # its end is on the way to the other side, or was the last word
+            return  # its end is on the way to the other side, or the last frame was sent
         kind, stream = frame.kind, frame.stream
         if kind == Kind.DATA:
             session.data(number, stream, frame.payload)
@@ -78,14 +78,14 @@ class Side:
             self.link.wake()
 
     def note(self, facts: dict[str, object]) -> None:
-        """Tell this side how the link behind its channel fares, if it has not ended."""
+        """Send this side a note about its job (state of the link behind it, or a text), unless it is over."""
         channel = self.link.session.channels.get(self.number)
         if not self.link.dead and channel and not channel.request:
             self.link.session.tell(self.number, Kind.NOTE, facts)
             self.link.wake()
 
     def finish(self, status: Status) -> None:
-        """End this side's channel with a status of ours."""
+        """End this side's channel with `status`, which this node made."""
         session = self.link.session
         channel = session.channels.get(self.number)
         if self.link.dead or channel is None or channel.state == ENDED:

@@ -1,10 +1,10 @@
-"""A job's line to its origin: a call by name, through the node it runs on; one that blocks, or streams.
+"""A job's requests to its origin, by name and through the node of its host; a call blocks or streams.
 
 Laws
-1. The token that names the job and the capability that its origin asks for come from the inherited memo, die with
+1. The token names the job, and the capability is demanded by its origin. Both come from the inherited memo, die with
    the job, and go nowhere else.
 2. A connection belongs to the process that opened it: after a fork the child opens its own.
-3. A call that was interrupted leaves no half-read connection behind: it is closed.
+3. An interrupted call closes its connection, so none is left half-read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from transport.lean import socket
 
-    # Waits until a socket is ready for an event of poll(2); OSError to give the request up.
+    # Waits until a socket is ready for an event of poll(2); raises OSError to give the request up.
     Wait = Callable[[socket.socket, int], None]
 
 
@@ -40,7 +40,7 @@ class Relay:
 
     @classmethod
     def from_environment(cls) -> Relay | None:
-        """None where this process was not started by a node."""
+        """The relay of this process's job; None if no node started it."""
         memo = inherit.read()
         path, token, capability = (memo.get(name) for name in ("socket", "token", "capability"))
         if not (isinstance(path, str) and isinstance(token, str) and isinstance(capability, str)):
@@ -68,9 +68,9 @@ class Relay:
         self._pool.close()
 
     def stream(self, name: str) -> Asked:
-        """Ask by a request whose body is written and whose answer is read piece by piece, from any thread.
+        """Open a request whose body is written and whose answer is read piece by piece, from any thread.
 
-        Close it, or use it as a context manager: what was not ended by then is given up.
+        Close it, or use it as a context manager: a request that has not ended by then is given up.
         """
         try:
             return Asked(self._pool.take(), self._asked(name), self._pool.give_back)
@@ -100,7 +100,7 @@ class Relay:
 
 
 def _wait(channel: socket.socket, event: int) -> None:
-    """As long as the deadline of the socket says: its calls wait by themselves."""
+    """Return at once: calls of the socket wait by themselves, until its deadline."""
 
 
 class _Call:
@@ -114,10 +114,10 @@ class _Call:
         self._reply = bytearray()
         self._error: str | None = None
         self.finished = False
-        self._said = False  # the last word, after which the channel is forgotten
+        self._said = False  # the last frame was sent, after which the channel is forgotten
 
     def output(self) -> bytes:
-        """What can be sent now; the last word, once it is finished."""
+        """Bytes that can be sent now; the last frame once the request is finished."""
         session, number, flow = self._session, self._number, self._channel.flows[STDIN]
         if self.finished and not self._said:
             self._said = True

@@ -2,13 +2,13 @@
 
 Laws
 1. The main thread alone touches the session. A thread gets bytes and leaves bytes, and wakes the main thread.
-2. Memory is bounded: what a handler has not read is not acknowledged, and a handler that writes waits while more than
-   OUTBOX of its answer has not found credit.
-3. At most THREADS handlers run at one time, the others wait their turn, in order. They are no threads of plain
-   requests, which a handler that waits for its asker for hours must not keep from being answered.
-4. A body that came to its end is read to its end, whatever becomes of who sent it: its end is the commit. One that has
-   not come to its end ends with `Abandoned`, never with an end of file.
-5. No thread keeps this process from ending: all of them are daemons, and whoever waits is told when the face closes.
+2. Memory is bounded: bytes that a handler has not read are not acknowledged. A handler that writes waits while
+   OUTBOX bytes of its answer have no credit.
+3. At most THREADS handlers run at one time, the others wait their turn, in order. Plain requests have other threads:
+   a handler may wait for its requester for hours, and must not delay them.
+4. A complete body is read to its end, whatever becomes of its sender: its end is the commit. An incomplete one ends
+   with `Abandoned`, never with an end of file.
+5. No thread keeps this process from ending: all of them are daemons, and `close` ends every wait.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from transport.rpc.outgoing import Buffer
     from transport.wire.session import Session
 
-THREADS = 256  # handlers at one time; one of them may wait for its asker for hours
+THREADS = 256  # handlers at one time; one of them may wait for its requester for hours
 OUTBOX = 256 * 1024  # bytes of an answer that wait for credit
-HELD = 256 * 1024 * 1024  # bytes of all bodies that were not read; honest windows together stay below it
+HELD = 256 * 1024 * 1024  # unread bytes of all bodies; windows of a conforming peer stay below it together
 
 
 class Streaming:
-    """A service that is given an `Incoming`, in a thread; what it raises is the answer's error."""
+    """A service whose handler gets an `Incoming`, in a thread; its exception is the answer's error."""
 
     __slots__ = ("handler",)
 
@@ -54,14 +54,14 @@ class Incoming(Lends):
         self.number = number
         self.handler = handler
         self.done = False  # the handler has ended
-        self.error: str | None = None  # what it raised
+        self.error: str | None = None  # the text of its exception
         self.taken = 0  # bytes of the body that it has read
         self.held = 0  # bytes of it that came and were not read
         self._tell = tell
         self._change = threading.Condition()
         self._body: deque[bytes] = deque()
         self._ended = False  # the body is whole
-        self._gone = ""  # why nobody waits
+        self._gone = ""  # the reason why nobody waits, or ""
         self._answer: deque[bytes] = deque()
         self._unsent = 0
         # By stream: descriptor, position, length, offset.
@@ -71,7 +71,7 @@ class Incoming(Lends):
     # -- the handler's side ------------------------------------------------------------------------
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes of the body, at least one; b"" is its end. Raises Abandoned."""
+        """Return at most `size` bytes of the body, at least one; b"" is its end. Raises Abandoned."""
         with self._change:
             while not self._body:
                 if self._ended:
@@ -88,7 +88,7 @@ class Incoming(Lends):
         return data
 
     def write(self, data: Buffer) -> None:
-        """Send `data` as the next bytes of the answer, as fast as they are taken over there. Raises Abandoned."""
+        """Send `data` as the next bytes of the answer; waits for the other end to take them. Raises Abandoned."""
         if not len(data):
             return
         with memoryview(data) as whole, whole.cast("B") as view:
@@ -119,7 +119,7 @@ class Incoming(Lends):
             if self._ended or self.held >= length:
                 return 0, 0  # all of it is here
             start = self.taken
-            end = start + length  # what comes after that, in the same breath, is no byte of the file
+            end = start + length  # bytes behind that belong to the stream, not to the file
 
             def write() -> None:
                 border = min(end, self._returned[STDIN][2]) if STDIN in self._returned else end
@@ -136,7 +136,7 @@ class Incoming(Lends):
     def _lend(
         self, stream: int, lent: tuple[int, int, int, int], work: Callable[[], None]
     ) -> tuple[int, int, int]:
-        """Have the main thread lend it; what came back: bytes moved, why no more, where in the stream that began."""
+        """Have the main thread lend a descriptor. Returns bytes moved, errno or 0, and their offset in the stream."""
         self._returned.pop(stream, None)
         self.lends[stream] = lent
         self._tell(self)
@@ -153,7 +153,7 @@ class Incoming(Lends):
             self._tell(self)
 
     def run(self) -> None:
-        """In a thread: call the handler."""
+        """Call the handler, in a thread."""
         try:
             self.handler(self)
         except BaseException as error:
@@ -179,15 +179,15 @@ class Incoming(Lends):
             self._change.notify_all()
 
     def returned(self, stream: int, moved: int, errno: int, at: int) -> None:
-        """What was lent is back; the first word of it counts."""
+        """Record that lending on a stream has ended; only the first call counts."""
         with self._change:
             self._returned.setdefault(stream, (moved, errno, at))
             self._change.notify_all()
 
     def lend(self, stream: int, attach: Callable[[int], int]) -> tuple[int, int, int, int] | None:
-        """Have `attach` take what the handler lends: its number, position, length and offset.
+        """Pass the handler's descriptor to `attach`. Returns the number it got there, position, length and offset.
 
-        None where the handler waits for that no more, and its descriptor may be another file's by now.
+        None if the handler waits no more: the descriptor may be another file's by now.
         """
         with self._change:
             lent = self.lends.pop(stream, None)
@@ -208,7 +208,7 @@ class Incoming(Lends):
         return self._ended
 
     def take(self, size: int) -> bytes:
-        """At most `size` bytes of the answer, b"" where none wait."""
+        """Remove and return at most `size` bytes of the answer, b"" if none wait."""
         with self._change:
             if not self._answer:
                 return b""
@@ -227,9 +227,9 @@ class Incoming(Lends):
 
 
 class Streams:
-    """The streaming requests of one job. `wake` makes the main thread call `send`, `say` is told of failures.
+    """The streaming requests of one job. `wake` makes the main thread call `send`, `say` is called with each failure.
 
-    `attach` sends a descriptor to the node; None where nothing can be lent.
+    `attach` sends a descriptor to the node; None if nothing can be lent.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class Streams:
             self._threads += 1
         try:
             threading.Thread(target=self._handle, name="stream", daemon=True).start()
-        except RuntimeError:  # this machine has no more of them: it waits for one that there is
+        except RuntimeError:  # this machine has no thread left: the request waits for one that exists
             with self._lock:
                 self._threads -= 1
                 waits = self._threads > 0 or incoming not in self._queue
@@ -282,7 +282,7 @@ class Streams:
                 self._serve(incoming)
 
     def _handle(self) -> None:
-        """A thread's life: one request after the other."""
+        """Body of a thread: run one request after the other."""
         while True:
             with self._lock:
                 while not self._queue and not self._closed:
@@ -295,7 +295,7 @@ class Streams:
             incoming.run()
 
     def _tell(self, incoming: Incoming) -> None:
-        """From a thread: the main thread has something to do for it."""
+        """Have the main thread serve `incoming`; called from a thread."""
         with self._lock:
             first = not self._news
             self._news[incoming] = None
@@ -319,8 +319,8 @@ class Streams:
                 self._refuse(incoming, "more bytes than there is room for")
         elif kind == Kind.EOF:
             incoming.end()
-            incoming.returned(STDIN, 0, 0, frame.offset)  # what was lent meanwhile, for nothing
-        else:  # stop, the last word, or nobody waits
+            incoming.returned(STDIN, 0, 0, frame.offset)  # a descriptor lent meanwhile moves nothing
+        else:  # stop, the last frame, or nobody waits
             incoming.abandon("who asked has gone")
             if frame.stream != LIFE:
                 self._serve(incoming)
@@ -328,7 +328,7 @@ class Streams:
                 del self._open[frame.channel]
 
     def _withdrawn(self, incoming: Incoming) -> bool:
-        """Its turn had not come, and half of it is all that came: it need not have one."""
+        """Remove an incomplete request from the queue; False if it is complete, or no longer queued."""
         with self._lock:
             if incoming.whole or incoming not in self._queue:
                 return False
@@ -336,7 +336,7 @@ class Streams:
             return True
 
     def send(self) -> None:
-        """Do what the threads have told of."""
+        """Serve the requests that threads have reported with `_tell`."""
         with self._lock:
             news, self._news = self._news, {}
         for incoming in news:
@@ -345,14 +345,14 @@ class Streams:
 
     def _serve(self, incoming: Incoming) -> None:
         session, number = self._session, incoming.number
-        done = incoming.done  # first: what it wrote before it ended is there then
+        done = incoming.done  # read first: then everything that the handler wrote is queued
         if number not in session.channels:
             if done:
                 del self._open[number]
             return
         flow = session.flow(number, STDOUT)
         if flow.ended:
-            return  # it was answered, and the last word is on its way
+            return  # it was answered, and the last frame is on its way
         session.took(number, STDIN, incoming.taken)
         while (credit := flow.credit) and (data := incoming.take(min(CHUNK, credit))):
             session.data(number, STDOUT, data)
@@ -364,14 +364,14 @@ class Streams:
             self._finish(incoming)
 
     def _lend(self, incoming: Incoming, stream: int) -> None:
-        """Give the node what a handler lends, in its place in the stream."""
+        """Lend a handler's descriptor to the node, at its place in the stream."""
         flow = self._session.flow(incoming.number, stream)
         if self._attach is None or flow.ended:
             incoming.returned(stream, 0, 0, flow.offset)
             return
         try:
             lent = incoming.lend(stream, self._attach)
-        except OSError:  # no room for one descriptor more: the handler has it still
+        except OSError:  # no room for one more descriptor: the handler still has its own
             incoming.returned(stream, 0, 0, flow.offset)
             return
         if lent is None:
@@ -381,7 +381,7 @@ class Streams:
         self._session.lend(incoming.number, stream, offset if stream == STDIN else flow.offset, body)
 
     def _refuse(self, incoming: Incoming, why: str) -> None:
-        """Answer in place of its handler, which goes on until it has heard."""
+        """Answer in place of the handler, which runs on until its next call fails."""
         if self._session.flow(incoming.number, STDOUT).ended:
             return
         incoming.error = why
@@ -400,7 +400,7 @@ class Streams:
         session.tell(number, Kind.REPLY, {"error": error})
 
     def close(self) -> None:
-        """The face leaves: whoever waits hears of it, and nobody is waited for."""
+        """The proxy ends: end every wait of a handler, and wait for no thread."""
         with self._lock:
             self._closed = True
             self._queue.clear()

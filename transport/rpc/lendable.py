@@ -1,10 +1,10 @@
-"""Which descriptors may be lent to the node of this machine, which then moves the bytes of a stream itself.
+"""Tests whether a descriptor may be lent to the node of this machine, which then moves the bytes of a stream itself.
 
 Laws
-1. Regular files on file systems of this machine alone: what may hang (another machine, a program behind a mount, this
-   very node) would hang the node, and with it everybody's jobs.
-2. What this process may write is limited to nothing (`RLIMIT_FSIZE`): the node has limits of its own.
-3. Where anything is not as expected, nothing is lent: who asked moves the bytes itself.
+1. Only regular files on local file systems are lent. A file system that may hang (another machine, a program behind a
+   mount, this very node) would hang the node, and with it everybody's jobs.
+2. A target is lent only while this process has no limit of file size (`RLIMIT_FSIZE`): the node has its own limits.
+3. Where anything is not as expected, nothing is lent: the requester moves the bytes itself.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import os
 import resource
 import stat
 
-LEAST = 256 * 1024  # bytes that are worth the words
+LEAST = 256 * 1024  # bytes from which lending is worth its frames
 ROUND = 256 * 1024  # bytes moved at once where the node does not
 LOCAL = frozenset(
     ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay")
 )
 
-# By device that is one: numbers without go from what is unmounted to another one.
+# Is it local, by device number. Only block devices (major > 0): other numbers are reused after an unmount.
 _known: dict[int, bool] = {}
 
 
 def source(fd: int) -> tuple[int, int]:
-    """Position and bytes from there to the end; (0, 0) where it must not be lent."""
+    """Position of a descriptor and bytes from there to the end; (0, 0) if it must not be lent."""
     try:
         facts = os.fstat(fd)
         if stat.S_ISREG(facts.st_mode) and _local(facts.st_dev):
@@ -37,7 +37,7 @@ def source(fd: int) -> tuple[int, int]:
 
 
 def target(fd: int) -> int:
-    """The position of what is written next; -1 where it must not be lent."""
+    """Position of the next write to a descriptor; -1 if it must not be lent."""
     if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return -1
     try:
@@ -68,14 +68,14 @@ def _local(device: int) -> bool:
 
 
 def write_at(fd: int, data: bytes | memoryview, at: int) -> None:
-    """Raises OSError."""
+    """Write all of `data` at a position. Raises OSError."""
     done = os.pwrite(fd, data, at)
     while done < len(data):
         done += os.pwrite(fd, memoryview(data)[done:], at + done)
 
 
 class Lends:
-    """An end of a request whose bytes come from a file or go into one, by the node where it may, else by hand."""
+    """An end of a request that sends a file or receives one: the node moves the bytes if it may, else this process."""
 
     def read(self, size: int) -> bytes:
         raise NotImplementedError
@@ -84,15 +84,18 @@ class Lends:
         raise NotImplementedError
 
     def _lend_source(self, fd: int, at: int, length: int) -> tuple[int, int]:
-        """Have the node read the file: (bytes that it has sent, why no more as an errno)."""
+        """Have the node read the file. Returns the bytes that it sent, and the errno that stopped it, or 0."""
         raise NotImplementedError
 
     def _lend_sink(self, fd: int, at: int, length: int) -> tuple[int, int]:
-        """Have the node write the file: (bytes that went there, why no more). What had come before is ours to write."""
+        """Have the node write the file. Returns the bytes that the file got, and the errno that ended it, or 0.
+
+        Bytes that arrived before are written by this process, and count.
+        """
         raise NotImplementedError
 
     def send_file(self, fd: int, length: int) -> int:
-        """Send `length` bytes of a descriptor from its position on, less where it ends; how many there were."""
+        """Send `length` bytes of a descriptor from its position on, fewer if it ends before; returns how many."""
         at, there = source(fd)
         may = min(length, there)
         sent = _moved(fd, at, *self._lend_source(fd, at, may)) if may >= LEAST else 0
@@ -102,7 +105,7 @@ class Lends:
         return sent
 
     def receive_file(self, fd: int, length: int) -> int:
-        """Write `length` bytes of the other side's stream to a descriptor, less where it ends; how many there were."""
+        """Write `length` bytes of the other side's stream to a descriptor, fewer if it ends; returns how many."""
         at = target(fd) if length >= LEAST else -1
         got = _moved(fd, at, *self._lend_sink(fd, at, length)) if at >= 0 else 0
         while got < length and (data := self.read(min(ROUND, length - got))):
@@ -112,7 +115,7 @@ class Lends:
 
 
 def _moved(fd: int, at: int, count: int, errno: int) -> int:
-    """The position is behind what was moved, which is `count` bytes."""
+    """Set the position behind the `count` bytes that were moved and return `count`. OSError where `errno` is set."""
     os.lseek(fd, at + count, os.SEEK_SET)
     if errno:
         raise OSError(errno, os.strerror(errno))
@@ -120,7 +123,7 @@ def _moved(fd: int, at: int, count: int, errno: int) -> int:
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Raises OSError."""
+    """Write all of `data` at the current position. Raises OSError."""
     done = os.write(fd, data)
     while done < len(data):
         done += os.write(fd, memoryview(data)[done:])

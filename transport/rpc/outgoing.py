@@ -1,12 +1,12 @@
 """One streaming request of a job: a body that is written, an answer that is read, both of any size.
 
 Laws
-1. Memory is bounded by the two windows: a write waits for credit, and what is not read is not acknowledged.
-2. The end of the body is said by `end` and by nothing else: who dies before that, or closes, leaves no end of file.
+1. Memory is bounded by the two windows: a write waits for credit, and unread bytes are not acknowledged.
+2. Only `end` ends the body: a process that dies or closes before leaves no end of file.
 3. Used by one thread, or by two of which one writes and the other one reads; while both wait, one of them receives.
-4. A connection carries one request at a time and belongs to the process that opened it: a fork uses none of its
-   parent's. One that was interrupted, or whose request was given up, is closed, which tells the node; the others are
-   kept for the next request.
+4. A connection carries one request at a time and belongs to the process that opened it: a forked child uses none of
+   its parent's. A connection that was interrupted, or whose request was given up, is closed, which tells the node.
+   The others are kept for the next request.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Connection:
     """A socket to the node of this machine, and the session on it."""
 
     def __init__(self, path: str, deadline: float = DEADLINE) -> None:
-        """Raises OSError; `deadline` is in seconds."""
+        """Connect to the node at `path`. Raises OSError; `deadline` is in seconds."""
         self.pid = os.getpid()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -57,7 +57,7 @@ class Connection:
         self.session = Session(opener=True, hello={"build": address.build_hash(), "pid": self.pid})
 
     def flush(self, fd: int = -1) -> None:
-        """Send what is queued, and a descriptor. The node always reads, so this waits for nobody else."""
+        """Send the queued frames, and a descriptor. The node always reads, so this waits for no other process."""
         while chunks := self.session.pull(ROUND):
             data = b"".join(chunks)
             sent = 0
@@ -68,7 +68,7 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """The node has not ended it since."""
+        """True if the node has not ended the connection since its last use."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         try:
@@ -77,7 +77,10 @@ class Connection:
             return False
 
     def hang_up(self) -> None:
-        """Now, whoever else has inherited it, and whichever thread waits for it: that is how the node learns of it."""
+        """Shut the connection down at once, so that the node learns of it.
+
+        This also works while a forked child has inherited the socket, or a thread waits for it.
+        """
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -90,7 +93,7 @@ class Connection:
 
 
 class Pool:
-    """Connections of this process to one node. Usable from any thread."""
+    """Idle connections of this process to one node. Usable from any thread."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -99,8 +102,10 @@ class Pool:
         self._idle: list[Connection] = []
 
     def take(self) -> Connection:
-        """Raises OSError."""
-        if self._pid != os.getpid():  # a fork: what is idle is the parent's, and so may the lock be
+        """An idle connection, or a new one. Raises OSError."""
+        if (
+            self._pid != os.getpid()
+        ):  # a fork: idle connections are the parent's, and the lock may be held there
             self._pid, self._lock, theirs, self._idle = os.getpid(), threading.Lock(), self._idle, []
             for connection in theirs:
                 connection.close()
@@ -140,12 +145,12 @@ class Asked(Lends):
         self._channel = self._session.channels[self._number]
         self._answer: deque[bytes] = deque()
         self._taken = 0
-        # By stream: bytes moved, why no more, where that began.
+        # By stream: bytes moved, errno or 0, offset of the first of them.
         self._returns: dict[int, tuple[int, int, int]] = {}
         self._error: str | None = None
-        self._wrong = RequestError  # what is raised for it
-        self._finished = False  # the answer has come, whole, or the error
-        self._over = ""  # why nothing can be done with it any more
+        self._wrong = RequestError  # the exception to raise for `_error`
+        self._finished = False  # the whole answer has come, or the error
+        self._over = ""  # the reason why the request is unusable, or ""
         self._flush()
 
     def __enter__(self) -> Self:
@@ -157,7 +162,7 @@ class Asked(Lends):
     # -- the body ----------------------------------------------------------------------------------
 
     def write(self, data: Buffer) -> None:
-        """Send `data`, as fast as it is taken over there. BrokenPipeError: nobody reads it; `read` tells why."""
+        """Send `data`; waits for the origin to take it. BrokenPipeError: nobody reads the body; `read` tells why."""
         flow = self._channel.flows[STDIN]
         with memoryview(data) as view, view.cast("B") as left:
             at = 0
@@ -183,7 +188,7 @@ class Asked(Lends):
             return moved, errno
 
     def _lend(self, stream: int, offset: int, fd: int, at: int, length: int) -> None:
-        """Hand a descriptor to the node; what comes back is found in `_returns`."""
+        """Lend a descriptor to the node; `_returns` gets the result."""
         body = {"fd": self._connection.lent, "at": at, "length": length}
         self._flush()
         self._session.lend(self._number, stream, offset, body)
@@ -191,14 +196,14 @@ class Asked(Lends):
         self._flush(fd)
 
     def _check_read(self) -> None:
-        """Nobody reads the body any more: say why, if that has been said."""
+        """Raise if nobody reads the body any more: the answer's error if it has come, else BrokenPipeError."""
         if self._error is not None:
             raise self._wrong(self._error)
         if self._channel.flows[STDIN].stopped or self._finished:
             raise BrokenPipeError("the origin reads no more of the request")
 
     def end(self, last: Buffer = b"") -> None:
-        """The body is whole, with `last` as its last bytes: from here on the request counts, whatever becomes of us."""
+        """End the body, with `last` as its last bytes: from here on the request counts, even if this process dies."""
         if len(last):
             self.write(last)
         with self._change:
@@ -212,7 +217,7 @@ class Asked(Lends):
     # -- the answer --------------------------------------------------------------------------------
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes of the answer, at least one; b"" is its end, and that the origin did what was asked."""
+        """At most `size` bytes of the answer, at least one; b"" at its end: the origin has done what was asked."""
         with self._change:
             if not self._answer:
                 self._wait(lambda: bool(self._answer) or self._finished)
@@ -234,12 +239,12 @@ class Asked(Lends):
                 return 0, 0  # all of it is here
             start = self._taken
             self._lend(STDOUT, start, fd, at, length)
-            end = border = start + length  # what comes after that, in the same breath, is no byte of the file
+            end = border = start + length  # bytes behind that belong to the stream, not to the file
             while True:
                 self._wait(
                     lambda: bool(self._answer and self._taken < end) or not flow.lent or self._finished
                 )
-                if not flow.lent:  # it is back, or met the end of the stream on its way
+                if not flow.lent:  # it is back, or crossed the end of the stream on its way
                     border = min(end, self._returns[STDOUT][2] if STDOUT in self._returns else flow.offset)
                 if not self._answer or self._taken >= border:
                     break  # it is back, or it failed and nothing is given back
@@ -255,7 +260,7 @@ class Asked(Lends):
             return self._taken - start, errno
 
     def _ended(self) -> bytes:
-        """The answer was read to its end: say the last word, once, and let somebody else have the connection."""
+        """The answer was read to its end: send the last frame, once, and return the connection to its pool."""
         if not self._over:
             self._over = "the request has ended"
             self._session.last_word(self._number)
@@ -272,11 +277,11 @@ class Asked(Lends):
     # -- both --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give up what has not ended: the origin is told that nobody waits. From any thread."""
+        """Give up a request that has not ended: the origin is told that nobody waits. From any thread."""
         if self._over:
             return
         if self._connection.pid != os.getpid():
-            self._connection.close()  # our copy: the request is our parent's
+            self._connection.close()  # closes our copy of the socket: the request is the parent's
             return
         self._over = self._error = "the request was given up"
         self._connection.hang_up()
@@ -285,7 +290,7 @@ class Asked(Lends):
             self._let_go()
 
     def _let_go(self) -> None:
-        """Of the connection, unless a thread waits for it, which then does."""
+        """Close the connection, unless a thread receives from it: that thread closes it."""
         if not self._receiving:
             self._connection.close()
         self._change.notify_all()
@@ -306,7 +311,7 @@ class Asked(Lends):
             raise
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        """Until it is so, with what comes; the lock is held on entry and at the end."""
+        """Receive until `ready()`; the lock is held on entry and on return."""
         if self._finished and ready():
             return
         self._check()
@@ -319,7 +324,7 @@ class Asked(Lends):
                 self._check()
 
     def _receive(self) -> None:
-        """Take what comes next, without the lock while nothing does."""
+        """Receive and handle the next bytes; the lock is released while this waits."""
         self._receiving = True
         self._change.release()
         try:
@@ -375,7 +380,7 @@ class Asked(Lends):
 
 
 def gather(chunks: deque[bytes], size: int) -> bytes:
-    """Take at most `size` bytes, at least one, from the front of what is not empty."""
+    """Take at most `size` bytes, at least one, from the front of `chunks`, which must not be empty."""
     first = chunks.popleft()
     if len(first) > size:
         chunks.appendleft(first[size:])

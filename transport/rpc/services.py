@@ -1,16 +1,16 @@
 """The origin's side of requests: bodies gathered, handlers called in threads, replies sent as credit allows.
 
-What is said here of bodies and replies is about plain services; of streaming ones nothing is gathered (`incoming.py`).
+Bodies and replies here are those of plain services; of streaming ones nothing is gathered (`incoming.py`).
 
 Laws
 1. The main thread alone touches the session; a thread gets bytes and leaves bytes, and wakes the main thread.
-2. A request is answered only with the capability of this very job, which dies with it; any other is refused unread.
-3. What a peer can make us hold is bounded in sum, whatever it opens at once: above HELD only the oldest request gets
-   credit. Half a request for ever holds its own first window, and nothing when others need the room; one that was
-   taken back counts until its handler has ended.
-4. A handler that fails answers with its error; it never ends the connection. Every refusal is one line for the log,
-   and a defect is told with its traceback.
-5. Each service has threads of its own: one whose handlers block for minutes keeps no other from being answered.
+2. A request must carry the capability of this very job, which dies with it; any other is refused unread.
+3. The memory that a peer can make us hold is bounded in sum, whatever it opens at once. Above HELD only the oldest
+   request gets credit. A request that stays incomplete holds its first window, and nothing once others need the room.
+   A withdrawn request counts until its handler has ended.
+4. A handler that fails answers with its error; it never ends the connection. Every refusal is one line in the log,
+   and a defect is logged with its traceback.
+5. Each service has threads of its own: handlers that block for minutes do not delay another service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transport.wire.frames import CHUNK, LIFE, Frame, Kind
 from transport.wire.session import STDIN, STDOUT
 
 try:
-    from _operator import _compare_digest as compare_digest  # hmac loads OpenSSL for it: 5 ms of every face
+    from _operator import _compare_digest as compare_digest  # hmac loads OpenSSL for it: 5 ms of every proxy
 except ImportError:
     from hmac import compare_digest  # type: ignore[no-redef]
 
@@ -41,27 +41,28 @@ if TYPE_CHECKING:
     Service = Callable[[bytes], bytes] | Streaming
 
     class Pool(Protocol):
-        """What of a concurrent.futures.Executor is needed here."""
+        """The part of concurrent.futures.Executor that is needed here."""
 
         def submit(self, work: Callable[..., None], /, *args: Any) -> object: ...
 
         def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
 
 
-MAX_BODY = 64 * 1024 * 1024  # a conversation of ten million tokens; more is not one
+MAX_BODY = 64 * 1024 * 1024  # bytes of one body: a conversation of ten million tokens
 MAX_OPEN = 256  # requests of one job at a time; each of its agents has one
 HELD = 128 * 1024 * 1024  # bytes of all bodies and replies of one job: conversations of 20 million tokens
 STALLED = 10.0  # seconds without a byte after which a request gives way to others
-LOOK = 1000  # milliseconds between two looks for such a one
-MOST_NOTES = 100  # refusals of one job that the log is told of: a flood shall not fill the disk
+LOOK = 1000  # milliseconds between two searches for a stalled request
+MOST_NOTES = 100  # refusals of one job that are logged: a flood must not fill the disk
 THREADS = 32  # handlers of one service at one time
 
 
 class Services:
-    """Answers the requests of one job. `wake` is written to when a reply is ready, `note` is told of refusals.
+    """Answers the requests of one job.
 
-    `attach` sends a descriptor to the node (Wire.attach); without it nothing is lent. `clock` gives seconds, and `pool`
-    runs plain handlers in place of threads of its own; with both, and a negative `wake`, the order is the caller's.
+    `wake` is a descriptor that is written to when a reply is ready; `note` is called with each refusal. `attach` sends
+    a descriptor to the node (`Wire.attach`); without it nothing is lent. `clock` gives seconds. `pool` runs plain
+    handlers in place of own threads. With both, and a negative `wake`, the caller determines the order.
     """
 
     def __init__(
@@ -82,12 +83,12 @@ class Services:
         self._capability = capability.encode()
         self._note = note
         self._notes = 0
-        self._bodies: dict[int, bytearray] = {}  # those that are still coming, the oldest first
+        self._bodies: dict[int, bytearray] = {}  # incomplete ones, the oldest first
         self._heard: dict[int, float] = {}
         self._names: dict[int, str] = {}
-        self._working: set[int] = set()  # those with a handler under way,
+        self._working: set[int] = set()  # requests with a handler under way,
         self._queued: set[int] = set()  # and those of them that no thread has taken yet
-        self._sizes: dict[int, int] = {}  # what each request makes us hold
+        self._sizes: dict[int, int] = {}  # bytes held for each request
         self._held = 0
         self._done: deque[tuple[int, bytes, str | None]] = deque()
         self._defects: deque[str] = deque()  # tracebacks, for the log
@@ -149,25 +150,25 @@ class Services:
             self._credit()
 
     def _credit(self) -> None:
-        """Acknowledge what came: of all while there is room, else of the oldest, so that one gets on at any time."""
+        """Acknowledge received bytes: of all requests while there is room, else of the oldest, so that one goes on."""
         for number, body in list(self._bodies.items()):
             self._session.took(number, STDIN, len(body))
             if self._held > HELD:
                 return
 
     def _hold(self, number: int, size: int) -> None:
-        """A request makes us hold so much now; 0 = nothing any more."""
+        """Record that a request holds `size` bytes from now on; 0: nothing any more."""
         self._held += size - self._sizes.pop(number, 0)
         if size:
             self._sizes[number] = size
 
     @property
     def crowded(self) -> bool:
-        """Somebody waits for room."""
+        """True if a request waits for room."""
         return self._held > HELD and len(self._bodies) > 0
 
     def relieve(self, pause: int | None) -> int | None:
-        """In a crowd, the oldest request gives way if nothing comes of it. Milliseconds until this is due again."""
+        """If crowded, refuse the oldest stalled request. Returns milliseconds until the next call is due."""
         if not self.crowded:
             return pause
         if self._make_room():
@@ -176,7 +177,7 @@ class Services:
         return min(pause or LOOK, LOOK)
 
     def _make_room(self) -> bool:
-        """Refuse one request of which nothing has come for a while."""
+        """Refuse one request of which nothing has come for STALLED seconds; False if there is none."""
         late = self._clock() - STALLED
         number = next((number for number in self._bodies if self._heard[number] < late), None)
         if number is None:
@@ -194,7 +195,7 @@ class Services:
         self._done.append((number, b"", why))
 
     def _forget(self, number: int) -> None:
-        if number not in self._working:  # its body is in the queue, or in the hands of a handler
+        if number not in self._working:  # otherwise its body is queued, or used by a handler
             for table in (self._bodies, self._heard, self._names, self._replies):
                 table.pop(number, None)
             self._hold(number, 0)
@@ -212,13 +213,13 @@ class Services:
         self._queued.add(number)
         try:
             (self._pool or self._threads(name)).submit(self._work, number, handler, body)
-        except RuntimeError:  # this machine has no more of them
+        except RuntimeError:  # this machine has no thread left
             if self._unqueue(number):
                 self._refuse(number, "no thread can be started at the origin")
                 self.send()
 
     def _unqueue(self, number: int) -> bool:
-        """From any thread. The first one is told True: it takes the request, or refuses it."""
+        """Claim a queued request, from any thread. Only the first caller gets True: it handles or refuses it."""
         try:
             self._queued.remove(number)
         except KeyError:
@@ -226,15 +227,17 @@ class Services:
         return True
 
     def _threads(self, name: str) -> Pool:
-        """Those of one service, made for its first request."""
+        """The threads of one service, made for its first request."""
         if name not in self._pools:
-            from concurrent.futures import ThreadPoolExecutor  # with logging and re: not for who only streams
+            from concurrent.futures import (
+                ThreadPoolExecutor,
+            )  # loads logging and re: not needed for streams alone
 
             self._pools[name] = ThreadPoolExecutor(THREADS, f"request-{name}")
         return self._pools[name]
 
     def _work(self, number: int, handler: Callable[[bytes], bytes], body: bytes) -> None:
-        """In a thread."""
+        """Call the handler, in a thread, and queue the result."""
         if not self._unqueue(number):
             return
         try:
@@ -242,7 +245,7 @@ class Services:
         except (TransportError, OSError) as error:
             result = (number, b"", str(error) or type(error).__name__)
         except Exception as error:
-            import traceback  # not for those that have no defects
+            import traceback  # loaded only for a defect
 
             self._defects.append(traceback.format_exc())
             result = (number, b"", str(error) or type(error).__name__)
@@ -250,17 +253,17 @@ class Services:
         self._wake_up()
 
     def _wake_up(self) -> None:
-        """From any thread: the main thread has something to do."""
+        """Wake the main thread, from any thread."""
         with self._lock:
             if self._wake < 0:
-                return  # the face has ended meanwhile, and its descriptor may be somebody else's
+                return  # `close` was called, and the number of the descriptor may be in use again
             try:
                 os.write(self._wake, b"\0")
             except BlockingIOError:
                 pass  # it will wake anyway
 
     def send(self) -> None:
-        """Send what the threads have finished."""
+        """Send the results that the threads have left."""
         self._streams.send()
         while self._defects:
             self._say(f"defect in the handler of a request: {self._defects.popleft()}")
@@ -275,7 +278,9 @@ class Services:
                 error = "too many replies that nobody reads"
             if error is not None:
                 self._say(f"request {self._names.get(number, '')!r} refused: {error}")
-                self._names.pop(number, None)  # its place is free, whether or not it hears of that
+                self._names.pop(
+                    number, None
+                )  # its place is free, whether or not the requester reads the refusal
                 self._session.eof(number, STDOUT)
                 self._session.tell(number, Kind.REPLY, {"error": error[:4000]})
             else:
@@ -306,7 +311,7 @@ class Services:
         self._session.tell(number, Kind.REPLY, {"error": None})
 
     def close(self) -> None:
-        """Forget the handlers that still run: their replies have no way to go."""
+        """Forget the handlers that still run: their replies cannot be delivered."""
         with self._lock:
             self._wake = -1
         self._streams.close()

@@ -1,1 +1,1 @@
-"""wire: frames, windows, sessions and lines: the protocol as machines without a descriptor, a clock or a thread."""
+"""wire: the protocol as sans-IO machines (frames, windows, sessions, lines): no descriptor, no clock, no thread."""

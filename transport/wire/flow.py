@@ -1,25 +1,25 @@
-"""One stream's account: how far it was sent, how far it was taken, and how much may be under way.
+"""Flow control of one stream: bytes sent, bytes acknowledged, and the window between them.
 
 Laws
 1. Sans-IO and role-blind: sender, receiver and every relay between them keep the same account of the same
-   stream, so a rule cannot hold for one of them and be forgotten for another.
-2. Acknowledged means taken by the thing behind the stream (the child's pipe, the client's stdout), so
-   what is not acknowledged is bounded, wherever it lies: in a pipe, in sshd, in a kernel buffer.
+   stream. So a rule cannot hold for one of them and be forgotten for another.
+2. Acknowledged means taken by the thing behind the stream (the child's pipe, the client's stdout). So the
+   unacknowledged bytes are bounded, wherever they lie: in a pipe, in sshd, in a kernel buffer.
    The pipe below buffers megabytes; it is never trusted for flow control.
-3. The window grows only while the line, not the reader, is what limits: when a window's worth comes back within
-   twice the shortest round trip ever seen, or at once. A slow reader never makes it grow, who does not read
-   holds a small one, and on a short line bulk never builds a queue for small streams to wait behind.
+3. The window grows only while the line is the limit, not the reader: a window's worth is acknowledged within twice
+   the shortest round trip ever seen, or within QUICK. A slow reader never makes the window grow, and a reader that
+   stops keeps a small one. On a short line bulk never builds a queue for small streams to wait behind.
 """
 
 from __future__ import annotations
 
 from transport.errors import ProtocolError
 
-INITIAL_WINDOW = 64 * 1024  # what who does not read makes its node hold; there may be a thousand of them
+INITIAL_WINDOW = 64 * 1024  # held by a node for a client that does not read; there may be a thousand of them
 QUICK_WINDOW = 1024 * 1024  # keeps a loopback busy through five processes, is drained in a few ms
-QUICK = 0.01  # seconds in which a window must come back to grow so far, whatever the shortest round trip was
-ACK_QUANTUM = 256 * 1024  # taken bytes worth a word: one for each frame costs a tenth of the speed
-MAX_WINDOW = 8 * 1024 * 1024  # 80 MB/s at 100 ms; what one stream may make any node hold
+QUICK = 0.01  # seconds: a round trip this short lets a window grow to QUICK_WINDOW, whatever the shortest was
+ACK_QUANTUM = 256 * 1024  # bytes for one acknowledgement: one for each frame costs a tenth of the speed
+MAX_WINDOW = 8 * 1024 * 1024  # 80 MB/s at 100 ms; the most that one stream may make any node hold
 
 
 class Flow:
@@ -45,9 +45,7 @@ class Flow:
         self.window = INITIAL_WINDOW
         self.ended = False  # eof was sent or has arrived
         self.stopped = False  # nobody reads any more
-        self.lent = (
-            ""  # who moves its bytes at the moment by a descriptor that the other end has: "ours", "theirs"
-        )
+        self.lent = ""  # while a lent descriptor moves the bytes: the side that lent it, "ours" or "theirs"
         self._peak = INITIAL_WINDOW  # the most that was ever under way
         self._mark = -1  # the round under measurement ends when this offset is acknowledged; -1: none
         self._since = 0.0
@@ -74,10 +72,10 @@ class Flow:
             self._peak = self.offset - self.acked
 
     def worth(self, taken: int) -> bool:
-        """For the receiver: are so many bytes taken worth an acknowledgement?
+        """For the receiver: True if `taken` bytes in all are worth an acknowledgement.
 
-        Half of what the sender's window must be at least, to go by what came: he shall not wait for a word that waits
-        for more of his bytes.
+        The threshold is at most half of the peak under way, and the sender's window is no smaller than that peak.
+        Otherwise a sender with a small window could wait for an acknowledgement that waits for more bytes.
         """
         return taken - self.acked >= min(ACK_QUANTUM, self._peak // 2)
 
@@ -87,7 +85,7 @@ class Flow:
         if offset != self.offset:
             raise ProtocolError(f"end of stream at offset {offset}, expected {self.offset}")
         self.ended = True
-        self.lent = ""  # what was lent met the end on its way
+        self.lent = ""  # the end of the stream and the lent descriptor crossed on their way
 
     def ack(self, offset: int) -> None:
         """Account for an acknowledgement. Backwards or beyond what was sent: ProtocolError."""
@@ -99,21 +97,22 @@ class Flow:
         self.stopped = True
 
     def lend(self, whose: str) -> None:
-        """A descriptor of ours, or of theirs, moves what comes next; of a stream that has ended, nothing does."""
+        """A lent descriptor moves the next bytes; `whose` is "ours" or "theirs". No effect on an ended stream."""
         if self.lent:
             raise ProtocolError("lent twice")
         self.lent = "" if self.ended else whose
 
     def take_over(self) -> int:
-        """Another one sends from here on: with a window that is no smaller than what was ever under way, for that is
-        what the receiver goes by when he waits with his words. Returns by how many bytes it grew.
+        """Another sender continues the stream: make the window no smaller than the most that was ever under way.
+
+        The receiver delays its acknowledgements by that measure. Returns by how many bytes the window grew.
         """
         growth = max(0, self._peak - self.window)
         self.window += growth
         return growth
 
     def returned(self, whose: str, length: int, acked: int, window: int) -> None:
-        """So many bytes went that way, within that window; all below `acked` was taken."""
+        """Lending ends: `length` bytes were moved by it, within `window`; all below offset `acked` was taken."""
         if self.lent != whose or self.ended:
             raise ProtocolError("return of what was not lent")
         if not 0 <= acked <= self.offset + length:

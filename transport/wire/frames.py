@@ -2,8 +2,8 @@
 
 Laws
 1. Sans-IO: bytes in, frames out; no socket, no clock, no knowledge of what a frame is for.
-2. The announced length is checked before anything is kept for it: a peer can make us hold one frame, no more.
-3. Whatever a parser cannot read is a ProtocolError, and the decoder that raised it never yields again.
+2. The announced length is checked before memory is used for it: a peer can make us hold one frame, no more.
+3. Bytes that cannot be parsed are a ProtocolError, and the decoder that raised it never yields again.
 
 A frame is a header of 18 bytes, big-endian, and its payload:
 
@@ -13,7 +13,7 @@ A frame is a header of 18 bytes, big-endian, and its payload:
     u32 channel    number of a job or request on this link; 0 is the link
     u64 offset     byte position in the stream, or a sequence number
 
-Before the first frame each side writes GREETING; what a login shell printed before it is skipped.
+Before the first frame each side writes GREETING. Output of a login shell before it is skipped.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 VERSION = 2
 GREETING = b"\0quine\x01\n"  # a NUL first: no login banner holds one
-MAX_NOISE = 64 * 1024  # banners longer than this are not banners
+MAX_NOISE = 64 * 1024  # bytes before the greeting; no login banner is longer
 MAX_PAYLOAD = 64 * 1024  # one pipe's worth: a read of a full pipe is one frame
 HEADER = struct.Struct(">IBBIQ")
 HEADER_SIZE = HEADER.size
 CHUNK = MAX_PAYLOAD - HEADER_SIZE  # stream bytes in one frame: with its header two whole packets of ssh
-LIFE = 255  # the stream number that means the channel's own life: exit record taken, or nobody waits
+LIFE = 255  # the stream number that means the channel itself: exit record taken, or nobody waits
 
 
 class Kind:
     """Frame kinds. Plain integers: enum lookups cost the frame loop a tenth of its speed."""
 
-    HELLO = 1  # who I am: JSON
+    HELLO = 1  # identity of this end: JSON
     SPAWN = 2  # start a job: JSON
     ATTACH = 3  # it runs: JSON
     DATA = 4  # bytes at offset
@@ -55,9 +55,9 @@ class Kind:
     REPLY = 12  # how the request ended: JSON {"error": text or null, "lost": true where nobody knows}
     PING = 13  # stream 0 asks, stream 1 answers with the same offset
     SEEN = 14  # so many bytes of the other end's frames have arrived, over all connections of the link
-    NOTE = 15  # how the link behind a channel fares: JSON {"up": bool, "seconds": since when, "why"}
+    NOTE = 15  # state of the link behind a channel: JSON {"up": bool, "seconds": since when, "why"}
     LEND = 17  # move the bytes of this stream by the descriptor that came: JSON {"fd", "at", "length"}
-    RETURN = 18  # so many bytes as `offset` says were moved: JSON {"acked": stream offset, "errno": 0 or why no more}
+    RETURN = 18  # `offset` bytes were moved: JSON {"acked": stream offset, "errno": 0 or reason, "window"}
     BYE = 16  # this end ends the link by intent: it will not come back
 
 
@@ -116,7 +116,7 @@ def header(kind: int, channel: int, stream: int, offset: int, length: int) -> by
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of one frame. A payload above MAX_PAYLOAD is our own fault: ValueError."""
+    """The bytes of one frame. A payload above MAX_PAYLOAD is a defect of this program: ValueError."""
     if len(frame.payload) > MAX_PAYLOAD:
         raise ValueError(f"payload of {len(frame.payload)} bytes")
     return (
@@ -125,7 +125,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def described(chunks: list[bytes]) -> Iterator[str]:
-    """Encoded frames for people, a line each; a header and its payload may be two chunks."""
+    """Encoded frames as readable text, a line each; a header and its payload may be two chunks."""
     skip = False
     for chunk in chunks:
         if not skip:
@@ -148,7 +148,7 @@ def pack(body: dict[str, Any], limit: int = MAX_PAYLOAD) -> bytes:
 
 
 def _parsed(source: bytes | bytearray, at: int) -> tuple[int, int, int, int, int]:
-    """The header there: kind, channel, stream, offset, length of the payload. Raises ProtocolError."""
+    """The header at `at`: kind, channel, stream, offset, length of the payload. Raises ProtocolError."""
     length, kind, stream, channel, offset = HEADER.unpack_from(source, at)
     if length > MAX_PAYLOAD:
         raise ProtocolError(f"frame of {length} bytes")
@@ -158,20 +158,20 @@ def _parsed(source: bytes | bytearray, at: int) -> tuple[int, int, int, int, int
 
 
 def _wanting(buffer: bytearray) -> int:
-    """How many bytes the header of the first frame lacks, or, where that is whole, the frame; negative: more came."""
+    """Bytes missing from the header of the first frame or, with a whole header, from the frame; negative: surplus."""
     if len(buffer) < HEADER_SIZE:
         return HEADER_SIZE - len(buffer)
     return HEADER_SIZE + _parsed(buffer, 0)[4] - len(buffer)
 
 
 class Decoder:
-    """Bytes in any pieces to frames."""
+    """Turns bytes, in pieces of any size, into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._greeted = False
         self._dead = False
-        self.noise = b""  # what came before the greeting: shown when the greeting never comes
+        self.noise = b""  # bytes before the greeting: shown when the greeting never comes
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that `data` completes. Raises ProtocolError at the first byte that cannot be one."""
@@ -195,12 +195,14 @@ class Decoder:
             if not self._skip_noise():
                 return
             data = b""
-        if _wanting(buffer) <= 0:  # whole frames: with the greeting, held, or left by who broke off
+        if (
+            _wanting(buffer) <= 0
+        ):  # whole frames: with the greeting, held, or left by a consumer that stopped early
             data = bytes(buffer) + data
             buffer.clear()
         start, size = 0, len(data)
         try:
-            # The beginning of a frame takes what it lacks; what is behind that is not copied for it.
+            # A frame that has begun takes only its missing bytes: the bytes behind it are not copied.
             while buffer:
                 part = data[start : start + _wanting(buffer)]
                 buffer += part

@@ -1,18 +1,18 @@
-"""A line: a session between two nodes that outlives its connections: what one of them cut off, the next sends again.
+"""A line: a session between two nodes that outlives its connections. A new connection resends the lost bytes.
 
 Laws
-1. Sans-IO, as the session it is: bytes in, frames out. Whoever drives it brings connection after connection.
+1. Sans-IO, as the session it is: bytes in, frames out. The caller brings one connection after another.
 2. All frames but those about one connection (hello, ping, seen, bye) are one stream of bytes for each direction,
-   counted from the link's beginning. What the other end has not seen is kept, at most KEEP, and sent again after
-   a break; so nothing is lost and nothing comes twice, whatever kind of frame it is.
-3. Seen is not taken: flow control is the windows', end to end. Seen only says that a connection may break now.
-4. Words about the connection wait for nobody: that both ends are full must not keep either from saying what it saw.
+   counted from the link's beginning. Bytes that the other end has not seen are kept, at most KEEP, and sent again
+   after a break. So nothing is lost and nothing comes twice, whatever kind of frame it is.
+3. Seen is not taken: flow control belongs to the windows, end to end. Bytes that are seen survive a break.
+4. Frames about the connection are never held back: even when both ends are full, each can say how much it has seen.
 
-How a connection begins, both ways at once: GREETING; then the dialling end's HELLO with the link's name, how much of
-the other end's stream it has seen, and the number of this attempt; then the served end's, which can only say so once
-it knows which link is meant. A HELLO can be under way for longer than that of a later attempt. The served end takes
-no attempt after a later one, for it would end the good connection and say what was seen before. The dialling end's
-may also say which lock makes its node the only one (origin), and since when the node has it (began).
+A connection begins with GREETING, both ways at once. The dialling end sends HELLO with the link's name, how much of
+the other end's stream it has seen, and the number of this attempt. The served end then sends its own HELLO: it has to
+know first which link is meant. A HELLO can be under way for longer than that of a later attempt. The served end takes
+no attempt after a later one, because that would end the good connection and bring an old count. The dialling end's
+HELLO may also name the lock that makes its node the only one (origin), and since when the node has it (began).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 KEEP = 8 * 1024 * 1024  # bytes of one direction under way: 80 MB/s at 100 ms; a break sends no more again
-QUANTUM = 256 * 1024  # bytes that are worth a word that they were seen
-MAX_WORDS = 10_000  # words about the connection between two beats of ours: 800 MB/s need so many
+QUANTUM = 256 * 1024  # bytes received for each SEEN frame
+MAX_WORDS = 10_000  # frames about the connection between two heartbeats of ours: 800 MB/s need so many
 ASKS, ANSWERS = 0, 1  # streams of a ping
 NO_PAYLOAD = b"\0\0\0\0"
 GOODBYE = header(Kind.BYE, 0, 0, 0, 0)
 
 
 class Handshake:
-    """The first words of one connection. `peer` is the other end's hello, {} until it came."""
+    """The first frames of one connection. `peer` is the other end's hello, {} until it came."""
 
     def __init__(self) -> None:
         self.decoder = Decoder()
         self.peer: dict[str, Any] = {}
 
     def feed(self, data: bytes) -> bool:
-        """True when the hello is there; what follows it stays in `decoder`. Raises ProtocolError."""
+        """True when the hello is there; the bytes behind it stay in `decoder`. Raises ProtocolError."""
         for frame in self.decoder.feed(data):
             self.peer = greeted(frame)
             name, seen, attempt = (self.peer.get(key) for key in ("link", "seen", "attempt"))
@@ -78,14 +78,14 @@ class Line(Session):
         self.name = name
         self.received = 0  # counted bytes of the other end that have arrived in whole frames
         self.sent = 0  # counted bytes given to a connection for the first time
-        self.seen = 0  # of these, what the other end has told that it received
-        self.pong = -1  # what the latest answer to a ping of ours said
+        self.seen = 0  # the part of these that the other end has said it received
+        self.pong = -1  # nonce of the latest answer to a ping of ours
         self.over = False  # the other end has said bye
         self.attempt = 0  # number of the latest dial, here or taken from the other end
         self._kept: deque[bytes] = deque()
         self._told = 0
-        self._answer = -1  # to the latest ping; many at once are answered once
-        self._words = 0  # about the connection, since our latest ping
+        self._answer = -1  # nonce of a ping to be answered, -1: none; many at once are answered once
+        self._words = 0  # frames about the connection since our latest ping
 
     @property
     def kept(self) -> int:
@@ -93,7 +93,7 @@ class Line(Session):
         return self.sent - self.seen
 
     def join(self, handshake: Handshake) -> list[bytes]:
-        """Go on over a new connection whose hello has come; returns what is to be sent again."""
+        """Go on over a new connection whose hello has come; returns the chunks to be sent again."""
         self._decoder = handshake.decoder
         self.peer = handshake.peer
         self._answer, self._told, self._words = -1, self.received, 0
@@ -133,12 +133,12 @@ class Line(Session):
             raise ProtocolError(f"{offset} bytes seen, which is in the middle of a frame")
 
     def beside(self) -> list[bytes]:
-        """Words about the connection that are due now."""
+        """Frames about the connection that are due now."""
         out = []
         if self._answer >= 0:
             out.append(header(Kind.PING, 0, ANSWERS, self._answer, 0))
             self._answer = -1
-        # Beside something else a word costs next to nothing: an acknowledgement of bulk is as frequent.
+        # Beside other output a SEEN costs next to nothing: an acknowledgement of bulk is as frequent.
         if self.received - self._told >= (QUANTUM // 2 if self.has_output else QUANTUM):
             out.append(self.tell_seen())
         return out
@@ -152,7 +152,7 @@ class Line(Session):
         return header(Kind.PING, 0, ASKS, nonce, 0)
 
     def pull(self, limit: int) -> list[bytes]:
-        """As a session's; nothing while the other end has not seen KEEP bytes. What is given is kept."""
+        """As `Session.pull`, and keep the result for a resend; [] while KEEP bytes were not seen."""
         if self.kept >= KEEP:
             return []
         out = super().pull(limit)

@@ -4,8 +4,8 @@
 it, 9 ms in all; the C scanner and encoder that do the work need none of them.
 
 Laws
-1. The same language as json.loads and json.dumps, but for NaN and infinities, which are refused both ways, 1e999
-   too: what could not be written again is not read.
+1. The same language as json.loads and json.dumps, but for NaN and infinities, which are refused both ways. So is
+   1e999: a value is read only if it could be written again.
 2. Where the C parts are missing or are not as this file knows them, json itself is used. A test compares the two.
 """
 
@@ -28,7 +28,7 @@ def _finite(text: str) -> float:
 
 
 class _Context:
-    """What the C scanner reads of a JSONDecoder."""
+    """The attributes of a JSONDecoder that the C scanner reads."""
 
     strict = True
     object_hook = None

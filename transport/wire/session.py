@@ -1,22 +1,22 @@
-"""A link's two ends as one machine: what may be said next, about which job or request, and in which order.
+"""Both ends of a link as one state machine: which frame may follow, for which job or request, in which order.
 
 Laws
 1. Sans-IO: bytes in, frames out, bytes to be written on request. No socket, no clock, no process.
 2. Role-blind: both ends keep the same table and move it by the frames they send and by those they
-   receive; an illegal move is a missing row, whoever makes it.
+   receive; an illegal move is a missing row, for either end.
 3. Control goes first and streams take turns, one frame each, so a bulk stream cannot starve a hundred
    small ones. Acknowledgements are merged: only the latest of a stream is ever waiting to be sent.
-4. Each sender chooses its window for itself, and a node relays for many that know nothing of each other. So what the
-   accepting end asks (requests, jobs from afar) has one bound for all of its bodies: above ASKED its node holds the
+4. Each sender chooses its own window, and a node relays for many senders that know nothing of each other. So all
+   bodies that the accepting end sends (requests, jobs from afar) have one bound: above ASKED its node holds the
    senders back, and MOST_ASKED ends the link. `pending` is bounded by that and by the windows of the jobs. Each job is
    held back once it has as much as is left, and goes on by single frames where nothing is left. So a job whose client
    takes nothing does not silence the others.
-5. A channel is forgotten by its opener when it sends the last word (exit taken, or nobody waits), and by
-   the other end when that word arrives. What was on its way to a forgotten channel is dropped; a
+5. A channel is forgotten by its opener when it sends the last frame (exit taken, or nobody waits), and by
+   the other end when that frame arrives. Frames on their way to a forgotten channel are dropped; a
    number that was never opened is a violation.
 
-The life of a channel, printed from TABLE by `python -m transport.wire.session`:
-opener = who sent spawn or request, server = the other end.
+The states of a channel are printed from TABLE by `python -m transport.wire.session`:
+opener = the end that sent spawn or request, server = the other end.
 """
 
 from __future__ import annotations
@@ -61,37 +61,31 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_CONTROL = 20_000  # frames queued for a peer that sends but does not read
-SMALL = 4096  # bytes of a frame that what follows it is put into, while it waits: a frame costs more than its bytes
+SMALL = 4096  # bytes up to which a waiting frame is merged with the next: a frame costs more than its bytes
 MAX_OPENING = 4 * 1024 * 1024  # argv and environment of one job; the kernel takes less than that
-MAX_CHANNELS = 20_000  # that each end may have opened on one link: neither makes the other keep more accounts
-GROWTH_BUDGET = 32 * 1024 * 1024  # what all windows of a link may grow by together
-ASKED = (
-    16 * 1024 * 1024
-)  # bytes under way of all that the server of a link asks: its sender waits beyond that
-MOST_ASKED = (
-    2 * ASKED
-)  # beyond that its receiver ends the link: of each of 256 senders a frame was on its way
+MAX_CHANNELS = 20_000  # opened by each end of one link: neither makes the other keep more accounts
+GROWTH_BUDGET = 32 * 1024 * 1024  # bytes by which all windows of a link may grow together
+ASKED = 16 * 1024 * 1024  # bytes under way in all bodies of the accepting end: beyond that its senders wait
+MOST_ASKED = 2 * ASKED  # the receiver ends the link beyond: one frame of each of 256 senders was on its way
 
 
 class Session:
     """One end of a link. `opener` ends number their channels oddly, the others evenly."""
 
     def __init__(self, opener: bool, hello: dict[str, Any] | None) -> None:
-        """`hello` is what we say of ourselves; None where the greeting is somebody else's business (`line`)."""
+        """`hello` holds the facts about this end; None where the caller does the greeting (`line`)."""
         self.channels: dict[int, Channel] = {}
         self.peer: dict[str, Any] = {}  # the other end's hello, {} until it came
         self.spare = GROWTH_BUDGET
         self.borrows = False  # the other end may lend us descriptors: it is a client, and we are its node
         self.pending = 0  # bytes of stream data waiting in `pull`
-        self.asked = 0  # bytes of bodies, of what the accepting end asks, that were not acknowledged
+        self.asked = 0  # bytes of bodies from the accepting end that were not acknowledged
         self._decoder = Decoder()
         self.opener = opener
         self._next = 1 if opener else 2
         self._highest = 0  # highest channel number the peer opened
         self._theirs = 0  # channels that the peer has opened
-        self._leaving = (
-            0  # channels of ours that are forgotten here, and whose last word still waits behind their data
-        )
+        self._leaving = 0  # channels of ours, forgotten here, whose last frame still waits behind their data
         self._parts = bytearray()  # of the spawn or request that is arriving
         self._control: deque[bytes] = deque()
         self._acks: dict[tuple[int, int], int] = {}
@@ -145,7 +139,7 @@ class Session:
         return True
 
     def _count(self, channel: Channel, stream: int, before: int) -> None:
-        """A stream that had `before` bytes under way has changed."""
+        """Update the counts after a change of a stream that had `before` bytes under way."""
         if stream == STDIN and channel.mine != self.opener:
             flow = channel.flows[STDIN]
             self._change(channel, flow.offset - flow.acked - before)
@@ -156,13 +150,13 @@ class Session:
             channel.asker.asked += count
 
     def crowded(self, asker: Asker | None) -> bool:
-        """So much of what this end asks is under way that this one is to wait."""
+        """True if so many bytes of bodies from this end are under way that this asker has to wait (law 4)."""
         left = ASKED - self.asked
         return left <= 0 if asker is None else asker.asked >= max(left, 1)
 
     @property
     def clogged(self) -> bool:
-        """The other end does not read, and more is to be said to it than to anybody who does."""
+        """True if more control frames are queued than for any peer that reads: the other end does not read."""
         return len(self._control) > MAX_CONTROL
 
     def _greet(self, frame: Frame) -> None:
@@ -233,13 +227,13 @@ class Session:
 
     @property
     def noise(self) -> bytes:
-        """What arrived before the greeting, its last 512 bytes."""
+        """The last 512 bytes that arrived before the greeting."""
         return self._decoder.noise
 
     # -- sending -----------------------------------------------------------------------------------
 
     def open(self, kind: int, body: dict[str, Any], asker: Asker | None = None) -> int:
-        """Open a channel with SPAWN or REQUEST; returns its number. `asker` is counted for, see `crowded`.
+        """Open a channel with SPAWN or REQUEST; returns its number. Its body counts for `asker`, see `crowded`.
 
         Too large a body: ValueError. Too many channels: Refused, since the other end would end the link for it.
         """
@@ -265,7 +259,7 @@ class Session:
         self._put(kind, number, LIFE, offset, payload)
 
     def data(self, number: int, stream: int, payload: bytes) -> None:
-        """Queue stream bytes, at most MAX_PAYLOAD. Minding `credit` is the caller's duty."""
+        """Queue stream bytes, at most MAX_PAYLOAD. The caller has to respect `credit`."""
         flow = self._move(number, stream, Kind.DATA)
         offset = flow.offset
         flow.data(offset, len(payload))
@@ -292,7 +286,7 @@ class Session:
         self._acks[number, stream] = offset
 
     def took(self, number: int, stream: int, offset: int) -> bool:
-        """Everything below `offset` was taken; acknowledge it when it is worth a word. True when it was."""
+        """Everything below `offset` was taken; acknowledge it if that is worth a frame. True if it was."""
         flow = self.channels[number].flows[stream]
         if flow.lent or not flow.worth(offset):
             return False
@@ -306,23 +300,23 @@ class Session:
             self._put(Kind.STOP, number, stream, flow.offset)
 
     def lend(self, number: int, stream: int, offset: int, body: dict[str, Any]) -> None:
-        """Whoever gets our descriptors moves the bytes of a stream from `offset` on, until it gives back."""
+        """The receiver of our descriptor moves the bytes of a stream from `offset` on, until it sends RETURN."""
         self._move(number, stream, Kind.LEND).lend("ours")
         if (acked := self._acks.pop((number, stream), None)) is not None:
-            self._put(Kind.ACK, number, stream, acked)  # after the descriptor is back it would be an old one
+            self._put(Kind.ACK, number, stream, acked)  # sent after the RETURN it would be out of date
         self._beside_data(number, stream, Kind.LEND, offset, pack(body))
 
     def give_back(self, number: int, stream: int, moved: int, body: dict[str, Any]) -> None:
-        """We have moved so many bytes of a stream; `body` says how far they are acknowledged, and in which window."""
+        """This end has moved `moved` bytes of a stream; `body` says how far they are acknowledged, and the window."""
         flow = self._move(number, stream, Kind.RETURN)
         before = flow.offset - flow.acked
         flow.returned("theirs", moved, body["acked"], 0)
         self._count(self.channels[number], stream, before)
-        self._acks.pop((number, stream), None)  # it is said by this
+        self._acks.pop((number, stream), None)  # RETURN carries it
         self._beside_data(number, stream, Kind.RETURN, moved, pack(body))
 
     def _beside_data(self, number: int, stream: int, kind: int, offset: int, payload: bytes) -> None:
-        """Queue a control frame; after the data of its stream, where that is ours to send."""
+        """Queue a control frame, behind the data of its stream where this end sends that data."""
         words = header(kind, number, stream, offset, len(payload)) + payload
         if self.channels[number].mine == (stream == STDIN):
             self._queue(number, stream, words, b"")
@@ -339,7 +333,7 @@ class Session:
     def abandon(self, number: int) -> None:
         """Opener: nobody waits for this channel any more; the other end is to end it.
 
-        A request whose body is whole counts all the same, so what of that still waits goes first.
+        A request whose body is whole counts all the same, so the part of it that is still queued goes first.
         """
         channel = self.channels[number]
         channel.move("opener", Kind.STOP, LIFE)
@@ -375,7 +369,7 @@ class Session:
     def pull(self, limit: int) -> list[bytes]:
         """Next bytes to write, control first, then streams in turn, until `limit` bytes are reached.
 
-        [] means there is nothing to write. At most one frame more than `limit` is given.
+        [] means there is nothing to write. The result exceeds `limit` by one frame at most.
         """
         out: list[bytes] = []
         size = 0

@@ -1,6 +1,6 @@
-"""The life of one job or request on a link: who may say what about it next, and how far its streams are.
+"""The states of one job or request on a link: the frames that each end may send next, and its streams.
 
-Law: both ends move the same TABLE with what they send and what they receive, so a rule cannot hold for one of them.
+Law: both ends move the same TABLE by the frames they send and receive, so a rule cannot hold for one of them alone.
 `python -m transport.wire.session` prints it. opener = the end that sent spawn or request, server = the other end.
 """
 
@@ -13,7 +13,7 @@ from transport.wire.frames import LIFE, NAMES, Kind
 OPENING, RUNNING, ENDED, GONE = "opening", "running", "ended", "gone"
 STDIN, STDOUT, STDERR = 0, 1, 2
 
-# (state, who sends, kind, class of stream) -> next state. Streams are sorted into classes first:
+# (state, sender, kind, class of stream) -> next state. Streams are sorted into classes first:
 # "in" = 0, "out" = 1 and 2, "life" = the channel itself.
 TABLE: dict[tuple[str, str, int, str], str] = {}
 for _state in (OPENING, RUNNING, ENDED):
@@ -45,7 +45,7 @@ _ENDS = {False: Kind.EXIT, True: Kind.REPLY}
 
 
 class Asker:
-    """One of those that ask over a link: bytes of its bodies that are under way."""
+    """One of many senders of bodies over a link: bytes of them that are under way."""
 
     __slots__ = ("asked",)
 
@@ -62,7 +62,7 @@ class Channel:
         self.number = number
         self.mine = mine  # this end opened it
         self.request = request
-        self.asker: Asker | None = None  # where this end says who of many it asks for
+        self.asker: Asker | None = None  # set where this end opens channels for many askers
         self.state = OPENING
         self.flows = (Flow(), Flow(), Flow())
         if request:
@@ -84,12 +84,12 @@ class Channel:
 
     @property
     def finished(self) -> bool:
-        """The end was told and no more output can come: the opener may say the last word."""
+        """True once the end was told and no more output can come: the opener may send the last frame."""
         return self.state == ENDED and all(flow.ended or flow.stopped for flow in self.flows[STDOUT:])
 
 
 def diagram() -> str:
-    """TABLE as Markdown, so that the documentation is printed from what runs."""
+    """TABLE as Markdown, so that the documentation is printed from the code."""
     lines = ["| state | who | sends | about | next |", "|---|---|---|---|---|"]
     for (state, who, kind, stream), after in TABLE.items():
         lines.append(f"| {state} | {who} | {NAMES[kind].lower()} | {stream} | {after} |")
