@@ -28,13 +28,13 @@ from transport.wire import quickjson
 
 if TYPE_CHECKING:
     from quine.agent.children import Job
-    from quine.agent.loop import Loop
+    from quine.agent.running import Running
     from quine.agent.session import Life
 
 LONGEST_DETAIL = 2000  # characters of a report, which must fit into a pipe
 
 
-def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign: set[int]) -> None:
+def give(loop: Running, life: Life, job: Job, stdin: int, slot: list[int], foreign: set[int]) -> None:
     """Fork a child that runs `life`, and describe it in `job`. In the child this raises Reborn.
 
     `stdin` and `slot` are descriptors for the child, `foreign` those for its siblings. OSError if it cannot start.
@@ -73,7 +73,7 @@ def give(loop: Loop, life: Life, job: Job, stdin: int, slot: list[int], foreign:
         job.record(loop.life.session)
 
 
-def _streams(loop: Loop, job: Job, outs: list[int]) -> None:
+def _streams(loop: Running, job: Job, outs: list[int]) -> None:
     """Append the child's ends of stdout and stderr to `outs`; put the parent's ends into `job.streams`."""
     if job.directory:
         dirs.make(job.directory)
@@ -89,7 +89,7 @@ def _streams(loop: Loop, job: Job, outs: list[int]) -> None:
 
 
 def _be_child(
-    loop: Loop,
+    loop: Running,
     life: Life,
     job: Job,
     streams: tuple[int, ...],
@@ -121,7 +121,7 @@ def _be_child(
     raise Reborn(life, slot, job.directory)
 
 
-def _be_face(loop: Loop, life: Life, job: Job, report: int, slot: list[int]) -> NoReturn:
+def _be_face(loop: Running, life: Life, job: Job, report: int, slot: list[int]) -> NoReturn:
     """Run as the proxy of a child on another machine, and exit with its status."""
     code = DEFECT
     try:

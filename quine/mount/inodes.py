@@ -8,20 +8,18 @@ Laws
 
 from __future__ import annotations
 
-import hashlib
-import os
 import stat
 
 from quine.files import paths
 from quine.files.api import Entry
 from quine.mount import protocol
+from quine.mount.protocol import ROOT, inode_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.mount.cache import Content
     from quine.mount.writeback import Draft
 
-ROOT = 1
 Key = tuple[str, str]
 
 
@@ -50,13 +48,6 @@ def attributes(entry: Entry) -> protocol.Attributes:
     kind = stat.S_IFREG if entry.is_file else stat.S_IFDIR
     size = entry.size if entry.is_file else 4096
     return protocol.Attributes(inode_of(entry.path), kind | entry.mode & 0o777, size, entry.mtime)
-
-
-def inode_of(path: str) -> int:
-    if not path:
-        return ROOT
-    digest = hashlib.blake2b(os.fsencode(path), digest_size=8).digest()
-    return int.from_bytes(digest, "big") | 2  # neither 0 nor the root's
 
 
 class Nodes:

@@ -10,11 +10,15 @@ Laws
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import stat
 from enum import IntEnum
 from struct import Struct, error
 from typing import NamedTuple
+
+ROOT = 1  # inode number of the root
 
 MAJOR, MINOR, OLDEST = 7, 31, 31
 LARGEST = 1 << 20  # bytes of one READ or WRITE
@@ -249,3 +253,10 @@ def _time(moment: float) -> tuple[int, int]:
         return 0, 0
     seconds = math.floor(moment)
     return seconds % (1 << 64), min(int((moment - seconds) * 1e9), 999_999_999)
+
+
+def inode_of(path: str) -> int:
+    if not path:
+        return ROOT
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=8).digest()
+    return int.from_bytes(digest, "big") | 2  # neither 0 nor the root's

@@ -21,8 +21,8 @@ from quine.files.api import Entry, error
 from quine.mount import protocol
 from quine.mount.cache import Content
 from quine.mount.handles import Handle, process_of
-from quine.mount.inodes import Node, attributes, inode_of
-from quine.mount.protocol import Op, Request
+from quine.mount.inodes import Node, attributes
+from quine.mount.protocol import Op, Request, inode_of
 from quine.mount.state import State
 from quine.mount.writeback import Draft
 

@@ -20,7 +20,25 @@ from quine.mount.writeback import Draft
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.mount.state import State
+    import threading
+    from typing import Protocol
+
+    from quine.files.api import Entry, Tier
+    from quine.mount.inodes import Nodes
+
+    class State(Protocol):
+        """`quine.mount.state.State`, as second lookups use it."""
+
+        tier: Tier
+        nodes: Nodes
+        lock: threading.RLock
+
+        def stat(self, path: str) -> Entry: ...
+        def told(self, entry: Entry) -> Node: ...
+        def start_draft(self, draft: Draft, entry: Entry) -> Node: ...
+        def end_draft(self, node: Node) -> None: ...
+        def close_content(self, node: Node, content: Content) -> None: ...
+
 
 LOOKS = 3600.0  # seconds until the lookup: directories above are looked up first, and a link may be down
 OPENS = 60.0  # seconds from then until the open: the kernel sends nothing in between

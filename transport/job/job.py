@@ -33,8 +33,7 @@ from transport.wire.states import Asker
 
 if TYPE_CHECKING:
     from transport.job.interface import Launcher, Running
-    from transport.node.link import Link
-    from transport.node.relay import Relay
+    from transport.job.link import Asked, Link
 
 log = logging.getLogger("quine.job")
 
@@ -71,7 +70,7 @@ class Job:
         self._expired = False  # its lease is over
         self._failed = False  # it was started, and its streams could not be carried
         self.orphan = False  # it is being ended: its requests cannot be answered any more
-        self.asking: dict[Relay, None] = {}  # its requests and spawns to the origin that are under way
+        self.asking: dict[Asked, None] = {}  # its requests and spawns to the origin that are under way
         self.asker = Asker()
         self._launcher = launcher
         self._status: Status | None = None  # how the process ended, until that is said
@@ -197,7 +196,7 @@ class Job:
         for frame in early:
             self.on_frame(frame)
 
-    def answered(self, relay: Relay) -> None:
+    def answered(self, relay: Asked) -> None:
         """A request of this job is over."""
         self.asking.pop(relay, None)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from transport import terminal
 from transport.carrier.duplex import enlarge
 from transport.errors import ProtocolError
-from transport.node.link import Link
+from transport.job.link import Link
 from transport.spawn import is_size
 from transport.wire.frames import CHUNK, Frame, Kind
 from transport.wire.session import STDIN

@@ -297,7 +297,7 @@ class Node:
             relay.since = asyncio.get_running_loop().time()
         spawn.context = {"job": job.number, **{name: spawn.context.get(name) for name in TOLD}}
         try:
-            if job.link is None or job.orphan:
+            if not isinstance(job.link, Link) or job.orphan:
                 raise LinkLost("it has gone")
             relay.connect(job.link, Kind.SPAWN, spawn.to_json())
         except (ValueError, LinkLost, Refused) as error:
@@ -367,7 +367,7 @@ class Node:
         elif over_there := self._job_over_there(link, asking):
             up, number = over_there.near.link, over_there.near.number
             over_there.asked(relay)
-        if up is None or up.dead or up.session.clogged:
+        if not isinstance(up, Link) or up.dead or up.session.clogged:
             if link.remote:
                 link.complain("a request of a job that it does not run")
             relay.refuse(Status("denied", NOT_STARTED, detail="no such job, or its origin is gone"))

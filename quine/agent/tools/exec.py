@@ -32,7 +32,7 @@ from transport.status import signal_number
 from transport.wire import quickjson
 
 if TYPE_CHECKING:
-    from quine.agent.loop import Loop
+    from quine.agent.running import Running
 
 LOST = (
     "; this life goes on, its shell was ended for it: variables, functions and background commands are lost"
@@ -73,7 +73,7 @@ EXEC = Tool(
 )
 
 
-def run(loop: Loop, args: dict[str, Any]) -> Result:
+def run(loop: Running, args: dict[str, Any]) -> Result:
     """Execute the call. Does not return if it succeeds."""
     host = args.get("host", "local")
     wisdom = {**loop.life.wisdom, **args.get("wisdom", {})}
@@ -120,7 +120,7 @@ def _next(old: Life, wisdom: dict[str, str], persona: str) -> Life:
     )
 
 
-def _move(loop: Loop, life: Life, where: str) -> Result:
+def _move(loop: Running, life: Life, where: str) -> Result:
     """Run the next session on another machine, with this process as its proxy. Raises `Moved` at its end."""
     if fault := env.unfit(where):
         return _error(f"host holds {fault}")
@@ -175,7 +175,7 @@ def _move(loop: Loop, life: Life, where: str) -> Result:
     raise Moved(End(status.code, number, used, status))
 
 
-def _renew(loop: Loop, life: Life) -> Result:
+def _renew(loop: Running, life: Life) -> Result:
     old = loop.life
     argv = [*own_command(), "--", life.shown]
     loop.record_end(0, "exec", "exec: a new life with an empty memory", to=life.session)
@@ -212,7 +212,7 @@ def _renew(loop: Loop, life: Life) -> Result:
             return _error(f"{_why(error)}{LOST}")
 
 
-def _become(loop: Loop, argv: list[str], wisdom: dict[str, str]) -> Result:
+def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
     if fault := env.unfit(" ".join(argv)):
         return _error(f"argv holds {fault}")
     path = _find(argv[0], loop.shell.cwd)

@@ -21,7 +21,7 @@ from quine.base.messages import Message, Tool, ToolCall, ToolResult
 from quine.base.sessions import new_session
 
 if TYPE_CHECKING:
-    from quine.agent.loop import Loop
+    from quine.agent.running import Running
 
 _CHILD = {
     "intent": {"type": "string", "minLength": 1, "description": "the child's mission"},
@@ -116,7 +116,7 @@ def fault(args: dict[str, Any]) -> str:
     return ""
 
 
-def run(loop: Loop, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ...]) -> dict[int, Result]:
+def run(loop: Running, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ...]) -> dict[int, Result]:
     """Execute fork calls and return results by index. In a child this raises `Reborn`."""
     results: dict[int, Result] = {}
     prepared: list[Call] = []
@@ -154,7 +154,7 @@ def run(loop: Loop, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ..
     return results
 
 
-def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
+def _prepare(loop: Running, index: int, call: ToolCall) -> Call | Result:
     """Check a call, take slots and open stdin for its children; return a Result if it is refused."""
     args = call.args
     limits = loop.life.limits
@@ -195,7 +195,7 @@ def _prepare(loop: Loop, index: int, call: ToolCall) -> Call | Result:
     return Call(index, call, specs, each, race or bool(args.get("wait")), race, clone)
 
 
-def _unstaged(loop: Loop, staged: list[list[list[str]]]) -> str:
+def _unstaged(loop: Running, staged: list[list[list[str]]]) -> str:
     """Return the error in the `files` and `returns` of a call; "" if there is none."""
     if not any(files or returns for files, returns in staged):
         return ""
@@ -210,7 +210,7 @@ def _unstaged(loop: Loop, staged: list[list[list[str]]]) -> str:
     return ""
 
 
-def _open_stdin(loop: Loop, wanted: str) -> int:
+def _open_stdin(loop: Running, wanted: str) -> int:
     if wanted == "inherit":
         return os.dup(0)
     path = os.devnull if wanted == "null" else os.path.join(loop.shell.cwd, os.path.expanduser(wanted))
@@ -228,7 +228,7 @@ def _held(one: Call) -> list[int]:
 
 
 def _start(
-    loop: Loop, one: Call, spec: Spec, slot: list[int], prepared: list[Call], reply: tuple[ToolCall, ...]
+    loop: Running, one: Call, spec: Spec, slot: list[int], prepared: list[Call], reply: tuple[ToolCall, ...]
 ) -> Job:
     session = new_session()
     life = _child_life(loop, one, spec, session, reply)
@@ -251,7 +251,7 @@ def _start(
     return job
 
 
-def _child_life(loop: Loop, one: Call, spec: Spec, session: str, reply: tuple[ToolCall, ...]) -> Life:
+def _child_life(loop: Running, one: Call, spec: Spec, session: str, reply: tuple[ToolCall, ...]) -> Life:
     parent = loop.life
     life = parent._replace(
         session=session,
@@ -277,7 +277,7 @@ def _child_life(loop: Loop, one: Call, spec: Spec, session: str, reply: tuple[To
     )
 
 
-def _collect(loop: Loop, one: Call, jobs: list[Job]) -> Result:
+def _collect(loop: Running, one: Call, jobs: list[Job]) -> Result:
     if not one.wait:
         lines = [f"[FORK] job {job.session} {_process(job)}: {job.directory}/stdout, stderr" for job in jobs]
         return Result("\n".join([*lines, TOLD]))

@@ -10,7 +10,7 @@ from quine.agent.outcome import Result, sections
 from quine.base.messages import Tool
 
 if TYPE_CHECKING:
-    from quine.agent.loop import Loop
+    from quine.agent.running import Running
 
 SH = Tool(
     "sh",
@@ -35,7 +35,7 @@ SH = Tool(
 )
 
 
-def run(loop: Loop, args: dict[str, Any]) -> Result:
+def run(loop: Running, args: dict[str, Any]) -> Result:
     command = args["command"]
     if fault := env.unfit(command):
         return Result(f"[SHELL ERROR] the command holds {fault}", True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quine.files.api import Tier
-    from quine.files.cli.main import Call
+    from quine.files.cli.context import Call
     from quine.files.cli.pool import Crew
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
     from quine.files.api import Entry
-    from quine.files.cli.main import Call
+    from quine.files.cli.context import Call
     from quine.files.cli.options import Values
 
     class Named(Protocol):

@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-    from quine.files.cli.main import Call
+    from quine.files.cli.context import Call
     from quine.files.cli.pool import Crew
 
 RECURSE = "is a directory; -r gets it with what is in it"

@@ -23,7 +23,7 @@ from quine.files.exclusions import own
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.files.api import Writer
-    from quine.files.cli.main import Call
+    from quine.files.cli.context import Call
     from quine.files.cli.options import Values
     from quine.files.cli.pool import Crew
 

@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from quine.files.cli.main import Call
+    from quine.files.cli.context import Call
     from quine.files.cli.pool import Crew
 
 

@@ -22,7 +22,32 @@ from quine.files.stores.rename_rules import moves, replaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.files.stores.object.store import ObjectTier
+    from collections.abc import Iterator, Sequence
+    from concurrent.futures import Future
+    from typing import Any, Protocol
+
+    from quine.files.api import Entry
+    from quine.files.stores.object.client import Bucket
+
+    class Objects(Protocol):
+        """`quine.files.stores.object.store.ObjectTier`, as a rename uses it."""
+
+        bucket: Bucket
+        seen: dict[str, float]
+
+        def key(self, path: str) -> str: ...
+        def folder(self, path: str) -> str: ...
+        def above(self, path: str) -> Sequence[str]: ...
+        def stat(self, path: str) -> Entry: ...
+        def directory(self, path: str) -> Entry: ...
+        def list(self, path: str) -> Iterator[Entry]: ...
+        def decides(self, path: str) -> bool: ...
+        def copied(self, here: Found, source: str, target: str, if_absent: bool) -> Entry: ...
+        def copied_call(self, future: Future[Any], path: str) -> Any: ...
+        def store_copy(self, source: Found, key: str, path: str) -> Future[Any] | None: ...
+        def put_folders(self, paths: Sequence[str]) -> None: ...
+        def unlike_file(self, path: str) -> OSError: ...
+
 
 REMOVED = 16  # objects that are removed at a time, each by its own call
 
@@ -30,7 +55,7 @@ REMOVED = 16  # objects that are removed at a time, each by its own call
 class Mover:
     """`decides`: the store heeds If-Match of a deletion."""
 
-    def __init__(self, tier: ObjectTier, decides: bool) -> None:
+    def __init__(self, tier: Objects, decides: bool) -> None:
         self.tier = tier
         self._decides = decides
 
