@@ -14,8 +14,7 @@ Laws
    reply go back with the next request; `back` is a total.
 3. One process of a machine requests at a time. It looks for idle places once more after it has released that right,
    so an agent that ends meanwhile need not wait.
-4. No agent waits for a place: idle places go back without being asked for, and a request for too many is refused at
-   once.
+4. No agent waits for a place: idle places go back unrequested, and a request for too many is refused at once.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Agent(NamedTuple):
         return Status("lost", LOST, detail=f"process {self.pid} is gone; {what}")
 
     def _by_parent(self) -> Status | None:
-        """Return its end as its parent recorded it; None if its own tape tells more.
+        """Return its end as its parent recorded it; None if its own tape suffices.
 
         The tape of an agent that was killed, or ran elsewhere, may lack the end or tell less than the parent saw.
         """
