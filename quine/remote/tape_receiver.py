@@ -171,7 +171,7 @@ def parse(model: type[Model], body: bytes) -> Model:
 
 
 def _values(body: bytes) -> int:
-    """Estimate the number of values in a JSON text; commas in quoted text are not counted."""
+    """Estimate the number of values in a JSON text; commas in quoted text alone do not exceed the bound."""
     count = sum(map(body.count, _SEPARATORS))
     if count <= MAX_VALUES:
         return count
