@@ -1,1 +1,1 @@
-"""archive: tapes and results kept in the shared files, and read back from there."""
+"""archive: copies of tapes and results in the shared files, written there and read back."""

@@ -1,10 +1,10 @@
-"""Sessions that are kept in the files tier, as a data directory of this machine: a mirror of what is there.
+"""A local mirror of the sessions that are kept in the shared files, in the form of a data directory.
 
 Laws
-1. What is here comes first; the tier is asked for what is not.
-2. What comes from there is foreign: only the names of sessions and of their results become paths, and each file is
-   there whole or not at all.
-3. What has not changed over there is not fetched again.
+1. Local sessions come first; the store is asked only for others.
+2. Content of the store is foreign: only the names of sessions and of their results become paths. Each file is in the
+   mirror whole or not at all.
+3. A file that has not changed in the store is not fetched again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from quine.tape import registry
 from quine.tape.registry import Agent
 from transport.wire import quickjson
 
-AT_ONCE = 8  # files that are fetched at one time
-LOOK = 2.0  # seconds between two looks at a session whose end is waited for
-SILENCE = 300.0  # seconds without a sign of life of its keeper, after which it is lost
-LATE = 15.0  # seconds after the tape has told the end, for the output: its parent may be busy, or was killed
+AT_ONCE = 8  # files fetched at one time
+LOOK = 2.0  # seconds between two checks of an awaited session
+SILENCE = 300.0  # seconds without a heartbeat of its archive daemon, after which a session is lost
+LATE = 15.0  # seconds to wait for the output after the end of the tape: the parent may be busy or killed
 VERSIONS = "versions"
 
 
 def mirror() -> Path | None:
-    """The directory, made to be what is in the tier now; None where nothing is kept there. Failure."""
+    """Bring the mirror up to date, and return its directory; None if sessions are not kept. Raises Failure."""
     if not policy.wanted(os.environ):
         return None
     from quine.archive.daemon import store
@@ -52,7 +52,7 @@ def mirror() -> Path | None:
 
 
 def holding(folder: Path, session: str) -> Path:
-    """`folder`, or the mirror where only that has a session which begins so, or any at all; "" is any."""
+    """Return `folder`, or the mirror if only that has a session with this prefix, or any session at all; "" is any."""
     here = [path.name for path in tapes.files(folder)]
     if any(name.startswith(session) for name in here):
         return folder
@@ -62,20 +62,21 @@ def holding(folder: Path, session: str) -> Path:
 
 
 def find(text: str) -> list[Agent]:
-    """The agents in the tier that an id, or its beginning, may mean."""
+    """The agents in the shared files whose id begins with `text`."""
     there = mirror()
     return _found(there, text) if there else []
 
 
 def _found(there: Path, text: str) -> list[Agent]:
     found = registry.find(text, str(there))
-    # Whose word that is we do not know: no process of this machine is meant by it.
+    # The record is not trusted: it must not name a process of this machine.
     return [agent._replace(kept=True, pid=0, started=0, boot="", supervisor=0) for agent in found]
 
 
 def ended(agent: Agent, deadline: float) -> Agent | None:
-    """The agent once its end and its output are in the tier; None where that is later than `deadline` (of the
-    monotonic clock). Failure (LOST) where nothing is heard of its tree.
+    """Wait for an agent's end and output in the store; None if that is later than `deadline` (monotonic clock).
+
+    Output that is overdue by LATE is not waited for. Raises Failure (LOST) if its tree sends no heartbeat.
     """
     heard, beat, told = time.monotonic(), b"", float("inf")
     while not _is_over(agent):
@@ -92,7 +93,7 @@ def ended(agent: Agent, deadline: float) -> Agent | None:
         time.sleep(min(LOOK, left))
         try:
             there = mirror()
-        except Failure:  # away for a while, from here: that says nothing of the other side
+        except Failure:  # unreachable from here: that says nothing of the other side
             heard = time.monotonic()
             continue
         if there is None:
@@ -100,7 +101,7 @@ def ended(agent: Agent, deadline: float) -> Agent | None:
         agent = next((one for one in _found(there, agent.id) if one.id == agent.id), agent)
         with contextlib.suppress(OSError):
             now = (there / f"{agent.root or agent.session}{policy.BEAT}").read_bytes()
-            # that it changes is what counts, for clocks differ
+            # only a change counts: the clocks differ
             heard, beat = (heard if now == beat else time.monotonic()), now
     return agent
 
@@ -110,12 +111,12 @@ def _is_told(agent: Agent) -> bool:
 
 
 def _is_over(agent: Agent) -> bool:
-    """Of a job the status comes last: what its tape tells may be there before its output."""
+    """Return whether the status of a job is there too. It comes last: the tape may be there before the output."""
     return _is_told(agent) and (not agent.directory or os.path.exists(f"{agent.directory}/status"))
 
 
 def save(folder: Path, session: str) -> tuple[int, str]:
-    """Copy a tree of this data directory, "" is all, into the tier: how many files, and where that is. Failure."""
+    """Copy a tree of this data directory, "" is all. Return the number of files and the store's URL. Raises Failure."""
     from quine.archive.daemon import store
 
     root = tapes.find(folder, session).root if session else ""
@@ -156,7 +157,7 @@ def _made_equal(tier: Tier) -> Path:
 
 
 def _there(tier: Tier) -> list[tuple[str, Entry]]:
-    """What is kept: names in a data directory, and where they are in the tier."""
+    """List the kept files: the name in a data directory, and the entry in the store."""
     found = []
     with contextlib.suppress(FileNotFoundError):
         for entry in tier.list(policy.PLACE):
@@ -176,7 +177,7 @@ def _there(tier: Tier) -> list[tuple[str, Entry]]:
 
 
 def _fetch(tier: Tier, entry: Entry, folder: Path) -> str:
-    """Its name there, "" where it was gone again."""
+    """Fetch one file. Return its name in the mirror, "" if it is gone from the store."""
     name = entry.path.removeprefix(f"{policy.PLACE}/")
     target = folder / name
     dirs.make(str(target.parent))

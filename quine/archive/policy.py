@@ -1,11 +1,12 @@
-"""What of a tree is kept in the files tier: tapes and results of its agents, copied by a keeper beside its root.
+"""The archive of a tree: whether its tapes and results are kept in the shared files, and how its daemon is started.
 
 Laws
-1. It is done where the tier is one that others can reach (anything but the default), or where QUINE_FS_TAPES says so.
-2. An agent starts the keeper and, at its end, waits a bounded time for it. In between it knows nothing of it: a
-   store that is slow or away neither slows nor fails a life.
-3. The keeper has the store's credentials by a sealed memo, and no key of a guest.
-4. Standard library only, and nothing at all where nothing is kept.
+1. QUINE_FS_TAPES switches the archive on or off. Without it, it is on for a store that other machines can reach: any
+   but the default and `memory:`.
+2. An agent starts the archive daemon and, at its end, waits a bounded time for it. In between there is no contact, so a
+   slow or unreachable store neither slows nor fails a session.
+3. The daemon gets the store's credentials in a sealed memo, and no key of a guest.
+4. Standard library only, and no work at all if nothing is kept.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
 
-PLACE = f"{RESERVED}/sessions"  # what stands there stands as in a data directory
-BEAT = ".beat"  # the end of the name of a file, of the root of a tree, that changes for as long as its keeper lives
+PLACE = f"{RESERVED}/sessions"  # laid out as a data directory
+BEAT = ".beat"  # suffix of the heartbeat file of a root, which changes as long as its archive daemon runs
 VARIABLE = "QUINE_FS_TAPES"
-PATIENCE = 15.0  # seconds that the end of a tree waits until all is kept
-HURRY = 3.0  # the same where somebody has ended it
+PATIENCE = 15.0  # seconds that the end of a tree waits until all is kept, at most
+HURRY = 3.0  # the same if a signal has ended it
 DONE, FAILED = b"+", b"-"
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
-    """Is anything to be kept, or looked for, in the tier?"""
+    """Return whether sessions are kept in, and read from, the shared files. Raises Misconfigured."""
     told = environ.get(VARIABLE, "")
     if told not in ("", "on", "off"):
         raise Misconfigured(f"{VARIABLE} must be on or off, not {told[:80]!r}")
@@ -46,16 +47,16 @@ def wanted(environ: Mapping[str, str]) -> bool:
 
 
 def of_the_store(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Without the keys of guests, which no keeper needs."""
+    """Return `secrets` without the keys of guests, which the archive daemon does not need."""
     return {name: value for name, value in secrets.items() if name not in KEYS}
 
 
 def begin(session: str, environ: Mapping[str, str], secrets: Mapping[str, str]) -> None:
-    """Start the keeper of the tree whose root this process is. It is nobody's child, and ends by itself after the tree.
+    """Start the archive daemon of the tree whose root this process is. It is orphaned, and ends after the tree.
 
-    What it cannot do it says in the log of the root.
+    It reports its failures in the log of the root.
     """
-    # Made here, so that who asks soon waits for a keeper that has not yet come to its senses.
+    # Bind the socket before starting the daemon, so that an early client queues instead of failing.
     listener = _listen(session)
     if listener is None:
         return
@@ -92,7 +93,7 @@ def _become(argv: list[str], environ: dict[str, str], fds: set[int]) -> None:
 
 
 def finish(session: str, seconds: float = PATIENCE) -> bool:
-    """Wait until what the tree has left so far is in the tier. False where that is not so: the keeper tries on."""
+    """Wait until all files of the tree so far are in the store. Return False if they are not: the daemon tries on."""
     import socket
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as line:
@@ -103,7 +104,7 @@ def finish(session: str, seconds: float = PATIENCE) -> bool:
 
 
 def _listen(session: str) -> socket.socket | None:
-    """The keeper's end; None where there is one already. The name goes with the process: nothing has to be swept."""
+    """Return the daemon's socket; None if a daemon runs already. The abstract name ends with its process."""
     import socket
 
     listener = socket.socket(socket.AF_UNIX)
@@ -117,7 +118,7 @@ def _listen(session: str) -> socket.socket | None:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Somebody of this user who waits."""
+    """Accept a waiting client; None if it is another user's."""
     line, _ = listener.accept()
     if _uid(line) == os.getuid():
         return line

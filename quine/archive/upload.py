@@ -1,10 +1,10 @@
-"""Copies of tapes and results in the files tier, as they stand in a data directory.
+"""Upload of tapes and results into the shared files, in the layout of a data directory.
 
 Laws
-1. Whole lines of a tape only; what is there already is not sent again.
-2. The record of a job is copied before its tape, its status after the tape and the output. So who finds a record there
-   knows that a status is to come, and who finds a status finds the rest.
-3. Output is copied once it is over: a stream that grows is not sent again and again.
+1. Only whole lines of a tape are copied; a file that has not grown is not sent again.
+2. The record of a job is copied before its tape, its status after the tape and the output. So a record in the store
+   announces a status, and a status means that the rest is there.
+3. Output is copied after its end: a growing stream would be sent again and again.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ RESULTS = (RECORD, "stdout", "stderr", "status")  # in this order
 
 
 class Copies:
-    """Of one tree, or with `root` "" of all in a data directory; `detached` is where detached jobs are."""
+    """The copies of one tree, or with `root` "" of a whole data directory; `detached` has the detached jobs."""
 
     def __init__(self, tier: Tier, folder: str, detached: str, root: str = "") -> None:
         self._tier = tier
         self._folder = folder
         self._detached = detached
         self._root = root
-        self._roots: dict[str, str] = {}  # of the sessions of this directory
-        self._parents: dict[str, str] = {}  # of the jobs
-        self._there: dict[str, int] = {}  # bytes of what is in the tier
+        self._roots: dict[str, str] = {}  # session -> root
+        self._parents: dict[str, str] = {}  # job -> session of its parent
+        self._there: dict[str, int] = {}  # path in the store -> bytes copied
 
     def round(self) -> int:
-        """Copy what is new, and say how many files that was. OSError."""
-        # Looked for first: what ended after this look has its tape copied now and its record the next time.
+        """Copy new data, and return the number of files copied. Raises OSError."""
+        # Listed first: a job that ends after this has its tape copied now, and its results in the next round.
         ended = [job for job in self._jobs() if os.path.exists(f"{job}/status")]
         sessions = self._sessions()
         begun = sum(self._copy(f"{job}/{RECORD}", f"{_place(job)}/{RECORD}") for job in self._jobs())
@@ -56,9 +56,9 @@ class Copies:
         return found
 
     def _jobs(self) -> Iterator[str]:
-        """Their directories."""
+        """Yield the directories of the jobs."""
         mine = set(self._sessions())
-        # One that was never started has no tape.
+        # A job that was never started has no tape; its record names its parent.
         jobs = {
             one for one in _names(f"{self._folder}/jobs") if is_session(one) and self._parent(one) in mine
         }
@@ -97,7 +97,7 @@ class Copies:
                     writer.write(block[:end])
                     size, rest = size + end, block[end:]
                 if lines and size <= before:
-                    return 0  # half a line has come
+                    return 0  # only part of a line is new
                 writer.commit()
             self._there[target] = size
             return 1
@@ -105,7 +105,7 @@ class Copies:
 
 
 def _place(directory: str) -> str:
-    """Where that of a job is in the tier."""
+    """Return the path of a job directory in the store."""
     return f"{PLACE}/jobs/{os.path.basename(directory)}"
 
 
@@ -117,5 +117,5 @@ def _names(folder: str) -> list[str]:
 
 
 def _root_of(path: str) -> str:
-    """The root that a tape names; "" where there is no whole first line yet, or it is no tape of ours."""
+    """Return the root that a tape names; "" if its first line is not whole yet, or it is no tape of quine."""
     return str(ends(path).meta.get("root_session_id") or "")

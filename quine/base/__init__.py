@@ -1,1 +1,1 @@
-"""base: what every other room stands on: errors, text, sizes, the log, processes, files written aside."""
+"""base: used by every other room: errors, text, sizes, directories, the log, processes, atomic file replacement."""

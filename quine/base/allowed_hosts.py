@@ -1,7 +1,7 @@
-"""Which hosts a process may use: read from the inventory where that is, asked of the origin where it is not.
+"""The hosts that a process may use: read from the inventory if it is here, else requested from the origin.
 
 Laws
-1. An agent starts without its list where the inventory is wrong; what uses the inventory then says so.
+1. An agent starts without its list if the inventory is wrong; a command that uses the inventory then reports it.
 2. Standard library only.
 """
 
@@ -20,7 +20,7 @@ NAME = "hosts"  # of the request; quine.files.select has it too
 
 
 def asks_origin(named: bool, inventory: str | None, memo: Mapping[str, object]) -> bool:
-    """Return whether the origin of this process places what it starts, and not an inventory of this machine.
+    """Return whether the origin places the children of this process, and not an inventory of this machine.
 
     `named` says that --inventory was given.
     """
@@ -28,14 +28,14 @@ def asks_origin(named: bool, inventory: str | None, memo: Mapping[str, object]) 
 
 
 def at_start(inventory: str | None, ask: Ask | None) -> str:
-    """The hosts that an agent which starts here may use, as a JSON text; "" where there is none."""
+    """Return the hosts that an agent which starts here may use, as a JSON text; "" if there are none."""
     from transport.errors import RequestError
 
     if ask is not None:
         try:
             return checked(ask(NAME, b"{}"))
         except RequestError:
-            return ""  # it can fork nowhere, and everything else still works
+            return ""  # it cannot fork to a host; everything else still works
     if inventory is None:
         return ""
     from deploy.hostlist import of_all
@@ -44,7 +44,7 @@ def at_start(inventory: str | None, ask: Ask | None) -> str:
 
 
 def from_origin() -> list[dict[str, Any]]:
-    """The hosts that a command of a job may use, by asking. Raises Failure."""
+    """Request the hosts that a command of a job may use. Raises Failure."""
     from quine.base.errors import NOT_STARTED, Failure
     from transport.errors import RequestError
 
@@ -58,7 +58,7 @@ def from_origin() -> list[dict[str, Any]]:
 
 
 def checked(reply: bytes) -> str:
-    """The reply to a request as the JSON text of a list of objects; "" for an empty one. Raises RequestError."""
+    """Return a reply as the JSON text of a list of objects; "" for an empty list. Raises RequestError."""
     from transport.errors import RequestError
 
     try:
@@ -75,7 +75,7 @@ def text(listed: list[dict[str, Any]]) -> str:
 
 
 def asker() -> Callable[[str, bytes], bytes]:
-    """The way to our own origin for the threads of a face: a connection answers one request at a time."""
+    """Return a function that asks our own origin. Each thread has a connection, which carries one request at a time."""
     import threading
 
     from transport.errors import RequestError

@@ -1,12 +1,12 @@
-"""Files that are written beside their name and renamed over it, so that a reader sees the old or the new, whole.
+"""Atomic file replacement: data is written beside the target and renamed over it. A reader sees old or new, whole.
 
 Laws
-1. A name means what it means behind the `>` of a shell: links are followed, one that dangles too, as far as the kernel
-   lets this process follow them.
-2. Only a regular file is replaced. A device or a pipe is opened and written, and so is a file that stands in a
-   directory that is not ours to write in, or is mounted by itself.
-3. A descriptor of this process (/dev/stderr, /dev/fd/3) is written where it stands; its file is not truncated.
-4. Without `commit` nothing has changed and nothing is left behind, except in what rule 2 and 3 write in place.
+1. A path means the same as after the `>` of a shell: links are followed, dangling ones too, as far as the kernel
+   permits this process.
+2. Only a regular file is replaced. A device or a pipe is opened and written in place. So is a file in a directory
+   that this process cannot write, and a file that is a mount point.
+3. A descriptor of this process (/dev/stderr, /dev/fd/3) is written at its current offset; its file is not truncated.
+4. Without `commit` nothing changes and nothing is left behind, except where laws 2 and 3 write in place.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_LINKS = 40  # as the kernel
-IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # why nothing can be made beside a file
+IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # no new file in that directory
 COPIED = 1 << 20
 
 
 def write(path: str, data: bytes, mode: int = 0o666, own: bool = False) -> None:
-    """Make `data` the whole content of `path`; the rest as in Aside."""
+    """Replace the content of `path` with `data`; arguments and errors as for `Aside`."""
     with Aside(path, mode, own) as file:
         file.write(data)
         file.commit()
@@ -42,8 +42,8 @@ def write_aside(path: str, value: dict[str, Any]) -> None:
 class Aside:
     """A context manager. `fd` may be written directly; `commit` gives the file its name. Raises OSError with `path`.
 
-    mode   of a new file, less the umask; one that is replaced keeps its own
-    own    a file that quine alone writes, in a directory of its own: a link is replaced, and `mode` is set as it is
+    mode   permissions of a new file, less the umask; a replaced file keeps its own
+    own    for a file that only quine writes, in its own directory: a link is replaced, and `mode` is set exactly
     """
 
     def __init__(self, path: str, mode: int = 0o666, own: bool = False) -> None:
@@ -103,7 +103,7 @@ class Aside:
             raise self._about(error) from None
 
     def _copy(self) -> None:
-        """Into a file that is mounted: it cannot get another one's name."""
+        """Copy into a file that is a mount point: a rename over it fails with EBUSY."""
         target = os.open(self._target, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.lseek(self.fd, 0, os.SEEK_SET)
@@ -128,9 +128,9 @@ class Aside:
 
 
 def follow(path: str) -> str | int:
-    """The path at the end of the links that `path` names, or the number of a descriptor of this process.
+    """Return the path at the end of the links of `path`, or the number of a descriptor of this process.
 
-    Raises OSError: ELOOP, or EACCES where this process may not write through a link.
+    Raises OSError: ELOOP, or EACCES if this process may not write through a link.
     """
     asked, foreign = path, False
     for _ in range(MOST_LINKS):
@@ -142,14 +142,14 @@ def follow(path: str) -> str | int:
             link = os.readlink(path)
             foreign = foreign or os.lstat(path).st_uid != os.geteuid()
         except OSError:
-            break  # no link, or nothing at all
+            break  # not a link, or missing
         if above.startswith("/proc/"):
-            break  # the text of such a link is no path
+            break  # the target text of a link in /proc is not a path
         path = os.path.join(folder, link)
     else:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), asked)
     if foreign:
-        _probe(asked)  # another user's link, perhaps in a shared directory: the kernel decides on it
+        _probe(asked)  # another user's link, perhaps in a sticky directory: only open(2) tells
     return path
 
 

@@ -1,4 +1,4 @@
-"""Directories of ours: 0700 from the first moment, also the ones between; those that were there stay as they are."""
+"""Creation of private directories: mode 0700 from the start, missing parents too. Existing ones keep their mode."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def make(path: str) -> None:
-    """The directory and what is missing above it; OSError where it cannot be."""
+    """Create `path` and its missing parents. Raises OSError."""
     if os.path.isdir(path):
         return
     above = os.path.dirname(path)
@@ -15,6 +15,6 @@ def make(path: str) -> None:
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
-        pass  # two processes of a tree make it at the same time
+        pass  # two processes of a tree may create it at the same time
     if not os.path.isdir(path):
         raise NotADirectoryError(20, "not a directory", path)

@@ -1,10 +1,10 @@
-"""Exit statuses, the failures that become them, and the one voice in which quine speaks of them.
+"""Exit statuses, the exceptions that lead to them, and the one format of error messages.
 
 Laws
 1. A failure is raised where it happens and printed once, by `complain`, at the end of the process.
-2. `quine: error: …` in lower case without a full stop, then `quine: hint: …` where there is a cure; a
-   failure that is about a host says so: `quine: gpu1: error: …`.
-3. Nothing here writes to stdout, and a closed stderr is no reason to fail.
+2. A message is `quine: error: …` in lower case without a full stop, then `quine: hint: …` if there is a cure.
+   A failure about a host names it: `quine: gpu1: error: …`.
+3. Nothing here writes to stdout, and a closed stderr is not an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEADLINE = 124
 
 
 class Failure(Exception):
-    """The process ends with `status`; `detail` is for people, `hint` says what cures it."""
+    """An error that ends the process with `status`. `detail` is the message, `hint` the cure."""
 
     def __init__(self, status: int, detail: str, hint: str = "", host: str = "") -> None:
         super().__init__(detail)
@@ -41,25 +41,25 @@ class Misconfigured(Failure):
 
 
 class NoGuest(Misconfigured):
-    """Nothing says which LLM an agent is to ask."""
+    """No guest (LLM) is configured."""
 
 
 class NotBuilt(Misconfigured):
-    """A thing that this build does not have; it says so instead of pretending."""
+    """A feature that this build does not have."""
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(f"not built yet: {what}", hint)
 
 
 class Denied(Failure):
-    """A limit or a rule forbids it: exit 77."""
+    """A limit or a rule forbids the action: exit 77."""
 
     def __init__(self, detail: str, hint: str = "") -> None:
         super().__init__(DENIED, detail, hint)
 
 
 def complain(detail: str, hint: str = "", host: str = "", fd: int = 2) -> None:
-    """Say it on stderr, whole lines in one write, so that the lines of several processes do not mix."""
+    """Print an error as whole lines in one write, so that the lines of several processes do not mix."""
     voice = f"quine: {host}: " if host else "quine: "
     text = f"{voice}error: {detail}\n"
     if hint:
@@ -76,7 +76,7 @@ def say(text: str, fd: int = 2) -> None:
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, also where another process has made the open file non-blocking. Raises OSError."""
+    """Write all of `data`, also if another process has made the open file non-blocking. Raises OSError."""
     left = memoryview(data)
     while left:
         try:

@@ -1,9 +1,9 @@
-"""The log of one session: what the host loop did that belongs neither to the guest nor on stderr.
+"""The log of one session: events of the host loop that belong neither to the guest nor on stderr.
 
 Laws
-1. `note` is for what went otherwise than meant (a try again, a defect): it is kept, in `<session>.log` beside the tape.
-2. `detail` is for who watches: it is seen with -v, and kept nowhere.
-3. A log that cannot be written ends nothing.
+1. `note` is for unexpected events (a retry, a defect). They are kept in `<session>.log` beside the tape.
+2. `detail` is for an observer: it is shown with -v, and not kept.
+3. A note that cannot be written is not an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quine.base.errors import say
 
 class Log:
     def __init__(self, path: str, verbose: bool = False) -> None:
-        """`path` "" keeps nothing: the data directory of an agent elsewhere is not ours to fill."""
+        """An empty `path` keeps nothing: a remote agent leaves no log in its host's data directory."""
         self.path = path
         self._verbose = verbose
 
@@ -31,7 +31,7 @@ class Log:
             say(f"quine[{os.getpid()}]: {text}\n")
 
     def write(self, text: str) -> None:
-        """As it is. OSError where it cannot be."""
+        """Append `text` unchanged. Raises OSError."""
         if self.path:
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -204,7 +204,7 @@ class Reply(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Tokens and dollars; None where there is no limit."""
+    """Remaining tokens and dollars; None = no limit."""
 
     tokens: int | None = None
     cost: float | None = None
@@ -214,12 +214,12 @@ class Left(NamedTuple):
 
 
 def _smaller(one: Number | None, other: Number | None) -> Number | None:
-    """Of what is left, where None is no limit."""
+    """The smaller remainder, where None is no limit."""
     return min((value for value in (one, other) if value is not None), default=None)
 
 
 class Spent(Exception):
-    """The tree has used up what it may use. str() says what, `option` where it is set."""
+    """The tree has reached a limit. str() is the message, `option` the option that sets the limit."""
 
     def __init__(self, detail: str, option: str) -> None:
         super().__init__(detail)

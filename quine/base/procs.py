@@ -1,10 +1,10 @@
-"""Processes of this machine, seen through /proc and ended through pidfds: who belongs to a command, and who is left.
+"""Processes of this machine: read from /proc, ended through pidfds, and assigned to the command that started them.
 
 Laws
-1. A pid alone names nobody: it is used together with a start time or a pidfd.
-2. As PID 1 we are given every orphan of the container, and reap those, and only those, that nobody here has `own`ed.
-3. Ending is TERM, a pause, KILL, to descendants in whatever process group they have put themselves (timeout(1),
-   `set -m`); who has made a session of its own has asked to be left.
+1. A pid alone identifies no process: it is used together with a start time or a pidfd.
+2. As PID 1 this process inherits every orphan of the container. It reaps those, and never a child registered by `own`.
+3. Ending means TERM, a pause, KILL. It reaches descendants in any process group, because timeout(1) and `set -m` make
+   their own. A process in a session of its own is left alone: that is how a program asks to stay.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def look(pid: int) -> Process | None:
 
 
 def exit_word(pid: int) -> int | None:
-    """How a process of ours that nobody has reaped yet ended, as waitpid(2) would tell; None where it is no zombie."""
+    """Return the wait status of a process of ours that is not reaped yet, or None if it is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -51,7 +51,7 @@ def exit_word(pid: int) -> int | None:
 
 
 def ignores(pid: int, number: int) -> bool:
-    """Does a process ignore a signal? One that is gone does not."""
+    """Return whether a process ignores the signal `number`; False if the process is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             mask = file.read().partition(b"\nSigIgn:")[2].split(maxsplit=1)[0]
@@ -60,23 +60,23 @@ def ignores(pid: int, number: int) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
-_owned: set[int] = set()  # children of this process that somebody in it waits for
+_owned: set[int] = set()  # children that some code of this process waits for
 
 
 def own(pid: int) -> None:
-    """A child that we have started and will wait for ourselves."""
+    """Register a child that this process will wait for itself."""
     _owned.add(pid)
 
 
 def reap(pid: int) -> int:
-    """Wait for a child of ours; its wait status."""
+    """Wait for a child, and return its wait status."""
     _, word = os.waitpid(pid, 0)
     _owned.discard(pid)
     return word
 
 
 def reap_orphans() -> None:
-    """Those that ended and were left to us; only PID 1 has such. Not to be called where a child is just being made."""
+    """As PID 1, reap orphans that have ended. Do not call it while a child is started: `own` does not know it yet."""
     if os.getpid() == 1:
         for pid in children(1) - _owned:
             with contextlib.suppress(ChildProcessError):
@@ -84,11 +84,11 @@ def reap_orphans() -> None:
 
 
 def tie(fd: int, whom: int, on: bool = True) -> None:
-    """The kernel sends TERM to `whom` (a process, or minus a group) when the last end opposite to `fd`'s is closed.
+    """Make the kernel send TERM to `whom` (a pid, or minus a group) when the last opposite end of `fd` is closed.
 
-    That is when its holder ends, be it by SIGKILL, where no handler of ours runs. `fd` is an end of a pipe that
-    `whom` holds open too, or somebody in that group. It tells of writes as well (reads, of a writing end): only while
-    there are none may it be on.
+    That happens when its holder ends, also by SIGKILL, where no handler runs. `fd` is an end of a pipe that `whom`,
+    or a process of that group, holds open too. Writes also send the signal (reads, if `fd` is a writing end), so it
+    may be `on` only while there are none.
     """
     with contextlib.suppress(OSError):
         if on:
@@ -118,12 +118,12 @@ def ancestors() -> set[int]:
 
 
 def now() -> int:
-    """This moment in the unit of `started`."""
+    """The current time in the unit of `Process.started`."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
 def group(number: int) -> list[int]:
-    """Who is in a process group. Most groups are empty when this is asked, so ask the kernel first."""
+    """The pids in a process group. Most groups are empty when this is called, so ask the kernel first."""
     try:
         os.killpg(number, 0)
     except ProcessLookupError:
@@ -134,7 +134,7 @@ def group(number: int) -> list[int]:
 
 
 def children(pid: int) -> frozenset[int]:
-    """The children of a process of one thread; empty where the kernel does not tell."""
+    """The children of a single-threaded process; empty if /proc does not list them."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
             return frozenset(map(int, file.read().split()))
@@ -145,8 +145,8 @@ def children(pid: int) -> frozenset[int]:
 def of_command(shell: int, begun: int, older: frozenset[int]) -> list[int]:
     """The processes of the command that `shell` runs since `begun`: its descendants, and orphans of its group.
 
-    What an earlier command left in the background descends from one of the `older` children of the shell. Start
-    times alone would not do: they are told in hundredths of a second.
+    Background processes of an earlier command descend from one of the `older` children of the shell. Start times
+    alone cannot separate them: their resolution is a hundredth of a second.
     """
     table = {process.pid: process for process in everyone()}
     mine = []
@@ -165,7 +165,7 @@ def of_command(shell: int, begun: int, older: frozenset[int]) -> list[int]:
 
 
 def tree(root: int) -> list[int]:
-    """A process and all that descends from it."""
+    """The pids of a process and all its descendants."""
     below: dict[int, list[int]] = {}
     for process in everyone():
         below.setdefault(process.ppid, []).append(process.pid)
@@ -176,7 +176,7 @@ def tree(root: int) -> list[int]:
 
 
 def wait(pidfds: Sequence[int], seconds: float) -> bool:
-    """Until all of these have ended; False where the time is over first."""
+    """Wait until all these processes have ended. Return False if the time is over first."""
     deadline = time.monotonic() + seconds
     left = set(pidfds)
     poll = select.poll()
@@ -194,7 +194,7 @@ def wait(pidfds: Sequence[int], seconds: float) -> bool:
 
 
 def of_session(root: int) -> dict[int, Process]:
-    """`root`, what descends from it or is in its group, as far as it is in our session; by pid."""
+    """`root`, its group and the descendants of both, as far as they are in our session; by pid."""
     session = os.getsid(0)
     table = {process.pid: process for process in everyone() if process.session == session}
     mine = {pid for pid, process in table.items() if root in (pid, process.group)}
@@ -202,16 +202,16 @@ def of_session(root: int) -> dict[int, Process]:
 
 
 def _grown(pids: set[int], table: dict[int, Process]) -> set[int]:
-    """These and all that descends from them."""
+    """Return `pids` and all their descendants."""
     while more := {pid for pid, process in table.items() if process.ppid in pids} - pids:
         pids |= more
     return pids
 
 
 def end_all(found: dict[int, Process], root: int | None, grace: float) -> None:
-    """TERM, a pause, KILL to these, to the group of `root`, and to what they have started since.
+    """Send TERM, after `grace` seconds KILL, to `found`, to the group `root`, and to their descendants.
 
-    None for no group. 0 is one: that of whoever was put into this PID namespace from outside, maybe our own.
+    A `root` of None is no group. 0 is one: that of a process put into this PID namespace from outside, maybe our own.
     """
     session, ours = os.getsid(0), os.getpid()
 

@@ -48,7 +48,7 @@ def _check_file(path: str) -> None:
     except FileNotFoundError:
         there = None
     if there and not stat.S_ISREG(there.st_mode):
-        # Opening a pipe would wait for its reader, and closing it again would be the end of file to that one.
+        # Opening a pipe would wait for its reader, and closing it would give that reader an end of file.
         if stat.S_ISDIR(there.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not os.access(path, os.W_OK):
@@ -60,10 +60,10 @@ def _check_file(path: str) -> None:
 
 
 def write(target: str, status: Status, where: str = "local", **facts: object) -> None:
-    """Write it, whole, to a descriptor's number or to a file (quine/base/atomic.py); say so where that fails.
+    """Write the report, whole, to a descriptor number or to a file (quine/base/atomic.py). A failure is printed.
 
-    `where` is the host that was asked for, which is named where none was chosen. `cost` and `agents` are null where
-    no ledger counts them; of a plain command everything of agents is.
+    `where` is the requested host, recorded if none was chosen. `cost` and `agents` are null if no ledger counts them.
+    For a plain command all fields about agents are null.
     """
     record = {name: value for name, value in status.to_json().items() if name != "hint"}
     record["host"] = status.host or where
@@ -81,7 +81,7 @@ def write(target: str, status: Status, where: str = "local", **facts: object) ->
 
 
 def failed(target: str, failure: Failure, where: str, began: float) -> None:
-    """The report of an agent that was refused before it lived."""
+    """Write the report of an agent that was refused before it started."""
     import time
 
     from transport.status import Status

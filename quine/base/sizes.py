@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def parse(text: str, name: str) -> int:
-    """In bytes. Misconfigured, in which it has a name."""
+    """Return a size in bytes. Raises Misconfigured, which mentions `name`."""
     from transport import rlimits
 
     try:
@@ -20,5 +20,5 @@ def parse(text: str, name: str) -> int:
 
 
 def of(environ: Mapping[str, str], name: str) -> int:
-    """Of a variable; 0 where there is none."""
+    """Return the size in a variable in bytes; 0 if it is unset or empty."""
     return parse(environ[name], name) if environ.get(name) else 0

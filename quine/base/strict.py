@@ -10,7 +10,7 @@ from transport.errors import RequestError
 from transport.wire import quickjson
 
 MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
-MAX_VALUES = 250_000  # of JSON in one body: each is some hundred bytes here, for two on the wire
+MAX_VALUES = 250_000  # JSON values in one body: each takes some hundred bytes here, two on the wire
 _SEPARATORS = (b",", b"[", b"{")
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -20,7 +20,7 @@ class Strict(BaseModel):
 
 
 def parse(model: type[Model], body: bytes) -> Model:
-    """One body as a model; RequestError says what is wrong."""
+    """Return one body as a model. Raises RequestError, which names the error."""
     name = model.__name__.removeprefix("_").lower()
     if len(body) > MAX_BODY:
         raise RequestError(f"{name}: {len(body)} bytes, and {MAX_BODY} are possible")
@@ -40,7 +40,7 @@ def parse(model: type[Model], body: bytes) -> Model:
 
 
 def _values(body: bytes) -> int:
-    """About how many values a JSON text holds; what a conversation quotes may hold any number of commas."""
+    """Estimate the number of values in a JSON text; commas in quoted text alone do not exceed the bound."""
     count = sum(map(body.count, _SEPARATORS))
     if count <= MAX_VALUES:
         return count

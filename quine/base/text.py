@@ -1,4 +1,4 @@
-"""Text for people: foreign text made harmless, and columns."""
+"""Text for terminals: foreign text made harmless, and tables."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 
 def plain(text: str, newlines: bool = True, indent: str = "") -> str:
-    """Foreign text for a terminal: control characters as their escapes."""
+    """Escape the control characters of foreign text. `indent` follows each newline."""
     keep = "\n\t" if newlines else ""
     shown = "".join(c if c in keep or (c.isprintable()) else repr(c)[1:-1] for c in text)
     return shown.replace("\n", f"\n{indent}") if indent else shown
 
 
 def table(rows: Sequence[Sequence[str]], right: tuple[int, ...] = ()) -> str:
-    """Columns as wide as they must be; the last one is not filled up."""
+    """Format rows as columns of minimal width; the columns in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -1,1 +1,1 @@
-"""budget: what a tree of agents may spend, counted on every machine and settled at the origin."""
+"""budget: limits on the spending of a tree of agents, counted on every machine and settled at the origin."""

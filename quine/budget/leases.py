@@ -1,20 +1,20 @@
-"""Places for agents on other machines: what the origin lends to a job, and how agents over there get and return them.
+"""Places for agents on other machines: the origin lends them to a job, and the agents there request and return them.
 
-The origin's ledger counts every place of the tree. An agent elsewhere that finds too few free on its machine asks the
-origin for as many as it needs. What lies idle there goes back with the end of the agent that had it, or, where that one
-was killed, with the next step of another agent of the same machine.
+A place is the right to run one agent. The origin's ledger counts every place of the tree. A remote agent that finds
+too few free on its machine requests as many as it needs. Idle places go back when the agent that had them ends. If that
+agent was killed, they go back with the next step of another agent on the same machine.
 
-    over there, Grant                   at the origin, Lender (in the face of the job)
-    ask, need, back  ───────────────▶   takes back what was returned, then gives as many as are needed, or none
+    remote machine, Grant               origin, Lender (in the proxy of the job)
+    ask, need, back  ───────────────▶   takes back the returned places, then gives as many as are needed, or none
 
 Laws
-1. A place counts at the origin from before it is used over there until after it is given back: the sum holds whatever
-   is lost on the way. What a face has lent goes back when its job has ended.
-2. Every message can come twice or late. An ask has a number, and what was given to one whose asker died before it had
-   the answer goes back with the next; `back` is a total.
-3. One process asks at a time over there, and looks for what is idle once more after it has let go of that right. So an
-   agent that ends while another one asks need not wait.
-4. Nobody waits for a place: what lies idle goes back unasked, and an agent that finds too few is refused at once.
+1. A place counts at the origin from before its use on the other machine until after its return. So the sum holds
+   whatever is lost on the way. The places that a proxy has lent go back when its job has ended.
+2. Every message can arrive twice or late. A request has a number. Places for a requester that died before it read the
+   reply go back with the next request; `back` is a total.
+3. One process of a machine requests at a time. It looks for idle places once more after it has released that right,
+   so an agent that ends meanwhile need not wait.
+4. No agent waits for a place: idle places go back unrequested, and a request for too many is refused at once.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from quine.budget.shared_counters import AGENT, ASKING, LONGEST, SHORTEST, relea
 from transport.errors import RequestError
 from transport.wire import quickjson
 
-PATIENCE = 120.0  # seconds for the answer to somebody else's ask
-MAX_SHARES = 4096  # machines below one job, over all of its time, that have their places through it
+PATIENCE = 120.0  # seconds to wait for the request of another process
+MAX_SHARES = 4096  # machines below one job, over its whole time, that get places through it
 
 Ask = Callable[[str, bytes], bytes]
 
 
-# -- over there ------------------------------------------------------------------------------------
+# -- on a remote machine ---------------------------------------------------------------------------
 
 
 class Grant:
-    """ledger.Beyond, for the ledger of a share."""
+    """Implements `ledger.Beyond` for the ledger of a share."""
 
     def __init__(self, ledger: Ledger, ask: Ask) -> None:
         self._ledger = ledger
@@ -50,24 +50,24 @@ class Grant:
         self._ask = ask
 
     def more(self, limit: int, count: int) -> list[int] | None:
-        """`count` places, with those that are free here; None where that is too many. OSError: no answer."""
+        """Return `count` places, free ones here included; None if that is too many. Raises OSError without a reply."""
         with self._asking():
-            # Others may take what was given before we do, so it may need another ask.
+            # Other agents may take the new places first; then another request is needed.
             while (held := self._ledger.take(limit, count)) is None:
                 facts, used = self._book.numbers(), self._book.count(AGENT)
                 if not facts.granted or limit < used + count:
-                    break  # whatever the origin has
+                    break  # too many, whatever the origin has
                 if not self._request(max(1, count - max(0, facts.granted - used))):
                     break
         self.give_back()
         return held
 
     def give_back(self) -> None:
-        """Return to the origin what lies idle here, and what may have been given to an asker that died.
+        """Return idle places to the origin, and places for a requester that died.
 
-        It does not wait for others that ask: they look again afterwards.
+        It does not wait for another process that is requesting: that one looks again afterwards.
         """
-        with contextlib.suppress(OSError):  # no answer: the next message says all of it again
+        with contextlib.suppress(OSError):  # no answer: the next message repeats all of it
             while self._owes():
                 fd, _ = self._book.slot(ASKING, 1)
                 if fd < 0:
@@ -79,7 +79,7 @@ class Grant:
                     os.close(fd)
 
     def _request(self, need: int) -> int:
-        """Inside `_asking` only: how many places were given. OSError where there is no answer."""
+        """Request `need` places; return how many were given. The caller holds the `ASKING` slot. Raises OSError."""
         with self._book.changing() as facts:
             facts = facts._replace(asked=facts.asked + 1)
             self._book.put(facts)
@@ -102,12 +102,12 @@ class Grant:
         return self._unheard() or 1 < facts.granted > self._book.count(AGENT)
 
     def _unheard(self) -> bool:
-        """Has the last ask had no answer? It has none yet, either, while another process asks."""
+        """Return whether the reply to the last request was not read; also True while another process requests."""
         facts = self._book.numbers()
         return facts.asked != facts.had
 
     def _idle(self) -> int:
-        """Take out of the grant what nobody uses here; how many those are. The first place is that of the face."""
+        """Take the unused places out of the grant; return their number. The first place is the proxy's, and stays."""
         with self._book.changing() as facts:
             idle = max(0, facts.granted - max(1, self._book.count(AGENT)))
             if idle:
@@ -132,18 +132,18 @@ class Grant:
 
 
 class _Share:
-    """The places of one machine's ledger."""
+    """The places lent to one machine's ledger."""
 
     def __init__(self) -> None:
         self.held: list[int] = []
-        self.asked = 0  # its last ask,
-        self.last: list[int] = []  # and what was given for it: of these nobody may know over there
+        self.asked = 0  # number of its last request,
+        self.last: list[int] = []  # and the places given for it: its requester may have died before it knew
         self.back = 0
         self.over = False
 
 
 class Lender:
-    """What this process, the face of a job, has lent to it from its tree's ledger. Called from worker threads."""
+    """The places that this process, the proxy of a job, has lent to it. Called from worker threads."""
 
     def __init__(self, ledger: Ledger, limit: int) -> None:
         self._ledger = ledger
@@ -156,9 +156,9 @@ class Lender:
 
     @contextlib.contextmanager
     def inferring(self) -> Iterator[None]:
-        """One inference of the job: not more at one time than it ever had places, whatever runs over there.
+        """Allow one inference of the job; block while as many run as it ever had places. Raises RequestError.
 
-        Not than it has now: that of an agent which was killed goes on here when its place has come back.
+        The places it has now would be too few: the inference of a killed agent goes on after its place has come back.
         """
         with self._changed:
             while self._limit and self._inferring >= self._most and not self._over:
@@ -173,17 +173,20 @@ class Lender:
                 self._changed.notify_all()
 
     def places(self) -> int:
-        """For agents of the job, with that of its first one; 0 = no limit."""
+        """Return the number of places of the job's agents, its first agent included; 0 = no limit."""
         with self._changed:
             return 1 + sum(len(share.held) for share in self._shares.values()) if self._limit else 0
 
     def lend(self, ident: str, ask: int, had: int, need: int, back: int) -> int:
-        """Take back what was returned; then how many places were given: `need`, or none."""
+        """Take back the returned places, then give `need` places or none. Return how many were given.
+
+        `ask` is the number of the request, `had` that of the last one whose reply was read, `back` the total returned.
+        """
         with self._changed:
             share = self._share(ident)
             if ask <= share.asked or share.over:
                 raise RequestError(f"ledger: ask {ask} came, and {share.asked} was before")
-            if had < share.asked:  # the process that had asked for these died before it knew
+            if had < share.asked:  # the process that requested these died before it read the reply
                 self._drop(share, share.last)
             share.asked, share.last = ask, []
             self._take_back(share, back)
@@ -195,14 +198,14 @@ class Lender:
             return len(share.last)
 
     def end(self, ident: str) -> None:
-        """The job of a share has ended: what it had comes back, and it gets nothing any more."""
+        """Take all places of a share back after its job has ended; it gets no more."""
         with self._changed:
             share = self._share(ident)
             share.over = True
             self._drop(share, share.held)
 
     def close(self) -> None:
-        """The job has ended: nothing is lent any more, nor to an agent that is about to ask."""
+        """Take all places back after the job has ended; later requests are refused."""
         with self._changed:
             self._over = True
             for share in self._shares.values():

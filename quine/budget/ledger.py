@@ -1,14 +1,15 @@
-"""What a tree may still spend: agents, concurrent inferences, tokens, money, time. On each machine it is one book.
+"""The ledger: the agents, concurrent inferences, tokens, money and time that a tree may still spend.
 
-At the origin of the tree the book (`shared_counters`) holds all of it. Where agents live on another machine, a book
-there counts their places, of which the origin grants some (`leases`); their inferences are paid at the origin.
+On each machine it is kept in shared counters (`shared_counters.Book`). Those at the origin of the tree hold all of it.
+On another machine they count the places of the agents there, which the origin grants (`leases`). Inferences are paid at
+the origin.
 
 Laws
 1. All slots that a step needs are taken before the step begins, or none.
-2. Limits are written once, by the root of the tree. A descendant can set itself a narrower mark, never a wider one,
-   and which ledger is its own is decided by what the processes above it hold, not by what it is told.
-3. Nobody is refused for what is only reserved and may come back. A place for an agent is free or it is not, and nobody
-   waits for one.
+2. Limits are written once, by the root of the tree. A descendant can set itself a narrower cap (`Mark`), never a wider
+   one. Its ledger is the one that the processes above it hold, whatever its memo says.
+3. An amount that is only reserved, and may come back, refuses nothing. A place for an agent is free or not, and no
+   agent waits for one.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from quine.budget.shared_counters import (
 )
 from transport.job.inherit import held_above
 
-LEAST_REPLY = 256  # tokens: with less than that no reply is worth its prompt
-MOST_REPLY = 16384  # tokens of a reply that are reserved where the tree has that many
+LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
+MOST_REPLY = 16384  # tokens reserved for a reply, if the tree has that many left
 
 
 class Mark(NamedTuple):
-    """How far the totals of the tree may go, for this process and those below it; 0 = no limit."""
+    """Caps on the totals of the tree, for this process and those below it; 0 = no limit."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -47,17 +48,17 @@ class Mark(NamedTuple):
 
 
 class Hold:
-    """One inference under way: its slot, and what it has reserved."""
+    """One inference under way: its slot and its reservation."""
 
     def __init__(self, fd: int, index: int, output: int, cost: float = 0.0) -> None:
         self.fd = fd
         self.index = index
-        self.output = output  # the most tokens that the reply may have; 0 = as the guest likes
+        self.output = output  # the most tokens that the reply may have; 0 = the guest decides
         self.cost = cost  # the most dollars that it may cost; 0 = no limit
 
 
 class Beyond(Protocol):
-    """The way to the places that the origin of the tree may still grant."""
+    """The upstream ledger: it gives places that the origin of the tree grants, and takes them back."""
 
     def more(self, limit: int, count: int) -> list[int] | None: ...
     def give_back(self) -> None: ...
@@ -66,7 +67,7 @@ class Beyond(Protocol):
 class Ledger:
     def __init__(self, book: Book, mark: Mark | None = None) -> None:
         self.book = book
-        self.beyond: Beyond | None = None  # where the origin is elsewhere
+        self.beyond: Beyond | None = None  # set if the origin is another machine
         facts, mark = book.numbers(), mark or Mark()
         self.mark = Mark(
             int(_least(facts.limit_tokens, mark.tokens)),
@@ -80,10 +81,10 @@ class Ledger:
 
     @classmethod
     def create(cls, limits: Limits, share: bool = False, begun: int = 0, personas: bytes = b"") -> Ledger:
-        """The ledger of a new tree; or of the `share` of one that has its origin elsewhere.
+        """Create the ledger of a new tree, or of a `share`: the part on this machine of a tree with another origin.
 
-        A share has one place, which the face of its first agent holds at the origin, and no budget of its own.
-        `begun` and `personas` are what quine/agent/personas.py needs; without them there is no persona.
+        A share has one place, which the proxy of its first agent holds at the origin, and no budget of its own.
+        quine/agent/personas.py needs `begun` and `personas`; without them there is no persona.
         """
         deadline = _now() + limits.deadline if limits.deadline else 0.0
         tokens, cost = (0, 0.0) if share else (limits.tokens, limits.cost)
@@ -97,10 +98,10 @@ class Ledger:
     def join(
         cls, told: object, limits: Limits, above: Sequence[tuple[int, int, str]] | None = None
     ) -> Ledger | None:
-        """The ledger of the tree that we descend from, narrowed by our own `limits`; None at the top of a tree.
+        """Return the ledger of the tree above this process, narrowed by its own `limits`; None at the root of a tree.
 
-        It is the one that the topmost process above us holds; what a memo has `told` can make it narrower only.
-        `above` is what inherit.held_above has found, where somebody has looked already.
+        It is the ledger that the topmost process above holds. The memo's part, `told`, can only narrow it.
+        `above` is the result of inherit.held_above, if the caller has it already.
         """
         if above is None:
             above = held_above(NAME)[NAME]
@@ -110,7 +111,7 @@ class Ledger:
         ours = [
             int(path.rpartition("/")[2]) for pid, each, path in above if (pid, each) == (os.getpid(), inode)
         ]
-        # The places of agents are descriptors of the same file, but for writing.
+        # The places of agents are descriptors of the same file, but open for writing.
         reading = [fd for fd in ours if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY]
         book = Book(reading[0] if reading else inherited(path))
         if not isinstance(told, dict):
@@ -122,7 +123,7 @@ class Ledger:
         return ledger if told.get("given") == _given(limits) else ledger._narrowed(limits)
 
     def _narrowed(self, limits: Limits) -> Ledger:
-        """A budget of our own inside the tree's: so much from now on, and never more than is left above."""
+        """Set a budget of its own inside the tree's: `limits` from now on, never more than is left above."""
         facts, mark = self.book.numbers(), self.mark
         self.mark = Mark(
             int(_least(mark.tokens, limits.tokens and facts.tokens + limits.tokens)),
@@ -133,7 +134,7 @@ class Ledger:
 
     @property
     def begun(self) -> int:
-        """When the tree began; nanoseconds, by the clock of this machine's files."""
+        """The start of the tree in nanoseconds, by the clock of this machine's files."""
         return self.book.numbers().begun
 
     @property
@@ -141,7 +142,7 @@ class Ledger:
         return self.book.numbers().personas
 
     def bound(self, limits: Limits) -> Limits:
-        """These, as far as the root of the tree allows them."""
+        """Return `limits`, as far as the root of the tree allows them."""
         facts = self.book.numbers()
         return limits._replace(
             depth=min(limits.depth, facts.depth),
@@ -150,24 +151,24 @@ class Ledger:
         )
 
     def to_json(self, limits: Limits) -> dict[str, object]:
-        """For the memo: how far this process and those below it may go, and what they were told of that."""
+        """Return the part for the memo: the caps of this process and those below it, and the budget they were given."""
         return {"mark": list(self.mark), "given": _given(limits)}
 
     # -- agents ------------------------------------------------------------------------------------
 
     def agents(self, limit: int, count: int = 1) -> list[int] | None:
-        """`count` places for agents as descriptors, or None where fewer are free. limit 0: none is needed, so [].
+        """Return `count` places for agents as descriptors, or None if fewer are free. With `limit` 0: [].
 
-        OSError where there can be none: no descriptors, or an origin that cannot be reached.
+        Raises OSError if no descriptors are left, or the origin cannot be reached.
         """
         held = self.take(limit, count)
         return self.beyond.more(limit, count) if held is None and self.beyond else held
 
     def take(self, limit: int, count: int, born: int | None = None) -> list[int] | None:
-        """As `agents`, of what is free on this machine. `born`: how many agents begin with that; all if left out."""
+        """Like `agents`, from the places free on this machine. `born`: how many agents begin with them; default all."""
         held: list[int] = []
         try:
-            # One at a time: two that want two would each take one, and be refused.
+            # Under the lock: two processes that want two each would take one each, and both be refused.
             with self.book.changing() as facts:
                 if facts.granted and limit and facts.granted - self.book.count(AGENT) < count:
                     return None
@@ -184,7 +185,7 @@ class Ledger:
         return held
 
     def born(self) -> None:
-        """An agent elsewhere has begun: its place was lent before."""
+        """Count an agent that has begun on another machine; its place was lent before."""
         with self.book.changing() as facts:
             self.book.put(facts._replace(born=facts.born + 1))
 
@@ -197,10 +198,10 @@ class Ledger:
         price: Callable[[int, int], float] | None = None,
         within: Left | None = None,
     ) -> Hold:
-        """A slot for one inference of about `prompt` tokens; blocks while others hold what is needed.
+        """Reserve one inference of about `prompt` tokens; block while others hold the slots or the budget it needs.
 
-        `price` gives dollars for (prompt, reply) tokens; `within` is what this one may take at the most. Raises Spent
-        where waiting would not help. A handler that raises ends the waiting.
+        `price` returns dollars for (prompt, reply) tokens; `within` is the most that this inference may take.
+        Raises Spent if waiting would not help. A signal handler that raises ends the wait.
         """
         pause = SHORTEST
         while True:
@@ -220,11 +221,11 @@ class Ledger:
     def _reserve(
         self, fd: int, index: int, prompt: int, price: Callable[[int, int], float] | None, within: Left
     ) -> Hold | None:
-        """None: not now, but it may fit when others have settled."""
+        """Return None if it does not fit now, but may once others have settled. Raises Spent."""
         mark = self.mark
         first = price(prompt, 0) if price else 0.0
         if not mark.tokens and not mark.cost and within == Left():
-            # Whoever held this slot may have died with something reserved.
+            # An earlier holder of the slot may have died and left its reservation.
             self.book.note(INFER, fd, index, prompt, first, prompt, first)
             return Hold(fd, index, 0)
         with self.book.changing() as facts:
@@ -262,7 +263,7 @@ class Ledger:
         return Spent(f"{max(0.0, alone.cost or 0):.4f} US dollars are left", "--max-cost")
 
     def settle(self, hold: Hold, tokens: int, cost: float = 0.0) -> None:
-        """What the inference really took; its slot is free after that."""
+        """Record the actual usage of an inference, and free its slot."""
         try:
             with self.book.changing() as facts:
                 self.book.put(facts._replace(tokens=facts.tokens + tokens, cost=facts.cost + cost))
@@ -270,10 +271,10 @@ class Ledger:
         finally:
             os.close(hold.fd)
 
-    # -- what is left ------------------------------------------------------------------------------
+    # -- remaining ---------------------------------------------------------------------------------
 
     def left(self, surely: bool = False) -> Left:
-        """What nobody has used or reserved; `surely`: what is reserved for replies and may come back is left, too."""
+        """Return the amount neither used nor reserved. `surely` also counts reservations that may come back."""
         mark = self.mark
         if not mark.tokens and not mark.cost:
             return Left()
@@ -298,7 +299,7 @@ class Ledger:
 
 
 def _reply(room: Left, prompt: int, price: Callable[[int, int], float] | None) -> int:
-    """How many tokens a reply may have, negative where not even the prompt can be paid."""
+    """Return how many tokens a reply may have; negative if not even the prompt can be paid."""
     output = MOST_REPLY
     if room.tokens is not None:
         output = min(output, room.tokens - prompt)
@@ -307,21 +308,21 @@ def _reply(room: Left, prompt: int, price: Callable[[int, int], float] | None) -
         each = (price(prompt, MOST_REPLY) - first) / MOST_REPLY if price else 0.0
         rest = room.cost - first
         affordable = rest >= 0 if price else rest > 0
-        # Without a price, which only the origin knows, all that is left is reserved.
+        # Only the origin knows the price. Without one, all remaining money is reserved.
         output = min(output, int(rest / each) if each else output if affordable else -1)
     return output
 
 
 def _given(limits: Limits) -> list[float]:
-    """What a process was told its budget is; a nested one that was told the same has no other."""
+    """The budget that a process was given. A nested process that was given the same has no budget of its own."""
     return [limits.tokens, limits.cost, limits.deadline]
 
 
 def _now() -> float:
-    """Seconds since boot, also those that the machine was asleep."""
+    """Seconds since boot, time in suspend included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _least(*values: float) -> float:
-    """Of limits, where 0 is none."""
+    """The least limit, where 0 is none."""
     return min((value for value in values if value), default=0)

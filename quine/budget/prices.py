@@ -1,9 +1,9 @@
-"""What an inference costs in US dollars, from the vendors' public prices and the user's own.
+"""Prices of inferences in US dollars: the vendors' public prices, and the user's own.
 
 Laws
-1. An unknown price is None, never 0: who has a budget in dollars is refused, not surprised.
-2. What the provider itself tells (`Usage.cost`) wins over every table.
-3. Prices are read when the first one is asked for; who asks for none pays nothing for them.
+1. An unknown price is None, never 0: with a budget in dollars the model is refused, instead of a surprise later.
+2. The cost that the provider itself reports (`Usage.cost`) overrides every table.
+3. Prices are loaded on first use; a process that needs none does not load them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
 
 VARIABLE = "QUINE_PRICES"
-# Where a file says nothing: reads and writes of the cache, in terms of input.
+# Defaults if a file gives none: prices of cache reads and writes, as multiples of the input price.
 CACHED = (("claude-", 0.1, 1.25),)
-MOST = 1e6  # dollars for a million tokens: a dollar each is a slip of the pen
+MOST = 1e6  # dollars for a million tokens: more than a dollar each is a typing error
 
 _read: dict[str, dict[str, Price]] = {}  # by the path of the user's file, "" where there is none
 
 
 class Price(NamedTuple):
-    """US dollars per million tokens; the long ones are for a request whose prompt is longer than `long`."""
+    """US dollars per million tokens; `long_input` and `long_output` apply to a prompt of more than `long` tokens."""
 
     input: float
     output: float
@@ -39,7 +39,7 @@ NEEDED = ("input", "output")
 
 
 def cost(model: str, usage: Usage, environ: Mapping[str, str] = os.environ) -> float | None:
-    """Of one inference, in dollars; None where the price is unknown. Raises Misconfigured for a bad file."""
+    """Return the dollars of one inference; None if the price is unknown. Raises Misconfigured for a bad file."""
     if usage.cost:
         return usage.cost
     price = _find(model, _prices(environ))
@@ -61,7 +61,7 @@ def known(model: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def _find(model: str, prices: Mapping[str, Price]) -> Price | None:
-    """By its name, by its name without a date, by the longest beginning."""
+    """Find a price by the name, by the name without a date, by the longest matching prefix."""
     for name in (model, _undated(model)):
         if name in prices:
             return prices[name]
@@ -70,7 +70,7 @@ def _find(model: str, prices: Mapping[str, Price]) -> Price | None:
 
 
 def _undated(model: str) -> str:
-    """claude-haiku-4-5-20251001, claude-haiku-4-5@20251001 and gpt-5.4-2026-03-05 without their dates."""
+    """Strip the date, as from claude-haiku-4-5-20251001, claude-haiku-4-5@20251001 and gpt-5.4-2026-03-05."""
     for size in (8, 10):
         name, mark, date = model[: -size - 1], model[-size - 1 : -size], model[-size:]
         whole = date.replace("-", "") if size == 10 and date[4::3] == "--" else date
@@ -80,7 +80,7 @@ def _undated(model: str) -> str:
 
 
 def _prices(environ: Mapping[str, str]) -> dict[str, Price]:
-    """Ours, and over them the user's."""
+    """Return the built-in prices, overridden by the user's."""
     path = environ.get(VARIABLE, "")
     if not path:
         home = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
@@ -118,7 +118,7 @@ def _price(name: str, told: Any, where: str) -> Price:
             raise Misconfigured(f"{where}: {key}: unknown key", f"known are {', '.join(Price._fields)}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise Misconfigured(f"{where}: {key}: must be a number, not {value!r}")
-        if not (0 <= value <= MOST or (key == "long" and value >= 0)):  # nan is neither
+        if not (0 <= value <= MOST or (key == "long" and value >= 0)):  # nan fails both comparisons
             raise Misconfigured(f"{where}: {key}: {value} is no price in US dollars per million tokens")
     for key in (*NEEDED, *(("long_input", "long_output") if "long" in told else ())):
         if key not in told:

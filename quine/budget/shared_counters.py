@@ -1,13 +1,13 @@
-"""The memory file that all processes of a tree on one machine share: numbers under one lock, and slots.
+"""Shared counters: a memory file that all processes of a tree on one machine share: numbers under one lock, and slots.
 
-A slot is a lock on one byte of the file (an open file description lock): it dies with the last descriptor of the
-process that took it, however that ends. So no slot is ever lost, nothing lies in a directory, and there is nothing to
-sweep.
+A slot is a lock on one byte of the file (an open file description lock). The kernel releases it with the last
+descriptor of the process that took it, however that process ends. So no slot is ever lost, and no file has to be
+cleaned up.
 
 Laws
-1. Numbers are changed under one lock, with signals held back: who is stopped in the middle would stop the tree.
-2. What a slot's record says counts exactly as long as the slot is held.
-3. What a process inherits is for reading only: a command that writes to all its descriptors changes nothing.
+1. Numbers are changed under one lock, with signals blocked: a process interrupted in the middle would stop the tree.
+2. The record of a slot counts exactly as long as the slot is held.
+3. The inherited descriptor is read-only: a command that writes to all its descriptors changes nothing.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from quine.base.errors import DEFECT, Failure, Misconfigured
 from transport.job.inherit import reopened
 
 NAME = "quine-ledger"
-SHORTEST, LONGEST = 0.002, 0.2  # seconds between two looks for something free
-PATIENCE = 60.0  # seconds for the lock of the numbers, which is held for microseconds
+SHORTEST, LONGEST = 0.002, 0.2  # seconds between two tries for a free slot
+PATIENCE = 60.0  # seconds to wait for the lock of the numbers, which is held for microseconds
 
 _HEADER = struct.Struct("<QQQQddQQdQQQQ16sQQQ32s")
-_RECORDS = 256  # where the records of the first kind begin
+_RECORDS = 256  # offset of the records of the first kind
 _LOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
-_BYTES = 1 << 22  # from one kind of slot to the next, in the bytes to lock; nothing is ever written there
+_BYTES = 1 << 22  # distance of two kinds in the range of lock bytes, where nothing is ever written
 
 
 class Numbers(NamedTuple):
-    """Limits are the root's, and written once; 0 = none, but for depth."""
+    """The numbers of a tree. The root writes the limits, once; 0 = no limit, but for depth."""
 
     depth: int
     agents: int
@@ -46,19 +46,19 @@ class Numbers(NamedTuple):
     born: int = 0  # agents so far
     tokens: int = 0  # settled
     cost: float = 0.0
-    granted: int = 0  # places for agents here, of a tree whose origin is elsewhere; 0 at the origin
-    asked: int = 0  # how often more of them were asked for
-    had: int = 0  # the last of these whose answer was taken
-    back: int = 0  # how many were given back, in all
-    ident: bytes = b""  # names this book to the origin
-    limit_stored: int = 0  # bytes in the files tier
-    stored: int = 0  # what the tree has put there, less what it replaced and removed
-    begun: int = 0  # when the tree began, and what its directories of personas were: quine/agent/personas.py
+    granted: int = 0  # places for agents on this machine, if the origin is another one; 0 at the origin
+    asked: int = 0  # number of the last request for more of them
+    had: int = 0  # number of the last request whose reply was read
+    back: int = 0  # total of places given back
+    ident: bytes = b""  # identifies these counters to the origin
+    limit_stored: int = 0  # bytes in the shared files
+    stored: int = 0  # bytes that the tree has put there, less those it replaced and removed
+    begun: int = 0  # start of the tree; with `personas` for quine/agent/personas.py
     personas: bytes = b""
 
 
 class Kind:
-    """Slots of one kind, each with a record if `record` has a size."""
+    """One kind of slot. Its records begin at `at`; with an empty `record` format it has none."""
 
     def __init__(self, number: int, most: int, record: str = "", at: int = 0) -> None:
         self.first = number * _BYTES
@@ -71,14 +71,14 @@ class Kind:
         return self.at + self.most * self.record.size
 
 
-# Inferences at one time where there is no limit: 768. Tokens and cost that are reserved, and how much of that is
-# sure to be used: the prompt. All in 20 KiB, for a shell that makes only small files (ulimit -f).
+# Concurrent inferences, at most 768 without a limit. A record holds the reserved tokens and cost, and the part of both
+# that is sure to be used. All records fit into 20 KiB, for a shell that may make only small files (ulimit -f).
 INFER = Kind(2, 768, "<IfIf", _RECORDS)
-# Files that are being written to a tier with a quota: the bytes that are reserved for each.
+# Files being written to a store with a quota; a record holds the reserved bytes.
 PUT = Kind(3, 512, "<Q", INFER.end)
 AGENT = Kind(1, 1 << 20)
 MUTEX, ASKING = Kind(4, 1), Kind(5, 1)
-# Who changes what a path of such a tier is: one at a time for each, by a hash; or one alone for all.
+# Changes of paths in such a store: one at a time for each path (by a hash), or one alone for all.
 PATH, TURN, GATE = Kind(6, _BYTES), Kind(7, 1), Kind(8, 1)
 
 
@@ -112,10 +112,10 @@ class Book:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[Numbers]:
-        """The numbers, with the right to `put` and `note` others."""
+        """Lock the numbers and yield them, for `put` and `note`. Raises Failure after PATIENCE seconds."""
         fd = self.again()
         deadline = time.monotonic() + PATIENCE
-        # Asked for first: a handler that raises may run inside the call that blocks, and then its answer is lost.
+        # Read before the first call that blocks signals: a handler that raises inside that call loses its result.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             while True:
@@ -133,17 +133,17 @@ class Book:
             self._writer = fd
             yield self.numbers()
         finally:
-            os.close(fd)  # and the lock with it
+            os.close(fd)  # releases the lock
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def put(self, numbers: Numbers) -> None:
-        """Inside `changing` only."""
+        """Write the numbers; inside `changing` only."""
         os.pwrite(self._writer, _HEADER.pack(*numbers), 0)
 
     # -- slots -------------------------------------------------------------------------------------
 
     def slot(self, kind: Kind, limit: int) -> tuple[int, int]:
-        """(descriptor that holds it, index) of the first free slot; (-1, -1) where all are held."""
+        """Take the first free slot: (descriptor that holds it, index), or (-1, -1) if all are held."""
         fd = self.again()
         for index in range(min(limit, kind.most)):
             if lock(fd, kind.first + index):
@@ -155,7 +155,7 @@ class Book:
         return self._locked(kind.first + index, 1)
 
     def count(self, kind: Kind) -> int:
-        """How many slots somebody holds."""
+        """Return the number of held slots."""
         held = 0
         for at in range(kind.first, kind.first + kind.most):
             if not self._locked(at, kind.first + kind.most - at):
@@ -168,23 +168,23 @@ class Book:
         return bool(_LOCK.unpack(fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, flock))[0] != fcntl.F_UNLCK)
 
     def note(self, kind: Kind, fd: int, index: int, *values: float) -> None:
-        """Write the record of a slot that we hold with `fd`."""
+        """Write the record of a slot that the caller holds with `fd`."""
         os.pwrite(fd, kind.record.pack(*values), kind.at + index * kind.record.size)
 
     def records(self, kind: Kind, but: int = -1) -> Iterator[tuple[float, ...]]:
-        """Of the slots that somebody holds at this moment, where they say anything."""
+        """Yield the records of held slots, except empty ones and that of the index `but`."""
         data = os.pread(self.fd, kind.most * kind.record.size, kind.at)
         for index, values in enumerate(kind.record.iter_unpack(data)):
             if any(values) and index != but and self.held(kind, index):
                 yield values
 
     def again(self) -> int:
-        """An open file description of its own: the lock on it belongs to whoever has its descriptor."""
+        """Open a new file description: a lock on it lasts as long as its last descriptor."""
         return reopened(f"/proc/self/fd/{self.fd}", os.O_RDWR)
 
 
 def inherited(path: str) -> int:
-    """A descriptor for reading that all that descends from us gets."""
+    """Return a read-only descriptor that all descendants inherit."""
     fd = reopened(path, os.O_RDONLY)
     os.set_inheritable(fd, True)
     return fd
@@ -196,7 +196,7 @@ def release(held: list[int]) -> None:
 
 
 def lock(fd: int, at: int, how: int = fcntl.F_WRLCK) -> bool:
-    """One byte, for the open file description of `fd`: F_WRLCK alone, F_RDLCK with others, F_UNLCK. False: held."""
+    """Lock the byte `at` for the file description of `fd`: F_WRLCK alone, F_RDLCK shared, F_UNLCK. False if held."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK.pack(how, os.SEEK_SET, at, 1, 0))
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, says POSIX

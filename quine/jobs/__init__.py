@@ -1,1 +1,1 @@
-"""jobs: agents and detached commands as users see them: found, followed, waited for, signalled, here and on hosts."""
+"""jobs: agents and detached commands as users see them: found, followed, awaited and signalled, here and on hosts."""

@@ -1,11 +1,12 @@
-"""The verbs attach and logs: what a job has written, and being the face of one. The bytes come from its files, the news
-of them from its supervisor.
+"""The verbs `attach` and `logs`: read the output of a job, or act as its proxy.
+
+The bytes come from the job's files; its supervisor announces them.
 
 Laws
-1. Byte for byte, each stream to ours, from any offset: what has been written is read again, by any number of us.
-2. What we have passed on is told to the supervisor: that is what lets a job go on which waits because nobody reads.
-3. What ends us does not reach the job, and the end of our stdin only with --stdin.
-4. We leave as the job left, after its last byte. Where its supervisor was killed, we say what is known.
+1. Each stream is copied byte for byte to ours, from any offset. Output can be read again, by any number of readers.
+2. The supervisor is told how much was passed on: a job that is blocked because nothing reads its output then continues.
+3. A signal that ends this process does not reach the job; the end of its stdin reaches the job only with --stdin.
+4. This process leaves as the job left, after its last byte. If the supervisor was killed, it reports the known facts.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ from transport.status import Status, die_of, signal_name
 from transport.wire.frames import CHUNK, LIFE, Kind, pack
 from transport.wire.session import STDERR, STDIN, STDOUT
 
-INTERVAL = 0.2  # seconds between two looks at a growing file
-STEP = 1 << 18  # bytes read of a file at once
-AHEAD = 1 << 18  # bytes of stdin that the job has not taken yet
+INTERVAL = 0.2  # seconds between two reads of a growing file
+STEP = 1 << 18  # bytes read from a file at once
+AHEAD = 1 << 18  # bytes of stdin sent before the job has taken them
 ANSWER = 10.0  # seconds for a supervisor to send a signal
 HIGHEST = 1 << 62
 
 
 def send_signal(agent: Agent, number: int) -> bool:
-    """To a job's whole process group, by its supervisor, which alone knows that the group is still the job's."""
+    """Signal a job's process group through its supervisor, which alone knows that the group is still the job's.
+
+    Return False if the job or its supervisor has ended. Raises Failure if the supervisor does not answer.
+    """
     try:
         line = control.connect(agent.directory)
     except OSError:
@@ -60,7 +64,7 @@ def send_signal(agent: Agent, number: int) -> bool:
 
 
 def attach(agent: Agent, values: dict[str, object]) -> Status:
-    """Be its face to the end."""
+    """Act as the job's proxy until it ends, and return its status."""
     starts = _starts(values)
     inherit.hold_standard_streams()
     if not agent.directory or not agent.supervisor:
@@ -80,7 +84,7 @@ def attach(agent: Agent, values: dict[str, object]) -> Status:
         try:
             line: control.Wire | None = control.connect(agent.directory)
         except OSError:
-            line = None  # it is over, or its supervisor was killed
+            line = None  # the job has ended, or its supervisor was killed
         if line:
             stack.callback(line.socket.close)
         face = _Face(files, line, starts, 0 if values.get("stdin") else -1)
@@ -90,14 +94,14 @@ def attach(agent: Agent, values: dict[str, object]) -> Status:
 
 
 def _check_started(agent: Agent) -> None:
-    """Failure where it never started, and so has no output."""
+    """Raise Failure if the job never started, and so has no output."""
     end = agent.verdict()
     if end.state in ("unreachable", "denied"):
         raise Failure(FAILED, f"{agent.id}: it never started: {end.detail or end.state}", end.hint)
 
 
 def _starts(values: dict[str, object]) -> tuple[int, int]:
-    """--from: how much of each stream is left out."""
+    """Parse --from: the bytes of each stream to skip."""
     text = str(values.get("from", "0"))
     if text == "end":
         return HIGHEST, HIGHEST
@@ -110,7 +114,7 @@ def _starts(values: dict[str, object]) -> tuple[int, int]:
 
 
 def _outcome(agent: Agent) -> Status:
-    """Without the supervisor's word: the record, or what is known when its process has ended."""
+    """Wait for the job without its supervisor's report; return its recorded end, or as much as is known."""
     held = agent.holds()
     procs.wait(held, float("inf"))
     for fd in held:
@@ -137,7 +141,7 @@ class _Face:
         self._exit: Status | None = None
 
     def run(self) -> Status | None:
-        """The exit record; None where nobody has told it and all there is has been passed on."""
+        """Return the exit record; None if the supervisor ended without one, and all output is passed on."""
         self._acknowledge()
         while True:
             idle = self._pass_on()
@@ -145,7 +149,7 @@ class _Face:
                 return self._exit
             poll = select.poll()
             if self._line:
-                self._line.send()  # where it has gone, reading tells
+                self._line.send()  # reading shows whether the supervisor has gone
                 poll.register(self._line.socket, self._line.events)
             if self._stdin >= 0 and self._line and self._sent - self._took < AHEAD:
                 poll.register(self._stdin, select.POLLIN)
@@ -159,14 +163,14 @@ class _Face:
                 self._read_stdin()
 
     def _more(self) -> bool:
-        """There is more to pass on, and who reads it waits for it."""
+        """Return whether there is more to pass on, and its reader is ready."""
         return any(
             not output.pending and at < known
             for output, at, known in zip(self.outputs, self._at, self._known, strict=True)
         )
 
     def _pass_on(self) -> bool:
-        """Some more of each file. True when both are passed on as far as is known."""
+        """Pass on some more of each file. Return True if both are passed on as far as is known."""
         idle = True
         for n, (fd, output) in enumerate(zip(self._files, self.outputs, strict=True)):
             if not output.pending and self._at[n] < self._known[n]:
@@ -175,7 +179,7 @@ class _Face:
                     output.put(data)
                     self._at[n] += len(data)
                 else:
-                    self._known[n] = self._at[n]  # the end of the file, where nobody tells of more
+                    self._known[n] = self._at[n]  # the end of the file, and no supervisor announces more
             if not output.write():
                 self._broken(n, output)
             idle = idle and not output.pending and self._at[n] >= self._known[n]
@@ -183,7 +187,7 @@ class _Face:
         return idle
 
     def _broken(self, n: int, output: Output) -> None:
-        """Nobody reads our stdout: we go as cat would. Of stderr we let the rest be."""
+        """Handle a failed write: a closed stdout ends this process, as it ends cat(1); later stderr is discarded."""
         if n == 0 and not output.error:
             die_of("PIPE")
         if n == 0:
@@ -238,7 +242,7 @@ class _Face:
 
 
 def logs(agent: Agent, values: dict[str, object]) -> int:
-    """What a job printed, from an offset on; with --follow to the job's end."""
+    """Print the output of a job from an offset on; with --follow until the job has ended."""
     if not agent.directory:
         hint = f"it went to whoever started it; what it did: quine tape show {agent.id}"
         raise Failure(FAILED, f"the output of {agent.id} is not kept", hint)

@@ -1,10 +1,10 @@
-"""The census: what of quine lives on this machine now, whatever directory keeps its tapes.
+"""The census: the live agents, jobs and proxies of this machine, whichever directory keeps their tapes.
 
 Laws
-1. Nothing is registered, so nothing is stale and no start becomes slower. An agent is a process that has its tape open;
-   a job on another machine, or one that waits for a slot, is a connection of its client to a node of this machine.
-2. Who lives is the word of the kernel: each entry has a pid that is there, with the start time of that process.
-3. Of this user, of this home, and of this runtime directory: a session with another one is another session.
+1. Nothing is registered, so nothing is stale and no start becomes slower. An agent is a process that has its tape open.
+   A job on another machine, or one that waits for a slot, is a connection of its client to a node of this machine.
+2. The kernel tells which processes live: each entry has an existing pid, with the start time of that process.
+3. Only processes of this user, this home and this runtime directory count: another runtime directory is another login.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from transport import address
 from transport.errors import Refused
 from transport.node import rendezvous
 
-ANSWER = 2.0  # seconds for a node to say what it does
+ANSWER = 2.0  # seconds for a node to answer
 VERBS = ("ps", "wait", "kill", "logs", "attach", "node")  # of quine itself, run here for another machine
 
 
 class Living(NamedTuple):
-    """One of them: `state` is running, stopped, queued or connecting; `down` the seconds of its link."""
+    """One entry: `state` is running, stopped, queued or connecting; `down` is the seconds its link has been down."""
 
     agent: Agent
     state: str
@@ -39,15 +39,15 @@ class Living(NamedTuple):
 
 
 def look(folders: tuple[str, ...], refused: Callable[[Refused], None] | None = None) -> list[Living]:
-    """All that live. Tapes in `folders` are known to the caller already: agents of those are left out.
+    """Return all that live, except agents with tapes in `folders`: the caller knows those already.
 
-    `refused` is called for each node that does not answer; without it that is said on stderr.
+    `refused` is called for each node that does not answer; without it the error goes to stderr.
     """
     return [*_agents(folders), *_of_nodes(refused or _complain)]
 
 
 def merge(known: list[Agent], living: list[Living]) -> list[Agent]:
-    """The agents that were found by their tapes, with the process of those that are proxies here, and the others."""
+    """Add `living` to the agents found by their tapes. A known agent without a live process gets that of its proxy."""
     by_id = {agent.id: agent for agent in known}
     for one in living:
         before = by_id.get(one.agent.id)
@@ -63,7 +63,7 @@ def merge(known: list[Agent], living: list[Living]) -> list[Agent]:
 
 
 def _agents(folders: tuple[str, ...]) -> list[Living]:
-    """The agents of this machine whose tapes are in other directories."""
+    """The agents of this machine whose tapes are in none of `folders`."""
     known = {os.path.realpath(folder) for folder in folders if os.path.isdir(folder)}
     indexes: dict[str, Index] = {}
     found = []
@@ -72,7 +72,7 @@ def _agents(folders: tuple[str, ...]) -> list[Living]:
             continue
         index = indexes.get(folder) or indexes.setdefault(folder, Index(folder))
         agent = registry.load(index, index.lives(session)[0])
-        # A reader has a tape open, too; its writer is named in it.
+        # A reader has a tape open, too; the tape names its writer.
         if agent and agent.pid == pid and agent.alive:
             found.append(Living(agent, "running", "agent"))
     return found
@@ -85,7 +85,7 @@ def _open_tapes() -> list[tuple[int, str, str]]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             tapes = _tapes_of(name)
             if tapes and _scope(_environ(name)) == ours:
                 found += [(int(name), folder, session) for folder, session in tapes]
@@ -109,7 +109,7 @@ def _environ(pid: str) -> dict[str, str]:
 
 
 def _scope(environ: Any) -> tuple[str, str]:
-    """The home and the runtime directory; the one of the login is that of cron, which sets none."""
+    """The home and the runtime directory. The login's own counts as "", because cron sets none."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     return environ.get("HOME", ""), "" if runtime == _of_the_login() else runtime
 
@@ -148,7 +148,7 @@ def _rows(node: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def _nodes(refused: Callable[[Refused], None]) -> list[dict[str, Any]]:
-    """What each node of this home says of itself, those of other builds, too."""
+    """Ask each node of this home for its status, also nodes of other builds."""
     places = {address.runtime_directory()}
     if not _scope(os.environ)[1]:
         places |= {f"{base}/quine-{os.getuid()}" for base in (_of_the_login(), "/tmp")}
@@ -169,12 +169,12 @@ def _ask(path: str, refused: Callable[[Refused], None]) -> dict[str, Any] | None
     except Refused as silent:
         refused(silent)
     except (OSError, ValueError):
-        pass  # it ends just now
+        pass  # it is just ending
     return None
 
 
 def _living(facts: dict[str, Any], pid: object, kind: str) -> Living | None:
-    """None where the process that the node names is not there."""
+    """Return the entry for a row of a node; None if the process `pid` does not exist."""
     process = procs.look(pid) if isinstance(pid, int) and pid > 0 else None
     if process is None or process.state in "ZX":
         return None

@@ -1,13 +1,13 @@
-"""`--detach`: start a job under a supervisor of its own, print its id, and be gone.
+"""`--detach`: start a job under a supervisor of its own, print its id, and exit.
 
 Laws
-1. One line on stdout, the id, and exit status 0: it runs, and that is on the disk. Anything else: it does not.
-2. An id is used once: the same one again starts nothing, and succeeds if that job was started.
-3. Its stdin is ours, taken whole before it starts: who asked may be far away, and is gone afterwards. A terminal is
-   nobody's to take: then it has none. With --stdin it has what `quine attach --stdin` sends it.
-4. A command for another machine is detached there, by the same verb run over there. An agent for another machine needs
-   the keys of this one: here its face is what is detached.
-5. Nothing of the environment is written down.
+1. One line on stdout, the id, and exit status 0: the job runs, and its record is on disk. Anything else: it does not.
+2. An id is used once: a second start with it starts nothing, and succeeds if that job was started.
+3. Its stdin is a copy of ours, made before it starts: the caller may be far away, and is gone afterwards. A terminal
+   is not copied, so the job has no stdin then. With --stdin, `quine attach --stdin` sends it.
+4. A command for another machine is detached there, by the same verb run on that machine. An agent for another machine
+   needs the keys of this one, so its proxy is detached here.
+5. No environment variable is written to disk.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from quine.staging.proxy import Staging
     from transport.spawn import Spawn
 
-VARIABLE = "QUINE_DETACHED"  # "1" for the process that is a detached job itself; it takes it out
+VARIABLE = "QUINE_DETACHED"  # "1" for the process that is a detached job itself, which removes it
 KEPT = 1000  # ended jobs, at most
 KEPT_DAYS = 30
-ARGUMENT = 4096  # characters of a command line that its record shows
+ARGUMENT = 4096  # characters of one argument that the record of a command shows
 COPY = 1 << 20
-MADE = "-detaching"  # the end of the name of the directory that a node makes for the verb over there
+MADE = "-detaching"  # suffix of the directory that a remote node makes for this verb
 
 
 def command(values: dict[str, object], argv: list[str], tree: str, stage: Staging | None = None) -> int:
-    """`quine run --detach`; `stage` has the files that the job needs in its directory."""
+    """`quine run --detach`; `stage` holds the files that the job needs in its directory."""
     for name in ("terminal", "retry", "idempotent"):
         if name in values:
             raise Misconfigured(f"--{name} does not go with --detach")
@@ -61,7 +61,7 @@ def command(values: dict[str, object], argv: list[str], tree: str, stage: Stagin
     shown = " ".join(_quoted(word) for word in argv)
     env = {**os.environ, **environment(values, os.environ)}
     if "token" in inherit.read() and not env.get("QUINE_FS"):
-        env["QUINE_FS"] = GONE  # whom it would ask ends with the job that we are
+        env["QUINE_FS"] = GONE  # its way to the origin ends with the job of this process
         if values.get("mount"):
             raise Misconfigured(f"--mount: {NO_ORIGIN}", GIVE_STORE)
     if values.get("mount"):
@@ -70,7 +70,7 @@ def command(values: dict[str, object], argv: list[str], tree: str, stage: Stagin
 
 
 def agent(mission: str, values: dict[str, object]) -> int:
-    """`quine --detach MISSION`: here, or the face of one that runs elsewhere."""
+    """`quine --detach MISSION`: start the agent here, or the proxy of one on another machine."""
     job = _job(values)
     memo = inherit.read()
     if "token" in memo and "lineage" in memo:
@@ -79,7 +79,7 @@ def agent(mission: str, values: dict[str, object]) -> int:
     from quine.agent import env as variables
 
     settled = dict(os.environ)
-    # What is wrong is to be said now.
+    # Report wrong settings now, not in the log of the job.
     guests.build(variables.guest(variables.adopt(values, settled), settled))
     hidden = "file" in values
     options = [f"--job={job}"]
@@ -88,7 +88,7 @@ def agent(mission: str, values: dict[str, object]) -> int:
         if given is not None and name not in ("detach", "file", "job", "stdin", "spool", "report"):
             listed = given if isinstance(given, list) else [given]
             options += [f"--{name}" if each is True else f"--{name}={each}" for each in listed]
-    # Out of a file it came so that it need not show; the same again.
+    # A mission from a file must not show in argv: it goes through a file again.
     words = [f"--file={_directory(job)}/mission"] if hidden else ["--", mission]
     shown = Life(job, job, mission, hidden=hidden).shown
     root = os.environ.get("QUINE_ROOT_SESSION", "")
@@ -96,7 +96,7 @@ def agent(mission: str, values: dict[str, object]) -> int:
     env = {**os.environ, VARIABLE: "1"}
     if values.get("on", "local") != "local":
         facts["on"] = str(values["on"])
-        options.append(f"--report={_directory(job)}/report")  # 74 may be lost, and why
+        options.append(f"--report={_directory(job)}/report")  # tells whether status 74 means lost, and why
     argv = [*address.own_command(), *options, *words]
     return _start(values, job, argv, env, os.getcwd(), {}, facts, mission if hidden else "")
 
@@ -112,7 +112,7 @@ def _job(values: dict[str, object]) -> str:
 
 
 def supervisor_quota(values: dict[str, object]) -> int:
-    """--spool SIZE in bytes."""
+    """Return --spool SIZE in bytes. Raises Misconfigured."""
     size = sizes.parse(str(values.get("spool", "1G")), "--spool")
     if not size:
         raise Misconfigured("--spool must not be 0: its job could write nothing")
@@ -135,7 +135,7 @@ def _start(
     from quine.jobs import logind
     from transport import rlimits
 
-    logind.secure([] if values.get("file") == "-" else _again(job))  # what stdin said is not said twice
+    logind.secure([] if values.get("file") == "-" else _again(job))  # stdin is read only once
     env.pop(logind.MOVED, None)
     inherit.hold_standard_streams()
     keep = _kept()
@@ -151,7 +151,7 @@ def _start(
         except FileExistsError:
             return _there_already(job)
         try:
-            # Not before: of a job that is there already nothing is made, for nobody would remove it.
+            # After the mkdir: a directory made for a job that exists already would not be removed.
             cwd = _place(job, cwd, str(facts["root"]))
         except OSError:
             os.rmdir(directory)
@@ -166,7 +166,7 @@ def _start(
         raise Failure(NOT_STARTED, f"{error.filename or jobs}: {why}", "set XDG_STATE_HOME") from None
     _collect(jobs)
     record = {"session": job, "parent": "", "host": "local", "cwd": cwd, **facts}
-    record["made"] = os.path.basename(cwd) == job  # for it alone, and by us
+    record["made"] = os.path.basename(cwd) == job  # a directory made here, for this job alone
     record["stdin"] = "stdin" in values
     order = supervisor.Order(
         argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(values), keep
@@ -182,7 +182,7 @@ def _start(
 
 
 def _again(job: str) -> list[str]:
-    """This command with the id that it has been given, so that it is the same job."""
+    """Return this command with the id that it was given, so that it starts the same job."""
     words = sys.argv[1:]
     at = 1 if words[:1] == ["run"] else 0
     return [*address.own_command(), *words[:at], f"--job={job}", *words[at:]]
@@ -193,9 +193,9 @@ def _directory(job: str) -> str:
 
 
 def _kept() -> tuple[int, ...]:
-    """What an agent's descendants inherit from it: its memo and its ledger.
+    """The descriptors that an agent's descendants inherit from it: its memo and its ledger.
 
-    Nothing where we are part of a node's job: its memo is good for as long as that job, and who holds it belongs to it.
+    Empty inside a node's job: its memo is valid as long as that job, and a process that holds it belongs to the job.
     """
     found = []
     for name in os.listdir("/proc/self/fd"):
@@ -208,7 +208,7 @@ def _kept() -> tuple[int, ...]:
 
 
 def _taken(jobs: str) -> int:
-    """Our stdin as a file without a name; /dev/null where it is a terminal, or empty."""
+    """Copy our stdin into a file without a name; /dev/null if it is a terminal, or empty."""
     null = os.open(os.devnull, os.O_RDONLY)
     if os.isatty(0):
         return null
@@ -234,12 +234,12 @@ def _read_stdin() -> bytes:
 
 
 def prepare(words: list[str]) -> bool:
-    """Before the files of `words`, the verb over there, are laid out: be where its job will be.
+    """Change into the job's directory before the files of `words`, the verb run on this machine, are laid out.
 
-    False where that was started already: nothing is to be laid out under its feet.
+    Return False if the job was started already: its files must not change while it runs.
     """
     job = _named(words)
-    _alone(job)  # before there is a directory, which who gives up removes
+    _alone(job)  # locked before the directory is made, which `give_up` removes
     if _is_started(job):
         return False
     os.chdir(_place(job, os.getcwd(), os.environ.get("QUINE_ROOT_SESSION") or job))
@@ -247,7 +247,7 @@ def prepare(words: list[str]) -> bool:
 
 
 def give_up(words: list[str]) -> None:
-    """After `prepare`, where nothing came of it: what was made for this job alone is not left."""
+    """Undo `prepare` after a failure: remove the directory if it was made for this job alone."""
     with contextlib.suppress(OSError):
         if os.path.basename(here := os.getcwd()) == _named(words):
             os.rmdir(here)
@@ -258,9 +258,9 @@ def _named(words: list[str]) -> str:
 
 
 def _alone(job: str) -> None:
-    """One at a time has files laid out for this id; who waits here finds it started.
+    """Staging is serialised per job id; a second caller blocks here and then finds the job started.
 
-    A lock of the process: it holds in the program that this one becomes, and not in the supervisor that it forks.
+    The lock belongs to the process: it survives an exec, and the supervisor that is forked does not hold it.
     """
     jobs = os.path.join(state_directory(), "jobs")
     try:
@@ -281,7 +281,7 @@ def _alone(job: str) -> None:
 
 
 def _place(job: str, cwd: str, tree: str) -> str:
-    """The node over there made a directory for this verb and removes it after us: the job gets one beside it."""
+    """Return the job's directory: beside the one that a node made for this verb and removes after it."""
     above, name = os.path.split(cwd)
     if name != f"{job}{MADE}":
         return cwd
@@ -295,11 +295,11 @@ def _is_started(job: str) -> bool:
 
 
 def _laid_out(stage: Staging, values: dict[str, object], cwd: str | None) -> int:
-    """Have its files in another directory here, as a job has that does nothing; 0, or it was told why not."""
+    """Stage the job's files on this machine, for a command that does nothing. Return 0, or the status of a failure."""
     from transport.spawn import Spawn
 
     nothing = Spawn(["true"], cwd=cwd, context={**caller(values), "control": True})
-    null = os.open(os.devnull, os.O_RDONLY)  # our stdin is the job's
+    null = os.open(os.devnull, os.O_RDONLY)  # our stdin is for the job
     try:
         return leave(stage.run(nothing, null, services=services(nothing.context)))
     finally:
@@ -315,13 +315,13 @@ def _there_already(job: str) -> int:
     )
 
 
-# -- over there ------------------------------------------------------------------------------------
+# -- on another machine ----------------------------------------------------------------------------
 
 
 def _over_there(
     values: dict[str, object], job: str, argv: list[str], tree: str, stage: Staging | None
 ) -> int:
-    """The same verb on another machine."""
+    """Run the same verb on another machine."""
     words = ["run", "--detach", f"--job={job}"]
     words += [f"--limit={name}={value}" for name, value in limits(values).items()]
     words += ["--mount"] if values.get("mount") else []
@@ -330,7 +330,7 @@ def _over_there(
     spawn = verb_there([*words, "--", *argv], str(values["on"]), values)
     spawn.env = environment(values, os.environ) | ({"QUINE_ROOT_SESSION": tree} if tree else {})
     if "job" in values:
-        spawn.context["pick"] = job  # not by load: the same again must not reach another host
+        spawn.context["pick"] = job  # not by load: a second start must not reach another host
     spawn.tree = f"{job}{MADE}"
     spawn.cwd = starting_directory(values)
     if values.get("stdin") or os.isatty(0):
@@ -347,7 +347,7 @@ def _over_there(
 
 
 def verb_there(words: list[str], where: str, values: dict[str, object]) -> Spawn:
-    """A verb of ours to be run on another machine. It takes no slot there: it asks, it does no work."""
+    """Return the spawn of a verb on another machine. It takes no slot there, because it does no work."""
     from transport.spawn import Spawn
 
     return Spawn(words, own=True, where=where, cwd="~", context={**caller(values), "control": True})
@@ -357,7 +357,7 @@ def verb_there(words: list[str], where: str, values: dict[str, object]) -> Spawn
 
 
 def _collect(jobs: str) -> None:
-    """Forget ended jobs: those that ended a month ago, and the oldest where there are too many. Ids sort by time."""
+    """Remove ended jobs: those that ended a month ago, and the oldest if there are too many. Ids sort by time."""
     names = sorted(name for name in os.listdir(jobs) if is_session(name))
     excess, old = len(names) - KEPT, time.time() - KEPT_DAYS * 86400
     for name in names:
@@ -378,7 +378,7 @@ def _remove(directory: str) -> None:
 
 
 def _quoted(word: str) -> str:
-    """For people, as a shell would take it."""
+    """Quote an argument for people as a shell does, cut to ARGUMENT characters."""
     plain = word and all(c.isalnum() or c in "%+,-./:=@_" for c in word)
     text = word if plain else "'" + word.replace("'", "'\\''") + "'"
     return text[:ARGUMENT].encode("utf-8", "backslashreplace").decode()

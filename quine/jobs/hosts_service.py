@@ -1,9 +1,9 @@
-"""The answer to the request `hosts`: which hosts the jobs of a host may use.
+"""The handler of the request `hosts`: the hosts that the jobs of a host may use.
 
 Laws
-1. A job elsewhere hears of what may_fork of its host allows, and of nothing else: not even a name.
-2. What a job says of itself is not believed. It is answered for the host that the node here has put it on, and for
-   hosts that its children and theirs could be put on, whose requests come through it.
+1. A remote job hears only of hosts that may_fork of its host allows: of others not even a name.
+2. The host that a job names is not trusted. The answer is for the host that the node here has put it on, or for hosts
+   that its children and theirs could be put on, whose requests come through it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class _Hosts(Strict):
 
 
 def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None) -> bytes:
-    """Return the list for a job on `host`, "" for one on this machine. Raises RequestError.
+    """Return the list for a job on `host`; an empty `host` is this machine. Raises RequestError.
 
-    `ask` is the way to our own origin where that places what is started here; else `inventory` is the file.
+    `ask` asks our own origin, if that places the jobs started here; else `inventory` is the file.
     """
     asked = parse(_Hosts, body).host or host
     if ask is not None:
@@ -44,13 +44,13 @@ def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None) -> by
     if asked in known.hosts:
         known = known.within_reach(asked)
     elif asked:
-        return b"[]"  # it was taken out of the inventory
+        return b"[]"  # it was removed from the inventory
     able = [each for each in known.hosts.values() if not each.unbuilt(agent=True)]
     return quickjson.dumps(told(able, asked)).encode()
 
 
 def _closure(known: Inventory, host: str) -> set[str]:
-    """The hosts that a job on `host`, its children and theirs can get to."""
+    """The hosts that a job on `host`, its children and theirs can reach."""
     found: set[str] = set()
     todo = [host] if host in known.hosts else []
     while todo:

@@ -1,9 +1,9 @@
-"""Does a process that is left behind outlive the login here? Where logind ends it, that is said at once.
+"""Detached jobs and logind: a warning, or a durable scope, where logind would end a job at logout.
 
 Laws
-1. Detected, not guessed: the kernel says in whose scope we are, logind what it does to it. Where neither tells, nothing
-   is said.
-2. What can be cured is cured: with lingering on, the job is started in a scope of the user's own manager.
+1. Detected, not guessed: the kernel tells the scope of this process, logind what it does to that scope. If neither
+   tells, there is no warning.
+2. With lingering on, the job is started in a scope of the user's own manager.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MOVED = "QUINE_MOVED"  # set for our own second start, in a scope of its own
+MOVED = "QUINE_MOVED"  # set for the second start of this command, in a scope of its own
 ASK = 5.0  # seconds for loginctl
 
 
 def secure(argv: list[str]) -> None:
-    """Say what there is to say; or start `argv`, this very command, again where it is durable, and do not return."""
+    """Warn of an end at logout; or start `argv`, this very command, again in a durable scope, and do not return."""
     if os.environ.pop(MOVED, "") == "1":
         return
     place = scope(_cgroup(), os.environ, os.getuid())
@@ -40,18 +40,18 @@ def secure(argv: list[str]) -> None:
 
 
 def scope(cgroup: str, environ: Mapping[str, str], uid: int) -> str:
-    """ "session": of one login; "manager": of the user's service manager; "": of neither."""
+    """Return the scope: "session" of one login, "manager" of the user's service manager, or "" for neither."""
     if f"user@{uid}.service" in cgroup:
         return "manager"
     if "/session-" in cgroup and ".scope" in cgroup:
         return "session"
-    # A namespace shows its own cgroup as the root of all; then the login's word is all there is.
+    # Inside a namespace its own cgroup looks like the root; then only the login's variable tells.
     hidden = "user.slice" not in cgroup and "system.slice" not in cgroup
     return "session" if hidden and environ.get("XDG_SESSION_ID") else ""
 
 
 def ends(place: str) -> str:
-    """What ends it there; "" where nothing does, or nobody tells."""
+    """Return a message on how the system ends a process there; "" if it does not, or nothing tells."""
     if place == "manager":
         asked, linger = _run("loginctl", "show-user", str(os.getuid()), "-p", "Linger")
         return (
@@ -97,7 +97,7 @@ def _cgroup() -> str:
 
 
 def _run(*argv: str) -> tuple[bool, str]:
-    """Did it succeed, and what did it say."""
+    """Run a command. Return whether it succeeded, and its stdout."""
     import subprocess
 
     try:

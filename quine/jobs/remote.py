@@ -1,11 +1,11 @@
-"""The verbs on jobs of other machines: each is run over there, by the same program, with its face here.
+"""Verbs on jobs of other machines: each runs on that machine, by the same program, with a proxy here.
 
 Laws
-1. All hosts are asked at the same time, each in a process of its own and for so long and no longer: one that hangs
-   hides nobody. Where the answer may be incomplete without it, stderr and the exit status say so. Where one answer is
-   enough, the others have a moment more.
-2. What a host answers is foreign: only known fields of the known types are taken, and so many bytes.
-3. A host is asked for an id only where nobody here has it; one that two hosts claim is nobody's until --on says whose.
+1. All hosts are asked at the same time, each by a process of its own and for a bounded time: a host that hangs hides no
+   other. If the answer may be incomplete without it, stderr and the exit status say so. If one answer is enough, the
+   others have MORE seconds.
+2. The answer of a host is foreign: only known fields of known types are taken, and at most MOST bytes.
+3. A host is asked for an id only if no local job has it. An id that two hosts claim is refused until --on names one.
    A verb that sends something to the job (attach, kill) waits for every host's claim; one that only reads does not.
 """
 
@@ -33,10 +33,10 @@ from transport.status import LONGEST, Status
 from transport.wire import quickjson
 
 ASK = 45.0  # seconds for all hosts to answer; the first dial of a host may have to send the binary
-MORE = 1.0  # seconds for the other hosts, where one answer is enough
+MORE = 1.0  # seconds for the other hosts, if one answer is enough
 MOST = 16 << 20  # bytes of one answer
 REPORT = "please report it"
-STOPS = 2.0  # seconds for who was asked too long to let go
+STOPS = 2.0  # seconds for an asking process to end
 
 _FIELDS: dict[str, tuple[tuple[type, ...], object]] = {
     "id": ((str,), ""),
@@ -69,7 +69,7 @@ class Remote(NamedTuple):
 
 
 class Silent(NamedTuple):
-    """A host that gave no list of its jobs, the reason and the cure."""
+    """A host that gave no list of its jobs, with the reason and the cure."""
 
     host: str
     detail: str
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
 
 
 def hosts(where: str, values: dict[str, object]) -> list[str]:
-    """The names that WHERE means; all where it is empty, none where there is no inventory then."""
+    """The host names that `where` means. If it is empty: all, or none if there is no inventory."""
     from pathlib import Path
 
     from deploy.inventory import ConfigError, load
@@ -105,9 +105,9 @@ def hosts(where: str, values: dict[str, object]) -> list[str]:
 def listed(
     names: list[str], values: dict[str, object], job: str = ""
 ) -> tuple[list[dict[str, Any]], list[Silent]]:
-    """The agents and jobs of these hosts, as `quine ps --json` over there has them, and the hosts that gave no list.
+    """Return the agents and jobs of these hosts, as `quine ps --json` there lists them, and the hosts without a list.
 
-    Where `job` is given, the list of a host that knows this job is enough.
+    If `job` is given, the list of a host that knows this job is enough.
     """
     facts, silent = [], []
 
@@ -119,7 +119,7 @@ def listed(
             said = answer.err.decode(errors="replace").partition("\n")[0].removeprefix("quine: error: ")
             detail = answer.status.detail or plain(said[:LONGEST]) or "no answer"
             silent.append(Silent(host, detail, answer.status.hint))
-        facts += _parsed(answer.out, host)  # incomplete where a node over there does not answer
+        facts += _parsed(answer.out, host)  # incomplete if a node there does not answer
     return facts, silent
 
 
@@ -130,7 +130,7 @@ def tell(silent: list[Silent]) -> None:
 
 
 def running(job: str, where: str, values: dict[str, object]) -> Remote | None:
-    """Where the job with this id runs now. Raises NotAsked where only a host that is silent may have it."""
+    """Return the job with this id if it runs now, else None. Raises NotAsked if a silent host may have it."""
     facts, silent = listed(hosts(where, values), values, job)
     for fact in facts:
         if fact["id"] == job and fact["state"] in ALIVE:
@@ -142,13 +142,13 @@ def running(job: str, where: str, values: dict[str, object]) -> Remote | None:
 
 
 def find(text: str, where: str, values: dict[str, object], reads: bool = False) -> list[Remote]:
-    """Where a job is whose id is this or begins so. Raises NotAsked where a host that is silent may have it.
+    """Return the jobs whose id begins with `text`. Raises NotAsked if only a silent host may have one.
 
     `reads`: nothing is sent to the job, so for its whole id a host that knows it is enough.
     """
     names = hosts(where, values)
     if where and len(names) == 1:
-        return [Remote(names[0], text)]  # it knows better than a list of its
+        return [Remote(names[0], text)]  # that host resolves the id itself
     everything, silent = listed(names, values, text if reads else "") if names else ([], [])
     facts = [fact for fact in everything if fact["id"].startswith(text)]
     if not any(fact["id"] == text for fact in facts):
@@ -160,14 +160,14 @@ def find(text: str, where: str, values: dict[str, object], reads: bool = False) 
         )
     for fact in (best := once(facts)):
         rival = next((other for other in facts if _rivals(fact, other)), None)
-        if rival:  # one of them lies, and what we would send it (stdin, a signal) is meant for the other
+        if rival:  # one of them lies, and our stdin or signal is meant for the other
             both = f"{fact['id']} is on {fact['host']} and on {rival['host']}"
             raise Misconfigured(f"{both}, and they tell different things of it", "say which one with --on")
     return [Remote(fact["host"], fact["id"]) for fact in best]
 
 
 def once(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each id once: where machines share a home, all of them list a job, and one of them knows it."""
+    """Keep each id once: machines that share a home all list a job, and one of them knows it."""
     best: dict[str, dict[str, Any]] = {}
     for fact in facts:
         known = best.setdefault(fact["id"], fact)
@@ -177,27 +177,27 @@ def once(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _knows(fact: dict[str, Any]) -> bool:
-    """Is this the host that runs the job, or ran it, and not one that shares its home or passes it on?"""
+    """Return whether this host runs or ran the job, and does not merely share its home or pass it on."""
     return fact["state"] not in ("unknown", "lost") and fact["kind"] != "proxy"
 
 
 def _rivals(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Do two hosts both know a job of this id, and not from the same record in a home that they share?"""
+    """Return whether two hosts both know a job of this id, and not from one record in a shared home."""
     if (one["kind"] == "proxy") != (other["kind"] == "proxy"):
-        return False  # a host that passes on what another one runs: `once` takes that other one
+        return False  # one is a proxy of the job on another host: `once` takes that host
     known = one["id"] == other["id"] and "unknown" not in (one["state"], other["state"])
     return known and any(one[name] != other[name] for name in ("pid", "started", "mission", "root"))
 
 
 def show(words: list[str], job: Remote, values: dict[str, object]) -> int:
-    """Be the face of a verb over there, and leave as it leaves."""
+    """Run a verb on the job's host, act as its proxy, and return its exit status."""
     from quine.cli import run
 
     return run.show(verb_there([*words, job.id], job.host, values), {})
 
 
 def call(words: list[str], job: Remote, values: dict[str, object]) -> int:
-    """A verb over there, its messages here; its exit status."""
+    """Run a verb on the job's host with its messages here. Return its exit status."""
     null = os.open(os.devnull, os.O_RDONLY)
     try:
         status = client.run(verb_there([*words, job.id], job.host, values), null)
@@ -208,7 +208,7 @@ def call(words: list[str], job: Remote, values: dict[str, object]) -> int:
     if status.state == "signaled" and status.signal:
         from transport.status import die_of
 
-        die_of(status.signal)  # of ours, which was passed on: the verb itself dies of none
+        die_of(status.signal)  # our own signal, passed on: the verb itself dies of none
     return status.code
 
 
@@ -222,11 +222,11 @@ def ask(
     seconds: float = ASK,
     enough: Callable[[str, bytes], bool] | None = None,
 ) -> dict[str, Answer]:
-    """The same question to all; each one's answer, in order.
+    """Run the same verb on all hosts, and return their answers in order.
 
-    `enough` is given a host and what it said, and tells whether the others need not be waited for.
+    `enough` gets a host and its stdout, and returns whether the others need not be waited for.
     """
-    rendezvous.connect().close()  # one node, not one try to start it by each of them
+    rendezvous.connect().close()  # start one node here, not one by each asking process
     null = os.open(os.devnull, os.O_RDONLY)
     try:
         asked = [_Asked(words, name, values, null) for name in names]
@@ -253,17 +253,17 @@ def ask(
 
 
 class _Asked:
-    """One host, asked by a child of ours."""
+    """One host, asked by a child process."""
 
     def __init__(self, words: list[str], host: str, values: dict[str, object], null: int) -> None:
         self.host = host
         self.pid, self._pidfd = 0, -1
         self.pipes: dict[int, bytearray] = {}
         self._open = 3
-        self.wrong = ""  # why there is no answer, where that is not the time it takes
+        self.wrong = ""  # why there is no answer, but for a time-out
         ends: list[tuple[int, int]] = []
         try:
-            for _ in range(3):  # what it says, what it complains of, how it ended
+            for _ in range(3):  # stdout, stderr, status
                 ends.append(os.pipe())
             self.pid = os.fork()
             if not self.pid:
@@ -289,17 +289,17 @@ class _Asked:
 
     @property
     def said(self) -> bytes:
-        """All that it said; nothing before its end."""
+        """All of its stdout; empty before its end."""
         return b"" if self._open or self.wrong else bytes(next(iter(self.pipes.values())))
 
     def hurry(self) -> None:
-        """End its process where it has not answered; all of them let go at the same time."""
+        """Send TERM to the asking process if it has no answer; called for all hosts first, so that all end at once."""
         if self._open and self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def end(self, seconds: float) -> Answer:
-        """What it has answered; who has not is let go."""
+        """Return the answer, or the reason why there is none."""
         out, err, told = (bytes(data) for data in self.pipes.values()) if self.pipes else (b"", b"", b"")
         for fd in self.pipes:
             os.close(fd)
@@ -312,7 +312,7 @@ class _Asked:
         return Answer(Status("unreachable", NOT_STARTED, detail=why, hint=hint), b"", b"")
 
     def _reap(self) -> str:
-        """Wait for the child, which `hurry` has told to end, or end it. How it ended by itself, "" where it did not."""
+        """Wait for the child after `hurry`, or kill it. Return how it ended by itself, "" if it did not."""
         if not self.pid:
             return ""
         ended = False
@@ -338,7 +338,7 @@ class _Asked:
 def _answer_to(
     ends: list[tuple[int, int]], words: list[str], host: str, values: dict[str, object], null: int
 ) -> NoReturn:
-    """In the child: ask, and tell how it ended, whatever goes wrong."""
+    """In the child: run the verb, and report its status, whatever goes wrong."""
     try:
         for read, _ in ends:
             os.close(read)
@@ -357,12 +357,12 @@ def _answer_to(
 
 
 def _parsed(out: bytes, host: str) -> list[dict[str, Any]]:
-    """What a host listed."""
+    """Return the valid facts in the list of a host."""
     return [fact for line in out.splitlines() if (fact := _fact(line, host))]
 
 
 def _fact(line: bytes, host: str) -> dict[str, Any]:
-    """One line of its list, {} for what is none."""
+    """Parse one line of a list; {} if it is invalid."""
     try:
         told = quickjson.loads(line)
     except (ValueError, RecursionError):
@@ -374,13 +374,13 @@ def _fact(line: bytes, host: str) -> dict[str, Any]:
 
 
 def _is_job(text: object) -> bool:
-    """The id of a session, or of a command: 32 hexadecimal digits."""
+    """Return whether this is the id of a session, or of a command: 32 hexadecimal digits."""
     hexadecimal = isinstance(text, str) and len(text) == 32 and not text.strip("0123456789abcdef")
     return hexadecimal or is_session(text)
 
 
 def _taken(value: object, types: tuple[type, ...], default: object) -> object:
-    """A value of the right type and of a size that a table can show."""
+    """Return a value of the right type, cut to a size that a table can show; else `default`."""
     if not isinstance(value, types) or isinstance(value, bool):
         return default
     if isinstance(value, str):

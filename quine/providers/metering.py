@@ -1,8 +1,8 @@
-"""One inference, paid for: reserved in the ledger of the tree before, settled after, whoever asks for it.
+"""Payment of one inference: reserved in the ledger of the tree before it, settled after it, for every requester.
 
 Laws
-1. What cannot be paid is not begun: Spent comes before the guest hears of it.
-2. A guest that does not tell what it used is charged what was estimated, so that a budget ends with it too.
+1. An inference that cannot be paid is not begun: Spent is raised before the guest is called.
+2. A guest that reports no usage is charged an estimate, so that it uses up a budget too.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from quine.base.messages import Guest, GuestError, Left, Message, Reply, Request
 from quine.budget.ledger import Ledger
 from quine.providers import FILES, Config
 
-LETTERS = 4  # of a token, about
-TOOLS = 1500  # tokens of the tools, which stand before every conversation
+LETTERS = 4  # bytes of a token, about
+TOOLS = 1500  # tokens of the tool definitions, which precede every conversation
 
 
 class Price(NamedTuple):
-    """What a model costs: dollars for its usage, None where nobody has told."""
+    """The price of a model: `of` returns dollars for a usage, 0.0 if its price is unknown."""
 
     model: str
 
@@ -30,17 +30,17 @@ class Price(NamedTuple):
         return prices.cost(self.model, usage) or 0.0
 
     def about(self, prompt: int, reply: int) -> float:
-        """At the most: as if all of the prompt were new to the provider's cache."""
+        """Return an upper bound in dollars: the whole prompt may be new to the provider's cache."""
         return max(self.of(Usage(prompt, reply)), self.of(Usage(prompt, reply, cache_write=prompt)))
 
 
 def price(config: Config, limited: bool) -> Price | None:
-    """None where nothing is to be counted; Misconfigured where money is limited and the price is unknown."""
+    """Return None if no cost is to be counted. Raises Misconfigured if money is limited and the price is unknown."""
     if not limited and config.kind in FILES:
         return None
     from quine.budget import prices
 
-    # Here, and not when the first reply is there and has to be paid: a file of prices can be wrong.
+    # Checked before the first reply, which would have to be paid: a file of prices can be wrong.
     if not prices.known(config.model) and limited:
         raise Misconfigured(
             f"QUINE_MAX_COST is set, and the price of {config.model} is not known",
@@ -52,15 +52,15 @@ def price(config: Config, limited: bool) -> Price | None:
 def infer(
     guest: Guest, request: Request, ledger: Ledger, concurrent: int, price: Price | None, known: int = 0
 ) -> Reply:
-    """Blocks until there is a reply. `known` is how long the prompt is at least, in tokens, with the tools.
+    """Make one inference; block until the reply. `known` is a lower bound of the prompt in tokens, with the tools.
 
-    Raises a GuestError, ledger.Spent, or what a handler raises.
+    Raises GuestError, ledger.Spent, or the exception of a signal handler.
     """
     prompt = max(tokens(request.messages) + TOOLS, known)
     within = Left(prompt + request.output if request.output else None, request.cost or None)
     money = price.about if price and (ledger.mark.cost or within.cost) else None
     hold = ledger.reserve(concurrent, prompt, money, within)
-    used = Usage(prompt)  # of one that a signal cuts short, too: the provider has read it
+    used = Usage(prompt)  # also charged if a signal interrupts: the provider has read the prompt
     try:
         reply = guest.infer(request._replace(output=hold.output, cost=hold.cost))
         used = reply.usage
@@ -75,7 +75,7 @@ def infer(
 
 
 def cost_of(guest: Guest, used: Usage, price: Price | None) -> float:
-    """Dollars, as far as they are known: told by the provider, or by the origin that has paid, or of a table."""
+    """Return dollars as reported by the provider, else by the origin that has paid, else from the price table."""
     if not used.input and not used.output:
         return used.cost
     told: float = used.cost or getattr(guest, "cost", 0.0)
@@ -83,11 +83,11 @@ def cost_of(guest: Guest, used: Usage, price: Price | None) -> float:
 
 
 def tokens(messages: Sequence[Message]) -> int:
-    """About so many, where nobody has counted them."""
+    """Estimate the tokens of messages for which there is no count."""
     size = 0
     for message in messages:
         texts = [message.result.text] if message.result else [message.text, message.reasoning]
         texts += [call.raw or str(call.args) for call in message.tool_calls]
-        # Bytes, not characters: three of a Chinese character are about the token that it is.
+        # Bytes, not characters: a Chinese character has three bytes and is about one token.
         size += sum(len(t) if t.isascii() else len(t.encode("utf-8", "replace")) for t in texts)
     return size // LETTERS

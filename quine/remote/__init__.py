@@ -1,1 +1,1 @@
-"""remote: agents on other machines: the process that stands for one here, and what the origin answers it."""
+"""remote: agents on other machines: the local proxy of one, and the origin's answers to its requests."""

@@ -1,9 +1,9 @@
-"""Where the packages are wired together, and the only place that knows them all.
+"""The wiring of the packages: the only module that knows them all.
 
 Laws
-1. transport is given how to place and dial; it never asks an inventory.
-2. Nothing here is imported before it is needed: an agent that stays here pays for no network, a node
-   that dials nobody pays for no ssh.
+1. transport is given the functions that place and dial; it never reads an inventory.
+2. Nothing here is imported before it is needed: a local agent loads no network code, and a node that never dials
+   loads no ssh.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from transport.status import Status
 
 NODE_VARIABLES = ("QUINE_NODE_IDLE", "QUINE_TRACE")
-DETACHED_LEASE = 30 * 86400.0  # seconds that the agent of a detached face waits for it
-AGAIN = 10.0  # seconds for it to reach the host once more when the agent is lost
+DETACHED_LEASE = 30 * 86400.0  # seconds that the agent of a detached proxy waits for that proxy
+AGAIN = 10.0  # seconds to reach the host of a lost agent once more
 SERVICES = ("life", "infer", "tape", "ledger")
 
 
@@ -38,16 +38,16 @@ SERVICES = ("life", "infer", "tape", "ledger")
 
 
 def node(words: list[str]) -> int:
-    """`quine node --dial`, or the daemon: `--ready-fd N` when it was started for somebody, else in the foreground."""
+    """`quine node --dial`, or the daemon: with `--ready-fd N` if a client started it, else in the foreground."""
     from transport.job import inherit
     from transport.node import rendezvous
 
     if words == ["--dial"]:
         return rendezvous.dial()
     ready = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else -1
-    inherit.close_others({ready})  # the memo and the ledger of an agent that happened to start us
+    inherit.close_others({ready})  # close the memo and ledger of the agent that started this node
     for name in [name for name in os.environ if name.startswith("QUINE_") and name not in NODE_VARIABLES]:
-        del os.environ[name]  # of the agent or the shell that happened to start us: no job may inherit it
+        del os.environ[name]  # of the agent or shell that started this node: no job may inherit it
     bound = rendezvous.bind()
     if bound is None:
         if ready >= 0:
@@ -69,11 +69,11 @@ def node(words: list[str]) -> int:
 
 
 def serve_node(beside: Beside, listener: object, seat: Mapping[str, object]) -> None:
-    """The daemon's life; see starter.bind."""
+    """Run the daemon; see `rendezvous.bind`."""
     import logging
     import socket
 
-    # asyncio imports ssl if it finds it, and a node speaks no TLS: a fifth of the memory of an idle one.
+    # asyncio imports ssl if it is there. A node speaks no TLS, and ssl is a fifth of an idle node's memory.
     sys.modules["ssl"] = None  # type: ignore[assignment]
     import asyncio  # noqa: F401
 
@@ -92,14 +92,14 @@ def serve_node(beside: Beside, listener: object, seat: Mapping[str, object]) -> 
 
 
 class Placer:
-    """transport.node.hosts.Place: WHERE and an inventory to a host, and how to dial it."""
+    """Implements `transport.node.hosts.Place`: maps WHERE and an inventory to a host, and dials it."""
 
     def __init__(self) -> None:
         import threading
 
         self._writing = threading.Lock()
         self._cache: dict[Path, tuple[tuple[int, int], Inventory]] = {}
-        self._dumps: dict[int, tuple[Host, str]] = {}  # by id(host): what makes one link differ from another
+        self._dumps: dict[int, tuple[Host, str]] = {}  # by id(host): settings that tell links apart
 
     def __call__(self, spawn: Spawn, running: Mapping[str, int]) -> Target:
         from transport.errors import NoSuchHost
@@ -111,7 +111,7 @@ class Placer:
         avoid = spawn.context.get("avoid")
         failed = avoid if isinstance(avoid, list) else []
         pick = str(spawn.context.get("pick") or "")
-        asking = spawn.context.get("from")  # the host of the job that asks; set by our node alone
+        asking = spawn.context.get("from")  # the host of the requesting job; set only by our node
         if isinstance(asking, str):
             host = inventory.select_from(asking, spawn.where, running, failed, spawn.own, pick)
         else:
@@ -135,7 +135,7 @@ class Placer:
         return Target(host.name, group, key, dial, settings, host.slots, met, news)
 
     def _met(self, host: Host, facts: Mapping[str, object]) -> None:
-        """A node over there has greeted: keep what it says of its system, for agents to be told."""
+        """Keep the system facts of a remote node's greeting; agents are told them."""
         import asyncio
 
         from deploy.hostlist import remember
@@ -147,7 +147,7 @@ class Placer:
         asyncio.get_running_loop().run_in_executor(None, write)  # a home may hang, and the loop must not
 
     def _dumped(self, host: Host) -> str:
-        """All settings of a host as text; once for each load of an inventory, not for each job."""
+        """Return all settings of a host as text; made once for each load of an inventory, not for each job."""
         kept = self._dumps.get(id(host))
         if kept is None:
             kept = self._dumps[id(host)] = (host, host.model_dump_json())
@@ -178,7 +178,7 @@ class Placer:
 
 
 def settle(spawn: Spawn, host: Host) -> None:
-    """Put the host's settings under what the caller asked for."""
+    """Complete a spawn with the host's settings; the caller's own take precedence."""
     caller = spawn.context.get("cwd")
     spawn.workdir = host.workdir
     if spawn.cwd is None and host.same_paths and isinstance(caller, str):
@@ -191,7 +191,7 @@ def settle(spawn: Spawn, host: Host) -> None:
         spawn.env.setdefault("QUINE_FS", store)
     spawn.context = {
         name: value for name, value in spawn.context.items() if name != "fs"
-    }  # no other host's business
+    }  # "fs" is for hosts with `direct` only
     if host.mount and not spawn.context.get("control"):
         _mounted(spawn)
     spawn.limits = {**{name: str(value) for name, value in host.limits.items()}, **spawn.limits}
@@ -199,7 +199,7 @@ def settle(spawn: Spawn, host: Host) -> None:
 
 
 def _mounted(spawn: Spawn) -> None:
-    """The files tier as a directory: an agent sees to that itself, a command has it from `quine run`."""
+    """Mount the shared files as a directory: an agent does so itself, `quine run` does it for a command."""
     if spawn.own:
         spawn.env.setdefault("QUINE_MOUNT", "auto")
     else:
@@ -210,7 +210,7 @@ def _mounted(spawn: Spawn) -> None:
 
 
 def agent_here(mission: str, values: dict[str, object]) -> int:
-    """The agent as this very process."""
+    """Run the agent in this very process."""
     from quine.agent import main as host
     from quine.base.options import environment, limits
 
@@ -231,7 +231,7 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
 
 
 def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
-    """`quine --on WHERE MISSION`: this process is the agent's face."""
+    """`quine --on WHERE MISSION`: this process is the agent's proxy."""
     from quine.agent.main import life_from
     from quine.agent.session import another
     from quine.archive import policy
@@ -250,18 +250,18 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     spawn.context = {**caller(values), "detached": detached}
     spawn.cwd = starting_directory(values)
     facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
-    environ = {**given, **settled, **policy.of_the_store(settings.secrets)}  # this face opens it
+    environ = {**given, **settled, **policy.of_the_store(settings.secrets)}  # this proxy opens the store
     keeps = _keeps(settings, settled)
     keeps(life)
 
-    served: list[Services] = []  # one for each try
+    served: list[Services] = []  # one per try
 
     def serve(life: Life) -> Services:
         served.append(_services(life, settings.ledger, environ, spawn.context, settings.masked, facts))
         return served[-1]
 
     def renew(spawn: Spawn) -> Services:
-        again = another(life)  # of one that was lost there may be a tape
+        again = another(life)  # a lost session may have a tape
         spawn.id, spawn.tree, facts["session"] = again.session, again.root, again.session
         keeps(again)
         return serve(again)
@@ -275,7 +275,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
 
 
 def _reach_again(host: str, values: dict[str, object]) -> None:
-    """Have a node of this machine come to `host`, which then ends the jobs of one that was killed."""
+    """Make a node of this machine dial `host`, which then ends the jobs of an earlier node that was killed."""
     from contextlib import suppress
 
     from quine.jobs import remote
@@ -286,7 +286,7 @@ def _reach_again(host: str, values: dict[str, object]) -> None:
 
 
 def _keeps(settings: Settings, environ: Mapping[str, str]) -> Callable[[Life], None]:
-    """Starts the keeper of a tree whose root this process is."""
+    """Return a function that starts the archive daemon of a tree whose root this process is."""
     from quine.archive import policy
 
     def begin(life: Life) -> None:
@@ -310,10 +310,10 @@ def face(
     files: list[str] | None = None,
     returns: list[str] | None = None,
 ) -> Status:
-    """The face of a life elsewhere: in a process forked for it, or in the one whose former life it continues.
+    """Act as the proxy of a remote session: in a process forked for it, or in the one whose session it continues.
 
-    That one gives `on_start`, and has all of its stdin still if nothing was started. `files` and `returns` are relative
-    to the current directory. `masked` are the values that no tape may hold.
+    The latter gives `on_start`, and still has all of its stdin if nothing was started. `files` and `returns` are
+    relative to the current directory. `masked` are the values that no tape may hold.
     """
     from quine.cli.run import Notes, caller
     from transport.client import client
@@ -323,7 +323,7 @@ def face(
     spawn = _agent(where, life)
     spawn.context = caller({})
     if os.environ.get("QUINE_MOUNT"):
-        spawn.env["QUINE_MOUNT"] = "auto"  # what is mounted here has another path there
+        spawn.env["QUINE_MOUNT"] = "auto"  # a mount here has another path there
     services = _services(life, ledger, environ, spawn.context, masked, facts)
     run = client.run
 
@@ -354,9 +354,9 @@ def face(
 
 
 def _agent(where: str, life: Life) -> Spawn:
-    """The spawn of an agent. Its life it asks of us; argv shows its mission, as far as it may be shown.
+    """Return the spawn of an agent. It requests its `Life` from us; argv shows its mission, as far as allowed.
 
-    Its session is its id: what the tape and the logs of both machines call it.
+    Its id is its session, which names it on the tape and in the logs of both machines.
     """
     from transport.spawn import Spawn
 
@@ -364,7 +364,7 @@ def _agent(where: str, life: Life) -> Spawn:
 
 
 def _log(life: Life, environ: Mapping[str, str]) -> Callable[[str], None]:
-    """Where it is noted what an agent elsewhere has asked for and may not: in its log at the origin."""
+    """Return the function that notes refused requests of a remote agent in its log at the origin."""
     from quine.agent.main import is_relayed
     from quine.base.log import Log
     from transport.job import inherit
@@ -381,11 +381,10 @@ def _services(
     masked: Sequence[str],
     facts: dict[str, object] | None = None,
 ) -> Services:
-    """What we answer one remote child, made when the first request comes. Tokens are counted in `facts`.
+    """Return the services for one remote child. `context` is that of its spawn; `facts` counts its tokens.
 
-    `context` is what it is placed with.
-
-    Its imports (pydantic, a provider's client) take longer than the child over there needs to start.
+    Handlers are made at the first request.
+    Their imports (pydantic, a provider's client) take longer than the remote child needs to start.
     """
     import threading
 

@@ -1,13 +1,13 @@
-"""What the face of an agent on another machine answers it: life, infer, tape, ledger. At the origin, or on the way.
+"""Handlers of a remote agent's requests `life`, `infer`, `tape` and `ledger`, in its proxy: at the origin, or between.
 
 Laws
-1. What asks is not trusted: every body is bounded and held against a pydantic model, and a refusal is a RequestError
-   that names the rule.
-2. A key or a script never leaves here; an agent elsewhere sends a conversation and gets a reply.
-3. What a job may ask for is decided by the job, not by what it says: its tree, its levels, its sessions, the ledger
-   that it was started with. Each inference of a session is made once.
-4. Of a provider's own blocks only those go to the provider that this end has handed out for it.
-5. A face that is not the origin holds what asks it to the same, and asks its own origin with its own capability.
+1. The requester is not trusted: every body is bounded and checked by a pydantic model. A refusal is a RequestError that
+   names the rule.
+2. A key or a script never leaves here; a remote agent sends a conversation and gets a reply.
+3. Rights come from the job, not from the request: its tree, its levels, its sessions, the ledger that it was started
+   with. Each inference of a session is made once.
+4. Of a provider's own blocks only those go to the provider that this end has handed out.
+5. A proxy that is not the origin applies the same rules, and asks its own origin with its own capability.
 6. The services are called from worker threads.
 """
 
@@ -51,14 +51,14 @@ from quine.tape.writer import FileSink, Mask, MaskedSink, RelaySink, Sink, diges
 from transport.errors import RequestError
 from transport.wire import quickjson
 
-LATEST = 2 * ANSWER[1]  # seconds after the deadline in which an agent elsewhere may still say its last word
+LATEST = 2 * ANSWER[1]  # seconds after the deadline in which a remote agent may still finish
 
 Service = Callable[[bytes], bytes]
 
 
 class _Infer(Strict):
     session: Annotated[str, Field(max_length=36)]
-    mission: str  # not bounded here but by MAX_BODY: a bound is an error where there is half a surrogate pair
+    mission: str  # bounded by MAX_BODY only: a bound here fails on half a surrogate pair
     ordinal: Annotated[int, Field(ge=0, le=1_000_000)]
     wisdom: dict[str, str]
     messages: Annotated[list[dict[str, Any]], Field(max_length=100_000)]
@@ -67,7 +67,7 @@ class _Infer(Strict):
 
 
 class _Ledger(Strict):
-    """quine/budget/leases.py says what it means. `ended`: the job of the share has ended, and all of it comes back."""
+    """A request of quine/budget/leases.py. `ended`: the job of the share has ended, and all its places come back."""
 
     ledger: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     back: Annotated[int, Field(ge=0, le=1 << 40)] = 0
@@ -82,7 +82,7 @@ def _none() -> bytes:
 
 
 def _placed(life: Life, hosts: Callable[[], bytes]) -> Life:
-    """The life with the hosts that it may use where it was placed. A clone knows those of its parent, and is told."""
+    """Return `life` with the hosts that it may use where it was placed. A clone is told if they have changed."""
     try:
         listed = allowed_hosts.checked(hosts())
     except RequestError:
@@ -103,10 +103,10 @@ def services(
     endings: list[Callable[[], None]] | None = None,
     masked: Sequence[str] = (),
 ) -> dict[str, Service]:
-    """The handlers for one remote child: name -> body to body. `spent` counts tokens_in and tokens_out.
+    """Return the handlers for one remote child: name -> body to body. `spent` counts tokens_in and tokens_out.
 
-    `hosts` returns those that it may use, as JSON. `endings` gets what is to be called when the job has ended, so that
-    what it holds here is free again. `masked` are values that no tape may hold, beyond those in `environ`.
+    `hosts` returns the hosts that it may use, as JSON. `endings` gets functions to call when the job has ended, which
+    free all that it holds here. `masked` are values that no tape may hold, besides those in `environ`.
     """
     ledger = ledger or Ledger.create(life.limits)
     origin = _Origin(life, ledger, environ, {} if spent is None else spent, note, hosts, masked)
@@ -124,7 +124,7 @@ def between(
     endings: list[Callable[[], None]] | None = None,
     masked: Sequence[str] = (),
 ) -> dict[str, Service]:
-    """The same for a child of an agent that is itself elsewhere; `ask` asks that one's origin, from any thread."""
+    """Return the same for a child of an agent that is itself remote; `ask` asks its origin, from any thread."""
     face = _Between(life, ledger, {} if spent is None else spent, ask, hosts, masked)
     if endings is not None:
         endings.append(face.close)
@@ -132,7 +132,7 @@ def between(
 
 
 class _Face:
-    """What both have: the life that they give away, the tapes that come of it, its inferences, each once."""
+    """The common part of both proxies: the `Life` that they give away, its tapes, and its inferences, each once."""
 
     def __init__(
         self,
@@ -153,14 +153,14 @@ class _Face:
 
     def life(self, body: bytes) -> bytes:
         life, left = self._life, self._ledger.time_left()
-        if left is not None:  # its clock is not ours
+        if left is not None:  # its clock is not ours: send the time left
             life = life._replace(limits=life.limits._replace(deadline=max(left, 0.001)))
         life = life._replace(age=(personas.now() - self._ledger.begun) / 1e9)
         return json.dumps(_placed(life, self._hosts).to_json()).encode()
 
     @contextlib.contextmanager
     def _once(self, session: str, ordinal: int) -> Iterator[None]:
-        """One inference of a session at a time, and none again that has had its reply."""
+        """Allow one inference of a session at a time, and none again that has its reply. Raises RequestError."""
         if not self.arrivals.known(session):
             raise RequestError("infer: a session that is not of this job")
         with self._lock:
@@ -203,11 +203,11 @@ class _Between(_Face):
         return self._ask("ledger", body)
 
     def close(self) -> None:
-        """The job of the child has ended: the places of its machines are free for others below our own job."""
+        """Return the places of the child's machines after its job has ended, for others below our own job."""
         with self._lock:
             shares = list(self._shares)
         for share in shares:
-            with contextlib.suppress(RequestError):  # they end with our own job, too
+            with contextlib.suppress(RequestError):  # else they end with our own job
                 self._ask("ledger", quickjson.dumps({"ledger": share, "ended": True}).encode())
 
     def infer(self, body: bytes) -> bytes:
@@ -242,7 +242,7 @@ class _Origin(_Face):
         self._price = metering.price(self._config, bool(ledger.mark.cost))
         self._guest: Guest | None = None
         self._lender = Lender(ledger, life.limits.agents)
-        # session -> tokens of its conversation, messages that those are
+        # session -> (tokens of its conversation, number of the messages counted)
         self._known: dict[str, tuple[int, int]] = {}
         self._note = note
         self._given = {_mark(message.raw) for message in (*life.context, *life.opening) if message.raw}
@@ -295,7 +295,7 @@ class _Origin(_Face):
         if left is not None and left < -LATEST:
             raise Refused("the time of the tree is over", "see --deadline", DEADLINE)
         session, messages = request.session, request.messages
-        # How long the conversation is by the provider's count, and not by what a machine elsewhere says.
+        # The length of the conversation by the provider's count: a remote machine's is not trusted.
         context, told = self._known.get(session, (0, 0))
         known = context + metering.tokens(messages[told:])
         reply = metering.infer(guest, request, self._ledger, self._life.limits.concurrent, self._price, known)
@@ -321,12 +321,12 @@ class _Origin(_Face):
         return quickjson.dumps({"places": places}).encode()
 
     def _born(self) -> None:
-        """An agent that was made over there: counted with those of the tree."""
+        """Count an agent that was made on the remote machine with those of the tree."""
         self._ledger.born()
         self._spent["agents"] = self._ledger.totals()[0]
 
     def _conversation(self, asked: list[dict[str, Any]]) -> list[Message]:
-        """The messages; a provider's block that we have not handed out is left out."""
+        """Return the messages, without provider blocks that were not handed out here. Raises RequestError."""
         try:
             messages = [_message(message) for message in asked]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -351,5 +351,5 @@ def _message(data: dict[str, Any]) -> Message:
 
 
 def _mark(raw: dict[str, Any]) -> str:
-    """What tells one block from another, in its order of keys."""
+    """Return the digest of a block, in its order of keys."""
     return digest(quickjson.dumps(raw).encode())

@@ -1,9 +1,9 @@
-"""Tapes that arrive from another machine: every line held against what this end knows, then handed on to a sink.
+"""The receiver of tapes from another machine: every line is checked against the facts known here, then given to a sink.
 
 Laws
-1. What sends them is not trusted: a body is bounded and strict, and a refusal names the rule and takes no line.
-2. A tape's first line makes it: the session's own meta, of this tree, below a session that is known here. Only who has
-   had that line taken may append; a file that is there already is never touched.
+1. The sender is not trusted: a body is bounded and strictly typed. A refusal names the rule and takes no line.
+2. A tape's first line creates it: the session's own meta, of this tree, below a session that is known here. Only a tape
+   created so may be appended to; a file that exists already is never touched.
 3. A line follows the one before, by its number and by its hash.
 4. Called from worker threads. One session's lines are taken in their order, several sessions' at the same time.
 """
@@ -25,7 +25,7 @@ from transport.errors import RequestError
 
 MAX_LINE = 16 << 20
 MAX_SESSIONS = 10_000  # tapes that one job may make
-MAX_TAPES = 2 << 30  # bytes of them in all: a thousand long lives
+MAX_TAPES = 2 << 30  # bytes of them in all: a thousand long sessions
 
 
 class _Tape(Strict):
@@ -42,7 +42,7 @@ class _Entry(Strict):
 
 
 class _Arriving:
-    """One tape: where it goes, what its next line must be, how deep its session is."""
+    """One tape: its sink, the number of lines and the hash of the last one, the depth of its session."""
 
     def __init__(self, sink: Sink, depth: int) -> None:
         self.sink = sink
@@ -53,12 +53,12 @@ class _Arriving:
 
 
 class Arrivals:
-    """The tapes of the sessions of one job: `life`, and what descends from it over there."""
+    """The tapes of the sessions of one job: `life`, and its remote descendants."""
 
     def __init__(
         self, life: Life, sink: Callable[[str], Sink], born: Callable[[], None] = lambda: None
     ) -> None:
-        """`born` is called for each new agent: not for the life itself, nor for one that goes on by exec."""
+        """`born` is called for each new agent: not for `life` itself, nor for a session begun by exec."""
         self._life = life
         self._sink = sink
         self._born = born
@@ -67,11 +67,11 @@ class Arrivals:
         self._size = 0
 
     def known(self, session: str) -> bool:
-        """Is it the life that was given away, or one below it that has begun its tape?"""
+        """Return whether this is the session that was given away, or one below it that has begun its tape."""
         return session == self._life.session or session in self._tapes
 
     def put(self, body: bytes) -> bytes:
-        """The service `tape`."""
+        """The service `tape`: take the lines of one body. Raises RequestError."""
         asked = parse(_Tape, body)
         if not is_session(asked.session):
             raise RequestError("tape: the session is not a UUID")
@@ -86,7 +86,7 @@ class Arrivals:
                 self._take(tape, entries, lines)
             except RequestError:
                 if not tape.length:
-                    self._tapes.pop(asked.session, None)  # it was never begun
+                    self._tapes.pop(asked.session, None)  # the tape was never begun
                 raise
         return b""
 
@@ -116,7 +116,7 @@ class Arrivals:
         tape.length, tape.prev = length, prev
 
     def _new(self, session: str, first: _Entry) -> _Arriving:
-        """A tape begins with its meta, which must be of this tree and below a session that we know."""
+        """Create a tape from its first line: the meta of a session of this tree, below one that is known."""
         told, life = first.data, self._life
         if first.type != "meta" or told.get("session_id") != session:
             raise RequestError("tape: the first line must be the session's own meta")
@@ -142,7 +142,7 @@ class Arrivals:
 
 
 def _entry(line: str) -> _Entry:
-    """One whole line that is one entry; a newline in it would be two."""
+    """Parse one line as one entry; with a newline in it there would be two."""
     if "\n" in line or not line.isascii():
         raise RequestError("tape: a line with a newline in it, or not in ASCII")
     return parse(_Entry, line.encode())

@@ -1,17 +1,17 @@
-"""Agents and detached jobs: found by their tapes and job directories, alive by the word of the kernel.
+"""The registry of agents and detached jobs: found by their tapes and job directories; the kernel tells which live.
 
-An agent is a process, and its lives are its sessions: exec begins a new session in the same process. The id of an agent
-is the session of its first life, which is the id that fork gave; the session of any later life finds it too.
+An agent is a process with one or more sessions: exec begins a new session in the same process. The id of an agent is
+its first session, the id that fork gave; any later session finds the agent too.
 
 Laws
-1. A pid names nobody. It counts together with the start time and the boot that were recorded with it, and is held by a
-   pidfd before anything is done to it.
-2. How an agent ended has one answer, `Agent.verdict`, and each verb asks for it. The sources in their order: the status
-   file of its job, the kernel (a zombie), the tape of its parent, its own tape. Where its process is gone and none of
-   them tells, it is lost; where it never was a process of this machine, it is unknown.
-   A detached job is over when its supervisor has ended: that writes its status, after the last of its output.
-3. What lies in a data directory is foreign: no value has to be of the type that we write, and none becomes a path.
-4. Each tape is opened at most once, whatever the number of lives of a process (quine/tape/index.py).
+1. A pid alone identifies no process. It counts together with the recorded start time and boot, and a pidfd holds the
+   process before anything is done to it.
+2. How an agent ended has one answer, `Agent.verdict`, which each verb uses. The sources in their order: the status
+   file of its job, the kernel (a zombie), the tape of its parent, its own tape. If the process is gone and no source
+   tells, the agent is lost. If it never was a process of this machine, it is unknown.
+   A detached job is over when its supervisor has ended: the supervisor writes the status, after the last of the output.
+3. A data directory is foreign: a value need not have the type that quine writes, and none becomes a path.
+4. Each tape is opened at most once, however many sessions a process has (quine/tape/index.py).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from transport import address
 from transport.status import LOST, Status, signal_name
 from transport.wire import quickjson
 
-ALIVE = ("running", "stopped", "queued", "connecting")  # the states of what has not ended
+ALIVE = ("running", "stopped", "queued", "connecting")  # the states of jobs that have not ended
 _boot = ""
 
 
 def boot_id() -> str:
-    """That of this machine; a process never sees another one."""
+    """The boot id of this machine, read once: a process never sees another one."""
     global _boot
     if not _boot:
         _boot = address.boot_id()
@@ -40,7 +40,7 @@ def boot_id() -> str:
 
 class Agent(NamedTuple):
     id: str
-    session: str  # of its last life
+    session: str  # the last one
     mission: str
     host: str
     pid: int
@@ -50,19 +50,19 @@ class Agent(NamedTuple):
     last: float  # the time of the last entry
     parent: str
     root: str
-    directory: str  # where its output is kept, "" where somebody else has it
+    directory: str  # of the job, with its output; "" if there is none
     outcome: dict[str, Any] | None
-    became: str  # what its tape ends with where another program took over
+    became: str  # the end of its tape, if an exec started another program
     supervisor: int = 0  # of a detached job, 0 for others
     supervisor_started: int = 0
     node: str = ""  # the machine it was detached on
-    kept: bool = False  # found in the files tier, and perhaps of another machine
+    kept: bool = False  # found in the shared files, perhaps of another machine
     elsewhere: bool = False  # its tape says that it ran on another machine than its parent
     tapes: Index | None = None  # of the directory that it was found in
 
     @property
     def process(self) -> procs.Process | None:
-        """The process, also as a zombie; None where it is gone or is none of this machine."""
+        """The process, also as a zombie; None if it is gone or not of this machine."""
         if self.boot != boot_id() or self.pid <= 0:
             return None
         process = procs.look(self.pid)
@@ -70,7 +70,7 @@ class Agent(NamedTuple):
 
     @property
     def supervised(self) -> bool:
-        """A detached job whose supervisor lives: whatever the job's process says, it is not over yet."""
+        """Whether it is a detached job whose supervisor lives. Then it is not over, even without its process."""
         if self.boot != boot_id() or self.supervisor <= 0:
             return False
         return _lives(self.supervisor, self.supervisor_started)
@@ -83,15 +83,15 @@ class Agent(NamedTuple):
     @property
     def known_here(self) -> bool:
         if self.supervisor:
-            return self.node == os.uname().nodename  # a boot ago, too: then it is known to be lost
+            return self.node == os.uname().nodename  # also before the last boot: then it is known to be lost
         return self.boot == boot_id() and self.pid > 0
 
     def hold(self) -> int:
-        """A pidfd, -1 where the process has ended."""
+        """Return a pidfd, -1 if the process has ended."""
         return held(self.pid, self.started) if self.boot == boot_id() else -1
 
     def holds(self) -> list[int]:
-        """Pidfds of whom to wait for until it is over and its status is written."""
+        """Return pidfds of the processes to wait for until it is over and its status is written."""
         found = [self.hold()]
         if self.boot == boot_id():
             found.append(held(self.supervisor, self.supervisor_started))
@@ -102,7 +102,7 @@ class Agent(NamedTuple):
         return self.verdict().state
 
     def verdict(self) -> Status:
-        """How it is: `state` is running or stopped with code 0, unknown, or one of those in which a job ends."""
+        """Return its status: running or stopped with code 0, unknown, or a state in which a job ends."""
         process = self.process
         if process is not None and process.state not in "ZX":
             return Status("stopped" if process.state in "Tt" else "running", 0, pid=self.pid)
@@ -112,7 +112,7 @@ class Agent(NamedTuple):
         return told or self._end(process)
 
     def end(self) -> Status:
-        """How it ended, for an agent that is not alive; what is unknown here is lost."""
+        """Return how an agent that is not alive ended; unknown becomes lost."""
         end = self._status_file() or self._end(self.process)
         if end.state == "unknown":
             end.state = "lost"
@@ -134,8 +134,9 @@ class Agent(NamedTuple):
         return Status("lost", LOST, detail=f"process {self.pid} is gone; {what}")
 
     def _by_parent(self) -> Status | None:
-        """What its parent has written of its end: of one that was killed, or lived elsewhere, its own tape may not
-        tell, or tell less than its parent saw.
+        """Return its end as its parent recorded it; None if its own tape suffices.
+
+        The tape of an agent that was killed, or ran elsewhere, may lack the end or tell less than the parent saw.
         """
         if not self.tapes or not self.parent or (self.outcome and not self.elsewhere):
             return None
@@ -160,7 +161,7 @@ class Agent(NamedTuple):
         return None
 
     def _reported(self, end: Status) -> Status:
-        """The end of a proxy: its exit status, and what its report adds of an agent that is lost or never started."""
+        """Return the end of a proxy: its exit status, or the report's, if the agent is lost or never started."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             told = _json(os.path.join(self.directory, "report"))
             if told["code"] == end.code and told["state"] in ("lost", "unreachable", "denied"):
@@ -169,7 +170,7 @@ class Agent(NamedTuple):
 
 
 def state_directory() -> str:
-    """Where the jobs of this user and machine are, below `jobs`."""
+    """The directory of this user's state on this machine, with the jobs below `jobs`."""
     base = os.environ.get("XDG_STATE_HOME", "")
     return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.local/state"), "quine")
 
@@ -180,10 +181,10 @@ def everyone(*folders: str, over: bool = True) -> list[Agent]:
 
 
 def find(text: str, *folders: str, over: bool = True) -> list[Agent]:
-    """Those that an id, or the beginning of one, may mean. Of a detached agent one directory has its tape, another its
-    process, its output and its status.
+    """Return the agents and jobs with a session that begins with `text`.
 
-    Without `over`, agents that nobody needs a verdict for are left out: nine of ten that a directory holds.
+    Of a detached agent one directory has the tape, another the process, the output and the status.
+    Without `over`, agents whose tape tells their end are left out: nine of ten in a directory.
     """
     found: dict[str, Agent] = {}
     indexes = [Index(folder) for folder in folders]
@@ -205,7 +206,7 @@ def find(text: str, *folders: str, over: bool = True) -> list[Agent]:
 
 
 def _is_over(index: Index, first: str, pids: frozenset[int]) -> bool:
-    """Does its tape tell the end, and has no process its pid?"""
+    """Return whether its tape tells the end, and no process has its pid."""
     latest = index.ends(index.lives(first)[-1])
     data = latest.last.get("data", {}) if latest.last.get("type") == "outcome" else {}
     told = type(data.get("exit_code")) is int and data.get("termination_mode") != "exec"
@@ -213,12 +214,12 @@ def _is_over(index: Index, first: str, pids: frozenset[int]) -> bool:
 
 
 def fresh(agent: Agent, *folders: str) -> Agent:
-    """The same agent, read again: it may have ended since, or have begun another life."""
+    """Read the same agent again: it may have ended since, or have begun another session."""
     return next((one for one in find(agent.id, *folders) if one.id == agent.id), agent)
 
 
 def load(index: Index, first: str) -> Agent | None:
-    """The agent whose first life is or was `first`; None where nothing can be read of it."""
+    """Return the agent whose first session is `first`; None if nothing can be read of it."""
     lives = index.lives(first)
     meta, latest = index.ends(first).meta, index.ends(lives[-1]).meta
     entry = index.ends(lives[-1]).last
@@ -228,7 +229,7 @@ def load(index: Index, first: str) -> Agent | None:
         return None
     data = entry.get("data") if entry.get("type") == "outcome" else None
     over = isinstance(data, dict) and data.get("termination_mode") == "exec"
-    # A remote child's tape names a process over there; the job is its face, a process of ours.
+    # A remote child's tape names a remote process; its job record names the proxy, a local process.
     who = job if job.get("started") else latest
     begun = number(meta.get("ts"))
     parent = str(meta.get("parent_session_id") or job.get("parent") or "")
@@ -262,21 +263,21 @@ def _lives(pid: int, started: int) -> bool:
 
 
 def held(pid: int, started: int) -> int:
-    """A pidfd of that very process, -1 where it has ended."""
+    """Return a pidfd of that very process, -1 if it has ended."""
     if not _lives(pid, started):
         return -1
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return -1
-    if _lives(pid, started):  # and it is still that one: from here on nobody else can have its pid
+    if _lives(pid, started):  # still the same process: from here on no other can have its pid
         return fd
     os.close(fd)
     return -1
 
 
 def record(directory: str) -> dict[str, Any]:
-    """What its directory says of a job, {} where it says nothing."""
+    """Return the record in the directory of a job, {} if there is none."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         found = _json(os.path.join(directory, "job"))
         return found if isinstance(found, dict) else {}
@@ -293,5 +294,5 @@ def _integer(value: object) -> int:
 
 
 def number(value: object) -> float:
-    """A time of a sensible size, or 0."""
+    """Return a number of sensible size, else 0."""
     return float(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0.0
