@@ -23,6 +23,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
     from typing import TextIO
 
     from _typeshed import ReadableBuffer
@@ -104,6 +105,12 @@ def _closed() -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(Closed()), encoding="utf-8")
 
 
+def _detached() -> ModuleType:
+    from quine.jobs import detach
+
+    return detach
+
+
 def dispatch(words: list[str]) -> int:
     if words[:2] == ["node", "--launcher"]:  # lives as long as a node: loads as little as possible
         from transport.job.launcher import main as launcher
@@ -112,7 +119,7 @@ def dispatch(words: list[str]) -> int:
     if words[:2] == ["node", "--stage"]:
         from quine.staging.remote_main import main as stage
 
-        return stage(words[2:])
+        return stage(words[2:], _detached)
     from quine.base import options
 
     verb = words[0] if words else ""
@@ -236,7 +243,7 @@ def _live(values: dict[str, object], mission: list[str]) -> int:
 
         Tries(values)  # raises Misconfigured if the options make no sense together
     if "files" in values or "returns" in values:
-        from quine.cli.run import staging
+        from quine.jobs.client import staging
 
         staging(values, here="--files and --returns of an agent here")
     if values.get("detach"):

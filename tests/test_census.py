@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quine.cli.run import LONG, Notes
+from quine.jobs.client import LONG, Notes
 from tests.agents import OK, QUINE, Agents, says, sh
 from tests.lab import Lab
 from tests.support.detached import go as go

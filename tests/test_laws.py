@@ -229,6 +229,7 @@ def loaded(*statements: str) -> set[str]:
     [
         "transport.client.client",
         "quine.cli.run",
+        "quine.jobs.client",
         "quine.base.options",
         "quine.agent.main",
         "quine.cli.ps",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quine.agent.children import Status as Told
-from quine.cli.run import LONG, Notes
+from quine.jobs.client import LONG, Notes
 from tests.agents import OK, call, says
 from tests.breaks import QUIET
 from tests.lab import Lab

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.cli import run
+from quine.jobs.client import show
 from tests.lab import Lab
 from transport.client import client
 from transport.errors import Denied, Misconfigured, NoSuchHost, Refused
@@ -67,7 +67,7 @@ def test_a_refusal_is_reported_with_the_state_it_has(
         raise refused
 
     monkeypatch.setattr(client, "run", refuse)
-    assert run.show(Spawn(["true"]), {"report": str(tmp_path / "r")}) == code
+    assert show(Spawn(["true"]), {"report": str(tmp_path / "r")}) == code
     report = json.loads((tmp_path / "r").read_text())
     assert (report["state"], report["code"], report["detail"]) == (state, code, "why")
 

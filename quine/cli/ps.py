@@ -83,12 +83,12 @@ def _face(verb: str, job: Agent | Remote, values: dict[str, object]) -> int:
             if name in values:
                 words.append(f"--{name}" if values[name] is True else f"--{name}={values[name]}")
         return remote.show(words, job, values)
-    from quine.cli import run
     from quine.jobs import attach
+    from quine.jobs.client import leave
 
     if verb == "logs":
         return attach.logs(job, values)
-    return run.leave(attach.attach(job, values))
+    return leave(attach.attach(job, values))
 
 
 def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, object]) -> Agent | Remote:
@@ -260,7 +260,7 @@ def _bringer(agents: list[Agent], values: dict[str, object]) -> Callable[[Agent 
     for agent in agents:
         if not agent.supervisor:
             raise Misconfigured(f"--returns: {agent.id} is not detached", "an agent has --returns of its own")
-    from quine.cli.run import mover
+    from quine.jobs.client import mover
     from quine.jobs.detach import verb_there
 
     stage = mover([], returns)

@@ -23,8 +23,8 @@ from quine.base import dirs, sizes
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
 from quine.base.options import TABLE, environment, limits
 from quine.base.sessions import is_session, new_session
-from quine.cli.run import caller, leave, services, show, starting_directory
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
+from quine.jobs.client import caller, leave, services, show, starting_directory
 from quine.tape.registry import state_directory
 from transport import address
 from transport.detached import supervisor

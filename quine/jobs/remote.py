@@ -191,9 +191,9 @@ def _rivals(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def show(words: list[str], job: Remote, values: dict[str, object]) -> int:
     """Run a verb on the job's host, act as its proxy, and return its exit status."""
-    from quine.cli import run
+    from quine.jobs.client import show as run_as_proxy
 
-    return run.show(verb_there([*words, job.id], job.host, values), {})
+    return run_as_proxy(verb_there([*words, job.id], job.host, values), {})
 
 
 def call(words: list[str], job: Remote, values: dict[str, object]) -> int:

@@ -237,7 +237,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     from quine.archive import policy
     from quine.base.errors import LOST
     from quine.base.options import environment, limits
-    from quine.cli.run import caller, callers_environment, show, staging, starting_directory
+    from quine.jobs.client import caller, callers_environment, show, staging, starting_directory
 
     detached = os.environ.pop("QUINE_DETACHED", "") == "1"
     given = dict(os.environ)
@@ -315,7 +315,7 @@ def face(
     The latter gives `on_start`, and still has all of its stdin if nothing was started. `files` and `returns` are
     relative to the current directory. `masked` are the values that no tape may hold.
     """
-    from quine.cli.run import Notes, caller
+    from quine.jobs.client import Notes, caller
     from transport.client import client
     from transport.client.output import Used
 
@@ -390,8 +390,8 @@ def _services(
 
     from quine.agent.main import is_relayed
     from quine.base.allowed_hosts import asker
-    from quine.cli.run import reach
     from quine.files import select
+    from quine.jobs.client import reach
     from transport.errors import RequestError
     from transport.job import inherit
 

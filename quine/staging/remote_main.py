@@ -32,8 +32,18 @@ from transport.rpc.call import Relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
     from quine.staging.scan import Look
     from transport.rpc.outgoing import Asked
+
+    class Detached(Protocol):
+        """`quine.jobs.detach`."""
+
+        def prepare(self, words: list[str]) -> bool: ...
+        def give_up(self, words: list[str]) -> None: ...
+
 
 NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 FATAL = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -45,8 +55,8 @@ class _Ended(BaseException):
     """A fatal signal, whose number is the text, arrived while temporary files exist."""
 
 
-def main(words: list[str]) -> int:
-    """Run one phase: return the exit status, or become the command."""
+def main(words: list[str], detached: Callable[[], Detached]) -> int:
+    """Run one phase: return the exit status, or become the command. `detached` loads the module of detached jobs."""
     phase, key, command = words[0], words[1], words[3:]
     for number in FATAL:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -58,7 +68,7 @@ def main(words: list[str]) -> int:
         if phase == "out":
             done = _give_back(relay, key, *words[2:])
         else:
-            done = _prepared(relay, key, command if phase == "agent" else [])
+            done = _prepared(relay, key, command if phase == "agent" else [], detached)
         relay.close()
         if phase == "out":
             return 0
@@ -109,15 +119,14 @@ def _become(phase: str, command: list[str]) -> int:
 # -- before the command ----------------------------------------------------------------------------
 
 
-def _prepared(relay: Relay, key: str, words: list[str]) -> bool:
+def _prepared(relay: Relay, key: str, words: list[str], detached: Callable[[], Detached]) -> bool:
     """Stage the files. Return whether the command may start.
 
     A job to be detached gets them in its own directory, and none if it was started already.
     """
     if words[:2] != ["run", "--detach"]:
         return _staged(relay, key)
-    from quine.jobs import detach
-
+    detach = detached()
     done = not detach.prepare(words)
     try:
         done = done or _staged(relay, key)

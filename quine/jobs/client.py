@@ -1,0 +1,278 @@
+"""The client side of a job, shared by the verbs: its placing, its run with this process as its proxy, its end.
+
+Laws
+1. stdout belongs to the job alone; quine speaks on stderr, and only when something is wrong, or when the directory
+   that was made for a job is kept because something was left in it.
+2. The job's own status is returned unchanged, and a death by signal as that death.
+3. Standard library only; a command loads nothing that it does not use.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from quine.base.errors import Misconfigured, complain, say
+from quine.base.options import find_inventory
+
+LONG = 10.0  # seconds without a connection until it is reported, also without -v
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quine.files.select import Services
+    from quine.jobs.retry import Tries
+    from quine.staging.proxy import Staging
+    from transport.spawn import Spawn
+    from transport.status import Status
+
+
+def services(context: dict[str, object]) -> Services:
+    """Return the services of a command placed with `context`: the shared files, and the hosts that it may use."""
+    from quine.files.select import Services
+
+    return Services(dict(os.environ), reach=reach(context))
+
+
+def reach(context: dict[str, object]) -> Callable[[bytes, str], bytes]:
+    """Return the handler of the request `hosts` of a job that is placed with `context`."""
+
+    def made(body: bytes, host: str) -> bytes:
+        from quine.base.allowed_hosts import asker
+        from quine.jobs.hosts_service import answer
+
+        inventory = context.get("inventory")
+        path = inventory if isinstance(inventory, str) else None
+        return answer(body, host, path, asker() if "token" in context else None)
+
+    return made
+
+
+def staging(values: dict[str, object], here: str = "") -> Staging | None:
+    """Return the staging of --files and --returns; None without them, or if the job runs in the current directory.
+
+    `here` names a use that stages files only with --on. Raise Misconfigured if it would have to stage them here.
+    """
+    files, returns = values.get("files", []), values.get("returns", [])
+    assert isinstance(files, list) and isinstance(returns, list)
+    if not files and not returns:
+        return None
+    found = mover(files, returns)
+    if values.get("on", "local") != "local":
+        return found
+    start = starting_directory({**values, "on": "local"})
+    if start is not None and os.path.realpath(start) == os.path.realpath(os.getcwd()):
+        return None
+    if here:
+        raise Misconfigured(f"not built yet: {here} in another directory")
+    return found
+
+
+def mover(files: list[str], returns: list[str]) -> Staging:
+    """Return the staging from the current directory to a job's, and back. Misconfigured if the former is gone."""
+    from quine.staging.proxy import Staging
+
+    folder = current_directory()
+    if folder is None:
+        raise Misconfigured("the current directory has been removed")
+    return Staging(files, returns, folder, os.environ.get("QUINE_DATA_DIR") or ".quine")
+
+
+def callers_environment(values: dict[str, object]) -> dict[str, str]:
+    """Return the caller's environment for a job: here all, with PWD as --cwd says; elsewhere nothing.
+
+    With --on local it lacks secrets and the variables of the shared files, which the job requests like any other.
+    """
+    from transport.job.inherit import scrubbed
+
+    if values.get("on", "local") != "local":
+        return {}
+    moved = {"PWD": starting_directory(values) or "/"} if "cwd" in values else {}
+    if "on" not in values:
+        return {**os.environ, **moved}
+    from quine.files.urls import VARIABLES
+
+    kept = {name: value for name, value in scrubbed(os.environ).items() if name not in VARIABLES}
+    return {**kept, **moved}
+
+
+def starting_directory(values: dict[str, object]) -> str | None:
+    """Return --cwd; without it the current directory on this machine, and None (the inventory's) elsewhere."""
+    here = values.get("on", "local") == "local"
+    if "cwd" in values:
+        cwd = os.path.expanduser(str(values["cwd"])) if here else str(values["cwd"])
+        return os.path.join(current_directory() or "/", cwd) if here else cwd
+    return current_directory() if here else None
+
+
+def current_directory() -> str | None:
+    """Return the current directory; None if it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def caller(values: dict[str, object]) -> dict[str, object]:
+    """Return the facts about this process that placing a job needs.
+
+    `token` says that it is, or belongs to, a job of this node; if that came from elsewhere, its origin places the new
+    job. A user's own inventory on this machine is for plain jobs, and for callers that name it.
+    """
+    from quine.base.allowed_hosts import asks_origin
+    from transport.job import inherit
+
+    inventory, memo = find_inventory(values, os.environ), inherit.read()
+    context = {
+        "inventory": inventory,
+        "cwd": current_directory(),
+        "ssh_agent": os.environ.get("SSH_AUTH_SOCK"),
+    }
+    if asks_origin("inventory" in values, inventory, memo):
+        context["token"] = str(memo["token"])
+    if store := str(values.get("fs") or os.environ.get("QUINE_FS") or ""):
+        from quine.files.urls import shareable
+
+        context["fs"] = shareable(store, os.environ)
+    return dict(context)
+
+
+def show(
+    spawn: Spawn,
+    values: dict[str, object],
+    services: Services | None = None,
+    facts: dict[str, object] | None = None,
+    renew: Callable[[Spawn], Services] | None = None,
+    on_refused: Callable[[str], None] | None = None,
+    stage: Staging | None = None,
+) -> int:
+    """Run a job as its proxy; print its fault, if any, once; leave as the job left.
+
+    `facts` are for the report, and read after the end: a service may still count in them. `renew` makes another job of
+    the spawn, and its services, when it is tried again. `on_refused` as in client.run. `stage` are the files that it
+    needs, and those that it returns.
+    """
+    from transport.client import client
+    from transport.client.output import Used
+    from transport.errors import Refused
+    from transport.job import inherit
+    from transport.status import Status
+
+    inherit.hold_standard_streams()
+    started, begun = time.time(), time.monotonic()
+    tries = tries_of(values)
+    while True:
+        used = Used() if tries else None
+        try:
+            status = (stage.run if stage else client.run)(
+                spawn,
+                services=services,
+                on_start=_starter(services, bool(values.get("verbose"))),
+                on_note=Notes(
+                    values,
+                    spawn.terminal is not None,
+                    links=not spawn.own or spawn.argv[:2] == ["run", "--mount"],
+                ).hear,
+                on_refused=on_refused,
+                used=used,
+            )
+        except Refused as refused:
+            status = Status(
+                refused.state, refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
+            )
+        if services:
+            services.close()
+        if not tries or not used or not tries.again(spawn, status, used):
+            break
+        if renew:
+            services = renew(spawn)
+    spawn.where = status.host or spawn.where  # the chosen host, for messages and the report
+    seconds = time.monotonic() - begun
+    if values.get("verbose"):
+        say(
+            f"quine: {status.host or 'local'}: {status.state} {status.signal or status.code} after {seconds:.3f} s\n"
+        )
+    if target := values.get("report"):
+        from quine.base import report
+
+        report.write(str(target), status, spawn.where, started=started, seconds=seconds, **(facts or {}))
+    if status.left and stage is None and not values.get("quiet"):
+        say(f"quine: {status.host}: files are left in {status.left}\n")
+    if status.detail and not spawn.own:
+        from quine.jobs.hints import complete
+
+        complete(status, spawn.argv, values)
+    return leave(status)
+
+
+def tries_of(values: dict[str, object]) -> Tries | None:
+    """Return None without these options: the usual case, and imports are most of a client's time."""
+    if "retry" not in values and "idempotent" not in values:
+        return None
+    from quine.jobs.retry import Tries
+
+    return Tries(values)
+
+
+class Notes:
+    """Reports notes of a job's node: on its host, on the slot that it waits for and, with `links`, on the link.
+
+    A wait or a lost link is reported at once with -v, never with -q, else after LONG seconds.
+    """
+
+    def __init__(self, values: dict[str, object], raw: bool, links: bool = True) -> None:
+        self._links = links
+        self._after = 0.0 if values.get("verbose") else float("inf") if values.get("quiet") else LONG
+        self._raw = raw
+        self._down = self._waits = False  # and reported
+
+    def hear(self, note: dict[str, object]) -> None:
+        seconds, host, why = note.get("seconds"), note.get("host"), note.get("why")
+        if "silent" in note and self._after != float("inf"):
+            self._say(f"the node of this machine does not answer, waiting; look at {note['silent']}")
+        if isinstance(text := note.get("text"), str):
+            self._say(f"{host}: {text}")
+        if not isinstance(seconds, (int, float)):
+            return
+        if note.get("waiting"):
+            if not self._waits and seconds >= self._after:
+                self._waits = True
+                self._say(
+                    f"{host}: no free slot for {seconds:.0f} s, waiting; jobs ahead: {note.get('ahead')}"
+                )
+        elif not self._links:
+            return
+        elif note.get("up"):
+            if self._down:
+                self._say(f"{host}: reconnected after {seconds:.0f} s")
+            self._down = False
+        elif not self._down and seconds >= self._after:
+            self._down = True
+            told = "" if str(why).lower() in ("", "none", "connection lost") else f": {why}"
+            self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{told}")
+
+    def _say(self, text: str) -> None:
+        text = "".join(c if c.isprintable() else "?" for c in text[:500])  # it may come from another node
+        say(f"quine: {text}\r\n" if self._raw else f"quine: {text}\n")
+
+
+def _starter(services: Services | None, verbose: bool) -> Callable[[int, str], None]:
+    def started(pid: int, host: str) -> None:
+        if services:
+            services.placed(host)
+        if verbose:
+            say(f"quine: started with pid {pid}\n")
+
+    return started
+
+
+def leave(status: Status) -> int:
+    """Report the error, if there is one; then return the exit status, or die of the job's signal."""
+    if status.detail:
+        complain(status.detail, status.hint, status.host)
+    if status.state == "signaled" and status.signal:
+        from transport.status import die_of
+
+        die_of(status.signal)
+    return status.code
