@@ -1,1 +1,4 @@
-"""deploy: puts this binary on hosts and opens the byte duplex to the node over there."""
+"""deploy: puts this binary on hosts and opens the byte duplex to the node over there.
+
+May import: transport, transport.wire, transport.carrier.
+"""

@@ -22,7 +22,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType
     from typing import TextIO
 
@@ -105,6 +105,12 @@ def _closed() -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(Closed()), encoding="utf-8")
 
 
+def _mount(command: str, values: Mapping[str, object], paths: list[str]) -> int:
+    from quine.mount.command import perform
+
+    return perform(command, values, paths)
+
+
 def _detached() -> ModuleType:
     from quine.jobs import detach
 
@@ -140,7 +146,7 @@ def dispatch(words: list[str]) -> int:
     if verb == "fs":
         from quine.files.cli.main import main as fs
 
-        return fs(words[1:])
+        return fs(words[1:], _mount)
     if verb == "node" and {"--dial", "--ready-fd"} & set(words):
         from quine.remote.compose import node
 

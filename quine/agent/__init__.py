@@ -1,1 +1,4 @@
-"""agent: one agent as one process: host loop, shell, tools, children, signals, and the end of the process."""
+"""agent: one agent as one process: host loop, shell, tools, children, signals, and the end of the process.
+
+May import: base, budget, tape, providers, files, mount, archive, staging, transport.
+"""

@@ -1,1 +1,4 @@
-"""budget: limits on the spending of a tree of agents, counted on every machine and settled at the origin."""
+"""budget: limits on the spending of a tree of agents, counted on every machine and settled at the origin.
+
+May import: base, transport.
+"""

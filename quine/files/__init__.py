@@ -1,1 +1,4 @@
-"""files: the files tier: one filesystem for a tree of agents that spans machines."""
+"""files: the shared files of a tree of agents: one file system that spans machines, over many kinds of stores.
+
+May import: base, budget, deploy, transport.
+"""

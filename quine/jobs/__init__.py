@@ -1,1 +1,4 @@
-"""jobs: agents and detached commands as users see them: found, followed, awaited and signalled, here and on hosts."""
+"""jobs: agents and detached commands as users see them: found, followed, awaited and signalled, here and on hosts.
+
+May import: base, tape, providers, files, staging, agent, deploy, transport.
+"""

@@ -1,4 +1,7 @@
-"""providers: the guests of the host loop; each dialect is imported only where it is used."""
+"""providers: the guests of the host loop; each dialect is imported only where it is used.
+
+May import: base, budget, tape, transport.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""tape: the record of a session: written, indexed, shown, verified and replayed."""
+"""tape: the record of a session: written, indexed, shown, verified and replayed.
+
+May import: base, budget, transport.
+"""

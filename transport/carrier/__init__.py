@@ -1,1 +1,4 @@
-"""carrier: what carries the bytes of a session: a pipe, a socket, a channel of ssh; and the first words on it."""
+"""carrier: what carries the bytes of a session: a pipe, a socket, a channel of ssh; and the first words on it.
+
+May import: transport, wire.
+"""

@@ -1,1 +1,4 @@
-"""client: the end of a job that its caller has: streams, signals and exit status of this process."""
+"""client: the end of a job that its caller has: streams, signals and exit status of this process.
+
+May import: transport, wire, carrier, node, rpc.
+"""

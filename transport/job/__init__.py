@@ -1,1 +1,4 @@
-"""job: one child process behind a channel (start, streams, end), and the launcher process beside the node."""
+"""job: one child process behind a channel (start, streams, end), and the launcher process beside the node.
+
+May import: transport, wire, carrier.
+"""

@@ -1,1 +1,4 @@
-"""rpc: named requests between a job and its origin, with bodies and answers of any size."""
+"""rpc: named requests between a job and its origin, with bodies and answers of any size.
+
+May import: transport, wire, carrier, job, node.
+"""

@@ -1,1 +1,4 @@
-"""wire: the protocol as sans-IO machines (frames, windows, sessions, lines): no descriptor, no clock, no thread."""
+"""wire: the protocol as sans-IO machines (frames, windows, sessions, lines): no descriptor, no clock, no thread.
+
+May import: transport.
+"""

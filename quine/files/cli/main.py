@@ -23,10 +23,13 @@ from transport.job import inherit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from quine.files.api import Tier
     from quine.files.cli.options import Values
+
+    Mount = Callable[[str, Values, list[str]], int]
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -39,12 +42,12 @@ class Ended(KeyboardInterrupt):
         self.name = name
 
 
-def main(arguments: list[str]) -> int:
-    """`quine fs COMMAND …`; the exit status."""
+def main(arguments: list[str], mount: Mount) -> int:
+    """Run `quine fs COMMAND …` and return the exit status. `mount` runs the commands mount and umount."""
     inherit.hold_standard_streams()  # a file of the tier must not get the descriptor of a closed stdout
     _watch_signals()
     try:
-        return perform(arguments)
+        return perform(arguments, mount)
     except Hungup:
         return _die("PIPE")
     except Ended as ended:
@@ -53,7 +56,7 @@ def main(arguments: list[str]) -> int:
         return _die("INT")
 
 
-def perform(arguments: list[str]) -> int:
+def perform(arguments: list[str], mount: Mount | None = None) -> int:
     """As `main`, but leave the end by a signal to the caller. Raises Failure, Hungup, KeyboardInterrupt."""
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         if arguments:
@@ -72,8 +75,7 @@ def perform(arguments: list[str]) -> int:
         print(usage(command))
         return OK
     if command in ("mount", "umount"):
-        from quine.mount.command import perform as mount
-
+        assert mount, "quine.__main__ has it"
         return mount(command, values, paths)
     try:
         call = Call(command, values, paths, _tier(values))
