@@ -148,12 +148,12 @@ class Incoming:
     def read(self, size: int) -> bytes:
         data = self.asked.body.get(size)
         if not data and not self.asked.body.whole:
-            raise Abandoned("who asked has gone")
+            raise Abandoned("the requester has gone")
         return data
 
     def write(self, data: bytes) -> None:
         if not self.asked.answer.put(data):
-            raise Abandoned("who asked has gone")
+            raise Abandoned("the requester has gone")
 
     def send_file(self, fd: int, length: int) -> int:
         return carry(lambda size: os.read(fd, size), self.write, length)

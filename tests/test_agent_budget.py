@@ -27,7 +27,7 @@ def test_tokens_are_told_and_end_the_tree(agents: Agents) -> None:
     agents.script(*(used(says(sh("true")), 4000, 100) for _ in range(9)))
     done = agents.run(options=("--max-tokens", "16000"))
     assert done.returncode == 77
-    assert b"what the tree may spend is used up" in done.stderr
+    assert b"the budget of the tree is used up" in done.stderr
     assert b"hint: see --max-tokens" in done.stderr
     results = agents.results()
     assert "[TOKENS LEFT] 11900" in results[0]

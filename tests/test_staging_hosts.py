@@ -90,7 +90,7 @@ def test_what_cannot_be_brought_back_is_not_lost(lab: Lab, work: Path) -> None:
     assert done.returncode == 1 and where.startswith(f"{lab['h1'].home}/quine/")
     error, hint = done.stderr.decode().splitlines()
     assert "the files cannot be brought back: out: " in error
-    assert hint == f"quine: h1: hint: what was made is still over there, in {where}"
+    assert hint == f"quine: h1: hint: the results are still on the host, in {where}"
     (work / "out").rmdir()
     lab.run(["run", "--on", "h1", "--cwd", where, "--returns", "out", "--", "true"], cwd=work, check=True)
     assert (work / "out").read_text() == "x\n"

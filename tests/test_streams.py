@@ -475,7 +475,7 @@ def test_a_face_that_closes_frees_who_waits(gate: threading.Event) -> None:
     raw.until(lambda: any(flow.credit == 0 for flow in flows))
     raw.close()
     until(lambda: len(ends) == 2)
-    assert set(ends) == {"the face of the job has ended"}
+    assert set(ends) == {"the proxy of the job has ended"}
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "stream"])
 
 

@@ -200,7 +200,7 @@ class Loop:
             return Ended(
                 DENIED,
                 mode,
-                detail="what the tree may spend is used up",
+                detail="the budget of the tree is used up",
                 hint="see --max-tokens and --max-cost",
             )
         return Ended(

@@ -310,7 +310,7 @@ def _assigned(settings: Settings, ask: Ask | None) -> Life | None:
             TRY_AGAIN, f"the origin does not tell the mission: {error}", "try again later"
         ) from None
     except ValueError as error:
-        raise Failure(NOT_STARTED, f"what the origin told is no mission: {error}") from None
+        raise Failure(NOT_STARTED, f"the reply of the origin is not a valid mission: {error}") from None
 
 
 def _on_its_own(settings: Settings) -> Settings:

@@ -35,7 +35,7 @@ MOST_HOSTS = 50  # hosts listed in the first message
 _LAST = {
     "turn_exhaustion": "no turns are left",
     "context_exhaustion": "the context is full",
-    "budget": "what the tree may spend is used up",
+    "budget": "the budget of the tree is used up",
 }
 
 _MATERIAL = {

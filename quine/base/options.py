@@ -125,7 +125,7 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         True,
         "with --detach: output that nobody has read, then it waits (1G)",
     ),
-    ("stdin", "i", "", "attach", True, "what we read goes to its stdin, and the end of it, too"),
+    ("stdin", "i", "", "attach", True, "pass our stdin to the job, including its end"),
     (
         "from",
         "",
@@ -150,7 +150,7 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         True,
         "go on until it has ended; ps: list again as things change",
     ),
-    ("stderr", "", "", "logs", True, "what it wrote to stderr, not to stdout"),
+    ("stderr", "", "", "logs", True, "print the job's stderr instead of its stdout"),
     ("both", "", "", "logs", True, "its stdout to stdout and its stderr to stderr"),
     ("offset", "", "N", "logs", True, "leave out the first N bytes"),
     (
@@ -178,16 +178,16 @@ REPEATED = ("env", "limit", "files", "returns")
 
 VERBS = {
     "run": "one plain command, here or on a node",
-    "hosts": "what the inventory says; `hosts check`: is it reachable, is it the same build",
+    "hosts": "the hosts of the inventory; `hosts check`: test login and build",
     "deploy": "put this binary on hosts; `deploy build -o FILE`",
-    "tape": "ls show tree cost replay verify save: what sessions did",
-    "doctor": "what works here, what does not, how to mend it",
+    "tape": "inspect sessions: ls show tree cost replay verify save",
+    "doctor": "check this machine, with a cure for each problem",
     "node": "the daemon; started for you",
     "ps": "agents and detached jobs, running and ended",
     "wait": "wait for them, and leave as they left",
     "kill": "signal them",
     "logs": "output of jobs that nobody waits for",
-    "attach": "be the face of a running job again",
+    "attach": "be the proxy of a running job again",
     "fs": "the files that all agents of a tree share: ls cat put get cp mv rm find sync mount …",
 }
 UNBUILT = ("xargs",)  # reported as not built if it is the first word; not in the help
@@ -228,9 +228,9 @@ Print what a job that nobody waits for has written to its stdout. With --follow,
     "attach": """\
 usage: quine attach [OPTIONS] ID
 
-Be the face of a detached job: its output so far, or from an offset on, then what it writes from now on; and leave as
-it leaves. What ends this process (^C, a hangup) does not reach the job: it goes on, and can be attached to again;
-`quine kill` ends it. Its stdin is left alone without --stdin. Any number may be attached at one time.""",
+Be the proxy of a detached job: print its output so far, or from an offset on, then what it writes from now on; and
+leave as it leaves. A signal that ends this process (^C, a hangup) does not reach the job: it goes on, and can be
+attached to again; `quine kill` ends it. Its stdin is left alone without --stdin. Any number may be attached at one time.""",
     "kill": """\
 usage: quine kill [-SIGNAL | -s SIGNAL] ID…
        quine kill -l [SIGNAL…]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Limits(NamedTuple):
-    """What bounds a life; 0 = no limit, except for depth."""
+    """Limits of one session; 0 = no limit, except for depth."""
 
     turns: int = 20
     depth: int = 5

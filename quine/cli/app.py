@@ -190,7 +190,7 @@ def doctor(
 def node(
     dial: Annotated[bool, typer.Option("--dial", help="hand stdin and stdout to the node here")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="end the node of this machine, and its jobs")] = False,
-    status: Annotated[bool, typer.Option("--status", help="what it is doing, as JSON")] = False,
+    status: Annotated[bool, typer.Option("--status", help="print the node's state as JSON")] = False,
 ) -> int:
     """Run the daemon that serves this user here, in the foreground; commands start it when they need it."""
     from quine.remote import compose

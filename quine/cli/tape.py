@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 USAGE = """\
 usage: quine tape COMMAND [OPTIONS] [SESSION]
 
-What sessions did, from the tapes that they left. SESSION is an id, or how it begins.
+Inspect sessions, from their tapes. SESSION is an id, or how it begins.
 
 commands:"""
 
@@ -37,12 +37,12 @@ Begun, seconds, model, turns, tokens, exit code, how it ended, mission. Where se
     "show": """\
 usage: quine tape show [OPTIONS] [SESSION]
 
-One session as text: what it was told, what it did, what came of it.
+One session as text: its messages, tool calls, results and outcome.
 Without SESSION the root of the latest tree.""",
     "tree": """\
 usage: quine tape tree [OPTIONS] [SESSION]
 
-Who started whom, where, and how each ended.
+The tree of sessions: parent, host and exit status of each.
 Without SESSION the latest tree.""",
     "cost": """\
 usage: quine tape cost [OPTIONS] [SESSION]

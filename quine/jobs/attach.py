@@ -244,7 +244,9 @@ class _Face:
 def logs(agent: Agent, values: dict[str, object]) -> int:
     """Print the output of a job from an offset on; with --follow until the job has ended."""
     if not agent.directory:
-        hint = f"it went to whoever started it; what it did: quine tape show {agent.id}"
+        hint = (
+            f"its output went to the process that started it; for its actions see: quine tape show {agent.id}"
+        )
         raise Failure(FAILED, f"the output of {agent.id} is not kept", hint)
     _check_started(agent)
     offset = _offset(values)

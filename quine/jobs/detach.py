@@ -49,7 +49,10 @@ def command(values: dict[str, object], argv: list[str], tree: str, stage: Stagin
         if name in values:
             raise Misconfigured(f"--{name} does not go with --detach")
     if "returns" in values:
-        raise Misconfigured("--returns needs somebody who waits", "quine wait --returns PATTERN ID")
+        raise Misconfigured(
+            "--returns does not go with --detach: nothing waits for the job",
+            "quine wait --returns PATTERN ID",
+        )
     job = _job(values)
     if values.get("on", "local") != "local":
         return _over_there(values, job, argv, tree, stage)
@@ -103,7 +106,10 @@ def agent(mission: str, values: dict[str, object]) -> int:
 
 def _job(values: dict[str, object]) -> str:
     if "report" in values:
-        raise Misconfigured("--report needs somebody who waits", "quine wait ID; quine ps -a --json")
+        raise Misconfigured(
+            "--report does not go with --detach: nothing waits for the job",
+            "quine wait ID; quine ps -a --json",
+        )
     job = str(values.get("job") or new_session())
     if not is_session(job):
         raise Misconfigured(f"--job {job[:80]!r} is not a UUID in lower case", "leave it out")
@@ -311,7 +317,9 @@ def _there_already(job: str) -> int:
         print(job)
         return OK
     raise Failure(
-        NOT_STARTED, f"job {job} is being started by somebody else, or was never", f"quine wait {job}"
+        NOT_STARTED,
+        f"job {job} is being started by another process, or was never started",
+        f"quine wait {job}",
     )
 
 

@@ -58,7 +58,7 @@ def mount(path: str, source: str) -> int:
     except OSError as error:
         cure = "a container needs --device /dev/fuse and --cap-add SYS_ADMIN"
         if error.errno == errno.EACCES:
-            cure = "who is not root mounts at a directory of his own"
+            cure = "without root, choose a mount point that you own"
         why = (error.strerror or str(error)).lower()
         raise Refused(f"the files tier cannot be mounted at {path}: {why}", cure) from None
 

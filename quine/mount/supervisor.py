@@ -150,6 +150,6 @@ def heard(ready: int, seconds: float) -> list[str]:
             raise Refused("the files tier was not mounted in time")
         block = os.read(ready, 8192)
         if not block:
-            raise Refused("the files tier was not mounted: its keeper has ended", "quine doctor")
+            raise Refused("the files tier was not mounted: its supervisor has ended", "quine doctor")
         told += block
     return told[:-1].decode("utf-8", "surrogateescape").split("\0")

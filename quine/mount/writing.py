@@ -130,7 +130,7 @@ def _saved(draft: Draft) -> str:
             path = draft.save()
     except OSError as wrong:
         return f"; nor here: {wrong.strerror}"
-    return f"; what was written is in {path}" if path else ""
+    return f"; the written data is in {path}" if path else ""
 
 
 def setattr_(state: State, request: Request) -> Parts:

@@ -115,5 +115,5 @@ class Staging:
             status.detail = "; ".join(filter(None, [status.detail, wrong]))
             status.code = status.code or FAILED
         if taking.failure and taking.place and not status.hint:
-            status.hint = f"what was made is still over there, in {taking.place}"
+            status.hint = f"the results are still on the host, in {taking.place}"
         return taking.signal

@@ -104,7 +104,7 @@ class Taking:
             tell(incoming, {"say": "done"})
             self.failure = ""
         except (BadManifest, Broken) as error:
-            self.failure = f"what came was refused: {error}"
+            self.failure = f"the received files were refused: {error}"
             raise RequestError(KNOWN + self.failure) from None
         except Abandoned as error:
             self.failure = str(error)

@@ -74,7 +74,7 @@ class Tree:
         if not self._packed:
             whole = self._record.read()
             if whole is None or digest_of(whole[0]) != self.digest:
-                raise Changed(0, "what was noted of the files is gone", None)
+                raise Changed(0, "the record of the scanned files is gone", None)
             self._packed, self._manifest, self._facts = whole
         return self._packed
 

@@ -198,7 +198,7 @@ def _links(path: Path, meta: dict[str, Any]) -> list[Fault]:
         (cloned.get("session"), cloned.get("lines")) if isinstance(cloned, dict) else (None, None)
     )
     if not isinstance(session, str) or not isinstance(wanted, int) or os.sep in session:
-        return [Fault(1, "changed: what it was cloned from is no session and line")]
+        return [Fault(1, "changed: `cloned` does not hold a session and a line")]
     try:
         with open(path.with_name(f"{session}.jsonl"), "rb") as file:
             there = sum(line.endswith(b"\n") for line in file)

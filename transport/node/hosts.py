@@ -145,7 +145,7 @@ class Hosts:
         while above and above.group != target.group:
             above = above.parent
         if above and slots and target.slots and slots.running >= target.slots:
-            detail = f"all {target.slots} slots are taken, one of them by who asks for another"
+            detail = f"all {target.slots} slots are taken, one of them by an ancestor of this job"
             raise Refused(detail, "see slots in the inventory", target.name)
 
     @property

@@ -50,7 +50,7 @@ class Lending:
             at, length = frame.number("at"), frame.number("length")
             flow = side.link.session.flow(side.number, frame.stream)
             if at > MOST or length > MOST or not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ProtocolError("lent what is no regular file")
+                raise ProtocolError("lent a descriptor that is no regular file")
             sends = (side is self.relay.near) == (frame.stream == STDIN)
             if frame.offset > flow.offset or (sends and frame.offset != flow.offset):
                 raise ProtocolError(f"lent at offset {frame.offset}, expected {flow.offset}")

@@ -62,7 +62,7 @@ def connect() -> socket.socket:
             if connection := try_connect():
                 return connection
             if time.monotonic() > deadline:
-                raise Refused("somebody is starting the node of this machine and does not get on with it")
+                raise Refused("another process is starting the node of this machine and does not finish")
             time.sleep(0.02)
         if connection := try_connect():
             return connection

@@ -321,7 +321,7 @@ class Streams:
             incoming.end()
             incoming.returned(STDIN, 0, 0, frame.offset)  # a descriptor lent meanwhile moves nothing
         else:  # stop, the last frame, or nobody waits
-            incoming.abandon("who asked has gone")
+            incoming.abandon("the requester has gone")
             if frame.stream != LIFE:
                 self._serve(incoming)
             elif incoming.done or self._withdrawn(incoming):
@@ -406,4 +406,4 @@ class Streams:
             self._queue.clear()
             self._work.notify_all()
         for incoming in self._open.values():
-            incoming.abandon("the face of the job has ended")
+            incoming.abandon("the proxy of the job has ended")

@@ -114,7 +114,7 @@ class Flow:
     def returned(self, whose: str, length: int, acked: int, window: int) -> None:
         """Lending ends: `length` bytes were moved by it, within `window`; all below offset `acked` was taken."""
         if self.lent != whose or self.ended:
-            raise ProtocolError("return of what was not lent")
+            raise ProtocolError("return for a stream that was not lent")
         if not 0 <= acked <= self.offset + length:
             raise ProtocolError(f"return with {acked} bytes taken of {self.offset + length}")
         if window > MAX_WINDOW:

@@ -50,7 +50,7 @@ class Handshake:
             if not (isinstance(name, str) and len(name) == 32 and name.isalnum()):
                 raise ProtocolError("hello without a link")
             if type(seen) is not int or seen < 0:
-                raise ProtocolError("hello with a bad count of what was seen")
+                raise ProtocolError("hello with a bad count of seen bytes")
             if type(attempt) is not int or attempt < 0:
                 raise ProtocolError("hello without the number of its attempt")
             if "origin" in self.peer:

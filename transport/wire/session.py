@@ -211,7 +211,7 @@ class Session:
         elif self.borrows:
             flow.lend("theirs")
         else:
-            raise ProtocolError("lent to who takes nothing")
+            raise ProtocolError("lend frame to an end that takes no descriptors")
 
     def _forget(self, channel: Channel, streams: tuple[int, ...] = (STDIN, STDOUT, STDERR)) -> None:
         del self.channels[channel.number]

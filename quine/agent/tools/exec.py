@@ -52,14 +52,14 @@ EXEC = Tool(
                 "type": "object",
                 "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "maxLength": 100},
                 "additionalProperties": {"type": "string"},
-                "description": "what your next life must know, by key",
+                "description": "facts for your next life, by key",
             },
             "reason": {"type": "string", "description": "why, for the record"},
             "persona": {
                 "type": "string",
                 "pattern": "^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$",
                 "maxLength": 100,
-                "description": "who your next lives are: personas/NAME.md, until another; empty: nobody",
+                "description": "persona of your next lives: personas/NAME.md, until changed; empty: none",
             },
             "argv": {"type": "array", "items": {"type": "string"}, "minItems": 1},
             "host": {

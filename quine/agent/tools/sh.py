@@ -21,7 +21,7 @@ SH = Tool(
     {
         "type": "object",
         "properties": {
-            "command": {"type": "string", "description": "what the shell runs; several lines are fine"},
+            "command": {"type": "string", "description": "command for the shell; it may have several lines"},
             "timeout": {
                 "type": "number",
                 "minimum": 0.001,

@@ -36,7 +36,7 @@ OPTIONS: tuple[tuple[str, str, str, str, str], ...] = (
     ("mode", "", "OCTAL", "put", "permissions of the files, such as 0755; else they keep their own"),
     ("follow", "L", "", "put sync", "put what symbolic links point to; else they are refused"),
     ("no-target-directory", "T", "", "put get cp mv", "the last path is a name, no directory to go into"),
-    ("force", "f", "", "rm", "what does not exist is no error"),
+    ("force", "f", "", "rm", "a path that does not exist is no error"),
     ("parents", "p", "", "mkdir", "a directory that exists is no error; those above are made in any case"),
     ("name", "", "GLOB", "find", "whose last name is like this; also as -name"),
     ("type", "", "f|d", "find", "files, or directories; also as -type"),
@@ -88,17 +88,18 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rm": ("[OPTIONS] PATH…", "remove files, empty directories, with -r everything", ""),
     "find": (
         "[PATH…] [OPTIONS]",
-        "what is below directories",
+        "files and directories below a path",
         "Each path on a line, a directory before what is in it; PATH itself too, where one is given.",
     ),
-    "stat": ("[OPTIONS] PATH…", "what is known of files and directories", ""),
+    "stat": ("[OPTIONS] PATH…", "attributes of files and directories", ""),
     "mkdir": ("[OPTIONS] PATH…", "make directories", "put makes those above a file by itself."),
     "url": ("[OPTIONS] PATH…", "how somebody with access to the store names it", "Without secrets."),
     "sync": (
         "[OPTIONS] SOURCE TARGET",
         "make one directory like another, one way",
-        "One of the two is in the tier and is written tier:PATH. What has the same size and time is not sent again.\n"
-        "What TARGET has more stays, unless --delete; that removes nothing where SOURCE is empty, unless --force.",
+        "One of the two is in the tier and is written tier:PATH.\n"
+        "A file with the same size, time and mode is not sent again.\n"
+        "Files that only TARGET has stay, unless --delete; that removes nothing where SOURCE is empty, unless --force.",
     ),
     "mount": (
         "[OPTIONS] DIR",

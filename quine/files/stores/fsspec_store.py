@@ -196,7 +196,7 @@ class Generic(Tier):
 
     def _writable(self, path: str) -> None:
         if self.read_only:
-            raise OSError(errno.EROFS, "this store is only read", path)
+            raise OSError(errno.EROFS, "this store is read-only", path)
         if self._torn:
             text = "this store does not replace a file in one step, so it is only read"
             raise OSError(errno.EROFS, f'{text}; "unsafe": true in QUINE_FS_OPTIONS allows it', path)

@@ -82,7 +82,7 @@ def expect_room(fd: int, at: int, size: int, path: str) -> None:
     whole, left = facts.f_blocks * facts.f_frsize, facts.f_bavail * facts.f_frsize
     spare = whole // 2 if _is_in_memory(os.fstat(fd).st_dev) else min(SPARE, whole // 10)
     if left - size < spare:
-        text = f"what waits here for the store would leave less than {spare >> 20} MiB free"
+        text = f"a buffer for the store would leave less than {spare >> 20} MiB free"
         raise OSError(errno.ENOSPC, f"{text}; set TMPDIR to a directory on a larger disk", path)
 
 

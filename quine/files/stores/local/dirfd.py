@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 MOVED = "moved-"  # prefix of the name of a file that was moved aside for a check
 TRIES = 100  # tries of an operation whose target directory is removed meanwhile
-_LINK = "is a symlink, and none is followed in the files tier"
+_LINK = "is a symlink; the files tier does not follow symlinks"
 _OTHER = "is neither file nor directory"
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 

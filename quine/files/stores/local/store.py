@@ -247,7 +247,7 @@ class Local(Tier):
     def _directory(self, path: str, make: bool = False) -> Iterator[int]:
         within = path.split("/")
         if ".." in within or any(paths.is_alias(each, temp.NAME) for each in within):
-            raise PermissionError(errno.EPERM, "is a name that the files tier keeps for itself", path)
+            raise PermissionError(errno.EPERM, "is a name reserved by the files tier", path)
         if make and not os.path.isdir(self.root):
             dirs.make(self.root)
         try:
@@ -270,7 +270,7 @@ class Local(Tier):
         """Yield (descriptor of the directory, name in it) of a path that is not the root."""
         name = paths.name(path)
         if name == ".." or paths.is_alias(name, temp.NAME):
-            raise PermissionError(errno.EPERM, "is a name that the files tier keeps for itself", path)
+            raise PermissionError(errno.EPERM, "is a name reserved by the files tier", path)
         with self._directory(paths.parent(path), make) as directory:
             yield directory, name
 

@@ -131,7 +131,7 @@ class Bucket:
     async def _answer(self, driver: Any, method: str, call: dict[str, Any]) -> Any:
         answer = await driver._call_s3(method, Bucket=self.name, **call)
         if method in _SAYS and answer.get(_SAYS[method]) in (None, "", {}):
-            raise ValueError("what answers is no store: it says nothing of what was asked")
+            raise ValueError("the endpoint is not an S3 store: its reply lacks the expected field")
         return answer
 
     def done(self, future: Future[Any], path: str) -> Any:
