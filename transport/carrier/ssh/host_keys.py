@@ -105,8 +105,7 @@ class HostKeys:
         return any(entry.marker != "revoked" for entry in self.found)
 
     def algorithms(self) -> list[str]:
-        """Return the algorithms of the recorded keys, as ssh does, so that the server shows a known key; then all
-        others.
+        """Return the algorithms of the recorded keys first, as ssh does: the server shows a known one; then all others.
 
         asyncssh alone would offer only the recorded ones, and a key of another type would look like a lost connection.
         """
