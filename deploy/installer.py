@@ -65,7 +65,7 @@ def main(marker: str, sha256: str, size: int, build: str, mode: str, source: Buf
         sys.exit(0)
     os.environ["PATH"] = f"{target}:{os.environ.get('PATH', os.defpath)}"
     python = str(target / "venv" / "bin" / "python")
-    os.umask(umask)  # the node's jobs have the umask of the login
+    os.umask(umask)  # the node's jobs have that of the login
     os.execv(python, [python, "-I", "-m", "quine", "node", "--dial"])
 
 
