@@ -73,7 +73,7 @@ def build(out: Path | None = None) -> Binary:
 
 
 def _still_there() -> Binary | None:
-    """Return the binary that was found before, if nobody has touched its file since."""
+    """Return the binary that was found before, if its file has not changed since."""
     binary, before = _known.get(cache_directory(), (None, None))
     if binary is None or before is None:
         return None

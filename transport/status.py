@@ -62,7 +62,7 @@ class Status:
 
     @classmethod
     def from_wait(cls, wait_status: int, **facts: Any) -> Status:
-        """From the status word of waitpid(2)."""
+        """Make a Status from the status word of waitpid(2)."""
         if os.WIFSIGNALED(wait_status):
             number = os.WTERMSIG(wait_status)
             return cls("signaled", 128 + number, signal_name(number), **facts)

@@ -242,7 +242,7 @@ class Face:
         if not self._terminal:
             return
         if self._terminal.behind and signal.getsignal(signal.SIGTTOU) is not signal.SIG_IGN:
-            # Called again for the noted CONT, after whatever else has come
+            # The core calls this again for the noted CONT, after any other signal
             if self._caught.stop(signal.SIGTTOU, FATAL + OURS) and signal.SIGCONT not in self._caught:
                 raise OSError("in the background of its terminal, where no shell can continue it")
             return

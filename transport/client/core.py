@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         def say_escapes(self) -> None: ...
 
 
-BLOCKED = 5.0  # seconds that a reader who takes nothing may delay our exit after a fatal signal
+BLOCKED = 5.0  # seconds that a reader that takes nothing may delay our exit after a fatal signal
 SILENT = 10.0  # seconds without a greeting until the user is told; a busy machine needs some
 IMPATIENT = 1.0  # seconds within which a third ^C leaves without waiting
 FORWARDED = (

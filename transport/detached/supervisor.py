@@ -7,7 +7,7 @@ The directory of a job holds
     socket          where it can be signalled, fed, and asked for news (`control.py`)
 
 Laws
-1. The exit record is on the disk before anybody is told, and after all output that there was.
+1. The exit record is on the disk before anybody is told, and after all output.
 2. Nothing is cut and nothing dropped. When the unread output is as large as the quota, or the disk is full, the pipes
    are not read. So the job waits in its write(2) until output has been read or room has been made.
 3. Nothing that happens to the caller, or to an attached client, ends the job: that is what `signal` is for.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 QUOTA = 1 << 30  # bytes of output that nobody has read
 HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
 AGAIN = 1.0  # seconds until a full disk is tried again
-ROOM = 4096  # bytes of an exit record, and of what the record of a job grows by
+ROOM = 4096  # bytes of an exit record, and of the growth of a job's record
 PEERS = 64  # connections at one time
 LEAVING = 5.0  # seconds for all of them to take the exit record
 

@@ -39,7 +39,7 @@ Note = Callable[[str], None]
 
 
 def _unheard(text: str) -> None:
-    """Drop a message that nobody wants."""
+    """Drop a message: the caller wants none."""
 
 
 def _of_hop(name: str, news: Note, text: str) -> None:
