@@ -1,1 +1,1 @@
-"""carrier: pipes, sockets and ssh channels that carry the bytes of a session, and the handshake on them."""
+"""carrier: what carries the bytes of a session: a pipe, a socket, a channel of ssh; and the first words on it."""

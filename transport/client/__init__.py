@@ -1,1 +1,1 @@
-"""client: the caller's end of a job: streams, signals and exit status of this process."""
+"""client: the end of a job that its caller has: streams, signals and exit status of this process."""
