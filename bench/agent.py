@@ -81,7 +81,7 @@ def guests(lab: Lab) -> list[Row]:
 
 
 def fork(lab: Lab) -> list[Row]:
-    """From the parent's fork entry on its tape to the child's first inference on its own."""
+    """The time from the fork entry on the parent's tape to the first inference on the child's."""
     text = "x" * 20_000
     big = {
         "reply": {

@@ -37,7 +37,7 @@ def run(lab: Lab) -> list[Row]:
 
 
 def _beside(what: str, proxy: Proxy, dial: float, work: Callable[[], None]) -> list[Row]:
-    """Uncut and cut in turn, so that a noisy neighbour disturbs both alike."""
+    """Measure uncut and cut in turn, so that a noisy neighbour disturbs both alike."""
     uncut, cut, done = [], [], 0
     for seed in range(ROUNDS):
         before = proxy.carried(), proxy.cuts()
@@ -72,7 +72,7 @@ def _cat(lab: Lab, host: str, material: Path) -> None:
 
 
 def _batch(lab: Lab, host: str) -> None:
-    """Each says some kilobytes: a plan spread over less than that would cut little but the handshakes after cuts."""
+    """Each command prints some kilobytes: with less, a plan would cut little but the handshakes after cuts."""
     one = f"quine run --on {host} -- seq % 3000 | tail -1"
     done = lab.sh(f"seq {COMMANDS} | xargs -P 4 -I% sh -c '{one}'", timeout=600)
     if done.stdout.split() != [b"3000"] * COMMANDS or done.stderr:

@@ -1,4 +1,4 @@
-"""Starting a command over there: the whole client process, the spawn alone, and a long line."""
+"""Starting a command on another host: the whole client process, the spawn alone, and a long line."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def warm_client(lab: Lab) -> list[Row]:
 
 
 def serial_spawn(lab: Lab, where: str, count: int) -> float:
-    """Median seconds of one client's spawns, one after the other."""
+    """Return the median seconds of one client's spawns, one after the other."""
     done = subprocess.run(
         [sys.executable, "-c", SERIAL, str(lab.inventory), where, str(count)],
         env=lab.env,
@@ -110,7 +110,7 @@ def long_line(lab: Lab) -> list[Row]:
 
 
 def idle_memory(lab: Lab) -> list[Row]:
-    """Resident memory of the node over there, and of the one here, after some jobs; what its launcher adds to it."""
+    """Memory of the node over there and of the one here after some jobs (resident), and of its launcher (private)."""
 
     def is_node(process: Process) -> bool:
         return process.daemon and "--dial" not in process.argv

@@ -20,7 +20,7 @@ AT_ONCE = 8  # processes of xargs
 
 
 def tree(crowd: Crowd) -> Callable[[], None]:
-    """One, nine below it, and the others below those; each runs a command."""
+    """One agent, nine below it, and the others below those; each leaf runs a command."""
 
     def fork(*intents: str) -> dict[str, object]:
         return says(call("fork", children=[{"intent": intent} for intent in intents], wait=True))

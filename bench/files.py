@@ -46,7 +46,7 @@ for operation in (put, get, lambda number: tier.stat("ops/0"), lambda number: li
 
 @contextmanager
 def memory() -> Iterator[Path]:
-    """A directory in memory where there is one: what is measured is the way there, not the disk."""
+    """A directory in memory if there is one: the way there is measured, not the disk."""
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     directory = Path(tempfile.mkdtemp(prefix="quine-bench-", dir=place))
     try:
@@ -56,7 +56,7 @@ def memory() -> Iterator[Path]:
 
 
 def bulk(lab: Lab) -> list[Row]:
-    """From h1 to here and back: `quine fs` in a job there; scp and rsync from here, which is the same way."""
+    """From h1 to here and back: `quine fs` in a job there; scp and rsync from here, over the same line."""
     rows = []
     with memory() as here:
         there, mine, theirs = here / "there", here / "mine", here / "theirs"
@@ -73,7 +73,7 @@ def bulk(lab: Lab) -> list[Row]:
             return lambda: subprocess.run(command, **quiet)  # type: ignore[call-overload]
 
         def scp(*words: str, tuned: bool) -> Callable[[], object]:
-            # As it comes it takes chacha20 and SFTP; tuned it has our cipher, and bytes on a channel
+            # As installed it takes chacha20 and SFTP; tuned it has our cipher, and bytes on a channel
             how = ["-O", "-S", str(here / "tuned")] if tuned else ["-S", str(here / "plain")]
             return lambda: subprocess.run(["scp", "-q", *how, *words], **quiet)  # type: ignore[call-overload]
 
@@ -85,7 +85,7 @@ def bulk(lab: Lab) -> list[Row]:
 
             return copy
 
-        # scp has options of its own, of which ours must come before
+        # scp adds options of its own, and ours must come before them
         for name, line in (("tuned", shell), ("plain", " ".join(lab.ssh("h1")[:-1]))):
             wrapper = here / name
             wrapper.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
@@ -109,7 +109,7 @@ def _rate(figure: str, ours: float, peer: str, theirs: float) -> Row:
 
 
 def listing(lab: Lab) -> list[Row]:
-    """`ls` of ten thousand entries, beside ls over ssh; then what one operation costs on a line of 50 ms."""
+    """`ls` of ten thousand entries, beside ls over ssh; then the cost of one operation on a line of 50 ms."""
     with memory() as here:
         (here / "tier" / "many").mkdir(parents=True)
         for number in range(MANY):

@@ -1,4 +1,4 @@
-"""A hostile node that opens as many requests as it may, with large bodies: what a command on another host pays."""
+"""A hostile node that opens as many requests as it may, with large bodies: the cost for a command on another host."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.stage import Stage
 ROUNDS = 5
 COMMANDS = 5  # of one round, without the flood and with it
 BEATS = 100
-FEW = 10  # frames: heartbeats
-LONGEST = 60.0  # seconds that it goes on
-LOOK = 0.05  # seconds between two looks whether frames of the hostile node are still handled
+FEW = 10  # frames that heartbeats alone make
+LONGEST = 60.0  # seconds within which the flood must begin or end
+LOOK = 0.05  # seconds between two counts of the frames of the hostile node
 COMMAND = "`run --on h1 -- true`"  # the bound is about this; a line's round trip is for comparison
 REQUEST = {"kind": "REQUEST", "channel": [2, 2], "json": {"name": "life", "job": "JOB"}}
 BODY = [
@@ -41,15 +41,15 @@ def run(lab: Lab) -> list[Row]:
 
 
 def _beside(lab: Lab, name: str, flood: list[dict[str, Any]]) -> list[Row]:
-    """Without the flood and with it in turn, so that a noisy neighbour disturbs both alike."""
+    """Measure without the flood and with it in turn, so that a noisy neighbour disturbs both alike."""
     commands: tuple[list[float], list[float]] = [], []
     beats: tuple[list[float], list[float]] = [], []
-    bad = lab.add(f"bad{len(flood)}", Settings(bare=True))  # the node goes on dialling the one before
+    bad = lab.add(f"bad{len(flood)}", Settings(bare=True))  # a new name: the node still dials the one before
     try:
         stage = Stage(lab)
         stage.give(bad, [["greet", {}], ["await", "SPAWN"], ["attach"], ["flood", *flood, 1 << 40]])
         with _client(stage, bad) as node:
-            os.setpriority(os.PRIO_PROCESS, node, 19)  # a host has processors of its own
+            os.setpriority(os.PRIO_PROCESS, node, 19)  # a real host has processors of its own
             for _ in range(ROUNDS):
                 for flooded, kept in enumerate(commands):
                     os.kill(node, signal.SIGCONT if flooded else signal.SIGSTOP)
@@ -74,7 +74,7 @@ def _beside(lab: Lab, name: str, flood: list[dict[str, Any]]) -> list[Row]:
 
 @contextmanager
 def _client(stage: Stage, bad: Host) -> Iterator[int]:
-    """A job on the hostile node; yields the pid of that node, as the kernel here knows it."""
+    """Run a job on the hostile node; yield the pid of that node on this machine."""
     client = stage.lab.popen(["run", "-v", "--on", bad.name, "--", "cat"], stderr=subprocess.PIPE)
     try:
         assert client.stderr and b"started" in client.stderr.readline()
@@ -90,7 +90,7 @@ def _client(stage: Stage, bad: Host) -> Iterator[int]:
 
 
 def _handles(stage: Stage, bad: Host) -> bool:
-    """Does the origin's node handle frames of the hostile one? It goes on for a while with what has come."""
+    """Return whether the origin's node handles frames of the hostile one; received ones keep it busy for a while."""
 
     def count() -> int:
         status = json.loads(stage.lab.run(["node", "--status"], check=True).stdout)

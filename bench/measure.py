@@ -1,8 +1,8 @@
-"""What the benchmarks share: a figure with its peer, medians, a table.
+"""Shared by the benchmarks: a figure with its peer, medians, a table.
 
 Laws
 1. A figure is a median of runs that alternate with the peer's, so that a noisy neighbour disturbs both alike.
-2. Nothing is compared with an absolute time of another machine; the reach and the aim are printed beside.
+2. Nothing is compared with an absolute time of another machine; the reach and the aim are printed beside the figure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. `unit` is ms, MB/s, MB; `peer` None where there is none."""
+    """One line of the table. `unit` is ms, MB/s, MB; `peer` is None if there is none."""
 
     figure: str
     value: float
@@ -27,14 +27,14 @@ class Row:
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     begun = time.perf_counter()
     action()
     return time.perf_counter() - begun
 
 
 def alternate(runs: int, *actions: Callable[[], object]) -> list[float]:
-    """Median seconds of each action, run in turn `runs` times after one unmeasured round."""
+    """Return the median seconds of each action, run in turn `runs` times after one unmeasured round."""
     for action in actions:
         action()
     times: list[list[float]] = [[] for _ in actions]
@@ -45,7 +45,7 @@ def alternate(runs: int, *actions: Callable[[], object]) -> list[float]:
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown."""
+    """Return the rows as a table in Markdown."""
     lines = ["| figure | quine | peer | ratio | reach | |", "|---|---|---|---|---|---|"]
     for row in rows:
         peer = (

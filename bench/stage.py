@@ -1,4 +1,4 @@
-"""Files for a command over there: a tree of many small ones, sent first, sent again, beside rsync and GNU parallel."""
+"""Files for a command on another host: a tree of many small ones, sent twice, beside rsync and GNU parallel."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RUNS = 3
 
 
 def run(lab: Lab) -> list[Row]:
-    """The first staging into a directory of a host that has seen nothing of it, and the second."""
+    """The first staging into a directory of a host that has none of the files, and the second."""
     tree = lab.tmp / "tree"
     for folder in range(100):
         (tree / f"{folder:02}").mkdir(parents=True)
         for file in range(FILES // 100):
             (tree / f"{folder:02}" / f"{file:02}").write_bytes(os.urandom(SIZE))
     times: dict[str, list[float]] = {}
-    # Every run has a directory of its own, removed at the end: to make files where many were just removed takes ten
+    # Every run has a directory of its own, removed at the end: making files where many were just removed takes ten
     # times as long on ext4.
     for number in range(RUNS):
         for name, action in _actions(lab, tree, number):

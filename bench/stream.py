@@ -1,4 +1,4 @@
-"""Bulk: a gigabyte down and up beside ssh with the same cipher, and what bulk does to a small command."""
+"""Bulk: a gigabyte down and up beside ssh with the same cipher, and the effect of bulk on a small command."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def fairness(lab: Lab) -> list[Row]:
         for process in idle:
             assert process.stdout and process.stdout.readline() == b"up\n"
         bulk = lab.popen(["run", "--on", "h1", "--", "cat", "/dev/zero"])
-        time.sleep(0.5)  # into its stride
+        time.sleep(0.5)  # until it runs at full speed
         beside = serial_spawn(lab, "h1", 100)
     finally:
         for process in [*idle, *([bulk] if bulk else [])]:

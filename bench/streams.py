@@ -1,6 +1,6 @@
-"""Streaming requests: a gigabyte from a file of a job to a file of its face and back, beside scp and ssh.
+"""Streaming requests: a gigabyte from a file of a job to a file of its proxy and back, beside scp and ssh.
 
-As a program it is that face, or its job: `python -m bench.streams face|job put|get HERE THERE`.
+As a program it is that proxy (role `face`) or its job: `python -m bench.streams face|job put|get HERE THERE`.
 """
 
 from __future__ import annotations

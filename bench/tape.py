@@ -1,5 +1,5 @@
-"""The tape: what its durability costs beside a bare write and fsync, what a long conversation costs in memory, and how
-long it takes to list and to show sessions where there are many.
+"""The tape: its durability beside a bare write and fsync, the memory of a long conversation, and the time that listing
+and showing sessions take where there are many.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SESSIONS = 10_000
 
 
 def rate(lab: Lab) -> list[Row]:
-    """Entries that are each on the disk before the next one begins."""
+    """The time of entries that are each on the disk before the next one begins."""
     with tempfile.TemporaryDirectory() as directory:
         numbers = iter(range(1 << 20))
 
@@ -57,7 +57,7 @@ def rate(lab: Lab) -> list[Row]:
 
 
 def memory(lab: Lab) -> list[Row]:
-    """The most memory of an agent with a conversation of fifty megabytes, less that of the same with a tiny one."""
+    """The peak memory of an agent with a conversation of fifty megabytes, less that of the same with a tiny one."""
     with tempfile.TemporaryDirectory() as name:
         agents = Agents(Path(name))
         limits = {
@@ -67,7 +67,7 @@ def memory(lab: Lab) -> list[Row]:
         }
 
         def peak(size: int) -> float:
-            """Megabytes."""
+            """Return the peak memory of an agent with results of `size` bytes, in megabytes."""
             command = f"head -c {size} /dev/zero | tr '\\0' x"
             measure = sh("grep VmHWM /proc/$PPID/status >&4")
             done = agents.run(*([says(sh(command))] * RESULTS), says(measure), says(OK), env=limits)

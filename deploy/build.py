@@ -1,12 +1,12 @@
-"""Makes the single-file binary: a PEX of our sources and what they need, for this Python and machine.
+"""Makes the single-file binary: a PEX of our sources and their dependencies, for this Python and machine.
 
 Laws
 1. Same inputs, same bytes: its SHA-256 is its name everywhere, so a host that has it is never sent it again.
 2. Nothing is fetched: our sources are copied from where this process imports them, the dependencies are
    taken from the environment it runs in. A checkout and an installed wheel are built alike.
-3. What runs as such a file sends that file.
-4. The binary is what this process is. Sources that have changed under it are an error, not a surprise
-   at the greeting.
+3. A process that runs as such a file sends that file.
+4. The binary has the sources of this process. Sources that have changed since its start are an error here, not a
+   surprise at the greeting.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from deploy.install import NAME, distribution
 from transport import address
 from transport.errors import Refused
 
-# What cures a ~/.cache that has no room, there or here, and one here that we may not write.
+# Cures for a ~/.cache without room, here or on a host, and for one here that we may not write.
 ROOM = "make room there, or let ~/.cache be a link to where there is room"
 OWN = "~/.cache must be yours to write: look at its owner and mode, or set HOME"
-FORMAT = "2"  # of what stands below: another recipe, another key
+FORMAT = "2"  # of the recipe below: another recipe, another key
 SUFFIXES = (".py", ".md", ".toml", ".typed")
-LEFT_OUT = ("pex",)  # only builds need it, and what runs as the file does not build
+LEFT_OUT = ("pex",)  # only builds need it, and a process that runs as the file does not build
 KEPT = 4  # builds that stay in the cache: switching between branches stays quick
 BUILD_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """One file, and what can run it."""
+    """One file, and the Python and machine that can run it."""
 
     path: Path
     sha256: str
@@ -53,13 +53,13 @@ class Binary:
     machine: str
 
 
-# What was found by this process, for each cache directory, and what its file looked like: a node dials again and again,
-# and to find and digest it takes a fifth of a dial.
+# The binary that this process found, for each cache directory, and the stat of its file. A node dials again and again,
+# and finding and digesting the file takes a fifth of a dial.
 _known: dict[Path, tuple[Binary, os.stat_result]] = {}
 
 
 def build(out: Path | None = None) -> Binary:
-    """The binary of this very build, made or from the cache; copied to `out`. Raises Refused."""
+    """Return the binary of this very build, made or from the cache; copy it to `out`. Raises Refused."""
     if out is not None:
         _check_place(out)
     binary = _still_there()
@@ -73,7 +73,7 @@ def build(out: Path | None = None) -> Binary:
 
 
 def _still_there() -> Binary | None:
-    """The one that was found before, if nobody has touched its file since."""
+    """Return the binary that was found before, if its file has not changed since."""
     binary, before = _known.get(cache_directory(), (None, None))
     if binary is None or before is None:
         return None
@@ -86,7 +86,7 @@ def _still_there() -> Binary | None:
 
 
 def running_binary() -> Binary | None:
-    """The file that this process runs as, if it does: pex leaves its mark in the environment it made."""
+    """Return the file that this process runs as, if it does: pex leaves its mark in the environment it made."""
     if not (Path(sys.prefix) / "PEX-INFO").exists():
         return None
     for candidate in (Path(sys.prefix).parent / "quine.pex", Path(os.environ.get("PEX", ""))):
@@ -105,7 +105,7 @@ def _cached() -> Binary:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(folder / "lock", "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the second of two waits, and finds it done
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits, and finds it done
             found = _intact(target)
             if found is None:
                 with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as work:
@@ -125,7 +125,7 @@ def _cached() -> Binary:
 
 
 def _intact(target: Path) -> Binary | None:
-    """The cached build if it is still what was written."""
+    """Return the cached build if it is still as it was written."""
     try:
         binary = _described(target / "quine.pex")
         recorded = (target / "sha256").read_text().strip()
@@ -169,7 +169,7 @@ def _make(work: Path) -> None:
 
 
 def _stage(sources: Path) -> None:
-    """Copy our packages, and nothing that does not belong to them, with equal modes whatever the umask."""
+    """Copy our packages and nothing else, with equal modes whatever the umask. Raises Refused if they have changed."""
     root = Path(address.__file__).parents[1]
     for package in address.PACKAGES:
         for path in sorted((root / package).rglob("*")):
@@ -194,7 +194,7 @@ def _stage(sources: Path) -> None:
 
 
 def _announce(folder: Path) -> None:
-    """What an installation says of itself: by it the Python of the binary finds our entry points, as any other does."""
+    """Write the metadata of an installation, by which the binary's Python finds our entry points, as any other does."""
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 0\n")
     (folder / "entry_points.txt").write_text(_entry_points())
@@ -211,7 +211,7 @@ def _entry_points() -> str:
 
 
 def _requirements() -> list[str]:
-    """What our distribution asks for, without its extras and what stays here."""
+    """Return the requirements of our distribution, without its extras and `LEFT_OUT`."""
     known = distribution()
     if known is None:
         raise Refused("quine is not installed here, only imported", "pip install -e . in its checkout")
@@ -220,7 +220,7 @@ def _requirements() -> list[str]:
 
 
 def _key() -> str:
-    """Names a build by all that goes into it."""
+    """Return the name of a build: a digest of everything that goes into it."""
     parts = [
         FORMAT,
         address.build_hash(),
@@ -268,9 +268,9 @@ def _digest(path: Path) -> str:
 
 
 def _check_place(out: Path) -> None:
-    """What can be seen to be wrong with it is said before a minute is spent on building.
+    """Raise Refused if `out` cannot be written, before a minute is spent on building.
 
-    Only over a file: a rename over /dev/null, by root, takes it from the whole machine.
+    Only a file may be replaced: a rename over /dev/null, by root, takes it from the whole machine.
     """
     if out.exists() and not out.is_file():
         raise Refused(f"{out} is not a file", "name another one with -o")
@@ -283,7 +283,7 @@ def _check_place(out: Path) -> None:
 
 
 def _copy(path: Path, out: Path) -> None:
-    """Aside and renamed: a file that runs as `out` just now is not written under its feet."""
+    """Write aside and rename: a file that runs as `out` at this moment must not change."""
     _check_place(out)
     try:
         aside = out.with_name(f".{out.name}.{os.getpid()}")

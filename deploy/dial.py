@@ -1,11 +1,11 @@
-"""Opens the byte duplex to the node on a host: connects, sees that the binary is there, starts the dial.
+"""Opens the byte duplex to the node on a host: connects, makes sure that the binary is there, starts the dial.
 
 Laws
 1. One connection, one channel, one command. A host that has the binary costs one round trip after the login.
-2. One deadline over all of it, the first byte of the node included, and the error names the phase that it
+2. One deadline covers all of it, the first byte of the node included, and the error names the phase that it
    struck. Only an upload and an unpacking move it.
-3. An installation that does not start is replaced once; then it is the host's fault and said so.
-4. Dials of different hosts know nothing of each other.
+3. An installation that does not start is replaced once; then it is the host's fault, and the error says so.
+4. Dials of different hosts are independent of each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transport.carrier.ssh.channel import SshDuplex
 from transport.errors import Interrupted, Misconfigured, Unreachable
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
-# How a Python ends that finds its files damaged; a dial that refuses has other words.
+# Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
 BROKEN = (0, 1, 126, 127)
 
 Note = Callable[[str], None]
@@ -34,7 +34,7 @@ unheard: Note = lambda text: None  # noqa: E731
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What a check or a deployment found and did."""
+    """The result of a check or a deployment."""
 
     seconds: float
     deployed: bool
@@ -42,7 +42,7 @@ class Visit:
 
 
 class _Clock:
-    """The one deadline, and in which phase we are."""
+    """The one deadline, and the current phase."""
 
     def __init__(self, host: Host, note: Note) -> None:
         self._host = host
@@ -66,7 +66,7 @@ class _Clock:
             raise Unreachable(self._host.name, detail, hint) from None
 
     def phase(self, name: str) -> None:
-        if self._timeout.when() is None:  # waiting for one's turn does not count
+        if self._timeout.when() is None:  # waiting for a place does not count
             self.allow(DEADLINE, "")
         self._note(f"{time.monotonic() - self._started:7.3f} s {name}")
         self._phase = name
@@ -81,9 +81,9 @@ class _Clock:
 async def dial(
     host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
 ) -> SshDuplex:
-    """The duplex to the node on `host`; raises Refused.
+    """Return the duplex to the node on `host`; raises Refused.
 
-    `note` is told each phase with its time, `news` what its user is to know: of first contacts.
+    `note` is called with each phase and its time, `news` with messages for the user about first contacts.
     """
     visit = await _Visit.plan(host, inventory, ssh_agent, note, news)
     try:
@@ -100,14 +100,14 @@ async def dial(
 async def deploy(
     host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
 ) -> Visit:
-    """See that the binary is on `host`; start nothing."""
+    """Make sure that the binary is on `host`; start nothing."""
     return await (await _Visit.plan(host, inventory, ssh_agent, note, news)).once("deploy")
 
 
 async def check(
     host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
 ) -> Visit:
-    """Log in and look; install nothing, start nothing. What would keep the binary out is refused here, too."""
+    """Log in and look; install nothing, start nothing. Raises Refused if the binary could not be put there."""
     plan = await _Visit.plan(host, inventory, ssh_agent, note, news)
     visit = await plan.once("check")
     if visit.facts and not visit.facts.have:
@@ -116,7 +116,7 @@ async def check(
 
 
 class _BrokenError(Exception):
-    """It is installed and does not start."""
+    """The binary is installed and does not start."""
 
 
 class _Visit:
@@ -164,7 +164,7 @@ class _Visit:
     async def _open(
         self, clock: _Clock, mode: str, trust: bool
     ) -> tuple[SshDuplex, probe.Answers, probe.Facts | None]:
-        """Connect and ask; unless it is a check, see that the binary is there. Facts: where they were told."""
+        """Connect and ask; unless it is a check, make sure that the binary is there. Facts: if the host sent any."""
         answers = probe.Answers(secrets.token_hex(16))
         command = probe.command(self.binary, answers.marker, mode, trust=trust)
         duplex = await connect.connect(self._target, command, clock.phase, self._news)
@@ -191,7 +191,7 @@ def _facts(host: Host, answer: str) -> probe.Facts:
 
 
 def _failure(host: Host, duplex: SshDuplex) -> Exception:
-    """The dial ended before its first byte: why."""
+    """Return the error for a dial that ended before its first byte."""
     if duplex.broken:
         return Interrupted(host.name, f"the connection was lost as its node started: {duplex.broken}")
     said = probe.plain(duplex.stderr).strip()

@@ -1,10 +1,10 @@
-"""What an agent is told of hosts: name, tags, slots, system and purpose, as JSON; and what is known of their systems.
+"""The list of hosts for an agent: name, tags, slots, system and purpose, as JSON; and the known systems of hosts.
 
 Laws
-1. Nothing of how a host is reached stands in it: no address, user, key or path.
+1. The list does not say how a host is reached: no address, user, key or path.
 2. The list of a whole inventory is made once for each of its contents and kept: pydantic takes longer to load than an
    agent to start. A list that cannot be kept is made anew.
-3. Standard library only in the process that asks.
+3. Standard library only in the calling process.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
     from deploy.inventory import Host
 
-FORM = "1"  # of what is kept; another form is another name
-LONGEST = 100  # characters of a system's name, which is another machine's word
-MOST_LISTS = 100  # that are kept, one for each content of an inventory
+FORM = "1"  # of the kept lists; another form has another name
+LONGEST = 100  # characters of a system's name, which another machine chooses
+MOST_LISTS = 100  # lists that are kept, one for each content of an inventory
 
 
 def told(hosts: Iterable[Host], here: str = "") -> list[dict[str, Any]]:
-    """One mapping a host, in their order. `here` is the host that the reader of the list is on."""
+    """Return one mapping for each host, in their order. `here` is the host that the reader of the list is on."""
     known = systems()
     found = []
     for host in hosts:
@@ -50,12 +50,12 @@ def told(hosts: Iterable[Host], here: str = "") -> list[dict[str, Any]]:
 
 
 def of_all(path: str) -> list[dict[str, Any]]:
-    """Those of the inventory at `path` that an agent can be started on; none where it is wrong."""
+    """Return the list of hosts that can run an agent, from the inventory at `path`; empty if the inventory is wrong."""
     try:
         with open(path, "rb") as file:
             data = file.read()
     except OSError:
-        data = b""  # loading it says what is wrong
+        data = b""  # loading it finds the error
     kept = f"{_digest(FORM.encode() + data)}.list"
     listed = _kept(kept)
     if not isinstance(listed, list):
@@ -68,8 +68,9 @@ def of_all(path: str) -> list[dict[str, Any]]:
 
 
 def _made_apart(path: str) -> list[dict[str, Any]] | None:
-    """The list, made in a process of its own; None where there is none. The caller keeps its memory small: its
-    children are copies of it.
+    """Make the list in a process of its own; return None if there is none.
+
+    The caller keeps its memory small, because its children are copies of it.
     """
     heard, said = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -91,7 +92,7 @@ def _made_apart(path: str) -> list[dict[str, Any]] | None:
 
 
 def made(path: str) -> list[dict[str, Any]]:
-    """The list as it is kept: with places in the stead of systems. Raises Misconfigured."""
+    """Return the list as it is kept, with places instead of systems. Raises Misconfigured."""
     from pathlib import Path
 
     from deploy.inventory import load
@@ -110,12 +111,12 @@ def _with_system(entry: dict[str, Any], known: dict[str, str]) -> dict[str, Any]
 
 
 def place_of(host: Host) -> str:
-    """The key under which the system of a host is kept: its address, not its name."""
+    """Return the key under which the system of a host is kept: its address, not its name."""
     return _digest(f"{host.user or ''}@{host.destination}:{host.port or ''}".encode())[:32]
 
 
 def systems() -> dict[str, str]:
-    """The systems of hosts that were reached from here: place -> "Linux x86_64"."""
+    """Return the systems of hosts that were reached from here: place -> "Linux x86_64"."""
     known = _kept("systems")
     return (
         {str(place): _clean(str(system)) for place, system in known.items()}
@@ -125,7 +126,7 @@ def systems() -> dict[str, str]:
 
 
 def remember(host: Host, system: object) -> None:
-    """Keep what a host says that it is. Of two processes that write at one time one is forgotten, until it is met."""
+    """Keep the system that a host reports. If two processes write at once, one entry is lost until the next visit."""
     known, place = systems(), place_of(host)
     if isinstance(system, str) and known.get(place) != _clean(system):
         known.pop(place, None)
@@ -151,7 +152,7 @@ def _kept(name: str) -> object:
 
 
 def _keep(name: str, value: object) -> None:
-    """Write it aside and rename; where that cannot be done it is not kept."""
+    """Write it aside and rename; on an error it is not kept."""
     folder = _folder()
     with contextlib.suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)

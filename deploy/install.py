@@ -1,4 +1,4 @@
-"""How this quine was installed: its distribution, where that came from, and the command that adds an extra to it."""
+"""How this quine was installed: its distribution, the source of that, and the command that adds an extra to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POINT = "quine.files.python.filesystem:QuineFileSystem"  # an entry point that n
 
 
 def distribution() -> metadata.Distribution | None:
-    """The distribution that our packages belong to, whatever a fork of the project calls it; None without one."""
+    """Return the distribution of our packages, whatever a fork of the project calls it; None without one."""
     try:
         return metadata.distribution(NAME)
     except metadata.PackageNotFoundError:
@@ -22,7 +22,7 @@ def distribution() -> metadata.Distribution | None:
 
 
 def source() -> str:
-    """The directory or URL that it was installed from, "." where that is not known."""
+    """Return the directory or URL that it was installed from, "." if that is not known."""
     known = distribution()
     try:
         url = str(quickjson.loads((known and known.read_text("direct_url.json")) or "{}").get("url", ""))
@@ -33,7 +33,7 @@ def source() -> str:
 
 
 def with_extra(extra: str, prefix: str = sys.prefix) -> str:
-    """The command that installs the same again with `extra`, by the tool that installed it."""
+    """Return the command that installs the same again with `extra`, by the tool that installed it."""
     wanted = f"'{source()}[{extra}]'"
     if "/uv/tools/" in f"{prefix}/":
         return f"uv tool install --force {wanted}"

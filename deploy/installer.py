@@ -3,13 +3,13 @@
     answers on stdout, each a line that begins with the marker:
         unpack            the binary is there and whole
         fail WORD TEXT    nothing was installed; WORD is one of FAILURES in deploy/push.py
-        have              installed; what follows are the bytes of the dial
+        have              installed; the bytes of the dial follow
 
 Laws
-1. Standard library only, no import of ours: this is what runs before anything of ours is there.
+1. Standard library only, no import of ours: this program runs before anything of ours is there.
 2. The name <cache>/<sha256> exists only as a whole: made aside in the same directory, tried, then renamed.
    So nothing half-installed can be started, and two installers at once do no harm: the second finds it done.
-3. Whatever happens, what was made aside is removed; what a killed one left is removed by the next.
+3. Whatever happens, the directory made aside is removed; one that a killed installer left is removed by the next.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import NoReturn
 
-UNPACKED = 5  # times the size of the binary: what it takes up while it is made startable
+UNPACKED = 5  # times the size of the binary: the room that making it startable takes
 UNPACK_SECONDS = 300
-STALE = 3600  # seconds after which what lies aside belongs to nobody
+STALE = 3600  # seconds after which a directory made aside belongs to nobody
 KEPT = 3  # installations that stay, the newest; and those in use
 CHUNK = 1 << 16
 
@@ -46,7 +46,7 @@ class Failure(Exception):
 
 
 def main(marker: str, sha256: str, size: int, build: str, mode: str, source: BufferedReader) -> NoReturn:
-    """Install what comes from `source`; then exec the dial if the mode is "dial". Never returns."""
+    """Install the binary from `source`; then exec the dial if the mode is "dial". Never returns."""
     umask = os.umask(0o077)
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds: law 3
@@ -106,7 +106,7 @@ def install(
 
 
 def receive(path: Path, sha256: str, size: int, source: BufferedReader) -> None:
-    """Exactly `size` bytes, checked on the disk's side of the write."""
+    """Write exactly `size` bytes, and verify them by reading the file back."""
     with open(path, "xb") as file:
         left = size
         while left:
@@ -127,7 +127,7 @@ def receive(path: Path, sha256: str, size: int, source: BufferedReader) -> None:
 
 
 def unpack(work: Path, target: Path, build: str) -> None:
-    """Make the environment it runs in, and see that it runs. Unpacking at each start would cost 100 ms."""
+    """Make the binary's environment, and check that it starts. Unpacking at each start would cost 100 ms."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PEX", "PYTHON"))}
     env |= {"PEX_TOOLS": "1", "PEX_ROOT": str(work / "root"), "PEX_IGNORE_RCFILES": "1", "TMPDIR": str(work)}
     run([sys.executable, "-sE", str(work / "quine.pex"), "venv", str(work / "venv")], env, "unpack")
@@ -145,7 +145,7 @@ def unpack(work: Path, target: Path, build: str) -> None:
 
 
 def run(command: list[str], env: dict[str, str], word: str) -> str:
-    """Its stdout; a Failure with the last line of its stderr."""
+    """Return its stdout. Raises Failure with the last line of its stderr."""
     try:
         done = subprocess.run(
             command,
@@ -166,7 +166,7 @@ def run(command: list[str], env: dict[str, str], word: str) -> str:
 
 
 def put(work: Path, target: Path, began: float) -> None:
-    """Give it its name. Another installer's equal work that came meanwhile stays, a damaged one goes."""
+    """Rename the work to its name. Equal work that another installer made meanwhile stays; a damaged one goes."""
     for _ in range(3):
         try:
             work.rename(target)
@@ -183,7 +183,7 @@ def put(work: Path, target: Path, began: float) -> None:
 
 
 def forget(base: Path, target: Path) -> None:
-    """Remove what killed installers left, and old installations that nobody runs."""
+    """Remove the leftovers of killed installers, and old installations that no process runs."""
     old: list[tuple[float, Path]] = []
     for path in base.iterdir():
         try:
@@ -204,7 +204,7 @@ def forget(base: Path, target: Path) -> None:
 
 
 def commands() -> str:
-    """The command lines of all processes: an installation in use is named in one."""
+    """Return the command lines of all processes: an installation in use is named in one."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,10 +1,10 @@
-"""The inventory: which hosts there are, how they are reached, and which of them a WHERE means.
+"""The inventory: the hosts, the way to each of them, and the meaning of WHERE.
 
 Laws
 1. Foreign data enters here and nowhere else: every key is validated; an error names file, table and key.
 2. A name that reaches ssh, a path or a terminal has passed the patterns below: no leading dash, no control
    character.
-3. WHERE chooses among inventory hosts only. "local" is decided before we are asked, and nothing
+3. WHERE chooses among inventory hosts only. "local" is decided before this module is called, and nothing
    ever falls back to it.
 """
 
@@ -107,7 +107,7 @@ class Host(BaseModel):
 
     @property
     def destination(self) -> str:
-        """What ssh is told: the address, or the table's name through ~/.ssh/config."""
+        """The destination for ssh: the address, or the table's name through ~/.ssh/config."""
         return self.address or self.name
 
     def unbuilt(self, agent: bool = False) -> str:
@@ -120,21 +120,21 @@ class Host(BaseModel):
 
 
 class Inventory:
-    """The hosts by name, in the order of the file. `path` is None where there is no inventory."""
+    """The hosts by name, in the order of the file. `path` is None if there is no inventory."""
 
     def __init__(self, hosts: Mapping[str, Host], path: Path | None = None) -> None:
         self.hosts = dict(hosts)
         self.path = path
 
     def host(self, name: str) -> Host:
-        """The host of that name; NoSuchHost names those it knows."""
+        """Return the host of that name; NoSuchHost names the known ones."""
         found = self.hosts.get(name)
         if found is None:
             raise self._nobody(name)
         return found
 
     def matching(self, where: str) -> list[Host]:
-        """All hosts that WHERE means, in the order of the file; NoSuchHost when there are none.
+        """Return all hosts that WHERE means, in the order of the file; raises NoSuchHost if there are none.
 
         `a,b` adds, `!x` takes away from the whole, and with nothing added it takes away from all.
         """
@@ -164,13 +164,13 @@ class Inventory:
         agent: bool = False,
         pick: str = "",
     ) -> Host:
-        """The one of `matching` with most free slots (no limit counts as most); ties go to the first.
+        """Return the host of `matching` with most free slots (no limit counts as most); ties go to the first.
 
-        `avoid` has the hosts that failed the job, once for each time: who failed least comes before all else. A host
-        whose settings need what is not built yet takes no part; Misconfigured where no other matches.
+        `avoid` has the hosts that failed the job, once for each time: fewest failures count before all else. A host
+        whose settings need a feature that is not built yet takes no part; Misconfigured if no other matches.
 
-        `pick`, the id of a job, chooses by rendezvous hashing instead: the same id is always the same host's, whatever
-        its load, as long as that one matches; so nothing has to remember where a job was started.
+        `pick`, the id of a job, chooses by rendezvous hashing instead: the same id always gets the same host, whatever
+        its load, as long as that host matches. So nothing has to remember where a job was started.
         """
 
         def free(host: Host) -> tuple[int, bool, int]:
@@ -186,7 +186,7 @@ class Inventory:
         return max(ready, key=(lambda host: _weight(pick, host.name)) if pick else free)
 
     def within_reach(self, name: str) -> Inventory:
-        """The hosts that an agent on host `name` may fork to: that one, and what its may_fork means."""
+        """Return the hosts that an agent on host `name` may fork to: that one, and those that its may_fork means."""
         host = self.host(name)
         may = {name}.union(
             *({each.name for each in self.matching(where)} for where in host.may_fork if where != "local")
@@ -202,7 +202,7 @@ class Inventory:
         agent: bool = False,
         pick: str = "",
     ) -> Host:
-        """`select` on behalf of an agent on host `name`. Denied names no host but those that it may use."""
+        """`select` on behalf of an agent on host `name`. Raises Denied, which names only hosts that it may use."""
         if name not in self.hosts:
             raise Denied("this host is not in the inventory of the origin any more", host=name)
         reach = self.within_reach(name)
@@ -229,7 +229,7 @@ class Inventory:
         return found
 
     def _near(self, where: str, tags: Sequence[str]) -> list[str]:
-        """The name that may have been meant, at most one."""
+        """Return the name that may have been meant, at most one."""
         if where.lower() in ("all", "*", "hosts"):
             return ["any"]
         words = where.split()
@@ -263,7 +263,7 @@ class Inventory:
         return NoSuchHost(f"no such host: {where!r}; known: {known}", hint)
 
     def _with_user(self, where: str) -> str:
-        """The cure for USER@HOST[:PORT], as ssh takes it."""
+        """Return the cure for USER@HOST[:PORT], as ssh takes it."""
         user, _, address = where.rpartition("@")
         name, _, port = address.partition(":")
         keys = f'user = "{user}"' + (f" and port = {port}" if port else "")
@@ -273,13 +273,13 @@ class Inventory:
 
 
 def find(env: Mapping[str, str]) -> Path | None:
-    """Where the inventory is: $QUINE_INVENTORY, ./inventory.toml, the user's configuration directory."""
+    """Return the path of the inventory: $QUINE_INVENTORY, ./inventory.toml, the user's configuration directory."""
     found = paths.find(env)
     return Path(found) if found else None
 
 
 def load(path: Path | None, env: Mapping[str, str]) -> Inventory:
-    """Read and validate the inventory; an empty one where there is none. ConfigError says what is wrong."""
+    """Read and validate the inventory; return an empty one if there is none. ConfigError says what is wrong."""
     path = path or find(env)
     if path is None:
         return Inventory({})
@@ -293,7 +293,7 @@ def load(path: Path | None, env: Mapping[str, str]) -> Inventory:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # a TOMLDecodeError, a number of thousands of digits, a depth
+    ) as error:  # also a number of thousands of digits, or nesting too deep
         raise ConfigError(f"{path}: not TOML: {_lowered(str(error))}") from None
     return Inventory(_hosts(data, path), path)
 
@@ -321,7 +321,7 @@ def _hosts(data: dict[str, Any], path: Path) -> dict[str, Host]:
 
 
 def _check(table: str, values: dict[str, Any], path: Path, name: str) -> Host:
-    """One table as a Host. `name` in the file would be a key of ours: it is refused like any unknown key."""
+    """Return one table as a Host. A key `name` in the file is refused like any unknown key."""
     where = f"{path}: [{table}]"
     keys = [key for key in Host.model_fields if key != "name"]
     for key in values:
@@ -343,7 +343,7 @@ def _check(table: str, values: dict[str, Any], path: Path, name: str) -> Host:
 
 
 def jump_of(host: Host, inventory: Inventory) -> Host | None:
-    """The host that `host` is reached through: one of the inventory, or one made from user@host:port."""
+    """Return the host that `host` is reached through: one of the inventory, or one made from user@host:port."""
     if host.jump is None:
         return None
     if known := inventory.hosts.get(host.jump):

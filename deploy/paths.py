@@ -1,4 +1,4 @@
-"""Where the inventory is, and where things are kept; standard library only, because every client asks."""
+"""Paths of the inventory and the cache; standard library only, because every client needs them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ if TYPE_CHECKING:
 
 
 def cache() -> str:
-    """The directory for builds, and for what is known of hosts."""
+    """Return the directory for builds and for facts about hosts."""
     return os.path.expanduser("~/.cache/quine")
 
 
 def find(env: Mapping[str, str]) -> str | None:
-    """$QUINE_INVENTORY, ./inventory.toml, or the user's configuration directory; an absolute path, or None."""
+    """Return the absolute path of the inventory, or None if there is none.
+
+    It is $QUINE_INVENTORY, ./inventory.toml, or the one in the user's configuration directory.
+    """
     home = env.get("HOME") or os.path.expanduser("~")
     if named := env.get("QUINE_INVENTORY"):
         return os.path.abspath(os.path.expanduser(named))

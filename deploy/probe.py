@@ -1,4 +1,4 @@
-"""The one command that a session channel runs, and what it answers: pure text, no I/O.
+"""The one command that a session channel runs, and the answers to it: pure text, no I/O.
 
     origin                                        host
     exec /bin/sh -c '...'                  ->
@@ -11,7 +11,7 @@ Laws
 1. Any login shell passes it on as it is: within its single quotes there is no single quote, no backslash, no
    exclamation mark and no newline. So sh, csh, tcsh and fish are one case.
 2. A host that has the binary answers and starts the dial at once: one round trip.
-3. What comes before the marker is a banner of the login shell and is skipped; it is never trusted.
+3. Bytes before the marker are a banner of the login shell: they are skipped, never trusted.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dataclasses import dataclass
 
 from deploy.build import Binary
 
-BANNER_LIMIT = 1 << 20  # bytes before the marker, after which it will not come any more
+BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any more
 LINE_LIMIT = 4096
 
-# Size and age: what a full disk or a hasty hand does to a file. The launcher is the last thing written, so a
-# binary that is younger than it was written to later.
+# Size and age are checked: a full disk truncates a file, and a person may change one. The launcher is the last thing
+# written, so a binary that is younger than it was written to later.
 _HAVE = (
     'd="$HOME/.cache/quine/{sha256}"; '
     'if {trusted} [ -x "$d/venv/bin/python" ] && [ "$d/quine" -nt "$d/quine.pex" ] && '
     '[ "$(wc -c < "$d/quine.pex")" -eq {size} ]; '
     "then {found}; fi; "
 )
-# -I: no PYTHON* variable and no file of the login directory gets between us and our modules
+# -I: no PYTHON* variable and no file of the login directory may replace our modules
 _FOUND = {
     "dial": 'echo {marker} have; PATH="$d:$PATH"; export PATH; exec "$d/venv/bin/python" -I -m quine node --dial',
     "deploy": "echo {marker} have; exit 0",
@@ -57,10 +57,10 @@ _RECEIVE = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a host says of itself. `python` is the path of the best one, "" for none."""
+    """Facts that a host reports. `python` is the path of the best one, "" for none."""
 
     have: bool  # this very binary is there
-    shut: bool  # and it cannot be put there: the home is not to be written, or missing
+    shut: bool  # and it cannot be put there: the home is missing, or cannot be written
     system: str
     machine: str
     version: str
@@ -69,7 +69,7 @@ class Facts:
 
 
 def command(binary: Binary, marker: str, mode: str = "dial", *, trust: bool = True) -> str:
-    """The command for the channel. `trust` False installs anew whatever is there.
+    """Return the command for the channel. `trust` False installs anew whatever is there.
 
     Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks.
     """
@@ -87,7 +87,7 @@ def command(binary: Binary, marker: str, mode: str = "dial", *, trust: bool = Tr
 
 
 class Answers:
-    """Finds the marked lines in what comes, whatever stands around them."""
+    """Finds the marked lines in the bytes of a host, whatever stands around them."""
 
     def __init__(self, marker: str) -> None:
         self.marker = marker
@@ -99,7 +99,7 @@ class Answers:
         self._data += data
 
     def next(self) -> str | None:
-        """The next answer without its marker, None until it is whole. ValueError when it will not come."""
+        """Return the next answer without its marker, None until it is whole. Raises ValueError if it will not come."""
         found = self._data.find(self._sought)
         if found < 0:
             if len(self._data) > BANNER_LIMIT:
@@ -116,19 +116,19 @@ class Answers:
         return plain(line).strip()
 
     def rest(self) -> bytes:
-        """What followed the last answer: the first bytes of the dial, or the words of a shell that failed."""
+        """Return the bytes after the last answer: the first bytes of the dial, or the words of a shell that failed."""
         rest, self._data = self._data, b""
         return rest
 
 
 def plain(data: bytes) -> str:
-    """What a host said, fit to be shown on a terminal: no escape sequence, no other control character."""
+    """Return a host's output as text fit for a terminal: no escape sequence, no other control character."""
     text = data.decode(errors="replace")
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 def facts(answer: str) -> Facts:
-    """Of a line `need ...`, `shut ...` or, to a check, `have ...`. ValueError when it is none of them."""
+    """Parse a line `need ...`, `shut ...` or, in a check, `have ...`. Raises ValueError for any other line."""
     found = re.fullmatch(r"(need|shut|have) (\S+) (\S+) (none|\d+\.\d+) (\d+) ?(.*)", answer)
     if found is None:
         raise ValueError(f"not an answer: {answer!r}")

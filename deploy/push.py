@@ -1,9 +1,9 @@
-"""Sends the binary to a host that lacks it, and turns every way to fail into a cause and a cure.
+"""Sends the binary to a host that lacks it, and turns every failure into a cause and a cure.
 
 Laws
-1. What can be known before sending is checked before sending: system, machine, Python, room.
-2. The host says `have` only after it has verified, unpacked and tried what it got.
-3. Deadlines move with what happens: so many seconds for a megabyte, so many to unpack.
+1. Everything that can be known is checked before sending: system, machine, Python, room.
+2. The host says `have` only after it has verified, unpacked and tried the binary.
+3. The deadline moves with the phase: so many seconds for a megabyte, so many to unpack.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from transport.errors import Interrupted, Unreachable
 
 CHUNK = 256 << 10
 SLOWEST = 64 << 10  # bytes per second that an upload must at least make
-UPLOAD_SECONDS = 30  # on top of it
+UPLOAD_SECONDS = 30  # on top of that
 UNPACK_SECONDS = 2 * installer.UNPACK_SECONDS
 
 _AGAIN = "run it again; if it stays, look at the network and at the memory of both machines"
-FAILURES = {  # word of the installer -> (what it means, what to do)
+FAILURES = {  # word of the installer -> (cause, cure)
     "full": ("its disk is full: {text}", ROOM),
     "readonly": (
         "its ~/.cache/quine cannot be written: {text}",
@@ -47,7 +47,7 @@ FAILURES = {  # word of the installer -> (what it means, what to do)
 
 
 class Stream(Protocol):
-    """What of a duplex is needed here."""
+    """The part of a duplex that is needed here."""
 
     @property
     def broken(self) -> str: ...
@@ -68,10 +68,10 @@ async def push(
     answers: Answers,
     allow: Callable[[float, str], None],
 ) -> None:
-    """Returns when the host says `have`. `allow(seconds, phase)` moves the deadline."""
+    """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline."""
     check(host, binary, facts)
     allow(UPLOAD_SECONDS + binary.size / SLOWEST, f"send {binary.size >> 20} MB")
-    with contextlib.suppress(ConnectionError):  # it gave up early: its last words say why
+    with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
         await _send(binary, mode, duplex, answers)
     while True:
         answer = await next_answer(host, duplex, answers)
@@ -85,7 +85,7 @@ async def push(
 
 
 def check(host: str, binary: Binary, facts: Facts) -> None:
-    """Can this binary run there at all? Raises Unreachable."""
+    """Raise Unreachable if this binary cannot run on the host."""
     version = ".".join(map(str, binary.python))
     if (facts.system, facts.machine) != (binary.system, binary.machine):
         detail = f"it is {facts.system} {facts.machine}, this binary is for {binary.system} {binary.machine}"
@@ -110,7 +110,7 @@ def _refused(host: str, word: str, text: str) -> Unreachable:
 
 
 async def _send(binary: Binary, mode: str, duplex: Stream, answers: Answers) -> None:
-    """The installer as text, with its call at the end; then the file."""
+    """Send the installer as text, with its call at the end; then the file."""
     build = address.build_hash()
     call = (
         f"main({answers.marker!r}, {binary.sha256!r}, {binary.size}, {build!r}, {mode!r}, sys.stdin.buffer)\n"
@@ -124,7 +124,7 @@ async def _send(binary: Binary, mode: str, duplex: Stream, answers: Answers) -> 
 
 
 async def next_answer(host: str, duplex: Stream, answers: Answers) -> str:
-    """The next marked line. Raises Unreachable when the other side ends, or says other things."""
+    """Return the next marked line. Raises Unreachable if the other side ends, or says other things."""
     while True:
         try:
             answer = answers.next()

@@ -1,10 +1,10 @@
-"""The main job, whole: one agent here, a child on each of two hosts, a report on stdout, the tree after it.
+"""The main use of quine: one agent here, a child on each of two hosts, a report on stdout, the tree after it.
 
     python examples/demo.py [DIRECTORY]
 
 Brings up two real sshd hosts on loopback (the lab of the tests), which keep their homes in DIRECTORY
 (default: .quine-demo beside README.md), so that a second run finds the binary there and deploys nothing.
-stdout carries the report and the tree, stderr what the demo itself does. The guest is a script, demo.jsonl.
+stdout carries the report and the tree, stderr the steps of the demo itself. The guest is a script, demo.jsonl.
 """
 
 from __future__ import annotations

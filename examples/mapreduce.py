@@ -2,9 +2,10 @@
 
     python examples/mapreduce.py [URL]
 
-Brings up three real sshd hosts on loopback (the lab of the tests). URL is the files tier, QUINE_FS: by default a
-directory of this machine, served over the links; with s3://BUCKET/PREFIX the keys are taken from the environment here,
-and stay here. stdout carries the report, the tree, and what is in the tier; the guest is a script, mapreduce.jsonl.
+Brings up three real sshd hosts on loopback (the lab of the tests). URL names the shared files, QUINE_FS. By default it
+is a directory of this machine, served over the links; with s3://BUCKET/PREFIX the keys are taken from the environment
+here, and stay here. stdout carries the report, the tree, and the list of shared files. The guest is a script,
+mapreduce.jsonl.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Guests that are played: what the scripted guests of the examples share.
+"""The engine of the examples' scripted guests: a guest is a generator that is played.
 
 Quine runs a guest of type `program` once for each inference, with the whole conversation on its stdin, and takes its
 reply from stdout. So a guest keeps nothing, like a model. These here are written as generators all the same: they yield
@@ -11,7 +11,7 @@ conversation; the first call that has no result yet is the reply.
             return failure("nothing to see")
         yield sh("echo done >&4")
 
-What a guest knows is its mission, its wisdom and the text of the results. That is what a model is told.
+A guest knows its mission, its wisdom and the text of the results, as a model does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHARACTERS = 4  # of a token, about
 
 
 class Call(NamedTuple):
-    """One call of a tool, and what the guest says to it."""
+    """One call of a tool, and the guest's reason for it."""
 
     name: str
     arguments: dict[str, Any]
@@ -39,7 +39,7 @@ class Result:
 
     def __init__(self, text: str, seen: int = 0) -> None:
         self.text = text
-        self._seen = seen  # tokens of the conversation to its end
+        self._seen = seen  # tokens of the conversation up to its end
 
     @property
     def ok(self) -> bool:
@@ -66,13 +66,13 @@ class Result:
 
     @property
     def room(self) -> int:
-        """Tokens that still fit into the context, by what is told and by what stands in it."""
+        """Tokens that still fit into the context, by the result's figures and by the length of the conversation."""
         used, window = re.findall(r"^\[CONTEXT USED\] (\d+)K of (\d+)K", self.text, re.MULTILINE)[-1]
         return 1000 * int(window) - max(1000 * int(used), self._seen)
 
     @property
     def last(self) -> bool:
-        """Only exec and exit are possible now."""
+        """Whether only exec and exit are possible now."""
         return "\n[LAST REPLY]" in self.text
 
 
@@ -84,7 +84,7 @@ def sh(command: str, why: str = "") -> Call:
 
 
 def fork(intents: list[str], why: str = "") -> Call:
-    """Children that know nothing but their intents, at the same time; their results are waited for."""
+    """Start children that know only their intents, all at once, and wait for their results."""
     children = [{"intent": intent} for intent in intents]
     return Call("fork", {"children": children, "wait": True, "context": "none"}, why)
 
@@ -102,7 +102,7 @@ def failure(reason: str) -> Call:
 
 
 def play(guest: Callable[[str, dict[str, str]], Play]) -> None:
-    """One inference: the request from stdin, the reply to stdout."""
+    """Answer one inference: the request from stdin, the reply to stdout."""
     request = json.load(sys.stdin)
     messages, window = request["messages"], int(os.environ.get("QUINE_CONTEXT_WINDOW", 128000))
     if (read := tokens(messages)) > window:  # as a server would
@@ -130,7 +130,7 @@ def next_call(guest: Play, messages: list[dict[str, Any]]) -> Call:
 
 
 def tokens(messages: list[dict[str, Any]]) -> int:
-    """About as many as a tokenizer would find."""
+    """Return about as many as a tokenizer would find."""
     characters = 0
     for message in messages:
         characters += len(message["result"][2] if message["role"] == "tool" else message["content"])

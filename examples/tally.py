@@ -1,4 +1,4 @@
-"""What the tapes of a run tell, in one line: python tally.py [DIRECTORY]"""
+"""Sum up the tapes of a run in one line: python tally.py [DIRECTORY]"""
 
 from __future__ import annotations
 

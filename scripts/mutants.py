@@ -34,7 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
 SAMPLE = 10  # drawn mutations of each module
-SECONDS = 300  # for the tests of one mutation: a change that hangs is noticed by that
+SECONDS = 300  # for the tests of one mutation; a change that hangs counts as noticed
 WORKERS = str(os.cpu_count() or 2)
 
 # Module -> the tests that must notice a change of it, the quickest first.
@@ -71,7 +71,7 @@ class Mutation:
 
 
 def table() -> Iterator[Mutation | str]:
-    """Its mutations; a text in place of one that no longer applies."""
+    """Yield the mutations of the table; a text in place of one that no longer applies."""
     for name, entry in tomllib.loads(TABLE.read_text()).items():
         text = (ROOT / entry["file"]).read_text()
         if text.count(entry["old"]) != 1:
@@ -98,7 +98,7 @@ _SWAPPED: dict[type[ast.operator], type[ast.operator]] = {ast.Add: ast.Sub, ast.
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """What may be changed in one node: (attribute, value afterwards)."""
+    """Yield the possible changes of one node: (attribute, value afterwards)."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _TURNED:
         yield "ops", [_TURNED[type(node.ops[0])](), *node.ops[1:]]
     if isinstance(node, ast.BinOp) and type(node.op) in _SWAPPED:
@@ -172,7 +172,7 @@ class Tree:
             _rewrite(path, str(venv.parent), str(self.root))
 
     def survives(self, mutation: Mutation) -> bool:
-        """Whether its tests pass all the same."""
+        """Return whether its tests pass all the same."""
         target = self.root / mutation.file
         target.write_text(mutation.text)
         try:
@@ -198,7 +198,7 @@ class Tree:
             return False
         finally:
             shutil.copy2(ROOT / mutation.file, target)
-        if done.returncode not in (0, 1, 2):  # failed or interrupted; others say that nothing was run
+        if done.returncode not in (0, 1, 2):  # failed or interrupted; other statuses say that nothing was run
             raise SystemExit(f"{mutation.name}: pytest ended with {done.returncode}: {mutation.tests}")
         return done.returncode == 0
 

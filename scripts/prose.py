@@ -3,8 +3,8 @@
 A sentence has a thing as its subject: the client, the node, the caller, the file. "Who is killed closes his files"
 reads as a question, and names nobody.
 
-Looked at are documents, docstrings, comments and messages. Lines of a paragraph are one text; a list item begins a
-new one. A question (it ends with `?`) is none, and neither is what stands in code or in a console block.
+Documents, docstrings, comments and messages are read. Lines of a paragraph are one text; a list item begins a
+new one. A question (it ends with `?`) does not count, and neither does code or a console block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ITEM = re.compile(r"\s*(?:[-*>|#]|\d+\.)\s+")
 
 
 def paragraphs(text: str, line: int) -> Iterator[tuple[int, str]]:
-    """(line, text) of each paragraph or list item of a docstring or a document; `line` is that of its first line."""
+    """Yield (first line, text) of each paragraph or list item of a docstring or a document."""
     held: list[str] = []
     start, fenced = line, False
     for number, each in enumerate(text.split("\n"), line):
@@ -45,7 +45,7 @@ def paragraphs(text: str, line: int) -> Iterator[tuple[int, str]]:
 
 
 def texts_of_program(source: str) -> Iterator[tuple[int, str]]:
-    """Docstrings, comments and messages."""
+    """Yield (line, text) of docstrings, comments and messages."""
     held: list[str] = []
     start = last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -69,7 +69,7 @@ def texts_of_program(source: str) -> Iterator[tuple[int, str]]:
 
 
 def found(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, beginning) of each such statement of one file."""
+    """Yield (line, beginning) of each such statement of one file."""
     source = path.read_text()
     texts = texts_of_program(source) if path.suffix == ".py" else paragraphs(source, 1)
     for line, text in texts:
@@ -79,7 +79,7 @@ def found(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def main(words: list[str]) -> int:
-    """Exit status."""
+    """Print the statements; return the exit status."""
     names = words or [*ROOMS, "*.md"]
     listed = subprocess.run(
         ["git", "ls-files", "--", *names], cwd=ROOT, capture_output=True, text=True, check=True

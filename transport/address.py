@@ -1,4 +1,4 @@
-"""Where a node lives and who it is: runtime directory, socket, build hash, identity of machine and process.
+"""Addresses and identities of a node: runtime directory, socket, build hash, boot id, start time of a process.
 
 Laws
 1. The runtime directory is ours alone: 0700, our uid, not a link; anything else is refused, never repaired.
@@ -18,7 +18,7 @@ from transport.errors import Refused
 from transport.lean import blake2b
 
 PACKAGES = ("quine", "transport", "deploy")
-NEW = 2_000_000_000  # ns; what was written later than that may be written again within a tick of its clock
+NEW = 2_000_000_000  # ns; a file modified more recently may change again within one clock tick and look the same
 SUN_PATH = 100  # bytes of a Unix socket's path; 108 on Linux, 104 on BSD
 
 _build = ""
@@ -27,8 +27,8 @@ _build = ""
 def build_hash() -> str:
     """BLAKE2 over the sources of our packages: the same in a checkout, a wheel and the single-file binary.
 
-    To read them is a tenth of a client's time. So it is noted what came of it and what they looked like; not while they
-    are new, for then they may change and look the same.
+    Reading the sources takes a tenth of a client's start time. So the result is kept in a note, with the inode, size
+    and times of every source. It is not kept while a source is newer than `NEW`, which may change and look the same.
     """
     global _build
     if not _build:
@@ -47,7 +47,7 @@ def build_hash() -> str:
 
 
 def _sources(folder: str, name: str) -> list[tuple[str, str, os.stat_result]]:
-    """(name, path, facts) of every source, in an order that is the same everywhere."""
+    """Return (name, path, facts) of every source, in the same order on every machine."""
     found: list[tuple[str, str, os.stat_result]] = []
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
@@ -69,7 +69,7 @@ def _hash_of(sources: list[tuple[str, str, os.stat_result]]) -> str:
 
 
 def _note_path(root: str) -> str:
-    """Beside the sockets, where nobody else can write; "" where there is no such place."""
+    """Return the path of the noted hash, where no other user can write; "" if there is no such place."""
     try:
         return f"{runtime_directory()}/build-{blake2b(os.fsencode(root), digest_size=8).hexdigest()}"
     except Refused:
@@ -91,7 +91,7 @@ def _note(path: str, text: str) -> None:
             file.write(text)
         os.rename(f"{path}.{os.getpid()}", path)
     except OSError:
-        pass  # the next one reads them again
+        pass  # the next process reads the sources again
 
 
 def own_command() -> list[str]:
@@ -103,17 +103,17 @@ def own_command() -> list[str]:
 
 
 def path_with_own(path: str) -> str:
-    """`path`, and at its end the directory that holds an executable named quine of this build.
+    """Return `path` with the directory of this build's `quine` executable at its end.
 
-    At the end, because an environment's bin must not change which python a command finds. Over there the
-    dial has put the binary's own directory in front already.
+    At the end, because an environment's bin must not change which python a command finds. On another host the
+    dial has already put the binary's own directory in front.
     """
     own = os.path.dirname(sys.executable)
     return path if own in path.split(":") else f"{path}:{own}"
 
 
 def runtime_directory() -> str:
-    """The directory of this user's node sockets, made if missing. Raises Refused where it cannot be trusted."""
+    """Return the directory of this user's node sockets; make it if missing. Raises Refused if it cannot be trusted."""
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     if not (base and os.path.isdir(base)):
         base = "/tmp"
@@ -127,7 +127,7 @@ def runtime_directory() -> str:
             f"cannot make {path}: {error.strerror}", "set XDG_RUNTIME_DIR to a directory of yours"
         ) from None
     facts = os.lstat(path)
-    if facts.st_uid != os.getuid():  # below /tmp he cannot take it away
+    if facts.st_uid != os.getuid():  # the sticky bit of /tmp keeps others from replacing it after this
         raise Refused(
             f"{path} belongs to another user",
             "have it removed, or set XDG_RUNTIME_DIR to a directory of yours",
@@ -140,7 +140,7 @@ def runtime_directory() -> str:
 
 
 def node_name() -> str:
-    """A short name of this user's node of this build: what its files in the runtime directory begin with."""
+    """Return a short name of this user's node of this build; its files in the runtime directory begin with it."""
     home = os.environ.get("HOME", "")
     return blake2b(f"{home}\0{boot_id()}\0{build_hash()}".encode(), digest_size=8).hexdigest()
 
@@ -164,7 +164,7 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 when there is no such process."""
+    """Return the time at which a process started, in clock ticks since boot; 0 if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b") ")[2].split()[19])

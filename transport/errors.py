@@ -4,7 +4,7 @@ TransportError
 ├── ProtocolError        bytes that break the rules of the wire; the link that carried them is dead
 ├── LinkLost             the link ended while something was under way
 ├── RequestError         a request to the origin was refused or failed there
-│   └── RequestLost      or the way there was lost: it may have been done
+│   └── RequestLost      the way there was lost: the request may have been carried out
 ├── Abandoned            nobody waits for the answer to a request any more
 └── Refused              nothing was started (exit status 69), with a cure
     ├── Unreachable      a host that cannot be used
@@ -31,7 +31,7 @@ class ProtocolError(TransportError):
 
 
 class LinkLost(TransportError):
-    """The link to `host` ended; what was under way there may have happened."""
+    """The link ended; anything under way on it may or may not have happened."""
 
 
 class RequestError(TransportError):
@@ -39,15 +39,15 @@ class RequestError(TransportError):
 
 
 class RequestLost(RequestError):
-    """The way to the origin was lost: whether it has done what was asked is not known."""
+    """The way to the origin was lost; the request may or may not have been carried out."""
 
 
 class Abandoned(TransportError):
-    """Who asked has gone, or has given up; what its handler does now is for nobody."""
+    """The requester has gone or has given up; nobody takes the handler's result any more."""
 
 
 class Refused(TransportError):
-    """Nothing was started. `host` is "" where the fault is not about one; `hint` says what cures it."""
+    """Nothing was started. `host` is "" if the error is not about one host; `hint` is the cure."""
 
     status = 69
     state = "unreachable"
@@ -67,11 +67,11 @@ class Unreachable(Refused):
 
 
 class Interrupted(Unreachable):
-    """The connection was made and broke before the node over there had answered. Nothing says that the host is bad."""
+    """The connection was made, and broke before the far node had answered. It does not mean that the host is bad."""
 
 
 class UnknownHostKey(Unreachable):
-    """A first contact that has to be confirmed by a person. `record` accepts the key; it may raise OSError."""
+    """A first contact that a person has to confirm. `record` accepts the key; it may raise OSError."""
 
     def __init__(self, host: str, detail: str, hint: str, record: Callable[[], None]) -> None:
         super().__init__(host, detail, hint)
@@ -83,13 +83,13 @@ class NoSuchHost(Refused):
 
 
 class Denied(Refused):
-    """A rule of the origin's forbids it."""
+    """A rule of the origin forbids it."""
 
     status = 77
     state = "denied"
 
 
 class Misconfigured(Refused):
-    """The inventory, found by the node on behalf of its caller, is wrong."""
+    """The inventory is wrong; the node reads it on behalf of its caller."""
 
     status = 2

@@ -1,11 +1,11 @@
-"""What a client starts with, without what the standard modules load for it: signal, socket, deque, Mapping, blake2b.
+"""Substitutes for standard modules that a client loads at its start: signal, socket, deque, Mapping, blake2b.
 
 Laws
-1. `signal` loads enum, and `socket` loads selectors, collections and functools: 8 ms, a third of what a client takes
-   to start, for names of constants and for methods that nothing there calls. `hashlib` loads OpenSSL: 3 ms. What they
-   wrap is written in C, and there.
-2. A signal is a plain number here, and a socket has neither `with` nor `accept`. Who needs more takes the standard
-   module; both are one thing to the kernel.
+1. `signal` loads enum, and `socket` loads selectors, collections and functools: 8 ms, a third of a client's start time,
+   for names of constants and for methods that no client calls. `hashlib` loads OpenSSL: 3 ms. So the C modules below
+   them are imported directly.
+2. A signal is a plain number here, and a socket has neither `with` nor `accept`. A module that needs more imports the
+   standard module; both work on the same kernel objects.
 """
 
 from __future__ import annotations

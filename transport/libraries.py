@@ -1,6 +1,6 @@
-"""Shared libraries by the loader's cache alone, while somebody is imported who looks for some.
+"""Looks up shared libraries in the loader's cache alone, during the import of a module that looks for some.
 
-ctypes.util.find_library asks gcc and ld for a library that the cache does not know. asyncssh does so as it is imported:
+ctypes.util.find_library asks gcc and ld for a library that the cache does not know. asyncssh calls it when imported:
 25 ms of each first dial where a compiler is installed, and a temporary file that stays if we are killed meanwhile.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def by_cache() -> Iterator[None]:
-    """Within it no compiler is asked. Where Python has no such function, all is as before."""
+    """Context in which no compiler is asked. It changes nothing if this Python lacks the function for the cache."""
     find = ctypes.util.find_library
     ctypes.util.find_library = getattr(ctypes.util, "_findSoname_ldconfig", find)
     try:

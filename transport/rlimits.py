@@ -1,4 +1,4 @@
-"""Limits of a job: their names, how an amount is written, and what the kernel is told.
+"""Resource limits of a job: their names, the syntax of an amount, and the values for the kernel.
 
 Laws
 1. This is the only table of names and the only parser of sizes: the inventory, --limit and the wire agree.
@@ -31,9 +31,9 @@ MOST = 1 << 62  # a number that every limit of the kernel and every counter of o
 
 
 def size(text: str) -> int:
-    """Return the number that `text` says: `500`, `500M`, `1.5G`, `8GiB`, in powers of 1024. Raises ValueError.
+    """Return the number that `text` stands for: `500`, `500M`, `1.5G`, `8GiB`, in powers of 1024. Raises ValueError.
 
-    A fraction needs a unit; what is less than one byte is cut off.
+    A fraction needs a unit; the result is rounded down to whole bytes.
     """
     parts = _SIZE.fullmatch(text)
     if parts is None or (parts[2] is not None and parts[3] is None):
@@ -66,7 +66,7 @@ def unenforced(limits: Mapping[str, int | str]) -> str:
 
 
 def parse(limits: Mapping[str, str]) -> list[tuple[int, int]]:
-    """{"nofile": "4096", "as": "8G"} to (RLIMIT_*, value) pairs; ProtocolError names what cannot be set."""
+    """Turn {"nofile": "4096", "as": "8G"} into (RLIMIT_*, value) pairs. Raises ProtocolError that names a bad limit."""
     if reason := unenforced(limits):
         raise ProtocolError(reason)
     try:

@@ -1,8 +1,8 @@
-"""What it takes to start a job: the body of a spawn frame.
+"""The description of a job to start: the body of a spawn frame.
 
 Laws
 1. An argv travels as a list and is never joined: no shell stands between the origin and a command.
-2. What a peer sends is read strictly; a field of the wrong type or an unknown one is refused as a whole.
+2. A peer's spawn is read strictly; one unknown field, or one of the wrong type, makes the whole spawn invalid.
 3. `id` is made by the caller, a fresh one for each try. A node refuses the id of a job that runs there now.
 """
 
@@ -43,13 +43,13 @@ class Spawn:
 
     argv     command and arguments; with `own`, arguments of quine itself, whose executable the node knows
     where    WHERE expression, "" or "local" for this node
-    env      added to the environment of the node's login; on the caller's own machine the whole of it
+    env      added to the environment of the node's login; on the caller's own machine the whole environment
     cwd      directory to start in; an error if it is missing. None: workdir/tree, made if missing
     limits   name -> value: as cpu fsize nofile nproc (bytes, seconds, counts)
     lease    seconds the job outlives a broken link
-    context  what placing needs to know of the caller: inventory file, ssh agent, caller's directory
-    terminal {"rows", "columns", "term"} of the terminal that it gets in place of three pipes; None: the pipes
-    capability  what the job must show with each request to its opener; a secret, so it goes into the job's memo
+    context  facts about the caller that placement needs: inventory file, ssh agent, caller's directory
+    terminal {"rows", "columns", "term"} of the terminal that the job gets in place of three pipes; None: the pipes
+    capability  secret that the job shows with each request to its opener; kept in the job's memo
     """
 
     __slots__ = (*_TYPES,)
@@ -86,7 +86,7 @@ class Spawn:
         self.capability = capability
 
     def facts(self) -> dict[str, object]:
-        """For people, cut short: which job it is. `own` says that the command is quine itself."""
+        """Return facts that tell people which job it is, cut short. `own` says that the command is quine itself."""
         command = clip(" ".join(self.argv[:SHOWN])[:SHOWN])
         return {"id": self.id, "tree": self.tree, "own": self.own, "command": command}
 
@@ -95,7 +95,7 @@ class Spawn:
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Spawn:
-        """Raises ProtocolError naming the field at fault."""
+        """Read a spawn of a peer. Raises ProtocolError that names the fault."""
         for name, value in body.items():
             if name not in _TYPES or not isinstance(value, _TYPES[name]):
                 raise ProtocolError(f"spawn with a bad field {name[:40]!r}")
@@ -122,7 +122,7 @@ class Spawn:
 
 
 def is_terminal(body: dict[str, Any] | None) -> bool:
-    """None, or a size and a type, and nothing else."""
+    """Return whether `body` is None, or a size and a terminal type and nothing else."""
     if body is None:
         return True
     term = body.get("term")
@@ -135,12 +135,12 @@ def is_size(rows: object, columns: object) -> bool:
 
 
 def is_id(text: str) -> bool:
-    """Letters, digits and dashes: an id is a directory's name over there."""
+    """Return whether `text` is at most 64 letters, digits and dashes: an id names a directory on the job's host."""
     return text.isascii() and text.replace("-", "").isalnum() and len(text) <= 64
 
 
 def encodable(text: str) -> bool:
-    """Whether it can be an argument: no NUL, and no half of a surrogate pair but those of os.fsdecode."""
+    """Return whether `text` can be an argument: no NUL, and no lone surrogate but those of os.fsdecode."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

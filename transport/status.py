@@ -1,4 +1,4 @@
-"""How a job ended, in one value that crosses every border: wait status, frame, report, exit status.
+"""How a job ended: one value for wait status, frame, report and exit status.
 
 Laws
 1. Five states and no sixth: exited, signaled, unreachable (never started), denied (never started, by rule),
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STATES = ("exited", "signaled", "unreachable", "denied", "lost")
 
 LONGEST = 1000  # characters of a detail or a hint
-MOST = 1 << 53  # what every reader of JSON takes for a number
+MOST = 1 << 53  # up to this every JSON reader represents integers exactly
 RUSAGE = {"utime", "stime", "maxrss"}
 USAGE = 2
 NOT_STARTED = 69
@@ -30,9 +30,9 @@ DENIED = 77
 class Status:
     """The end of one job.
 
-    `code` is what a shell should see: the exit status, 128+n for a signal, 69 or 74 or 77 for the states
+    `code` is the exit status for a shell: the job's own, 128+n for a signal, 69 or 74 or 77 for the states
     without a process status. `rusage` is {"utime", "stime": seconds, "maxrss": KiB}. `hint` is the cure. `left` is the
-    directory that was made for the job and is kept for what is in it; "" where there is none, or it was kept before.
+    directory that was made for the job and is kept because it is not empty; "" if there is none, or it was kept before.
     """
 
     # A plain class: dataclasses would cost the client a third of its start time.
@@ -62,7 +62,7 @@ class Status:
 
     @classmethod
     def from_wait(cls, wait_status: int, **facts: Any) -> Status:
-        """From the status word of waitpid(2)."""
+        """Make a Status from the status word of waitpid(2)."""
         if os.WIFSIGNALED(wait_status):
             number = os.WTERMSIG(wait_status)
             return cls("signaled", 128 + number, signal_name(number), **facts)
@@ -84,7 +84,7 @@ class Status:
             raise ValueError("not a status")
         if not (_whole(status.code, 255) and _whole(status.pid, MOST)):
             raise ValueError("not a status")
-        # It is written again on its way: a depth, or a number that is none, would fail there.
+        # The status is encoded again on its way: a nested value, or NaN, would fail there.
         if not (isinstance(status.rusage, dict) and status.rusage.keys() <= RUSAGE):
             raise ValueError("not a status")
         if not all(type(value) in (int, float) and 0 <= value <= MOST for value in status.rusage.values()):
@@ -108,8 +108,9 @@ def _whole(value: object, most: int) -> bool:
 
 
 def clip(text: str) -> str:
-    """Short enough for one frame and one message, encodable whatever a command's name was, and nothing that a terminal
-    would obey: it may come from a machine that is not trusted, and is shown to a person.
+    """Return `text` short enough for one frame and one message, encodable, and without terminal control characters.
+
+    It may come from a machine that is not trusted, and it is shown to a person.
     """
     text = text[: 2 * LONGEST].encode("utf-8", "backslashreplace").decode()
     if not text.isprintable():
@@ -123,7 +124,7 @@ def signal_name(number: int) -> str:
 
 
 def signal_number(name: str) -> int:
-    """ "TERM", "SIGTERM" or "15" -> 15; raises ValueError for what this machine does not know."""
+    """ "TERM", "SIGTERM" or "15" -> 15; raises ValueError for a signal that this machine does not know."""
     if name.isascii() and name.isdigit():
         number = int(name)
         if 0 < number < signal.NSIG:
@@ -134,7 +135,7 @@ def signal_number(name: str) -> int:
 
 
 def _numbers() -> dict[str, int]:
-    """Of every name that a signal has here; of two names for one the first in the alphabet is used."""
+    """Return the number of every signal name; of two names for one, callers use the first in the alphabet."""
     names = (name for name in vars(signal) if name.startswith("SIG") and not name.startswith("SIG_"))
     return {name.removeprefix("SIG"): int(getattr(signal, name)) for name in names}
 
@@ -142,7 +143,7 @@ def _numbers() -> dict[str, int]:
 def die_of(name: str) -> None:
     """End this process by the same signal, so that the shell sees the truth; without a core of our own.
 
-    Returns only where the signal does not kill (then exit with 128+n).
+    Returns only if the signal does not kill; the caller then exits with 128+n.
     """
     import resource
 
@@ -155,6 +156,6 @@ def die_of(name: str) -> None:
 
 
 def restore_signals() -> None:
-    """Before exec: CPython ignores SIGPIPE and SIGXFSZ, and an ignored signal stays ignored in the next program."""
+    """Reset SIGPIPE and SIGXFSZ before exec: CPython ignores them, and an exec keeps that."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

@@ -1,10 +1,10 @@
-"""Terminals: the caller's, which becomes a plain line of bytes, and a job's, which is made for it.
+"""Terminals: the caller's, which is set to raw mode, and a job's, which is made for it.
 
 Laws
-1. The caller's terminal is given back as it was found, whatever ends us, and whenever we are suspended.
-2. A key is a byte: the line discipline over there makes signals of ^C and ^Z, and none is made here.
-3. What raw mode takes away must have another way: `~.` after a newline leaves, as with ssh.
-4. The process over there leads a session whose terminal is its own; when our end is closed, the kernel hangs it up.
+1. The caller's terminal is restored as it was found, whatever ends this process, and whenever it is suspended.
+2. A key is a byte: the line discipline of the job's terminal makes signals of ^C and ^Z; none is made here.
+3. Raw mode leaves no key that ends the client. So `~.` after a newline leaves, as with ssh.
+4. The job leads a session with a terminal of its own; when our end is closed, the kernel hangs it up.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ESCAPES = """\r
 
 
 class Terminal:
-    """The caller's own. `size` is (rows, columns)."""
+    """The caller's terminal. `size` is (rows, columns)."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = os.dup(fd)  # ours for as long as it has to be given back
-        self._found: list[Any] | None = None  # its settings, while ours are in force
-        self.taken = False  # to be read; before, what is typed is the shell's, or that of whoever is in front
+        self._fd = os.dup(fd)  # our own copy, open as long as the terminal may have to be restored
+        self._found: list[Any] | None = None  # the settings found, while ours are in force
+        self.taken = False  # stdin may be read; before, typed bytes belong to the shell or the foreground job
         self.escapes = Escapes()
 
     @property
@@ -45,9 +45,9 @@ class Terminal:
         return size_of(self._fd)
 
     def raw(self) -> None:
-        """Bytes as they are typed, bytes as they come. OSError where it has hung up.
+        """Set raw mode. Raises OSError if the terminal has hung up.
 
-        Not to be called in the background, where the kernel stops us here. InterruptedError when we go on all the same.
+        Not to be called in the background: the kernel stops this process here. When continued it gets InterruptedError.
         """
         try:
             settings = self._found or termios.tcgetattr(self._fd)
@@ -66,10 +66,10 @@ class Terminal:
             wanted[1] &= ~termios.OPOST
             wanted[3] &= ~(termios.ECHO | termios.ECHONL | termios.ICANON | termios.ISIG | termios.IEXTEN)
             wanted[6][termios.VMIN], wanted[6][termios.VTIME] = 1, 0
-            # Settings are kept before they are changed: whatever comes between the two, restore can undo it
+            # The settings are kept before they are changed, so that `restore` can undo an interrupted change
             self._found = settings
             self.taken = False
-            # NOW, not DRAIN: a terminal whose output is held up must not hold up our leaving
+            # NOW, not DRAIN: a terminal whose output is held up must not delay our exit
             termios.tcsetattr(self._fd, termios.TCSANOW, wanted)
             self.taken = True
         except termios.error as error:
@@ -77,14 +77,14 @@ class Terminal:
 
     @property
     def behind(self) -> bool:
-        """Whether we are in the background of it."""
+        """Whether this process is in the background of the terminal."""
         try:
             return os.tcgetpgrp(self._fd) != os.getpgrp()
         except OSError:
-            return False  # not our controlling terminal: nobody but us has it
+            return False  # not our controlling terminal: no other group has it
 
     def restore(self) -> None:
-        """As it was found. Not while others have it: a shell in front of us has put in its own settings."""
+        """Restore the settings found, unless in the background: there the shell in front has set its own."""
         if self._found is None:
             return
         settings, self._found = self._found, None
@@ -94,7 +94,7 @@ class Terminal:
         try:
             termios.tcsetattr(self._fd, termios.TCSANOW, settings)
         except termios.error:
-            pass  # it hung up
+            pass  # the terminal hung up
 
     def say(self, text: str) -> None:
         try:
@@ -107,7 +107,7 @@ class Terminal:
 
 
 def size_of(fd: int) -> tuple[int, int]:
-    """(rows, columns); both 0 where it has hung up."""
+    """Return (rows, columns); both 0 if the terminal has hung up."""
     try:
         return termios.tcgetwinsize(fd)
     except termios.error:
@@ -115,20 +115,20 @@ def size_of(fd: int) -> tuple[int, int]:
 
 
 def description(fd: int, environ: Mapping[str, str]) -> dict[str, object]:
-    """What a spawn says of the caller's."""
+    """Return the `terminal` of a spawn, for the caller's terminal."""
     rows, columns = size_of(fd)
     return {"rows": rows, "columns": columns, "term": environ.get("TERM", "")}
 
 
 class Escapes:
-    """Finds `~.` and its like among what is typed: keys in, keys to send and commands out."""
+    """Finds `~.` and the other escapes in typed bytes: keys in, keys to send and commands out."""
 
     def __init__(self) -> None:
         self._fresh = True  # at the beginning of a line
-        self._held = False  # a ~ there, which is sent when what follows makes no command of it
+        self._held = False  # a ~ there; it is sent if the next byte makes no command of it
 
     def feed(self, data: bytes) -> tuple[bytes, list[str]]:
-        """What to send, and the commands in it; after LEAVE nothing more is looked at."""
+        """Return (bytes to send, commands found); bytes after LEAVE are ignored."""
         if not (self._held or self._fresh or b"\r~" in data or b"\n~" in data):
             self._fresh = data[-1:] in (b"\r", b"\n")
             return data, []
@@ -159,9 +159,9 @@ class Escapes:
 
 
 def pair(rows: int, columns: int) -> tuple[list[int], list[int]]:
-    """A terminal of this size as three descriptors of ours and three of the child's, none inheritable.
+    """Make a terminal of this size: three descriptors of ours and three of the child's, none inheritable.
 
-    Ours are its input, its output, and an empty pipe in place of stderr, which a terminal does not tell apart.
+    Ours are its input, its output, and an empty pipe in place of stderr, because a terminal has one output.
     """
     made: list[int] = []
     try:
@@ -183,25 +183,29 @@ def pair(rows: int, columns: int) -> tuple[list[int], list[int]]:
 
 
 def take() -> None:
-    """In the child, the leader of a session without a terminal: descriptor 0 is its terminal from now on."""
+    """In the child, which leads a session without a terminal: make descriptor 0 its controlling terminal."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def resize(fd: int, rows: int, columns: int) -> None:
-    """Set its size. The foreground group is told even if it is what it was: a client that was suspended comes back
-    to a screen on which others have written.
+    """Set the size of a terminal. The foreground group gets SIGWINCH even if the size is unchanged.
+
+    A client that was suspended comes back to a screen on which other programs have written.
     """
     try:
         before = termios.tcgetwinsize(fd)
-        termios.tcsetwinsize(fd, (rows, columns))  # of a change the kernel tells
+        termios.tcsetwinsize(fd, (rows, columns))  # the kernel signals a change
         if before == (rows, columns) and (group := os.tcgetpgrp(fd)) > 0:
             os.killpg(group, signal.SIGWINCH)
     except (OSError, termios.error):
-        pass  # nobody has it any more
+        pass  # nobody uses it any more
 
 
 def end_of_input(fd: int, fresh: bool) -> bytes:
-    """What a terminal has for the end of a file; in the midst of a line the first one only ends the line."""
+    """Return the keys that end a file on a terminal; b"" if it has hung up.
+
+    Unless `fresh` (at the beginning of a line), two keys are needed: the first only ends the line.
+    """
     try:
         key: bytes = termios.tcgetattr(fd)[6][termios.VEOF]
     except termios.error:

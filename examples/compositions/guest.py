@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The guest of the third composition, which a fixed script cannot be: its exit status depends on what it sees."""
+"""The guest of the third composition. It cannot be a fixed script: its exit status depends on the results it sees."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def worker(mission: str, wisdom: dict[str, str]) -> Play:
 
 
 def historian(mission: str, wisdom: dict[str, str]) -> Play:
-    """Mode B, sequential: what was read is carried on as wisdom, and nothing else."""
+    """Mode B, sequential: the names of those inside are carried on as wisdom, and nothing else."""
     inside = set(wisdom.get("inside", "").split())
     read = yield sh(READ, "The next page of the book.")
     entries = read.stdout.split("\n")[:-1]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A librarian: looks through a directory itself where that fits into its turns, and else gives each part to a child."""
+"""A librarian: searches a directory itself if that fits into its turns, and else gives each part to a child."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def another_life(files: int, checked: int, found: list[str]) -> Call:
 
 
 def suspects(shown: str) -> list[str]:
-    """The volumes that hold a line of anything else than a UUID."""
+    """Return the volumes that hold a line that is no UUID."""
     path, found = "this one", []
     for line in shown.splitlines():
         if line.startswith("==> "):

@@ -22,7 +22,7 @@ WRITTEN = (
 
 
 def make(large: int = 30, small: int = 25) -> list[str]:
-    """The needles' paths, sorted."""
+    """Write the library; return the paths of the volumes that are not random, sorted."""
     chance = random.Random(1941)
     volumes: list[Path] = []
     for number in range(10):

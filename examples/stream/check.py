@@ -1,4 +1,4 @@
-"""How good is an answer? python check.py ANSWER EXPECTED MARK prints the score of MRCR; status 1 where it is too low.
+"""Score an answer: python check.py ANSWER EXPECTED MARK prints the score of MRCR; status 1 if it is too low.
 
 MRCR's score is the ratio of difflib.SequenceMatcher; an answer that does not begin with the mark has 0.
 """

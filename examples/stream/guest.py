@@ -10,7 +10,7 @@ import sys
 sys.path[0] += "/.."
 from play import Play, failure, play, renew, sh
 
-BYTES = 14400  # at a time: of more than 20 KB a part would be cut out
+BYTES = 14400  # read at a time: of more than 20 KB a part would be cut out
 TOKENS = BYTES // 4 + 100  # of one more result
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 MISSION = re.compile(r"Find the (\w+) (.+); prepend the hash (\w+) and output")
@@ -46,7 +46,7 @@ def reader(mission: str, wisdom: dict[str, str]) -> Play:
 
 
 def whole(text: str, ended: bool) -> tuple[list[tuple[str, str]], str]:
-    """The turns of the conversation that are there to their end, and the rest."""
+    """Return the turns that are complete, and the rest of the text."""
     *turns, rest = re.split(r"^(?=User: )", text, flags=re.MULTILINE)
     if ended:
         turns, rest = [*turns, rest], ""

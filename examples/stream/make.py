@@ -1,4 +1,4 @@
-"""Make a long conversation, as of MRCR: python make.py TOKENS >conversation 2>answer
+"""Make a long conversation like those of MRCR: python make.py TOKENS >conversation 2>answer
 
 Many short pieces of many kinds about many things, each asked for by a user and written by an assistant; among them
 six times the same request. The last of these stands near the end. The same conversation each time.
@@ -25,7 +25,7 @@ WORDS = re.findall(
 
 
 def make(tokens: int) -> tuple[str, str]:
-    """The conversation and the answer."""
+    """Return the conversation and the answer."""
     chance = random.Random(tokens)
     size = tokens * CHARACTERS
     due = [size * (0.98 * time / TIMES) for time in range(1, TIMES + 1)]  # where the wanted pieces end
@@ -45,7 +45,7 @@ def make(tokens: int) -> tuple[str, str]:
 
 
 def piece(chance: random.Random) -> str:
-    """A paragraph of which no other piece has the words."""
+    """Return a paragraph of random words, unlike that of any other piece."""
     lengths = [chance.randint(6, 14) for _ in range(chance.randint(6, 12))]
     return " ".join(" ".join(chance.choices(WORDS, k=length)).capitalize() + "." for length in lengths)
 

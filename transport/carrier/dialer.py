@@ -1,4 +1,4 @@
-"""How a host is reached, below ssh: the target, a place among the handshakes, a connected socket.
+"""Reaching a host, below ssh: the target, a limit on concurrent handshakes, a connected socket.
 
 Laws
 1. Not more handshakes at one time than sshd takes without dropping any, with the host and with each on the way.
@@ -24,9 +24,9 @@ SILENCE = 45  # seconds that written bytes may stay unacknowledged: as long as k
 
 @dataclass(frozen=True, slots=True)
 class SshTarget:
-    """Where to, as whom, through whom. None means: as ~/.ssh/config says, else ssh's default."""
+    """A host and the way to it: user, address, jump host. None means: as ~/.ssh/config says, else ssh's default."""
 
-    name: str  # how people call it, in messages
+    name: str  # the name that messages show
     address: str
     user: str | None = None
     port: int | None = None
@@ -43,14 +43,14 @@ class SshTarget:
 
 @contextlib.asynccontextmanager
 async def handshakes(target: SshTarget) -> AsyncIterator[None]:
-    """Hold a place among the few handshakes at one time with this host, and with each on the way to it."""
+    """Hold a place among the few concurrent handshakes with this host, and with each host on the way to it."""
     async with contextlib.AsyncExitStack() as stack:
         hop: SshTarget | None = target
         hops: list[SshTarget] = []
         while hop is not None:
             hops.append(hop)
             hop = hop.jump
-        for hop in reversed(hops):  # outermost first: everybody waits in the same order
+        for hop in reversed(hops):  # outermost first: all callers wait in the same order
             await stack.enter_async_context(_places(hop))
         yield
 
@@ -64,7 +64,10 @@ def _places(target: SshTarget) -> asyncio.Semaphore:
 
 
 async def connected(target: SshTarget, host: str, port: int, family: int) -> socket.socket:
-    """A connected socket. Ours and not asyncssh's, for the errno of a failure and for TCP_USER_TIMEOUT."""
+    """Return a connected socket. Raises Unreachable.
+
+    asyncssh does not connect by itself, because it would lose the errno of a failure and set no TCP_USER_TIMEOUT.
+    """
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
@@ -76,9 +79,9 @@ async def connected(target: SshTarget, host: str, port: int, family: int) -> soc
         sock = socket.socket(family, kind, proto)
         try:
             sock.setblocking(False)
-            # Bytes that nobody acknowledges end the connection: keepalive is about idle ones
+            # Unacknowledged bytes end the connection after this time: keepalive checks only an idle one
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
-            async with asyncio.timeout(ATTEMPT if left else None):  # a dead IPv6 route must not cost it all
+            async with asyncio.timeout(ATTEMPT if left else None):  # one dead route must not cost it all
                 await loop.sock_connect(sock, address)
             return sock
         except OSError as error:  # TimeoutError is one

@@ -1,9 +1,9 @@
-"""The seam below a link: bytes both ways between two nodes, whatever carries them.
+"""The interface below a link: bytes both ways between two nodes, whatever carries them.
 
 Laws
 1. A duplex is used in two phases: first by awaiting `read` (the bootstrap talks in lines), then, from
-   `attach` on, by callbacks alone (who greets, and the link after it). What was buffered is delivered first.
-2. `write` never blocks and never drops; whoever writes watches `pause_writing` / `resume_writing`.
+   `attach` on, by callbacks alone (the greeter, and the link after it). Buffered bytes are delivered first.
+2. `write` never blocks and never drops; a writer obeys `pause_writing` and `resume_writing`.
 3. `connection_lost` is called exactly once, and nothing is called after it.
 """
 
@@ -24,7 +24,7 @@ IOV_MAX = 512  # chunks of one writev(2); Linux takes 1024
 
 
 def enlarge(fd: int) -> None:
-    """Give a pipe more room. What is no pipe, or finds the user's quota of pipe memory used up, stays as it is."""
+    """Give a pipe more room, if `fd` is a pipe and the user's quota of pipe memory allows it."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, BULK_PIPE)
     except OSError:
@@ -32,7 +32,7 @@ def enlarge(fd: int) -> None:
 
 
 class DuplexProtocol(Protocol):
-    """What a duplex calls, always from its event loop."""
+    """The callbacks of a duplex, always called from its event loop."""
 
     def data_received(self, data: bytes) -> None: ...
 
@@ -48,7 +48,7 @@ class Duplex(Protocol):
     """Bytes both ways."""
 
     async def read(self) -> bytes:
-        """Next bytes as they came, b"" at end of file. Only before `attach`."""
+        """Return the next bytes as they came, b"" at end of file. Only before `attach`."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -60,7 +60,7 @@ class Duplex(Protocol):
     def attach(self, protocol: DuplexProtocol) -> None: ...
 
     def pause_reading(self) -> None:
-        """Call `data_received` no more, and let the other end feel it. Only after `attach`."""
+        """Stop calling `data_received`, so that back pressure reaches the other end. Only after `attach`."""
 
     def resume_reading(self) -> None: ...
 
@@ -76,7 +76,7 @@ class FdDuplex:
     """
 
     READ_SIZE = 256 * 1024
-    HIGH_WATER = 128 * 1024  # what waits here is one scheduling round of the link, no more
+    HIGH_WATER = 128 * 1024  # bytes that wait here: one scheduling round of the link, no more
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -151,7 +151,7 @@ class FdDuplex:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            # From the loop, not from inside the caller's write: it is in the middle of something.
+            # Reported from the loop: the caller is in the middle of its write.
             self._loop.call_soon(self._lost, error.strerror or "write failed")
             return []
         for index, chunk in enumerate(chunks):
@@ -189,9 +189,9 @@ class FdDuplex:
 
 
 class ClientDuplex(FdDuplex):
-    """The socket of a client, which may send descriptors: `lent`, by their number on this connection."""
+    """The socket of a client, which may send descriptors. `lent` has them by their number on this connection."""
 
-    MOST = 256  # descriptors that nobody has asked for yet; what is forgotten is closed
+    MOST = 256  # descriptors that nobody has asked for yet; the oldest beyond these is closed
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection.fileno(), connection.fileno())
@@ -208,7 +208,7 @@ class ClientDuplex(FdDuplex):
             self._count += 1
             if len(self.lent) > self.MOST:
                 os.close(self.lent.pop(next(iter(self.lent))))
-        if flags & socket.MSG_CTRUNC:  # some had no room here, and those that follow would be taken for them
+        if flags & socket.MSG_CTRUNC:  # some had no room, and later ones would get their numbers
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return data
 
@@ -221,7 +221,7 @@ class ClientDuplex(FdDuplex):
 
 
 def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Those that came with a message."""
+    """Return the descriptors that came with a message."""
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -230,9 +230,9 @@ def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 class DialDuplex(FdDuplex):
-    """The streams of a dial, which waits with us: its end is theirs, and their end is its end.
+    """The streams of a dial process, which waits with us: each ends when the other does.
 
-    `dial` is its connection to us; taken ownership of like the descriptors.
+    `dial` is the process's connection to us; it is owned here, as the descriptors are.
     """
 
     def __init__(self, read_fd: int, write_fd: int, dial: socket.socket) -> None:

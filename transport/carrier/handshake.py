@@ -1,8 +1,8 @@
-"""The first words of a connection between two nodes, driven over its duplex until the other end's hello is here.
+"""The handshake of a connection between two nodes, driven over its duplex until the peer's hello has come.
 
 Laws
-1. What follows the hello is the link's: it is kept for it, and so is the news that the connection has ended meanwhile.
-2. Who does not greet in time, or not by the rules, is hung up on.
+1. Bytes after the hello belong to the link: they are kept for it, and so is the news of an end of the connection.
+2. A peer that does not greet in time, or breaks the rules, is disconnected.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from transport.wire.line import Handshake
 
 
 class Greeter:
-    """The first words with another node over a connection, until its hello is here. Implements DuplexProtocol."""
+    """Drives the handshake with another node until its hello has come. Implements DuplexProtocol."""
 
     def __init__(self, duplex: Duplex, first: bytes = b"") -> None:
-        """`first` is our own hello, where it is for us to speak first."""
+        """`first` is our own hello, if we speak first."""
         self.duplex = duplex
         self.handshake = Handshake()
-        self.lost: str | None = None  # the connection has ended meanwhile; a link that gets it must know
+        self.lost: str | None = None  # why the connection has ended meanwhile; for the link
         self._heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         duplex.attach(self)
         duplex.write(GREETING + first)
 
     async def hello(self, seconds: float) -> dict[str, Any]:
-        """The other end's. Raises ProtocolError, and closes the connection then."""
+        """Return the peer's hello, or raise ProtocolError after `seconds`. Any failure closes the connection."""
         try:
             async with asyncio.timeout(seconds):
                 await self._heard
@@ -47,7 +47,7 @@ class Greeter:
 
     def data_received(self, data: bytes) -> None:
         if self._heard.done():
-            self.handshake.decoder.hold(data)  # for the link, which is just being told
+            self.handshake.decoder.hold(data)  # for the link, which is being set up
             return
         try:
             if self.handshake.feed(data):
@@ -57,7 +57,7 @@ class Greeter:
 
     def _refuse(self, error: ProtocolError) -> None:
         self._heard.set_exception(error)
-        self._heard.exception()  # whoever waits sees it; nobody waiting is no warning
+        self._heard.exception()  # a waiter gets it; without a waiter asyncio must not warn
 
     def pause_writing(self) -> None:
         pass
@@ -70,4 +70,4 @@ class Greeter:
             self.lost = why
             self._refuse(ProtocolError(why or "the connection was closed"))
         elif not self._heard.cancelled() and self._heard.exception() is None:
-            self.lost = why  # else we have closed it for what was said: no break that another dial would mend
+            self.lost = why  # else we closed it for a violation, which another dial would not mend

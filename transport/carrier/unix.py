@@ -1,8 +1,8 @@
 """A session over the socket of a process that waits in a poll: nothing here blocks.
 
 Laws
-1. What the socket does not take now waits here, at most one `pull`; the session keeps the rest.
-2. A peer that has gone is noticed by reading, never by writing: what came before its end still counts.
+1. Bytes that the socket does not take now wait here, at most one `pull`; the session keeps the rest.
+2. A peer that has gone is noticed by reading, never by writing: the bytes before its end still count.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ MOST = 200  # descriptors of one message; Linux takes 253
 
 
 class Wire:
-    """`unsent` is what waits for the socket to be writable."""
+    """One end of a connection. `unsent` holds the chunks that wait for the socket to be writable."""
 
     def __init__(self, connection: socket.socket, session: Session, first: bytes) -> None:
         connection.setblocking(False)
         self.socket = connection
         self.unsent = [first]
         self._session = session
-        self._fds: list[int] = []  # to go with what is sent next
+        self._fds: list[int] = []  # sent with the next message
         self._count = 0
 
     def attach(self, fd: int) -> int:
-        """Send a descriptor, too, before what is queued from now on; its number on this connection.
+        """Send a copy of a descriptor, before all bytes queued from now on. Return its number on this connection.
 
-        Raises OSError where it has no room.
+        Raises OSError if too many wait to be sent.
         """
         if len(self._fds) >= MOST:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        self._fds.append(os.dup(fd))  # whoever owns it need not wait
+        self._fds.append(os.dup(fd))  # a copy, so that its owner need not wait
         self._count += 1
         return self._count - 1
 
     def receive(self) -> bytes | None:
-        """What has come; None at the end."""
+        """Return the bytes that have come, b"" if there are none, None at the end."""
         try:
             return self.socket.recv(RECEIVE) or None
         except BlockingIOError:
@@ -55,7 +55,7 @@ class Wire:
             return None
 
     def flush(self) -> None:
-        """Give the socket what it takes now."""
+        """Send what the socket takes now."""
         while True:
             if not self.unsent:
                 self.unsent = self._session.pull(ROUND)
@@ -75,11 +75,11 @@ class Wire:
                 self.unsent[0] = self.unsent[0][sent:]
 
     def drop(self) -> None:
-        """The descriptors were sent, or never will be."""
+        """Close the queued descriptors: they were sent, or never will be."""
         while self._fds:
             os.close(self._fds.pop())
 
 
 def rights(fds: list[int]) -> list[tuple[int, int, bytes]]:
-    """Ancillary data of a message that gives descriptors away."""
+    """Return the ancillary data of a message that passes descriptors."""
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []

@@ -1,11 +1,11 @@
-"""The blocking client: gives a job on a node the face of a local process.
+"""The blocking client: a proxy that makes a job on a node look like a local process.
 
-It drives the state machine of `core.py`, which decides; here are its descriptors, signals and clock.
+The state machine of `core.py` decides; this module has its descriptors, signals and clock.
 
 Laws
-1. Standard library only and no event loop: this is what people call in loops.
+1. Standard library only and no event loop: scripts start many clients in a loop.
 2. One poll waits for everything: node, stdin, stdout, stderr, signals. No descriptor of the caller is made
-   non-blocking, because whoever shares its open file would see that.
+   non-blocking, because processes that share its open file would see that.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ def run(
     used: Used | None = None,
     on_sent: Callable[[], None] | None = None,
 ) -> Status:
-    """Start a job through this machine's node and be its face until it ends.
+    """Start a job through this machine's node and be its proxy until it ends.
 
     services   name -> function from request body to reply body, or a Streaming; called in threads, may raise
-    on_sent    called when the job is on its way: what it will ask for may be begun
+    on_sent    called when the job is on its way: work that its requests will need may begin
     on_start   called with the job's pid over there and the name of its host, "" for this machine, before a request of
                it is answered
-    on_note    called with what the node says of the link that the job is behind
-    on_refused called with what is said of a request that was refused
-    used       is told what was done with the streams, and keeps stdin untouched until the job runs
+    on_note    called with each note of the node about the link to the job's host
+    on_refused called with the reason when a request was refused
+    used       records the use of the streams, and keeps stdin untouched until the job runs
 
-    Raises Refused where no node can be had here; everything else is in the Status. Must be called in the main thread.
+    Raises Refused if this machine has no usable node; any other outcome is in the Status. Must be called in the main
+    thread.
     """
     spawn.capability = os.urandom(16).hex()
     for _ in range(rendezvous.TRIES):
@@ -70,12 +71,12 @@ def run(
                 return status
         finally:
             face.close()
-        # The node went idle while we connected: it had not read a byte. The next one is started.
+        # The node went idle while we connected, before it had read a byte. The next try starts another.
     raise rendezvous.short_lived()
 
 
 class Face:
-    """One job, this process's streams and signals, one connection to the node: the Driver of a Core."""
+    """The proxy of one job: this process's streams and signals, one connection to the node. The Driver of a Core."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Face:
     # -- the loop ----------------------------------------------------------------------------------
 
     def run(self) -> Status | None:
-        """The status of the job; None when the node ended before it had read anything."""
+        """Return the status of the job; None if the node ended before it had read anything."""
         core = self._core
         core.begin()
         if core.over:
@@ -116,8 +117,8 @@ class Face:
         # A ^C that is ignored in this process (nohup, a background job) stays ignored over there.
         self._caught.install(FORWARDED + OURS if self._terminal else FORWARDED)
         if self._terminal:
-            # Stopped in a read, we would be stopped there again with the TERM noted: Python repeats what a signal
-            # interrupts, and the read stops us anew. Ignored, it fails instead.
+            # Python repeats a read that a signal interrupts. So a stop in a read would come again, with a TERM only
+            # noted. With SIGTTIN ignored, the read fails instead.
             self._caught.ignore(signal.SIGTTIN)
         try:
             self._loop()
@@ -152,7 +153,7 @@ class Face:
                     if events & ~select.POLLOUT:
                         self._receive()
                 elif fd == self._caught.fd:
-                    if self._caught.drain():  # by a signal, or because replies are ready
+                    if self._caught.drain():  # readable by a signal, or because replies are ready
                         core.answered()
                 elif fd == self._stdin and core.room:
                     self._read_stdin()
@@ -172,7 +173,7 @@ class Face:
         return poll
 
     def _pause(self) -> int | None:
-        """Milliseconds until the core has something to do."""
+        """Return the milliseconds until the core has something to do."""
         if (due := self._core.due) is None:
             return None
         return max(0, int(1000 * (due - time.monotonic())) + 1)
@@ -188,10 +189,10 @@ class Face:
         try:
             data = os.read(self._stdin, self._core.room)
         except BlockingIOError:
-            return  # somebody else made it non-blocking, and read first
+            return  # another process made it non-blocking, and read first
         except OSError:
             if self._terminal and self._terminal.behind:
-                self.take_terminal()  # it stops us as the read would have done, and comes back for a TERM
+                self.take_terminal()  # stops us as the read would have done, but returns for a TERM
                 return
             data = b""  # a closed descriptor, a directory, a terminal that hung up: there is no more
         self._core.typed(data, time.monotonic())
@@ -241,14 +242,14 @@ class Face:
         if not self._terminal:
             return
         if self._terminal.behind and signal.getsignal(signal.SIGTTOU) is not signal.SIG_IGN:
-            # To be called again for the CONT, after whatever else has come
+            # The core calls this again for the noted CONT, after any other signal
             if self._caught.stop(signal.SIGTTOU, FATAL + OURS) and signal.SIGCONT not in self._caught:
                 raise OSError("in the background of its terminal, where no shell can continue it")
             return
         try:
             self._terminal.raw()
         except InterruptedError:
-            return  # put into the background in this moment, and stopped there by the kernel
+            return  # put into the background at this moment, and stopped there by the kernel
         if self._terminal.size != self._core.size:
             self.tell_size()
 

@@ -4,8 +4,8 @@ Laws
 1. Sans-IO: no socket, descriptor, clock or thread. `now` is seconds of any steady clock; a Driver does the rest.
 2. Bytes are acknowledged after the caller's stdout took them: a reader that sleeps stops the producer over there.
 3. Whatever ends the connection, the status says what is known: never started, or lost.
-4. With a terminal (`spawn.terminal`) keys are bytes and only bytes; a signal that comes to this process by itself is
-   meant for it: it leaves, and what runs over there is hung up, as with ssh.
+4. With a terminal (`spawn.terminal`) keys are bytes and only bytes. A signal sent to this process is meant for it:
+   the client leaves, and the job is hung up, as with ssh.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transport.status import LOST, NOT_STARTED, USAGE, Status, signal_name
 from transport.wire.frames import CHUNK, Frame, Kind
 from transport.wire.session import STDERR, STDIN, STDOUT, Session
 
-BROKEN_PIPE = 128 + signal.SIGPIPE  # of a process that SIGPIPE killed, and of the shell that ran it
+BROKEN_PIPE = 128 + signal.SIGPIPE  # of a process that SIGPIPE killed, and of its shell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from transport.spawn import Spawn
 
     class Driver(Protocol):
-        """What the core asks of the process around it. Only `stop` and `suspend` take long: until SIGCONT."""
+        """The operations that the core needs from its process. Only `stop` and `suspend` take long: until SIGCONT."""
 
         def write(self, stream: int, data: bytes) -> None:
-            """Queue bytes for stdout or stderr; Core.took is told what becomes of them."""
+            """Queue bytes for stdout or stderr; report to Core.took how many were taken."""
 
         def close_stdin(self) -> None:
-            """Nobody reads it over there: a writer to this process gets SIGPIPE."""
+            """The job reads no more: a writer to this process shall get SIGPIPE."""
 
         def started(self, pid: int, host: str) -> None: ...
 
         def noted(self, body: dict[str, Any]) -> None:
-            """The node says how the link fares that the job is behind; or it says nothing (`silent`: its log)."""
+            """A note of the node about the link to the job's host; or the node has not greeted (`silent`: its log)."""
 
         def services(self, session: Session) -> Services:
-            """Called once, by the first request of the job."""
+            """Make the services; called once, at the first request of the job."""
 
         def stop(self) -> None:
             """Send what is queued, then stop this process as SIGTSTP does."""
@@ -50,18 +50,16 @@ if TYPE_CHECKING:
             """Give the terminal back, and stop."""
 
         def take_terminal(self) -> None:
-            """Set raw mode; tell Core.resized where the size is not Core.size."""
+            """Set raw mode; call Core.resized if the size is not Core.size."""
 
         def tell_size(self) -> None:
-            """Tell Core.resized the size of the terminal."""
+            """Call Core.resized with the size of the terminal."""
 
         def say_escapes(self) -> None: ...
 
 
-BLOCKED = 5.0  # seconds that a reader who takes nothing holds us after a fatal signal
-SILENT = (
-    10.0  # seconds that the node of this machine may take to greet, on a busy one, before the user is told
-)
+BLOCKED = 5.0  # seconds that a reader that takes nothing may delay our exit after a fatal signal
+SILENT = 10.0  # seconds without a greeting until the user is told; a busy machine needs some
 IMPATIENT = 1.0  # seconds within which a third ^C leaves without waiting
 FORWARDED = (
     signal.SIGINT,
@@ -76,24 +74,24 @@ FORWARDED = (
     signal.SIGTSTP,
 )
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# These end us, too, and mean nothing over there: caught only where a terminal must be given back first.
+# These end us, too, and mean nothing to the job: caught only where a terminal must be restored first.
 OURS = (signal.SIGXCPU, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR)
 
 
 class Core:
-    """One job. What is to be sent is in `session`; after each call look at `over`.
+    """One job. `session` holds the bytes to send; after each call look at `over`.
 
-    over     nothing more is to be done but to send what `session` holds
-    status   how the job ended; None where the node ended before it had read anything: the job may be sent again
-    due      when `tick` has something to do, None where only events count
+    over     nothing is left to do but to send the bytes in `session`
+    status   how the job ended; None if the node ended before it had read anything: the job may be sent again
+    due      time when `tick` has something to do, None if only events count
     """
 
     def __init__(
         self, spawn: Spawn, hello: dict[str, Any], driver: Driver, used: Used | None = None, log: str = ""
     ) -> None:
-        """`used` is told what was done with the streams, and keeps stdin untouched until the job runs.
+        """`used` records the use of the streams, and keeps stdin untouched until the job runs.
 
-        `log` is where the node of this machine writes what it knows.
+        `log` is the path of this machine's node log.
         """
         self.session = Session(opener=True, hello=hello)
         self.over = False
@@ -115,17 +113,17 @@ class Core:
             self.size = (spawn.terminal["rows"], spawn.terminal["columns"])
         self._services: Services | None = None
         self._exit: Status | None = None
-        self._given = [0, 0, 0]  # bytes of each stream that the driver has been given,
-        self._taken = [0, 0, 0]  # those that the descriptor took,
-        self._errors = ["", "", ""]  # and why it takes no more, where that is not a reader who has gone
+        self._given = [0, 0, 0]  # bytes of each stream given to the driver,
+        self._taken = [0, 0, 0]  # bytes that the descriptor took,
+        self._errors = ["", "", ""]  # and why it takes no more; "" if its reader has gone
         self._signals = 0
         self._interrupts: list[float] = []
-        self._patience: tuple[int, float] | None = None  # a fatal signal that was forwarded, and until when
-        self._greeted_by: float | None = None  # until when a silent node is not told of
-        self._told = False  # that it is silent
+        self._patience: tuple[int, float] | None = None  # a forwarded fatal signal, and our deadline
+        self._greeted_by: float | None = None  # when the user is told of a silent node
+        self._told = False  # the user has been told of it
 
     def begin(self) -> None:
-        """Ask for the job."""
+        """Send the spawn of the job."""
         body = self._spawn.to_json()
         try:
             type(self._spawn).from_json(body)
@@ -141,7 +139,7 @@ class Core:
     # -- the node ----------------------------------------------------------------------------------
 
     def receive(self, data: bytes, now: float) -> None:
-        """Bytes of the node. A violation of the protocol ends it: the job is lost."""
+        """Take bytes of the node. After a violation of the protocol the job is lost."""
         try:
             for frame in self.session.receive(data):
                 self._frame(frame, now)
@@ -149,7 +147,7 @@ class Core:
             self.fail(str(error))
 
     def closed(self) -> None:
-        """The node has ended. Where it had said nothing it has read nothing, either."""
+        """The node has ended. If it never greeted, it has read nothing, and the job may be sent again."""
         if self.session.peer:
             cure = f"quine ps --on {self._host} ends it, or else its lease does" if self._host else ""
             self.fail("the node of this machine ended", cure)
@@ -157,7 +155,7 @@ class Core:
             self._end(None)
 
     def fail(self, why: str, cure: str = "") -> None:
-        """Nothing more will be heard: the job is lost."""
+        """End with a lost job: nothing more will be heard of it."""
         if self.pid:
             known = f"the command was started (pid {self.pid}), its outcome is not known"
         else:
@@ -198,7 +196,7 @@ class Core:
                 raise ProtocolError("what was started is said never to have been started")
 
     def tick(self, now: float) -> None:
-        """Whether it is over: by itself, or because nobody takes its output after a fatal signal."""
+        """End if the job is over, or if nobody takes its output after a fatal signal. Report a silent node."""
         if self.over:
             return
         if not self.session.peer and not self._told:
@@ -208,7 +206,7 @@ class Core:
                 self._driver.noted({"silent": self._log})
         channel = self.session.channels.get(self.number)
         if self._exit and channel and channel.finished and not self._pending:
-            # Exit record there, both streams at their end, all of them written: say the last word.
+            # Exit record there, both streams at their end, all of them written: acknowledge the record.
             self.session.last_word(self.number)
             self._end(self._written(self._exit))
         elif self._patience and self._pending and now > self._patience[1]:
@@ -216,8 +214,10 @@ class Core:
 
     @property
     def due(self) -> float | None:
-        """After a fatal signal a reader that takes nothing keeps us no longer than this: the job may be over, and
-        its exit record stands behind output that nobody reads. Before the node has greeted: when that is told.
+        """Time when `tick` has something to do, None if only events count.
+
+        Before the greeting: when the user is told of a silent node. After a fatal signal: until when we wait for a
+        reader that takes nothing. The job may be over, with its exit record behind output that nobody reads.
         """
         if not self.session.peer:
             return None if self._told else self._greeted_by
@@ -228,9 +228,9 @@ class Core:
         return self._given != self._taken
 
     def _written(self, status: Status) -> Status:
-        """The exit record; but where the output could not be written, a success or a death by SIGPIPE is lost.
+        """Return the exit record; if output could not be written, a success or a death by SIGPIPE becomes lost.
 
-        The SIGPIPE comes from this process, which stopped the stream. Its status would say that a reader has left.
+        This process stopped the stream and so caused the SIGPIPE. Its status would say that a reader has left.
         """
         for stream, name in ((STDOUT, "stdout"), (STDERR, "stderr")):
             if error := self._errors[stream]:
@@ -242,7 +242,7 @@ class Core:
     # -- requests ----------------------------------------------------------------------------------
 
     def answered(self) -> None:
-        """A handler has something for the main thread."""
+        """Send the replies that handlers have ready."""
         if self._services:
             self._services.send()
 
@@ -258,18 +258,18 @@ class Core:
 
     @property
     def room(self) -> int:
-        """Bytes of stdin to read now. None before the node has said a word: it may be ending, and what we had
-        read would be lost; little before the job runs: it may wait for a slot for hours. None then where the job
-        may be tried again, or has a terminal: what is typed before is typed on this one.
+        """Bytes of stdin to read now.
+
+        Before the node has greeted 0: it may be ending, and bytes already read would be lost. Before the job runs at
+        most one chunk, as it may wait for a slot for hours. 0 then if the job may be tried again, or has a terminal,
+        which until then belongs to the shell.
         """
         channel = self.session.channels.get(self.number)
         if channel is None or not self.stdin_open:
             return 0
         flow = channel.flows[STDIN]
         if flow.stopped:
-            return (
-                CHUNK if self._escapes else 0
-            )  # nobody over there reads our terminal; ~. must still lead out
+            return CHUNK if self._escapes else 0  # the job does not read our terminal; ~. must still lead out
         if self._exit is not None or not self.session.peer:
             return 0
         if self.pid:
@@ -277,7 +277,7 @@ class Core:
         return 0 if self._used or self._escapes else max(0, min(flow.credit, CHUNK - flow.offset))
 
     def typed(self, data: bytes, now: float) -> None:
-        """Bytes of stdin, at most `room`; b"" is its end."""
+        """Take bytes of stdin, at most `room`; b"" is its end."""
         flow = self.session.flow(self.number, STDIN)
         if not data:
             if not flow.stopped:
@@ -303,7 +303,7 @@ class Core:
                 self._used.stdin = True
 
     def took(self, stream: int, taken: int, now: float, *, alive: bool = True, error: str = "") -> None:
-        """The descriptor has taken so many bytes in all; not `alive`: it takes no more, and why."""
+        """The descriptor has taken `taken` bytes in all. Not `alive`: it takes no more; `error` is the reason."""
         if taken > self._taken[stream]:
             self._taken[stream] = taken
             if self._used and stream == STDOUT:
@@ -323,7 +323,7 @@ class Core:
     # -- signals -----------------------------------------------------------------------------------
 
     def signalled(self, number: int, now: float) -> None:
-        """A signal that this process got."""
+        """Handle a signal that this process got."""
         if number in OURS or (number in FATAL and (self._escapes or not self.pid or self._exit is not None)):
             self._leave(number)  # not started yet, or over and only our reader is slow
             return
@@ -336,7 +336,7 @@ class Core:
         if number in FATAL:
             self._patience = (number, now + BLOCKED)
         if self.number in self.session.channels:
-            # A stop signal of the terminal is void for a process group without a shell; STOP is not.
+            # A terminal's stop signal has no effect in an orphaned process group; STOP has.
             name = "STOP" if number == signal.SIGTSTP else signal_name(number)
             self._signals += 1
             self.session.tell(self.number, Kind.SIGNAL, {"signal": name}, self._signals)
@@ -344,21 +344,21 @@ class Core:
             self._driver.stop()
 
     def resized(self, rows: int, columns: int) -> None:
-        """Tell the job the size of our terminal; the same one again redraws its screen."""
+        """Send the size of our terminal to the job; the same size again makes it redraw its screen."""
         if self._escapes and self.pid and self.number in self.session.channels:
             self.size = (rows, columns)
             self.session.tell(self.number, Kind.WINCH, {"rows": rows, "columns": columns})
 
     def _signal_terminal(self, number: int) -> None:
-        """One that is about our own terminal, not for what runs over there."""
+        """Handle a signal about our own terminal, which is not for the job."""
         if number == signal.SIGTSTP:
             self._driver.suspend()
         if number != signal.SIGWINCH and self.pid:
             self._driver.take_terminal()
-        self._driver.tell_size()  # after a pause the same one again: what was on the screen is not
+        self._driver.tell_size()  # after a stop even the same size: the screen has to be redrawn
 
     def _command(self, command: str) -> None:
-        """What was typed after a ~ was meant for us."""
+        """Carry out a command that was typed after a ~."""
         from transport import terminal
 
         if command == terminal.SUSPEND:
@@ -371,7 +371,7 @@ class Core:
             self._end(Status("lost", LOST, pid=self.pid, detail=detail))
 
     def _leave(self, number: int, detail: str = "") -> None:
-        """Die of a signal without waiting for the job, which its node then ends."""
+        """End by a signal without waiting for the job; its node then ends the job."""
         self._abandon()
         self._end(Status("signaled", 128 + number, signal_name(number), pid=self.pid, detail=detail))
 

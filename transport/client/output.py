@@ -1,10 +1,10 @@
 """One of the caller's output descriptors, written without ever blocking and without changing it.
 
 Laws
-1. O_NONBLOCK belongs to the open file, which the caller's shell shares; so pipes and terminals are opened
+1. O_NONBLOCK belongs to the open file, which the caller's shell shares. So pipes and terminals are opened
    anew through /proc, sockets are written with MSG_DONTWAIT, and regular files never block for long.
 2. Where none of that is possible, a write that poll allowed is kept to PIPE_BUF bytes.
-3. `taken` counts what the kernel took; nothing else is ever acknowledged.
+3. `taken` counts the bytes that the kernel took; nothing else is ever acknowledged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transport.lean import deque, socket
 
 
 class Used:
-    """What a job has had of our streams: whether a byte of stdin was read (or stdin closed), and stdout written."""
+    """A job's use of our streams: whether stdin was read (or closed), and whether stdout was written."""
 
     __slots__ = ("stdin", "stdout")
 
@@ -39,11 +39,11 @@ class Output:
         self._socket: socket.socket | None = None
         self._limit = 1 << 20
         self._broken = False
-        self.error = ""  # why something could not be written, where that is not a reader who has gone
+        self.error = ""  # why a write failed; "" if only its reader has gone
         try:
             mode = os.fstat(fd).st_mode
         except OSError:
-            self.poll_fd = -1  # closed by the caller, as in >&-: writing will say so
+            self.poll_fd = -1  # closed by the caller, as in >&-: the first write fails
             return
         if stat.S_ISFIFO(mode) or os.isatty(fd):
             self._reopen(fd)
@@ -66,7 +66,10 @@ class Output:
         self.pending += len(data)
 
     def write(self) -> bool:
-        """Write what the descriptor takes now; False when its reader is gone (the queue is dropped then)."""
+        """Write as much as the descriptor takes now.
+
+        Return False, and drop the queue, if its reader is gone or a write failed (`error`).
+        """
         while self._queue and not self._broken:
             if self._limit == select.PIPE_BUF and not self._has_room():
                 return True
@@ -107,7 +110,7 @@ class Output:
         return os.write(self._owned if self._owned >= 0 else self._fd, chunk)
 
     def _reader_gone(self) -> bool:
-        """Whether the reader of a pipe has gone, even if we have nothing to write."""
+        """Return whether the reader of a pipe has gone, even if there is nothing to write."""
         if self.poll_fd < 0:
             return False
         poll = select.poll()
@@ -116,7 +119,7 @@ class Output:
         return any(events & (select.POLLERR | select.POLLNVAL | select.POLLHUP) for _, events in poll.poll(0))
 
     def close(self) -> None:
-        """Give back what was opened here; the caller's descriptor stays."""
+        """Close the descriptors opened here; the caller's stays open."""
         if self._owned >= 0:
             os.close(self._owned)
             self._owned = -1

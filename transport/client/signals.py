@@ -1,7 +1,7 @@
 """Signals caught by a process that waits in one poll: noted by the handler, taken by the loop.
 
 Laws
-1. A handler does nothing but note its signal; the descriptor `fd` is readable then, so no poll sleeps over it.
+1. A handler only notes its signal; the descriptor `fd` is readable then, so no poll sleeps over it.
 2. A signal that is ignored in this process (nohup, a background job) stays ignored.
 3. Handlers are put back as they were found.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Caught:
-    """Must be used in the main thread. Others may write to `fd_in` to wake the poll."""
+    """The signals noted. To be used in the main thread; other threads may write to `fd_in` to wake the poll."""
 
     def __init__(self) -> None:
         self._noted: deque[int] = deque()
@@ -37,7 +37,7 @@ class Caught:
         self._wakeup = signal.set_wakeup_fd(self.fd_in, warn_on_full_buffer=False)
 
     def ignore(self, number: int) -> None:
-        """Until `uninstall`."""
+        """Ignore a signal until `uninstall`."""
         self._previous[number] = signal.signal(number, signal.SIG_IGN)
 
     def uninstall(self) -> None:
@@ -50,15 +50,15 @@ class Caught:
         self._noted.append(number)
 
     def __contains__(self, number: int) -> bool:
-        """Whether it has been noted and not been taken."""
+        """Whether the signal has been noted and not been taken."""
         return number in self._noted
 
     def take(self) -> int:
-        """The next one, 0 where there is none."""
+        """Return the next signal, 0 if there is none."""
         return self._noted.popleft() if self._noted else 0
 
     def drain(self) -> bool:
-        """Make `fd` unreadable again; False where nothing was in it."""
+        """Make `fd` unreadable again; return False if nothing was in it."""
         try:
             os.read(self.fd, 4096)
         except BlockingIOError:
@@ -66,16 +66,16 @@ class Caught:
         return True
 
     def stop(self, number: int, fatal: Iterable[int]) -> bool:
-        """Stop this process by `number`, as the kernel does. False if a `fatal` signal was noted before.
+        """Stop this process by `number`, as the kernel does. Return False if a `fatal` signal was noted before.
 
         Returns when the process is continued; at once if `number` is ignored, and in an orphaned process group, which
-        nobody could continue. A fatal signal that came just before the stop and was only noted would wait for the
-        next SIGCONT: from the look at what has been noted until then it has its default action, and ends the process.
+        nobody could continue. A fatal signal that was only noted just before the stop would wait for the next SIGCONT.
+        So such signals get their default action before the noted ones are checked, and end the process.
         """
         if signal.getsignal(number) is signal.SIG_IGN:
             return True
         numbers = [number, *(one for one in fatal if signal.getsignal(one) is not signal.SIG_IGN)]
-        # Blocked while they change: Python drops a signal whose handler goes after it came and before it ran.
+        # Blocked while they change: Python drops a signal whose handler is replaced after it came and before it ran.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         try:
             previous = [(one, signal.signal(one, signal.SIG_DFL)) for one in numbers]

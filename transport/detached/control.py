@@ -1,13 +1,13 @@
 """The control socket of a supervisor: its two ends, the same frames as between nodes.
 
-Both sides greet. Then who is attached
+Both sides greet. Then an attached client
     sends     signal; data and eof of stdin; ack of stdout and stderr: "I have these, tell me of more"
-    is sent   ack of life: the signal was sent; ack of stdin: the job's pipe took it; stop of stdin: nobody reads it;
+    receives  ack of life: the signal was sent; ack of stdin: the job's pipe took it; stop of stdin: nobody reads it;
               ack of stdout and stderr: the file has so many bytes; exit: the record is written
 
 Laws
-1. Only who has our user id, or root, is heard.
-2. What one end does not read is bounded at the other.
+1. Only a process with our user id, or root's, is heard.
+2. Bytes that the other end does not read are bounded: past the bound `send` gives the connection up.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Wire:
         self._unsent += encode(Frame(kind, stream=stream, offset=offset, payload=payload))
 
     def send(self) -> bool:
-        """What the socket takes now; False where the other end has gone, or has long read nothing."""
+        """Send what the socket takes now. Return False if the other end has gone, or has long read nothing."""
         try:
             while self._unsent:
                 del self._unsent[: self.socket.send(self._unsent)]
@@ -58,12 +58,12 @@ class Wire:
         return len(self._unsent) <= MOST
 
     def send_all(self, seconds: float) -> None:
-        """Before we end. OSError where it is not taken in time."""
+        """Send everything before we end. Raises OSError if it is not taken within `seconds`."""
         self.socket.settimeout(max(0.01, seconds))
         self.socket.sendall(self._unsent)
 
     def receive(self) -> list[Frame]:
-        """What has come. EOFError at the end, ProtocolError for what is no frame."""
+        """Return the frames that have come. Raises EOFError at the end, ProtocolError for bytes that are no frame."""
         try:
             data = self.socket.recv(1 << 16)
         except BlockingIOError:
@@ -80,7 +80,7 @@ class Peer(Wire):
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
-        self.feeds = 0  # frames of its stdin that wait for the job: until they are taken it is not heard
+        self.feeds = 0  # frames of its stdin that wait for the job; the peer is not read meanwhile
         self._follows = False
         self._told = (-1, -1)
 
@@ -92,7 +92,7 @@ class Peer(Wire):
         self._follows = True
 
     def news(self, out: int, err: int) -> None:
-        """How much there is, if that has changed and the last word of it is out."""
+        """Send the sizes of both outputs, if they have changed and nothing waits to be sent."""
         if self._follows and self._told != (out, err) and not self._unsent:
             self._told = (out, err)
             self.tell(Kind.ACK, STDOUT, out)
@@ -100,7 +100,7 @@ class Peer(Wire):
 
 
 def listen() -> socket.socket:
-    """In the current directory: its path may be longer than an address. OSError where there can be none."""
+    """Listen in the current directory: its path may be longer than an address. Raises OSError if it cannot."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     mask = os.umask(0o177)
     try:
@@ -127,7 +127,7 @@ def accept(listener: socket.socket) -> Peer | None:
 
 
 def connect(directory: str) -> Wire:
-    """To the supervisor of the job in that directory. OSError where none listens."""
+    """Connect to the supervisor of the job in that directory. Raises OSError if none listens."""
     folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -1,8 +1,8 @@
-"""What a detached job leaves on disk: its two outputs, and small records that are there whole or not at all.
+"""The files that a detached job leaves: its two outputs, and small records that are there whole or not at all.
 
 Laws
-1. The offset in the file is the offset in the stream: whoever knows an offset needs nobody to find its byte.
-2. What was read of a pipe is written, or held until it can be: a full disk stops the job, it loses nothing.
+1. The offset in the file is the offset in the stream: an offset alone is enough to find its byte.
+2. Bytes read from a pipe are written, or held until they can be: a full disk stops the job and loses nothing.
 3. The room of a record that must not fail is taken beforehand, while failing is still allowed.
 """
 
@@ -17,13 +17,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-CHUNK = 1 << 20  # what a pipe may hold, where the kernel lets it, and so what is read of it at once
+CHUNK = 1 << 20  # size asked for each pipe, and the most that is read at once
 F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 STREAMS = ("stdout", "stderr")
 
 
 class Spool:
-    """One output of the job: from its pipe into its file. `read` is what somebody has taken of it elsewhere."""
+    """One output of the job, from its pipe into its file. `read` is how far readers elsewhere have come in it."""
 
     def __init__(self, name: str, pipe: int) -> None:
         self.pipe = pipe  # -1 once it is at its end
@@ -39,11 +39,11 @@ class Spool:
 
     @property
     def full(self) -> bool:
-        """The disk did not take what we have read."""
+        """Whether the disk has not taken all that was read."""
         return bool(self._pending)
 
     def copy(self, room: int = CHUNK) -> None:
-        """What the pipe holds now, once; OSError where the disk does not take it, which is then tried again."""
+        """Copy once, at most `room` bytes. Raises OSError if the disk does not take them; the next call tries again."""
         if not self._pending:
             try:
                 self._pending = os.read(self.pipe, min(room, CHUNK))
@@ -61,8 +61,8 @@ class Spool:
             self._pending = self._pending[sent:]
 
     def drain(self) -> None:
-        """Its job has ended and somebody holds the pipe open: take what is in it, and close it."""
-        at_most = self.size + 2 * CHUNK  # whoever holds it may still write
+        """Take what is in the pipe and close it: the job has ended, and another process holds the pipe open."""
+        at_most = self.size + 2 * CHUNK  # its holder may still write
         while self.pipe >= 0 and self.size < at_most:
             before = self.size
             self.copy()
@@ -76,12 +76,12 @@ class Spool:
             self.pipe = -1
 
     def settle(self) -> None:
-        """On the disk, before anybody is told how the job ended."""
+        """Sync the file to the disk, before the end of the job is reported."""
         os.fdatasync(self._file)
 
 
 def reserve(name: str, room: int) -> None:
-    """Take the room that a record of at most `room` bytes will need. OSError where there is none."""
+    """Take the room that a record of at most `room` bytes will need. Raises OSError if there is none."""
     with open(
         os.open(f"{name}.part", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
     ) as file:
@@ -91,7 +91,7 @@ def reserve(name: str, room: int) -> None:
 
 
 def record(name: str, value: dict[str, Any]) -> None:
-    """The record, whole and on the disk when this returns."""
+    """Write a record; it is whole and on the disk when this returns."""
     data = quickjson.dumps(value).encode()
     fd = os.open(f"{name}.part", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -107,7 +107,7 @@ def record(name: str, value: dict[str, Any]) -> None:
 
 
 def settle(directory: str) -> None:
-    """The names in a directory are on the disk."""
+    """Sync the names in a directory to the disk."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,1 +1,1 @@
-"""ssh: one connection and one channel of ssh as a duplex."""
+"""ssh: one connection with one channel of ssh as a duplex, and the check of host keys."""

@@ -1,8 +1,8 @@
-"""A session channel of ssh as a `Duplex`. Knows no library: whoever owns the connection calls it back.
+"""A session channel of ssh as a `Duplex`. It imports no library: the owner of the connection calls it back.
 
 Laws
-1. Bytes wait here only until `attach`; after it whoever listens bounds them by its credits. While reading is paused
-   the library keeps what comes, at most one window of it.
+1. Bytes wait here only until `attach`; after it the listener bounds them by its credits. While reading is paused
+   the library keeps incoming bytes, at most one window of them.
 2. The end is the end of the channel, not of its output: exit status and the last of stderr come between the two.
 3. A line that the far side prints on stderr is kept, never mixed into the bytes.
 """
@@ -18,11 +18,11 @@ from transport.carrier.duplex import DuplexProtocol
 
 WRITE_HIGH, WRITE_LOW = 256 << 10, 64 << 10
 AT_ONCE = 256 << 10  # one read of the socket
-STDERR_KEPT = 8 << 10  # the tail of what the other side complains of
+STDERR_KEPT = 8 << 10  # bytes kept of the end of the far side's stderr
 
 
 class Channel(Protocol):
-    """What is used of the library's channel."""
+    """The part of the library's channel that is used here."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -36,7 +36,7 @@ class Channel(Protocol):
 
 
 class Connection(Protocol):
-    """What is used of the library's connection."""
+    """The part of the library's connection that is used here."""
 
     def close(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Connection(Protocol):
 
 
 def _within_window(channel: Any, received: Callable[[bytes, int | None], None]) -> None:
-    """Have the window of a channel that was paused opened when all that was kept meanwhile has been delivered.
+    """Let a channel that was paused open its window only after all bytes kept meanwhile have been delivered.
 
     asyncssh opens the whole window with the first packet that it delivers, whatever it still keeps. Each short pause
     then lets in up to a window, so a peer that sends faster than its frames are handled fills the memory.
@@ -63,27 +63,27 @@ def _within_window(channel: Any, received: Callable[[bytes, int | None], None]) 
 
 
 class SshDuplex:
-    """The channel as a `Duplex`. `stderr` is the tail of what came there, `exit` the command's status."""
+    """The channel as a `Duplex`. `stderr` is the tail of the command's stderr, `exit` its exit status."""
 
     def __init__(self) -> None:
-        self.connections: Sequence[Connection] = ()  # the channel's own last, those it goes through before it
+        self.connections: Sequence[Connection] = ()  # those of the jump hosts, then the channel's own
         self.stderr = b""
         self.exit: int | None = None
         self._channel: Channel | None = None
         self._protocol: DuplexProtocol | None = None
         self._buffer: list[bytes] = []
-        self._size = 0  # bytes in it that came since somebody listens
-        self._ended: str | None = None  # why, once it has
+        self._size = 0  # bytes in it that came after `attach`
+        self._ended: str | None = None  # the reason of the end, once it has ended
         self._told = False
         self._news = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
 
-    # What the bootstrap and the link call
+    # Called by the bootstrap and the link
 
     @property
     def broken(self) -> str:
-        """Why it ended, if the connection did and not only what ran at its other end."""
+        """The reason why the connection broke; "" if it did not, or if only the command at its other end has ended."""
         return self._ended or ""
 
     async def read(self) -> bytes:
@@ -93,7 +93,7 @@ class SshDuplex:
         return self._buffer.pop(0) if self._buffer else b""
 
     def unread(self, data: bytes) -> None:
-        """Give back what was read too far; the next read or `attach` delivers it first."""
+        """Give back bytes that were read too far; the next read or `attach` delivers them first."""
         if data:
             self._buffer.insert(0, data)
 
@@ -102,7 +102,7 @@ class SshDuplex:
 
     def write(self, data: bytes) -> None:
         if self._channel is not None and self._ended is None:
-            # Between the other end's close and connection_lost is a turn of the loop, in which asyncssh refuses.
+            # In the one turn of the loop between the other end's close and connection_lost, asyncssh refuses writes.
             with contextlib.suppress(BrokenPipeError):
                 self._channel.write(data)
 
@@ -112,15 +112,15 @@ class SshDuplex:
             raise ConnectionResetError(self._ended or "end of file")
 
     async def closed(self) -> None:
-        """Wait until nothing of it is left; call after `close`."""
+        """Wait until all connections are closed; call after `close`."""
         for connection in reversed(self.connections):
             await connection.wait_closed()
 
     def attach(self, protocol: DuplexProtocol) -> None:
-        self._deliver()  # to who listened until now: to the next one it would come before he is ready
+        self._deliver()  # to the previous protocol: the next one is not ready for these bytes
         self._protocol = protocol
         for connection in self.connections:
-            # Who attaches has heartbeats of his own, and a timer set anew for each packet is a fifteenth of an upload.
+            # The link has heartbeats of its own, and a timer set anew for each packet is a fifteenth of an upload.
             connection.set_keepalive(0)
         self._deliver()
         if not self._writable.is_set():
@@ -130,7 +130,7 @@ class SshDuplex:
 
     def pause_reading(self) -> None:
         if self._channel is not None and self._ended is None:
-            self._channel.pause_reading()  # what comes all the same is bounded by its window
+            self._channel.pause_reading()  # bytes that still arrive are bounded by its window
 
     def resume_reading(self) -> None:
         if self._channel is not None and self._ended is None:
@@ -143,7 +143,7 @@ class SshDuplex:
         for connection in reversed(self.connections):
             connection.close()
 
-    # What asyncssh calls
+    # Called by asyncssh
 
     def connection_made(self, chan: Channel) -> None:
         self._channel = chan
@@ -165,12 +165,12 @@ class SshDuplex:
                 return
             self._size += len(data)
             if self._size >= AT_ONCE:
-                self._deliver()  # who listens may say that he falls behind: what asyncssh kept is not all let loose
+                self._deliver()  # so the listener can pause before asyncssh lets go all that it kept
             elif len(self._buffer) == 1:
                 asyncio.get_running_loop().call_soon(self._deliver)
 
     def _deliver(self) -> None:
-        """All that came in one turn of the loop at once: what is done for each piece costs more than the copy."""
+        """Deliver all bytes of one turn of the loop at once: handling each piece costs more than the copy."""
         if self._buffer and self._protocol is not None and not self._told:
             data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
             self._buffer.clear()

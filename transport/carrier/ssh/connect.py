@@ -5,10 +5,10 @@ The only importer of asyncssh.
 Laws
 1. One connection, one session channel, one command: sshd's MaxSessions never matters. Nothing is
    forwarded, no terminal is asked for, nothing is compressed.
-2. Host keys are always checked, by the policy of ssh's configuration (`host_keys.py`). asyncssh knows neither that nor
-   a missing file, hence `_Config` and `_Keys`.
+2. Host keys are always checked, by the policy of ssh's configuration (`host_keys.py`). asyncssh supports neither that
+   policy nor a missing file, hence `_Config` and `_Keys`.
 3. Bytes only (`encoding=None`): one byte that is not UTF-8 would otherwise close the whole connection.
-4. Whatever goes wrong before the channel is open is one `Unreachable` with a cure; errors are told apart by
+4. Any failure before the channel is open is one `Unreachable` with a cure; errors are told apart by
    their type.
 5. No prompt: nobody is there to answer. Keys: the agent, the inventory, ~/.ssh/config, the usual files.
 """
@@ -39,7 +39,7 @@ Note = Callable[[str], None]
 
 
 def _unheard(text: str) -> None:
-    """Where nobody is to be told."""
+    """Drop a message: the caller wants none."""
 
 
 def _of_hop(name: str, news: Note, text: str) -> None:
@@ -48,12 +48,12 @@ def _of_hop(name: str, news: Note, text: str) -> None:
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
-KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # a pulled cable is noticed after 45 s where no link listens by itself
+KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # before a link listens, a pulled cable is noticed after 45 s
 # Memory is bounded by the credits of our own streams; this only has to exceed bandwidth x round trip
 WINDOW = 16 << 20
 PACKET = 32 << 10  # larger ones break dropbear, and gain little with OpenSSH
 LOST_AT_START = "the connection was lost as the session started: {}"
-TRIES = 3  # of a handshake that was dropped before the server said its version
+TRIES = 3  # of a handshake that the server dropped before it sent its version
 USUAL_KEYS = tuple(
     f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
 )
@@ -63,7 +63,7 @@ CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly130
 async def connect(target: SshTarget, command: str, note: Note, news: Note = _unheard) -> SshDuplex:
     """Connect, authenticate, start `command`; raises Unreachable.
 
-    `note` is told each phase as it begins, `news` what the user is to know: of first contacts.
+    `note` is called with each phase as it begins, `news` with messages for the user about first contacts.
     """
     async with handshakes(target):
         connections = await _reach(target, note, news)
@@ -100,7 +100,7 @@ async def connect(target: SshTarget, command: str, note: Note, news: Note = _unh
 async def files(
     target: SshTarget, note: Note, news: Note = _unheard
 ) -> tuple[asyncssh.SFTPClient, list[asyncssh.SSHClientConnection]]:
-    """An SFTP session, its paths bytes, and the connections to close, the last first; raises Unreachable."""
+    """Return an SFTP session with paths as bytes, and the connections to close, the last first; raises Unreachable."""
     async with handshakes(target):
         connections = await _reach(target, note, news)
     try:
@@ -124,8 +124,8 @@ def _quicken(connections: list[asyncssh.SSHClientConnection]) -> None:
 def _no_chaff(connection: asyncssh.SSHClientConnection) -> None:
     """Drop the empty ignore packet that asyncssh puts before each packet, a system call and an encryption each.
 
-    It answers an attack on chained IVs (RFC 4251, 9.3.1), which ciphers with counters do not have. Measured: a third
-    of the time of an upload.
+    It answers an attack on chained IVs (RFC 4251, 9.3.1), which does not apply to ciphers with counters. Measured: a
+    third of the time of an upload.
     """
     if not any(kind in str(connection.get_extra_info("send_cipher")) for kind in ("gcm", "chacha20", "ctr")):
         return
@@ -139,16 +139,16 @@ def _no_chaff(connection: asyncssh.SSHClientConnection) -> None:
 
 
 def _in_packets(connection: asyncssh.SSHClientConnection) -> None:
-    """Hand asyncssh a packet at a time: it copies twice, for each packet, all that it has been handed.
+    """Hand asyncssh one packet at a time: for each packet it copies all bytes at hand twice.
 
-    A read of the socket brings eight. Measured: an eighth of the time of an upload.
+    A read of the socket brings eight packets. Measured: an eighth of the time of an upload.
     """
     if "gcm" in str(connection.get_extra_info("recv_cipher")):
         connection.data_received = by_packet(connection.data_received)  # type: ignore[method-assign]
 
 
 async def _reach(target: SshTarget, note: Note, news: Note) -> list[asyncssh.SSHClientConnection]:
-    """The connections to the target, those of the hosts on the way before it."""
+    """Return the connections to the target; those of the hosts on the way come first."""
     settings = await asyncio.get_running_loop().run_in_executor(None, _Settings, target)
     before: list[asyncssh.SSHClientConnection] = []
     hop = target.jump or settings.proxy_jump()
@@ -162,7 +162,7 @@ async def _reach(target: SshTarget, note: Note, news: Note) -> list[asyncssh.SSH
             except _Dropped as error:
                 if not left:
                     raise target.interrupted(error.args[0], error.args[1]) from None
-                # Dropped at random under load; coming back at once and in step would only add to it
+                # sshd drops at random under load; an immediate retry, in step with others, would add to it
                 await asyncio.sleep(random.uniform(0.2, 1.0))
     except BaseException:
         _abort(before)
@@ -171,7 +171,7 @@ async def _reach(target: SshTarget, note: Note, news: Note) -> list[asyncssh.SSH
 
 
 class _Dropped(Exception):
-    """The server hung up before it said its version: MaxStartups or a penalty. Worth another try."""
+    """The server hung up before it sent its version: MaxStartups or a penalty. Worth another try."""
 
 
 async def _handshake(
@@ -199,7 +199,7 @@ async def _handshake(
             **more,
         )
         if keys.failure:
-            connection.abort()  # it was aborted before the login, which this call takes for an orderly end
+            connection.abort()  # aborted before the login, which asyncssh takes for an orderly end
             raise keys.failure
         return connection
     except asyncssh.HostKeyNotVerifiable as error:
@@ -237,7 +237,7 @@ async def _handshake(
 
 
 class _Contact(asyncssh.SSHClient):
-    """Watches one handshake: which phase it is in, and what to do with a key that nobody knows."""
+    """Watches one handshake: its phase, and the decision about an unknown host key."""
 
     def __init__(self, keys: _Keys, note: Note, keyless: bool) -> None:
         self._keys = keys
@@ -247,13 +247,13 @@ class _Contact(asyncssh.SSHClient):
 
     @property
     def greeted(self) -> bool:
-        """Has it said that it is an sshd?"""
+        """Whether the server has sent its version, as an sshd does."""
         return self.connection is not None and bool(self.connection.get_extra_info("server_version"))
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
         self.connection = conn
         if self._keyless:
-            # An empty list is no list to asyncssh: it would load the usual files, and look at no mode of theirs
+            # asyncssh takes an empty list for none: it would load the usual files, and check no mode of theirs
             vars(conn)["_client_keys"] = []
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
@@ -268,7 +268,7 @@ class _Contact(asyncssh.SSHClient):
 
 
 class _Settings:
-    """What the target and ~/.ssh/config say together. Reads files: made in a thread."""
+    """The settings of the target and of ~/.ssh/config together. Reads files: made in a thread."""
 
     def __init__(self, target: SshTarget) -> None:
         self._target = target
@@ -292,7 +292,7 @@ class _Settings:
         self.port = 22 if alias else self.options.port
 
     def proxy_jump(self) -> SshTarget | None:
-        """ProxyJump of ~/.ssh/config, the last hop; each is checked as strictly as the target."""
+        """Return the last hop of ProxyJump in ~/.ssh/config; each hop is checked as strictly as the target."""
         named = self._config.get("ProxyJump")
         if not isinstance(named, str):
             return None
@@ -309,7 +309,7 @@ class _Settings:
         return hop
 
     def denied(self) -> tuple[str, str]:
-        """Detail and cure of a refused login, naming what was tried."""
+        """Return detail and cure of a refused login, with the keys that were tried."""
         tried = [*self._tried, *(["the keys of the ssh agent"] if self._agent else [])]
         user, host, port = self.options.username, self.options.host, self.options.port
         detail = f"permission denied for {user}; tried {', '.join(tried) or 'no usable key'}"
@@ -346,7 +346,7 @@ class _Settings:
         }
 
     def _load_keys(self) -> list[asyncssh.SSHKeyPair]:
-        """The private keys to try. ssh skips an IdentityFile that is not there, asyncssh would give up."""
+        """Load the private keys to try. ssh skips an IdentityFile that is not there, asyncssh would give up."""
         target, self._tried, self._cure = self._target, list[str](), ""
         names: Sequence[str] = self._config.get("IdentityFile", ()) or USUAL_KEYS
         if target.identity is not None:
@@ -374,13 +374,13 @@ class _Settings:
                     raise target.unreachable(
                         detail, "correct identity in its table of the inventory"
                     ) from None
-            except (ValueError, asyncssh.Error):  # a passphrase: its agent may still have it
+            except (ValueError, asyncssh.Error):  # it has a passphrase: the agent may hold it
                 self._cure = f"{name} has a passphrase or cannot be used: ssh-add {name}"
         return pairs
 
 
 class _Config(SSHClientConfig):
-    """~/.ssh/config and the system's, for what asyncssh does not read: the policy for host keys."""
+    """~/.ssh/config and the system's, with the options that asyncssh does not read: the policy for host keys."""
 
     _percent_expand: set[str] = SSHClientConfig._percent_expand | {"UserKnownHostsFile"}
     _handlers: dict[str, tuple[str, Callable[..., None]]] = {  # noqa: RUF012
@@ -392,7 +392,7 @@ class _Config(SSHClientConfig):
 
 
 def _policy(target: SshTarget) -> Policy:
-    """What ssh's configuration says of the host keys of `target`. Raises ValueError, OSError."""
+    """Read ssh's configuration for the host keys of `target`. Raises ValueError, OSError."""
     paths = [path for path in (Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG) if path.is_file()]
     user, port = target.user or (), target.port or ()
     config = _Config.load(None, paths, False, False, False, getpass.getuser(), user, target.address, port)
@@ -412,19 +412,19 @@ def _policy(target: SshTarget) -> Policy:
 
 
 class _Keys(HostKeys):
-    """The same with asyncssh's types."""
+    """`HostKeys` with asyncssh's types."""
 
     def trusted(self, _host: str, _addr: str, _port: int | None) -> tuple[list[asyncssh.SSHKey], ...]:
-        """What asyncssh asks: trusted keys, trusted authorities, revoked keys."""
+        """Return trusted keys, trusted authorities and revoked keys; called by asyncssh."""
         lists: dict[str, list[asyncssh.SSHKey]] = {"": [], "cert-authority": [], "revoked": []}
         for entry in self.found:
-            with contextlib.suppress(ValueError):  # of a kind that it does not know, or torn
+            with contextlib.suppress(ValueError):  # an unknown type of key, or a torn line
                 lists[entry.marker].append(asyncssh.import_public_key(entry.key))
         return tuple(lists.values())
 
 
 def _expired(pairs: Sequence[asyncssh.SSHKeyPair]) -> str:
-    """Why a certificate among these is of no use now; "" where all can be used."""
+    """Return the reason why a certificate among `pairs` is not valid now; "" if all are."""
     for pair in pairs:
         certificate: Any = getattr(pair, "_cert", None)
         try:

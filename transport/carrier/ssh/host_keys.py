@@ -1,9 +1,9 @@
-"""Which key of a host is accepted: what ssh's configuration says for it, what is recorded, and what a refusal says.
+"""The check of a host key: the policy of ssh's configuration, the recorded keys, and the text of a refusal.
 
 Laws
 1. A recorded key must match; a changed or revoked one is refused whatever the configuration says. There is no switch.
-2. A key that nobody knows is refused under `yes` and `ask`, and recorded under `accept-new`, `no` and where nothing is
-   said. What cannot be recorded is refused: it would be a first contact for ever.
+2. An unknown key is refused under `yes` and `ask`, and recorded under `accept-new`, `no` and where nothing is
+   configured. A key that cannot be recorded is refused: it would be a first contact for ever.
 3. No library: keys are text here, "algorithm base64".
 """
 
@@ -32,7 +32,7 @@ KRL = b"SSHKRL\n\0"  # how a binary list of revoked keys begins
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What ssh's configuration says of the keys of one host. `strict` is "" where it says nothing."""
+    """ssh's configuration for the keys of one host. `strict` is "" if it is not set."""
 
     strict: str = ""  # yes, ask, accept-new, no
     user_files: tuple[Path, ...] = ()
@@ -42,7 +42,7 @@ class Policy:
 
 
 def strictness(value: object) -> str:
-    """StrictHostKeyChecking as one of the words of `Policy`. ValueError for another."""
+    """Return StrictHostKeyChecking as one of the words of `Policy`. Raises ValueError for another value."""
     words = {"yes": "yes", "true": "yes", "ask": "ask", "accept-new": "accept-new"}
     words |= {"no": "no", "false": "no", "off": "no", "": ""}
     found = words.get(str(value or "").lower())
@@ -53,14 +53,14 @@ def strictness(value: object) -> str:
 
 @dataclass(slots=True)
 class HostKeys:
-    """The keys of one target. `news` is what its user is to be told after a first contact."""
+    """The keys of one target. `news` is for its user, after a first contact."""
 
     target: SshTarget
-    host: str  # as it is recorded: the alias or the name
+    host: str  # as recorded: the alias or the name
     port: int
     policy: Policy
     news: list[str] = field(default_factory=list)
-    failure: Unreachable | None = None  # why the key that the server has proved is not taken
+    failure: Unreachable | None = None  # why the key is refused although the server has proved it
     _new: str = ""
     _unknown: str = ""
     _files: known_hosts.KnownHosts = field(init=False)
@@ -81,7 +81,7 @@ class HostKeys:
         return known_hosts.name_of(self.host, self.port)
 
     def _revoked(self) -> list[known_hosts.Entry]:
-        """The keys of RevokedHostKeys, which ssh refuses for every host."""
+        """Return the keys of RevokedHostKeys, which ssh refuses for every host."""
         path = self.policy.revoked
         if path is None:
             return []
@@ -101,13 +101,13 @@ class HostKeys:
 
     @property
     def known(self) -> bool:
-        """Is anything recorded for this name and port? Then nothing else is acceptable."""
+        """Whether any key is recorded for this name and port; then no other one is acceptable."""
         return any(entry.marker != "revoked" for entry in self.found)
 
     def algorithms(self) -> list[str]:
-        """Those of the recorded keys first, as ssh does, so that it shows one that we know; then all others.
+        """Return the algorithms of the recorded keys first, as ssh does: the server shows a known one; then all others.
 
-        asyncssh alone would offer the recorded ones only, and a key of another type would look like a lost line.
+        asyncssh alone would offer only the recorded ones, and a key of another type would look like a lost connection.
         """
         known = [name for entry in self.found if entry.marker != "revoked" for name in _signatures(entry)]
         return list(dict.fromkeys([*known, *HOST_KEYS]))
@@ -125,7 +125,7 @@ class HostKeys:
         return True
 
     def record(self) -> bool:
-        """Record a first contact, after the server has proved the key. False: it is refused, see `failure`."""
+        """Record a first contact, after the server has proved the key. Return False if it is refused: see `failure`."""
         key, self._new = self._new, ""
         if not key:
             return True
@@ -147,7 +147,7 @@ class HostKeys:
         return True
 
     def refusal(self, detail: str) -> Unreachable:
-        """Why the key that was shown is not taken; `detail` is the library's word."""
+        """Return the error for a key that is refused; `detail` is the library's message."""
         if self._unknown:
             return self._unknown_key(self._unknown)
         known = next((entry for entry in self.found if not entry.marker), None)
@@ -183,7 +183,7 @@ class HostKeys:
 
 
 def fingerprint(key: str) -> str:
-    """`ED25519 SHA256:…`, as ssh shows it."""
+    """Return `ED25519 SHA256:…`, as ssh shows it."""
     algorithm, _, data = key.partition(" ")
     digest = hashlib.sha256(base64.b64decode(data)).digest()
     kind = re.sub(r"^(ssh|ecdsa-sha2)-|-.*$", "", algorithm).upper()
@@ -191,7 +191,7 @@ def fingerprint(key: str) -> str:
 
 
 def exposed(path: str) -> int:
-    """The mode of a private key that others could read, as ssh checks it: of a file of ours. 0 for no such thing."""
+    """Return the mode of `path` if it is a private key of ours that others can read, as ssh checks it; else 0."""
     facts = os.stat(path)
     mode = stat.S_IMODE(facts.st_mode)
     private = stat.S_ISREG(facts.st_mode) and not path.endswith(".pub") and facts.st_uid == os.getuid()
@@ -199,7 +199,7 @@ def exposed(path: str) -> int:
 
 
 def _signatures(entry: known_hosts.Entry) -> list[str]:
-    """The names under which a recorded key, or an authority, may sign."""
+    """Return the names under which a recorded key, or an authority, may sign."""
     if entry.marker == "cert-authority":
         return [f"{name}-cert-v01@openssh.com" for name in HOST_KEYS]
     name = entry.key.split()[0]

@@ -3,7 +3,7 @@
 Laws
 1. A name is looked up as ssh does it: the name or alias that was asked for, never the address it resolved to;
    with a port that is not 22 it is `[name]:port`.
-2. Nothing here decides alone that a key is good: it says what is recorded, and where.
+2. This module does not decide whether a key is good: it says which keys are recorded, and where.
 3. A line that cannot be read is skipped, as ssh does; a file that cannot be read is an OSError.
 """
 
@@ -36,7 +36,7 @@ class Entry:
 
 
 class KnownHosts:
-    """What the files say; the first of them is the one that is written."""
+    """The entries of the files; new ones are written to the first file."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
@@ -49,14 +49,14 @@ class KnownHosts:
             self._entries += parse(text, path)
 
     def find(self, name: str) -> list[Entry]:
-        """All that is recorded under `name`, as given by `name_of`."""
+        """Return all entries recorded under `name`, as given by `name_of`."""
         return [entry for entry in self._entries if matches(entry.names, name)]
 
     def record(self, name: str, key: str, hashed: bool = False) -> None:
-        """Add a first contact: one whole line under a lock, so that many at once tear nothing.
+        """Add a first contact: one whole line under a lock, so that concurrent writers tear nothing.
 
-        `hashed`: the name cannot be read from the file (HashKnownHosts). OSError where it cannot be written, and where
-        what was written would be gone.
+        With `hashed` the name cannot be read from the file (HashKnownHosts). Raises OSError if the file cannot be
+        written, or is not a regular file and would lose the line.
         """
         path = self.files[0]
         line = f"{_as_hash(name) if hashed else name} {key}\n".encode()
@@ -75,7 +75,7 @@ class KnownHosts:
 
 
 def name_of(host: str, port: int) -> str:
-    """The name under which ssh keeps the key of that host and port."""
+    """Return the name under which ssh keeps the key of that host and port."""
     return host.lower() if port == PORT else f"[{host.lower()}]:{port}"
 
 
@@ -88,7 +88,7 @@ def parse(text: str, path: Path) -> Iterable[Entry]:
 
 
 def matches(names: str, name: str) -> bool:
-    """Does the first field of a line mean `name`? Patterns, negations and hashed names, as in sshd(8)."""
+    """Return whether the first field of a line means `name`: patterns, negations and hashed names, as in sshd(8)."""
     if names.startswith("|"):
         return _hashed(names, name)
     found = False
@@ -102,7 +102,7 @@ def matches(names: str, name: str) -> bool:
 
 
 def _wild(pattern: str) -> re.Pattern[str]:
-    # not fnmatch: the brackets of [name]:port are themselves
+    # not fnmatch: the brackets of [name]:port are literal
     return re.compile(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."))
 
 

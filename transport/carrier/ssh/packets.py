@@ -1,7 +1,7 @@
-"""Where the packets of ssh begin in what a socket brings, for whoever wants them one at a time.
+"""Finds where ssh packets begin in the bytes of a socket, for a receiver that wants them one at a time.
 
 Laws
-1. Sans-IO, and nothing is held back: what came is handed on in the same call, in pieces.
+1. Sans-IO, and nothing is held back: bytes are handed on in the call that brings them, in pieces.
 2. A hint, not a parser: should a length ever be misread, the same bytes only come in other pieces.
 3. Only where the cipher leaves the length readable, which is GCM (RFC 5647, 7.3).
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-LENGTH, TAG = 4, 16  # bytes before and behind what a packet's length counts
+LENGTH, TAG = 4, 16  # bytes before and behind those that a packet's length counts
 
 Received = Callable[[bytes, "int | None"], None]
 
 
 def by_packet(received: Received) -> Callable[..., None]:
-    """`received`, called once for each packet or piece of one. To be begun where a packet begins."""
-    lacking, head = 0, b""  # bytes until the next packet begins; what has been handed on of its length
+    """Return a function that calls `received` for each packet or piece of one. Its first bytes must begin a packet."""
+    lacking, head = 0, b""  # bytes until the next packet begins; the part of its length already seen
 
     def pieces(data: bytes, datatype: int | None = None) -> None:
         nonlocal lacking, head
