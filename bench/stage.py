@@ -92,7 +92,7 @@ def _rows(middle: dict[str, float]) -> list[Row]:
         Row("its part of the first", second, "ms", "the first", first, "≤ 5 %", second <= first / 20),
         Row("`run` of nothing, for comparison", nothing, "ms"),
         Row(
-            "what `--files` adds to that, again",
+            "added by `--files` when sent again",
             again,
             "ms",
             "the first",

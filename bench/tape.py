@@ -18,7 +18,7 @@ from tests.lab import Lab
 from tests.support.sessions import write_sessions
 
 ENTRIES = 1000
-TEXT = "what a command printed, " * 40  # about a kilobyte, as results have
+TEXT = "the output of a command, " * 40  # about a kilobyte, as results have
 MEGABYTE = 1 << 20
 RESULTS = 10
 SESSIONS = 10_000

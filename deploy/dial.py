@@ -89,7 +89,7 @@ async def dial(
     try:
         return await visit.dial(trust=True)
     except _BrokenError:
-        note("what is installed there does not start: it is replaced")
+        note("the binary installed there does not start: it is replaced")
     try:
         return await visit.dial(trust=False)
     except _BrokenError as error:

@@ -31,7 +31,7 @@ def test_tokens_are_told_and_end_the_tree(agents: Agents) -> None:
     assert b"hint: see --max-tokens" in done.stderr
     results = agents.results()
     assert "[TOKENS LEFT] 11900" in results[0]
-    assert "[LAST REPLY] What the tree may spend is used up" in results[1]
+    assert "[LAST REPLY] The budget of the tree is used up" in results[1]
     assert "Refused" in results[2]
     assert agents.outcome()["termination_mode"] == "budget"
     assert agents.outcome()["tokens_in"] + agents.outcome()["tokens_out"] <= 16_000

@@ -79,7 +79,7 @@ def test_the_prompt_describes_the_world(agents: Agents) -> None:
     assert not re.search(r"\{[A-Z_]+\}", prompt)
     for told in (
         "descriptor 3", "descriptor 4", "descriptor 5", "exit status", "`sh`", "`fork`", "`exec`", "`exit`",
-        "Material is a stream: what was read is\ngone", "Your turns are counted", "A signal can end you",
+        "Material is a stream: bytes that were read\nare gone", "Your turns are counted", "A signal can end you",
         "context, goal, deliverable, how it is verified", "Do not run `exit` in `sh`", "silence means success",
         "empty memory and full turns", "a reason, which goes to stderr",
     ):  # fmt: skip

@@ -12,6 +12,8 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,8 +51,9 @@ IMPORTERS = {
 }
 NEVER = {"pickle", "marshal", "shelve", "dill"}  # data from elsewhere is parsed, not revived
 
-CEILING, LIMIT = 350, 450  # lines of a file: think, and stop
-FUNCTION = 60
+CEILING = 400  # lines of a file
+FUNCTION = 60  # lines of one
+FOLDER = 16  # modules of one
 
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(), str(path)) for path in FILES}
@@ -65,7 +68,11 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_of(path) for path in FILES}
+MODULE_FILES = {module_of(path): path for path in FILES}
+MODULES = set(MODULE_FILES)
+ROOMS = {
+    ".".join(module.split(".")[:2]) for module, path in MODULE_FILES.items() if path.name == "__init__.py"
+}
 
 
 def for_types_only(node: ast.AST) -> bool:
@@ -104,21 +111,47 @@ def top(name: str) -> str:
     return name.split(".")[0]
 
 
-def test_no_package_imports_upward() -> None:
-    wrong = [
-        f"{name_of(path)} imports {name}"
-        for path in FILES
-        for name in imports(path)
-        if top(name) in PACKAGES and top(name) not in MAY_IMPORT[path.relative_to(ROOT).parts[0]]
-    ]
+def room_of(module: str) -> str:
+    """The room that a module stands in: its folder, or of a folder in a room that room; "quine" of what starts all."""
+    parts = module.split(".")
+    folder = parts if MODULE_FILES[module].name == "__init__.py" else parts[:-1]
+    return ".".join(folder[:2])
+
+
+def allowed_of(room: str) -> set[str]:
+    """The rooms that the docstring of a room names behind "May import:"."""
+    text = ast.get_docstring(TREES[ROOT.joinpath(*room.split("."), "__init__.py")]) or ""
+    found = re.search(r"^May import: ([^.]+(?:\.\w[^.]*)*)\.$", text, re.MULTILINE)
+    assert found, f"{room} does not say what it may import"
+    names = [] if found[1].startswith("nothing") else re.split(r",\s+", found[1])
+    mine = {name: f"{top(room)}.{name}" for name in names}
+    return {mine[name] if mine[name] in ROOMS else name for name in names}
+
+
+def test_a_room_imports_only_what_its_docstring_allows() -> None:
+    """`quine` itself, where __main__ stands, wires all of them together."""
+    allowed = {room: allowed_of(room) for room in ROOMS - {"quine"}}
+    wrong = []
+    for path in FILES:
+        room = room_of(module_of(path))
+        for name in imports(path):
+            if room == "quine" or name not in MODULES or name == "quine":  # the last is its version
+                continue
+            other = room_of(name)
+            whole = top(other) != top(room) and top(other) in allowed[room]  # a package is all of its rooms
+            if other != room and other not in allowed[room] and not whole:
+                wrong.append(f"{name_of(path)} imports {name}")
     assert not wrong
+    below: set[str] = set()
+    while free := {room for room in allowed.keys() - below if allowed[room] <= below}:
+        below |= free
+    assert below == allowed.keys(), f"rooms that allow each other: {allowed.keys() - below}"
 
 
 def test_no_module_imports_in_a_circle() -> None:
-    """Names that only annotations need are no import: that is how a tool knows the loop that calls it."""
+    """Also none of imports that only annotations need."""
     graph = {
-        module_of(path): {n for n in imports(path, types=False) if n in MODULES and n != module_of(path)}
-        for path in FILES
+        module_of(path): {n for n in imports(path) if n in MODULES and n != module_of(path)} for path in FILES
     }
     done: set[str] = set()
 
@@ -199,16 +232,26 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_files_stay_below_their_ceiling() -> None:
     lines = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
-    print("above", CEILING, "lines:", {name: n for name, n in lines.items() if n > CEILING} or "none")
-    long = {
+    assert not {name: n for name, n in lines.items() if n > CEILING}
+    assert not {
         f"{name_of(path)}:{node.name}": length
         for path in FILES
         for node in ast.walk(TREES[path])
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and (length := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION
     }
-    print("functions above", FUNCTION, "lines:", long or "none")
-    assert not {name: n for name, n in lines.items() if n > LIMIT}
+
+
+def test_a_folder_holds_no_more_than_one_looks_through() -> None:
+    folders = Counter(path.parent for path in FILES if path.name != "__init__.py")
+    assert not {name_of(folder): count for folder, count in folders.items() if count > FOLDER}
+
+
+def test_no_statement_begins_with_who_or_what() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/prose.py"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout
 
 
 # ------------------------------------------------------------------------- what a process really imports
@@ -345,3 +388,16 @@ def test_nobody_is_told_to_install_a_package_that_is_not_ours() -> None:
         map(FOREIGN.search, ("pip install 'quine[s3]'", "pip install quine", "uv tool install quine "))
     )
     assert not FOREIGN.search("pip install 'quine-agent[s3]'")
+
+
+def test_each_mutation_of_the_table_has_its_place() -> None:
+    table = tomllib.loads((ROOT / "scripts" / "mutants.toml").read_text())
+    assert len(table) > 70
+    for name, entry in table.items():
+        assert (ROOT / entry["file"]).read_text().count(entry["old"]) == 1, name
+        for test in entry["tests"]:
+            path, _, function = test.partition("::")
+            text = (ROOT / path).read_text()
+            assert not function or re.search(rf"def {re.escape(function.partition('[')[0])}\b", text), (
+                f"{name}: {test}"
+            )

@@ -168,7 +168,7 @@ def test_only_a_node_borrows_and_only_from_its_client(stream: int) -> None:
     client, node, number = pair()
     node.tell(number, Kind.ATTACH, {})
     node.lend(number, stream, 0, {})
-    with pytest.raises(ProtocolError, match="takes nothing"):
+    with pytest.raises(ProtocolError, match="takes no descriptors"):
         carry(client, node)
 
 

@@ -208,4 +208,4 @@ def test_a_directory_of_somebody_else_is_no_matter_of_containers(
     with pytest.raises(Refused) as caught:
         mounts.mount("/x", "quine")
     assert str(caught.value).endswith(f"at /x: {said}")
-    assert "of his own" in caught.value.hint
+    assert "that you own" in caught.value.hint

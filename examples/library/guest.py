@@ -24,7 +24,7 @@ RANDOM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 def librarian(mission: str, wisdom: dict[str, str]) -> Play:
     sector = mission.partition("library directory ")[2].split()[0]
     if not wisdom:
-        survey = yield sh(SURVEY.format(sector), "First the structure: what is below, and how much of it.")
+        survey = yield sh(SURVEY.format(sector), "First the structure: directories below, number of volumes.")
         *parts, volumes = survey.stdout.split()
         if parts and int(volumes) > (survey.turns_left - 2) * SHOWN:  # two turns to verify and to deliver
             return (yield from delegate(parts, volumes))
@@ -39,7 +39,7 @@ def librarian(mission: str, wisdom: dict[str, str]) -> Play:
     if found:
         verified = yield sh(f"cat {' '.join(found)}", "This does not look random. Is it so?")
         if not suspects(verified.stdout):
-            return failure("what I found cannot be confirmed")
+            return failure("the volumes found cannot be confirmed")
         if verified.last:
             return another_life(files, checked, found)
         yield deliver(found)
@@ -57,7 +57,7 @@ def delegate(parts: list[str], volumes: str) -> Play:
 
 
 def deliver(found: list[str]) -> Call:
-    return sh(f"printf '%s\\n' {' '.join(sorted(found))} >&4", "What was found is my deliverable.")
+    return sh(f"printf '%s\\n' {' '.join(sorted(found))} >&4", "The volumes found are my deliverable.")
 
 
 def another_life(files: int, checked: int, found: list[str]) -> Call:

@@ -38,7 +38,7 @@ def reader(mission: str, wisdom: dict[str, str]) -> Play:
             return failure(f"there are only {found} of them")
         if read.last or read.room < TOKENS:
             return renew(
-                "My context is almost full: what I need is in the notes, and the stream stays where it is.",
+                "My context is almost full: the notes hold everything I need, and the stream stays where it is.",
                 found_count=found,
                 current_position=position,
                 partial_content=partial,

@@ -230,7 +230,7 @@ usage: quine attach [OPTIONS] ID
 
 Be the proxy of a detached job: print its output so far, or from an offset on, then what it writes from now on; and
 leave as it leaves. A signal that ends this process (^C, a hangup) does not reach the job: it goes on, and can be
-attached to again; `quine kill` ends it. Its stdin is left alone without --stdin. Any number may be attached at one time.""",
+attached to again; `quine kill` ends it. Its stdin is left alone without --stdin. Many may be attached at one time.""",
     "kill": """\
 usage: quine kill [-SIGNAL | -s SIGNAL] ID…
        quine kill -l [SIGNAL…]

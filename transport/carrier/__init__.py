@@ -1,4 +1,4 @@
-"""carrier: what carries the bytes of a session: a pipe, a socket, a channel of ssh; and the first words on it.
+"""carrier: pipes, sockets and ssh channels that carry the bytes of a session, and the handshake on them.
 
 May import: transport, wire.
 """

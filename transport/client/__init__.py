@@ -1,4 +1,4 @@
-"""client: the end of a job that its caller has: streams, signals and exit status of this process.
+"""client: the caller's end of a job: streams, signals and exit status of this process.
 
 May import: transport, wire, carrier, node, rpc.
 """

@@ -193,7 +193,7 @@ class Core:
             except ValueError:
                 raise ProtocolError("exit frame without a status") from None
             if self.pid and self._exit.state in ("unreachable", "denied"):
-                raise ProtocolError("what was started is said never to have been started")
+                raise ProtocolError("a job that was started is reported as never started")
 
     def tick(self, now: float) -> None:
         """End if the job is over, or if nobody takes its output after a fatal signal. Report a silent node."""
