@@ -152,7 +152,9 @@ def test_transport_needs_only_the_standard_library() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("module", ["wire/frames", "wire/flow", "wire/session", "wire/line", "client/core"])
+@pytest.mark.parametrize(
+    "module", ["wire/frames", "wire/flow", "wire/outbox", "wire/session", "wire/line", "client/core"]
+)
 def test_a_machine_of_the_protocol_has_no_descriptor_no_clock_and_no_thread(module: str) -> None:
     """What a simulator drives, too: bytes in, bytes out, the time given."""
     path = ROOT / "transport" / f"{module}.py"

@@ -212,7 +212,7 @@ def test_a_hello_of_an_abandoned_dial_does_not_end_the_connection_of_its_success
         assert link.line
         link.handlers[1] = seen = Seen()  # type: ignore[assignment]
         link.line.opener = True
-        link.line._put(Kind.SIGNAL, 1, LIFE, 1, b"{}")
+        link.line._outbox.put(Kind.SIGNAL, 1, LIFE, 1, b"{}")
         link.flush()
         sent = link.line.sent
         second = await dialled(node, sent, resume=True, attempt=2)

@@ -399,9 +399,9 @@ class Simulation:
                 bound = session.MOST_ASKED + session.GROWTH_BUDGET + 3 * jobs * flow.INITIAL_WINDOW + FRAME
                 if own.pending > bound:
                     self.world.violated("memory", f"{machine.name}: {own.pending} bytes wait for {link.name}")
-                if len(own._control) > session.MAX_CONTROL + 200:
+                if len(own._outbox.control) > session.MAX_CONTROL + 200:
                     self.world.violated(
-                        "memory", f"{machine.name}: {len(own._control)} words for {link.name}"
+                        "memory", f"{machine.name}: {len(own._outbox.control)} words for {link.name}"
                     )
                 if link.line and link.line.kept > line.KEEP + 2 * 65536:
                     self.world.violated(

@@ -16,6 +16,7 @@ from transport.job.job import Job
 from transport.node.daemon import KEPT, Node
 from transport.node.link import Link
 from transport.status import NOT_STARTED, Status
+from transport.wire import session
 from transport.wire.session import Session
 
 
@@ -93,11 +94,8 @@ def channels_bound() -> contextlib.AbstractContextManager[None]:
     open_channel = Session.open
 
     def restored(self: Session, kind: int, *rest: Any) -> int:
-        self._leaving -= 1 << 30
-        try:
+        with replaced(session, "MAX_CHANNELS", 1 << 30):
             return open_channel(self, kind, *rest)
-        finally:
-            self._leaving += 1 << 30
 
     return replaced(Session, "open", restored)
 
