@@ -12,7 +12,7 @@ from tests.support import clock
 from transport import address
 from transport.carrier.handshake import Greeter
 from transport.node.daemon import Node
-from transport.node.hosts import Host, Target
+from transport.node.host import Host, Target
 from transport.node.link import SLICE, Link
 from transport.node.relay import Relay
 from transport.node.side import Side

@@ -22,7 +22,7 @@ from tests.sim.world import Violation, World
 from transport import address
 from transport.errors import Interrupted, Unreachable
 from transport.job.termination import PAUSE
-from transport.node import hosts
+from transport.node import host
 from transport.node.daemon import KEPT
 from transport.spawn import Spawn
 from transport.wire import flow, line, session
@@ -86,7 +86,7 @@ class Route:
         return near
 
     def target(self, slots: int) -> Any:
-        return hosts.Target(self.host, self.host, self.host, self.dial, lambda spawn: None, slots)
+        return host.Target(self.host, self.host, self.host, self.dial, lambda spawn: None, slots)
 
 
 class Simulation:
@@ -463,7 +463,7 @@ def patched(scenario: Scenario, world: World) -> Iterator[None]:
                 put(module, name, value)
     random = world.random("product")
     put(os, "urandom", random.randbytes)
-    put(hosts, "random", random)
+    put(host, "random", random)
     build = address.build_hash()
     for name, value in (("build_hash", build), ("boot_id", "b" * 36), ("socket_path", "/run/node.sock")):
         put(address, name, lambda value=value: value)

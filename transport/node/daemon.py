@@ -31,7 +31,8 @@ from transport.job import inherit
 from transport.job.job import Job
 from transport.job.termination import PAUSE
 from transport.node import rendezvous
-from transport.node.hosts import HELLO_DEADLINE, TOLD, Hosts, Place
+from transport.node.host import HELLO_DEADLINE
+from transport.node.hosts import TOLD, Hosts, Place
 from transport.node.link import Handler, Link
 from transport.node.relay import Relay
 from transport.node.rendezvous import BACKLOG, CLIENT, DIAL, STATUS, TAKEN
