@@ -23,7 +23,7 @@ from transport import address
 from transport.errors import Interrupted, Unreachable
 from transport.job.termination import PAUSE
 from transport.node import host
-from transport.node.daemon import KEPT
+from transport.node.served import KEPT
 from transport.spawn import Spawn
 from transport.wire import flow, line, session
 
