@@ -1,69 +1,58 @@
 """One SSH connection to a host with one session channel on it, as a duplex.
 
-The only importer of asyncssh.
-
 Laws
 1. One connection, one session channel, one command: sshd's MaxSessions never matters. Nothing is
    forwarded, no terminal is asked for, nothing is compressed.
-2. Host keys are always checked, by the policy of ssh's configuration (`host_keys.py`). asyncssh knows neither that nor
-   a missing file, hence `_Config` and `_Keys`.
+2. Host keys are always checked, by the policy of ssh's configuration (`host_keys.py`). asyncssh supports neither that
+   policy nor a missing file, hence `policy_for` and `_Keys`.
 3. Bytes only (`encoding=None`): one byte that is not UTF-8 would otherwise close the whole connection.
-4. Whatever goes wrong before the channel is open is one `Unreachable` with a cure; errors are told apart by
+4. Any failure before the channel is open is one `Unreachable` with a cure; errors are told apart by
    their type.
-5. No prompt: nobody is there to answer. Keys: the agent, the inventory, ~/.ssh/config, the usual files.
+5. No prompt: nobody is there to answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from transport import libraries
 from transport.carrier.dialer import SshTarget, connected, handshakes
 from transport.carrier.ssh.channel import SshDuplex
-from transport.carrier.ssh.host_keys import GLOBAL_FILES, USER_FILES, HostKeys, Policy, exposed, strictness
+from transport.carrier.ssh.host_keys import HostKeys
 from transport.carrier.ssh.packets import by_packet
+from transport.carrier.ssh.settings import Settings, message
 
 with libraries.by_cache():
     import asyncssh
-    from asyncssh.config import SSHClientConfig
     from asyncssh.constants import MSG_IGNORE
 
 Note = Callable[[str], None]
 
 
 def _unheard(text: str) -> None:
-    """Where nobody is to be told."""
+    """Drop a message: the caller wants none."""
 
 
 def _of_hop(name: str, news: Note, text: str) -> None:
     news(f"jump host {name}: {text}")
 
 
-SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
-
-KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # a pulled cable is noticed after 45 s where no link listens by itself
 # Memory is bounded by the credits of our own streams; this only has to exceed bandwidth x round trip
 WINDOW = 16 << 20
 PACKET = 32 << 10  # larger ones break dropbear, and gain little with OpenSSH
 LOST_AT_START = "the connection was lost as the session started: {}"
-TRIES = 3  # of a handshake that was dropped before the server said its version
-USUAL_KEYS = tuple(
-    f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
-)
-CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com")
+TRIES = 3  # of a handshake that the server dropped before it sent its version
 
 
 async def connect(target: SshTarget, command: str, note: Note, news: Note = _unheard) -> SshDuplex:
     """Connect, authenticate, start `command`; raises Unreachable.
 
-    `note` is told each phase as it begins, `news` what the user is to know: of first contacts.
+    `note` is called with each phase as it begins, `news` with messages for the user about first contacts.
     """
     async with handshakes(target):
         connections = await _reach(target, note, news)
@@ -83,12 +72,12 @@ async def connect(target: SshTarget, command: str, note: Note, news: Note = _unh
     except asyncssh.ChannelOpenError as error:
         _abort(connections)
         if connections[-1].is_closed():
-            raise target.interrupted(LOST_AT_START.format(_text(error))) from None
+            raise target.interrupted(LOST_AT_START.format(message(error))) from None
         hint = "look at MaxSessions, ForceCommand and the account's shell in its sshd_config"
-        raise target.unreachable(f"sshd opens no session: {_text(error)}", hint) from None
+        raise target.unreachable(f"sshd opens no session: {message(error)}", hint) from None
     except (asyncssh.Error, OSError) as error:
         _abort(connections)
-        raise target.interrupted(LOST_AT_START.format(_text(error))) from None
+        raise target.interrupted(LOST_AT_START.format(message(error))) from None
     except BaseException:
         _abort(connections)
         raise
@@ -100,7 +89,7 @@ async def connect(target: SshTarget, command: str, note: Note, news: Note = _unh
 async def files(
     target: SshTarget, note: Note, news: Note = _unheard
 ) -> tuple[asyncssh.SFTPClient, list[asyncssh.SSHClientConnection]]:
-    """An SFTP session, its paths bytes, and the connections to close, the last first; raises Unreachable."""
+    """Return an SFTP session with paths as bytes, and the connections to close, the last first; raises Unreachable."""
     async with handshakes(target):
         connections = await _reach(target, note, news)
     try:
@@ -109,7 +98,7 @@ async def files(
     except (asyncssh.Error, OSError) as error:
         _abort(connections)
         hint = "is there a `Subsystem sftp` in its sshd_config?"
-        raise target.unreachable(f"it offers no sftp: {_text(error)}", hint) from None
+        raise target.unreachable(f"it offers no sftp: {message(error)}", hint) from None
     except BaseException:
         _abort(connections)
         raise
@@ -124,8 +113,8 @@ def _quicken(connections: list[asyncssh.SSHClientConnection]) -> None:
 def _no_chaff(connection: asyncssh.SSHClientConnection) -> None:
     """Drop the empty ignore packet that asyncssh puts before each packet, a system call and an encryption each.
 
-    It answers an attack on chained IVs (RFC 4251, 9.3.1), which ciphers with counters do not have. Measured: a third
-    of the time of an upload.
+    It answers an attack on chained IVs (RFC 4251, 9.3.1), which does not apply to ciphers with counters. Measured: a
+    third of the time of an upload.
     """
     if not any(kind in str(connection.get_extra_info("send_cipher")) for kind in ("gcm", "chacha20", "ctr")):
         return
@@ -139,17 +128,17 @@ def _no_chaff(connection: asyncssh.SSHClientConnection) -> None:
 
 
 def _in_packets(connection: asyncssh.SSHClientConnection) -> None:
-    """Hand asyncssh a packet at a time: it copies twice, for each packet, all that it has been handed.
+    """Hand asyncssh one packet at a time: for each packet it copies all bytes at hand twice.
 
-    A read of the socket brings eight. Measured: an eighth of the time of an upload.
+    A read of the socket brings eight packets. Measured: an eighth of the time of an upload.
     """
     if "gcm" in str(connection.get_extra_info("recv_cipher")):
         connection.data_received = by_packet(connection.data_received)  # type: ignore[method-assign]
 
 
 async def _reach(target: SshTarget, note: Note, news: Note) -> list[asyncssh.SSHClientConnection]:
-    """The connections to the target, those of the hosts on the way before it."""
-    settings = await asyncio.get_running_loop().run_in_executor(None, _Settings, target)
+    """Return the connections to the target; those of the hosts on the way come first."""
+    settings = await asyncio.get_running_loop().run_in_executor(None, Settings, target)
     before: list[asyncssh.SSHClientConnection] = []
     hop = target.jump or settings.proxy_jump()
     try:
@@ -162,7 +151,7 @@ async def _reach(target: SshTarget, note: Note, news: Note) -> list[asyncssh.SSH
             except _Dropped as error:
                 if not left:
                     raise target.interrupted(error.args[0], error.args[1]) from None
-                # Dropped at random under load; coming back at once and in step would only add to it
+                # sshd drops at random under load; an immediate retry, in step with others, would add to it
                 await asyncio.sleep(random.uniform(0.2, 1.0))
     except BaseException:
         _abort(before)
@@ -171,12 +160,12 @@ async def _reach(target: SshTarget, note: Note, news: Note) -> list[asyncssh.SSH
 
 
 class _Dropped(Exception):
-    """The server hung up before it said its version: MaxStartups or a penalty. Worth another try."""
+    """The server hung up before it sent its version: MaxStartups or a penalty. Worth another try."""
 
 
 async def _handshake(
     target: SshTarget,
-    settings: _Settings,
+    settings: Settings,
     through: asyncssh.SSHClientConnection | None,
     note: Note,
     news: Note,
@@ -199,37 +188,37 @@ async def _handshake(
             **more,
         )
         if keys.failure:
-            connection.abort()  # it was aborted before the login, which this call takes for an orderly end
+            connection.abort()  # aborted before the login, which asyncssh takes for an orderly end
             raise keys.failure
         return connection
     except asyncssh.HostKeyNotVerifiable as error:
-        raise keys.refusal(_text(error)) from None
+        raise keys.refusal(message(error)) from None
     except asyncssh.PermissionDenied:
         raise target.unreachable(*settings.denied()) from None
     except asyncssh.KeyExchangeFailed as error:
         raise target.unreachable(
-            f"no common algorithm: {_text(error)}", "see Ciphers and KexAlgorithms"
+            f"no common algorithm: {message(error)}", "see Ciphers and KexAlgorithms"
         ) from None
     except asyncssh.ChannelOpenError as error:
         assert through is not None
         hint = "look at the address and port, and at AllowTcpForwarding and PermitOpen over there"
-        raise target.unreachable(f"cannot be reached from its jump host: {_text(error)}", hint) from None
+        raise target.unreachable(f"cannot be reached from its jump host: {message(error)}", hint) from None
     except (asyncssh.Error, OSError) as error:
         if keys.failure:
             raise keys.failure from None
         if contact.greeted:
             hint = f"look at the log of its sshd; ssh -v {target.address} shows more"
             raise target.interrupted(
-                f"the connection was lost in the handshake: {_text(error)}", hint
+                f"the connection was lost in the handshake: {message(error)}", hint
             ) from None
         hint = (
             "if it is an sshd, it may be full (MaxStartups) or penalise this address (PerSourcePenalties): "
             "wait a minute"
         )
-        raise _Dropped(f"the server hung up before the handshake: {_text(error)}", hint) from None
+        raise _Dropped(f"the server hung up before the handshake: {message(error)}", hint) from None
     except ValueError as error:
         raise target.unreachable(
-            f"cannot use its configuration: {_text(error)}", "see ~/.ssh/config"
+            f"cannot use its configuration: {message(error)}", "see ~/.ssh/config"
         ) from None
     finally:
         for text in keys.news:
@@ -237,7 +226,7 @@ async def _handshake(
 
 
 class _Contact(asyncssh.SSHClient):
-    """Watches one handshake: which phase it is in, and what to do with a key that nobody knows."""
+    """Watches one handshake: its phase, and the decision about an unknown host key."""
 
     def __init__(self, keys: _Keys, note: Note, keyless: bool) -> None:
         self._keys = keys
@@ -247,13 +236,13 @@ class _Contact(asyncssh.SSHClient):
 
     @property
     def greeted(self) -> bool:
-        """Has it said that it is an sshd?"""
+        """Whether the server has sent its version, as an sshd does."""
         return self.connection is not None and bool(self.connection.get_extra_info("server_version"))
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
         self.connection = conn
         if self._keyless:
-            # An empty list is no list to asyncssh: it would load the usual files, and look at no mode of theirs
+            # asyncssh takes an empty list for none: it would load the usual files, and check no mode of theirs
             vars(conn)["_client_keys"] = []
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
@@ -267,179 +256,18 @@ class _Contact(asyncssh.SSHClient):
             self.connection.abort()
 
 
-class _Settings:
-    """What the target and ~/.ssh/config say together. Reads files: made in a thread."""
-
-    def __init__(self, target: SshTarget) -> None:
-        self._target = target
-        given: dict[str, Any] = {"host": target.address}
-        if target.port is not None:
-            given["port"] = target.port
-        if target.user is not None:
-            given["username"] = target.user
-        try:
-            self.policy = _policy(target)
-            first = asyncssh.SSHClientConnectionOptions(config=(), client_keys=None, known_hosts=b"", **given)
-            self._config: Any = first.config
-            self.options = asyncssh.SSHClientConnectionOptions(config=(), **given, **self._choices())
-        except (ValueError, OSError, asyncssh.Error) as error:
-            raise target.unreachable(
-                f"cannot use its configuration: {_text(error)}", "see ~/.ssh/config"
-            ) from None
-        alias = self.options.host_key_alias
-        self.host_key_algorithms = bool(self._config.get("HostKeyAlgorithms"))
-        self.host = (alias or self.options.host).lower()
-        self.port = 22 if alias else self.options.port
-
-    def proxy_jump(self) -> SshTarget | None:
-        """ProxyJump of ~/.ssh/config, the last hop; each is checked as strictly as the target."""
-        named = self._config.get("ProxyJump")
-        if not isinstance(named, str):
-            return None
-        hop: SshTarget | None = None
-        for text in named.split(","):
-            user, _, place = text.strip().rpartition("@")
-            host, colon, port = place.rpartition(":")
-            if not colon or not port.isdigit():
-                host, port = place, ""
-            host = host.strip("[]")
-            hop = SshTarget(
-                host, host, user or None, int(port) if port else None, None, hop, self._target.agent
-            )
-        return hop
-
-    def denied(self) -> tuple[str, str]:
-        """Detail and cure of a refused login, naming what was tried."""
-        tried = [*self._tried, *(["the keys of the ssh agent"] if self._agent else [])]
-        user, host, port = self.options.username, self.options.host, self.options.port
-        detail = f"permission denied for {user}; tried {', '.join(tried) or 'no usable key'}"
-        if expired := _expired(self.pairs):
-            return detail, f"{expired}: have it signed anew"
-        if self._cure:
-            return detail, self._cure
-        if not tried:
-            return (
-                detail,
-                "set identity in its table of the inventory, or start an ssh agent and ssh-add a key",
-            )
-        key = self._tried[0] if self._tried else "KEY"
-        return detail, f"is that the user? put a key over there: ssh-copy-id -i {key} -p {port} {user}@{host}"
-
-    def _choices(self) -> dict[str, Any]:
-        config = self._config
-        self.pairs = pairs = self._load_keys()
-        named = config.get("IdentityAgent", "SSH_AUTH_SOCK")
-        self._agent = (self._target.agent or "") if named == "SSH_AUTH_SOCK" else str(named or "")
-        return {
-            "client_keys": pairs,
-            "agent_path": self._agent or None,
-            "agent_forwarding": False,
-            "x11_forwarding": False,
-            "compression_algs": None,
-            "encryption_algs": () if config.get("Ciphers") else CIPHERS,
-            "preferred_auth": ["publickey"],
-            "gss_host": None,
-            "known_hosts": b"",
-            "keepalive_interval": KEEPALIVE,
-            "keepalive_count_max": KEEPALIVE_COUNT,
-            "connect_timeout": None,  # the one deadline is the caller's
-        }
-
-    def _load_keys(self) -> list[asyncssh.SSHKeyPair]:
-        """The private keys to try. ssh skips an IdentityFile that is not there, asyncssh would give up."""
-        target, self._tried, self._cure = self._target, list[str](), ""
-        names: Sequence[str] = self._config.get("IdentityFile", ()) or USUAL_KEYS
-        if target.identity is not None:
-            names = [target.identity]
-        pairs: list[asyncssh.SSHKeyPair] = []
-        for name in names:
-            try:
-                path = str(Path(name).expanduser())
-                if mode := exposed(path):
-                    self._cure = (
-                        f"{name} can be read by others (mode {mode:04o}) and is not used: chmod 600 {name}"
-                    )
-                    if target.identity is not None:
-                        detail = f"the identity {name} can be read by others (mode {mode:04o})"
-                        raise target.unreachable(detail, f"chmod 600 {name}")
-                    continue
-                pairs += asyncssh.load_keypairs(path)
-                self._tried.append(name)
-            except OSError as error:
-                why = (error.strerror or str(error)).lower()
-                if not isinstance(error, FileNotFoundError):
-                    self._cure = f"{name} cannot be read ({why}): look at its owner and mode"
-                if target.identity is not None:
-                    detail = f"the identity {name} cannot be read: {why}"
-                    raise target.unreachable(
-                        detail, "correct identity in its table of the inventory"
-                    ) from None
-            except (ValueError, asyncssh.Error):  # a passphrase: its agent may still have it
-                self._cure = f"{name} has a passphrase or cannot be used: ssh-add {name}"
-        return pairs
-
-
-class _Config(SSHClientConfig):
-    """~/.ssh/config and the system's, for what asyncssh does not read: the policy for host keys."""
-
-    _percent_expand: set[str] = SSHClientConfig._percent_expand | {"UserKnownHostsFile"}
-    _handlers: dict[str, tuple[str, Callable[..., None]]] = {  # noqa: RUF012
-        **SSHClientConfig._handlers,
-        "stricthostkeychecking": ("StrictHostKeyChecking", SSHClientConfig._set_string),
-        "hashknownhosts": ("HashKnownHosts", SSHClientConfig._set_bool),
-        "revokedhostkeys": ("RevokedHostKeys", SSHClientConfig._set_string),
-    }
-
-
-def _policy(target: SshTarget) -> Policy:
-    """What ssh's configuration says of the host keys of `target`. Raises ValueError, OSError."""
-    paths = [path for path in (Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG) if path.is_file()]
-    user, port = target.user or (), target.port or ()
-    config = _Config.load(None, paths, False, False, False, getpass.getuser(), user, target.address, port)
-
-    def files(option: str, default: tuple[str, ...]) -> tuple[Path, ...]:
-        named = config.get(option)
-        return tuple(Path(name).expanduser() for name in (default if named is None else cast(Any, named)))
-
-    revoked = config.get("RevokedHostKeys")
-    return Policy(
-        strictness(config.get("StrictHostKeyChecking")),
-        files("UserKnownHostsFile", USER_FILES),
-        files("GlobalKnownHostsFile", GLOBAL_FILES),
-        bool(config.get("HashKnownHosts")),
-        Path(str(revoked)).expanduser() if revoked else None,
-    )
-
-
 class _Keys(HostKeys):
-    """The same with asyncssh's types."""
+    """`HostKeys` with asyncssh's types."""
 
     def trusted(self, _host: str, _addr: str, _port: int | None) -> tuple[list[asyncssh.SSHKey], ...]:
-        """What asyncssh asks: trusted keys, trusted authorities, revoked keys."""
+        """Return trusted keys, trusted authorities and revoked keys; called by asyncssh."""
         lists: dict[str, list[asyncssh.SSHKey]] = {"": [], "cert-authority": [], "revoked": []}
         for entry in self.found:
-            with contextlib.suppress(ValueError):  # of a kind that it does not know, or torn
+            with contextlib.suppress(ValueError):  # an unknown type of key, or a torn line
                 lists[entry.marker].append(asyncssh.import_public_key(entry.key))
         return tuple(lists.values())
-
-
-def _expired(pairs: Sequence[asyncssh.SSHKeyPair]) -> str:
-    """Why a certificate among these is of no use now; "" where all can be used."""
-    for pair in pairs:
-        certificate: Any = getattr(pair, "_cert", None)
-        try:
-            if certificate is not None and not pair.has_x509_chain:
-                certificate.validate(asyncssh.public_key.CERT_TYPE_USER, None)
-        except ValueError as error:
-            return _text(error)
-    return ""
 
 
 def _abort(connections: Sequence[asyncssh.SSHClientConnection]) -> None:
     for connection in reversed(connections):
         connection.abort()
-
-
-def _text(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text[:1].lower() + text[1:]
