@@ -1,4 +1,4 @@
-"""The supervisor of one detached job: a small process that outlives who asked for it and records what becomes of it.
+"""The supervisor of one detached job: a small process that outlives the caller and records how the job ends.
 
 The directory of a job holds
     job             what was started, when, as which process, and who supervises it
@@ -7,19 +7,18 @@ The directory of a job holds
     socket          where it can be signalled, fed, and asked for news (`control.py`)
 
 Laws
-1. The exit record is on the disk before anybody is told, and after all output that there was.
-2. Nothing is cut and nothing dropped: when the unread output is as large as the quota, or the disk is full, its pipes
-   are not read, so the job waits in its write(2) until somebody has read or made room.
-3. Nothing that happens to who asked for it, or is attached to it, ends the job: that is what `signal` is for.
-4. If the supervisor itself is killed, the kernel sends TERM to the job's group: nobody would know how it ends. Whoever
-   looks then finds a record without a status, whose process is gone: lost.
+1. The exit record is on the disk before anybody is told, and after all output.
+2. Nothing is cut and nothing dropped. When the unread output is as large as the quota, or the disk is full, the pipes
+   are not read. So the job waits in its write(2) until output has been read or room has been made.
+3. Nothing that happens to the caller, or to an attached client, ends the job: that is what `signal` is for.
+4. If the supervisor itself is killed, the kernel sends TERM to the job's group, as nothing could record its end. A
+   reader then finds a record without a status, whose process is gone: lost.
 5. Standard library only, no event loop.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import select
 import signal
@@ -28,6 +27,7 @@ from collections import deque
 
 from transport import address
 from transport.detached import control, spool
+from transport.detached.leash import Leash
 from transport.errors import ProtocolError, Refused
 from transport.job import inherit, process, termination
 from transport.status import NOT_STARTED, Status, signal_number
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 QUOTA = 1 << 30  # bytes of output that nobody has read
 HELD_GRACE = 1.0  # seconds a stream may be held open by a grandchild after the job's own end
 AGAIN = 1.0  # seconds until a full disk is tried again
-ROOM = 4096  # bytes of an exit record, and of what the record of a job grows by
+ROOM = 4096  # bytes of an exit record, and of the growth of a job's record
 PEERS = 64  # connections at one time
 LEAVING = 5.0  # seconds for all of them to take the exit record
 
 
 class Order:
-    """What to start. `facts` go into the record; `stdin` is what the job reads, None for what peers send it."""
+    """A job to start. `facts` go into the record; `stdin` is what the job reads, None for what peers send it."""
 
     __slots__ = ("argv", "cwd", "env", "facts", "keep", "limits", "quota", "stdin")
 
@@ -75,38 +75,6 @@ class Order:
         self.keep = keep
 
 
-def start(directory: str, order: Order) -> Status | None:
-    """Start a job in a directory that was made for it. None: it runs, and that is on the disk. Else why it does not."""
-    told, tell = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if not pid:
-        try:
-            os.setsid()
-            if not os.fork():
-                Supervisor(directory, order, tell).run()
-        except BaseException:
-            _note_defect(f"{directory}/log")
-        finally:
-            os._exit(0)
-    os.close(tell)
-    os.waitpid(pid, 0)
-    with open(told, "rb") as file:
-        answer = file.read()
-    if answer == b"+":
-        return None
-    try:
-        return Status.from_json(quickjson.loads(answer))
-    except ValueError:
-        return Status("unreachable", NOT_STARTED, detail=f"its supervisor has died; see {directory}/log")
-
-
-def _note_defect(path: str) -> None:
-    import traceback
-
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
-        traceback.print_exc(file=file)
-
-
 class Supervisor:
     """The process; its current directory is the job's."""
 
@@ -115,19 +83,17 @@ class Supervisor:
         self._order = order
         self._tell = tell
         self._peers: list[control.Peer] = []
-        # Of which bytes or the end of stdin come next.
+        # Frames of stdin that wait for the job, with their peers.
         self._feed: deque[tuple[control.Peer, Frame]] = deque()
         self._status: Status | None = None
         self._again = False  # the disk was full at the last try
         self._patience = 0.0  # until when streams may be held open
         self._wake, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        low, self._leash_in = os.pipe2(os.O_CLOEXEC)
-        self._leash = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)  # the job has it, too
-        os.close(low)
+        self._leash = Leash()
 
     def run(self) -> None:
         inherit.close_others(
-            {self._tell, self._wake, self._wake_in, self._leash, self._leash_in, *self._order.keep}
+            {self._tell, self._wake, self._wake_in, self._leash.fd, self._leash.held, *self._order.keep}
             | ({self._order.stdin} if self._order.stdin is not None else set())
         )
         null = os.open(os.devnull, os.O_RDWR)
@@ -149,7 +115,7 @@ class Supervisor:
                 self._tell, quickjson.dumps(child.to_json()).encode() if isinstance(child, Status) else b"+"
             )
         except BrokenPipeError:
-            pass  # who asked has been killed; the job has its id all the same
+            pass  # the caller was killed; the job has its id all the same
         os.close(self._tell)
         if not failed:
             while not self._over():
@@ -157,7 +123,7 @@ class Supervisor:
             self._leave()
 
     def _hear(self) -> None:
-        """No signal that is meant for others ends us; handlers, because what is ignored stays so in the job."""
+        """Catch signals that would end this process, with handlers: an ignored signal would stay ignored in the job."""
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)
         for number in (
@@ -173,7 +139,7 @@ class Supervisor:
         signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
 
     def _caught(self, number: int, _frame: FrameType | None) -> None:
-        # The machine goes down: the job is to know, and we stay to write down its end.
+        # The machine goes down: tell the job, and stay to record its end.
         if number == signal.SIGTERM:
             self._signal(number)
 
@@ -206,9 +172,9 @@ class Supervisor:
             order.env,
             order.cwd,
             order.limits,
-            (*order.keep, self._leash),
+            (*order.keep, self._leash.fd),
             stdin=order.stdin,
-            prepare=self._tie,
+            prepare=self._leash.arm,
         )
         if isinstance(child, Status):
             return child
@@ -226,26 +192,6 @@ class Supervisor:
         for fd in order.keep:
             os.close(fd)
         return child
-
-    def _tie(self) -> None:
-        """In the job, before it executes anything: TERM to its group by the kernel when the supervisor is gone.
-
-        The kernel sends it when the writing end of the leash is closed, and that is the supervisor's alone. Its reading
-        end is the job's as well, so that it is there when the supervisor is not.
-        """
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the supervisor's handler would swallow it
-        fcntl.fcntl(self._leash, fcntl.F_SETOWN, -os.getpid())
-        fcntl.fcntl(self._leash, fcntl.F_SETSIG, signal.SIGTERM)
-        fcntl.fcntl(self._leash, fcntl.F_SETFL, fcntl.fcntl(self._leash, fcntl.F_GETFL) | fcntl.FASYNC)
-        os.close(self._leash_in)
-        poll = select.poll()
-        poll.register(self._leash, 0)
-        if poll.poll(0):
-            os._exit(NOT_STARTED)  # the supervisor was gone before
-
-    def _untie(self) -> None:
-        """What the job has left in the background has been left there by it."""
-        fcntl.fcntl(self._leash, fcntl.F_SETFL, fcntl.fcntl(self._leash, fcntl.F_GETFL) & ~fcntl.FASYNC)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -285,11 +231,11 @@ class Supervisor:
                 self._drop(peer)
 
     def _room(self) -> int:
-        """Bytes of output that may be taken now."""
+        """Return the bytes of output that may be taken now."""
         return max(0, self._order.quota - sum(max(0, each.size - each.read) for each in self._spools))
 
     def _pause(self) -> int | None:
-        """Milliseconds until something is to be done that nobody will tell of."""
+        """Return the milliseconds until the next step that no event announces."""
         if self._again:
             return int(AGAIN * 1000)
         return None if not self._patience else max(0, int((self._patience - time.monotonic()) * 1000) + 1)
@@ -308,7 +254,7 @@ class Supervisor:
         self._patience = time.monotonic() + HELD_GRACE
 
     def _over(self) -> bool:
-        """Ended, all output taken, and all of it on the disk."""
+        """Return whether the job has ended and all its output and its exit record are on the disk."""
         if self._status is None or self._again:
             return False
         if self._patience and time.monotonic() >= self._patience:
@@ -326,13 +272,13 @@ class Supervisor:
             spool.record("status", self._status.to_json())
         except OSError:
             self._again = True
-            return not os.stat(".").st_nlink  # somebody has removed the directory: there is nobody to tell
+            return not os.stat(".").st_nlink  # the directory was removed: there is nobody to tell
         return True
 
     def _leave(self) -> None:
-        """Tell everybody, then go."""
+        """Send the exit record to all peers, then go."""
         assert self._status is not None
-        self._untie()
+        self._leash.disarm()
         try:
             os.unlink(control.NAME)
         except OSError:
@@ -341,7 +287,7 @@ class Supervisor:
             try:
                 os.rmdir(self._order.cwd)
             except OSError:
-                pass  # there is something in it
+                pass  # it is not empty
         deadline = time.monotonic() + LEAVING
         for peer in self._peers:
             peer.tell(Kind.EXIT, payload=pack(self._status.to_json()))
@@ -354,7 +300,7 @@ class Supervisor:
 
     def _signal(self, number: int) -> None:
         child = getattr(self, "_child", None)
-        # Not reaped: its number is nobody else's.
+        # Not reaped yet, so no other process has its pid.
         if isinstance(child, process.Child) and self._status is None:
             termination.signal_group(child.pid, number)
             if number in termination.WOKEN_BY:
@@ -382,7 +328,7 @@ class Supervisor:
             self._close_stdin()  # the job has closed it
 
     def _close_stdin(self) -> None:
-        """No more for the job; who still has something for it is told that nobody reads it."""
+        """Close the job's stdin, and tell all peers that nobody reads it."""
         if self._stdin >= 0:
             os.close(self._stdin)
             self._stdin = -1
@@ -409,7 +355,7 @@ class Supervisor:
                 self._drop(peer)
 
     def _drop(self, peer: control.Peer) -> None:
-        """What it has sent whole is still the job's."""
+        """Close the connection. Frames that came whole still go to the job."""
         peer.socket.close()
         if peer in self._peers:
             self._peers.remove(peer)
