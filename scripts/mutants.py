@@ -40,6 +40,7 @@ WORKERS = str(os.cpu_count() or 2)
 # Module -> the tests that must notice a change of it, the quickest first.
 MODULES = {
     "transport/wire/session.py": ["tests/test_session.py", "tests/test_line.py", "tests/test_streams.py"],
+    "transport/wire/outbox.py": ["tests/test_session.py", "tests/test_streams.py"],
     "transport/wire/flow.py": ["tests/test_window.py", "tests/test_session.py"],
     "transport/wire/line.py": ["tests/test_line.py"],
     "transport/job/job.py": ["tests/test_node.py", "tests/test_run.py"],

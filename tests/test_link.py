@@ -12,7 +12,7 @@ from tests.support import clock
 from transport import address
 from transport.carrier.handshake import Greeter
 from transport.node.daemon import Node
-from transport.node.hosts import Host, Target
+from transport.node.host import Host, Target
 from transport.node.link import SLICE, Link
 from transport.node.relay import Relay
 from transport.node.side import Side
@@ -195,7 +195,7 @@ async def dialled(
     greeter = Greeter(pipe)  # type: ignore[arg-type]
     words = GREETING + hello(facts, link * 32, seen, resume, attempt)
     pipe.protocol.data_received(words)  # type: ignore[attr-defined]
-    await node._serve(greeter)
+    await node._served.serve(greeter)
     return pipe
 
 
@@ -208,11 +208,11 @@ def test_a_hello_of_an_abandoned_dial_does_not_end_the_connection_of_its_success
     async def main() -> None:
         node = Node(None)  # type: ignore[arg-type]
         first = await dialled(node, 0, resume=False, attempt=0)
-        (link,) = node._served.values()
+        (link,) = node._served.links.values()
         assert link.line
         link.handlers[1] = seen = Seen()  # type: ignore[assignment]
         link.line.opener = True
-        link.line._put(Kind.SIGNAL, 1, LIFE, 1, b"{}")
+        link.line._outbox.put(Kind.SIGNAL, 1, LIFE, 1, b"{}")
         link.flush()
         sent = link.line.sent
         second = await dialled(node, sent, resume=True, attempt=2)
@@ -236,10 +236,10 @@ def test_a_link_that_has_said_goodbye_is_not_resumed(tmp_path: Path, monkeypatch
         pipes = []
         for resume in (False, True):
             pipes.append(await dialled(node, 0, resume, attempt=int(resume)))
-            for link in node._served.values():
+            for link in node._served.links.values():
                 assert link.line
                 link.line.over = True  # as a goodbye leaves it
-        assert not node._served and all(pipe.closed for pipe in pipes)
+        assert not node._served.links and all(pipe.closed for pipe in pipes)
         assert b'"resume":false' in pipes[1].written.replace(b" ", b"")
 
     asyncio.run(main())
@@ -273,7 +273,7 @@ def test_a_link_that_is_down_ends_when_a_later_holder_of_the_lock_of_its_node_di
     async def main() -> None:
         node = Node(None)  # type: ignore[arg-type]
         await dialled(node, 0, resume=False, attempt=0, **ours)
-        (link,) = node._served.values()
+        (link,) = node._served.links.values()
         link.handlers[1] = seen = Seen()  # type: ignore[assignment]
         if first == "down":
             link.cut("gone")
@@ -282,7 +282,7 @@ def test_a_link_that_is_down_ends_when_a_later_holder_of_the_lock_of_its_node_di
             assert not link.dead and not link.down, "a link that is up is nobody's to end"
             link.cut("gone")
         assert bool(link.dead) is ends and bool(seen.lost) is ends
-        for each in list(node._served.values()):
+        for each in list(node._served.links.values()):
             each.fail("over")
 
     asyncio.run(main())

@@ -307,7 +307,7 @@ def exit_of(node: Node, name: str, spawn: dict[str, Any], dialled: bool = True) 
         handshake.feed(GREETING + hello(facts, name, 0, resume=False))
         line.join(handshake)
     theirs.open(Kind.SPAWN, spawn)
-    link._received(b"".join(theirs.pull(1 << 20)))
+    link.received(b"".join(theirs.pull(1 << 20)))
     assert not link.dead, link.dead
     frames = list(theirs.receive(b"".join(ours.pull(1 << 20))))
     return next(frame.body() for frame in frames if frame.kind == Kind.EXIT)

@@ -273,7 +273,7 @@ def test_who_asks_and_does_not_read_is_cut_off(wire: Wire) -> None:
             for frame in wire.opener.receive(asked):
                 if frame.kind == Kind.REQUEST:
                     wire.opener.tell(number, Kind.REPLY, {"error": "no"})
-    assert len(wire.opener._control) <= MAX_CONTROL + 2
+    assert len(wire.opener._outbox.control) <= MAX_CONTROL + 2
 
 
 def test_a_windows_growth_is_given_back_with_its_channel(wire: Wire) -> None:

@@ -14,7 +14,7 @@ from tests.lab import Lab
 from tests.lab.lab import SSH_CONFIG
 from tests.support.waiting import read_until
 from transport.carrier.dialer import SshTarget
-from transport.carrier.ssh import connect
+from transport.carrier.ssh import settings
 from transport.carrier.ssh.host_keys import HostKeys, Policy, exposed, fingerprint, strictness
 from transport.carrier.ssh.known_hosts import KnownHosts
 from transport.errors import Unreachable
@@ -212,20 +212,20 @@ def test_the_systems_configuration_stands_behind_the_users(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     system = tmp_path / "ssh_config"
-    monkeypatch.setattr(connect, "SYSTEM_CONFIG", system)
+    monkeypatch.setattr(settings, "SYSTEM_CONFIG", system)
     system.write_text(
         "Host *\n  StrictHostKeyChecking yes\n  HashKnownHosts yes\n  Ciphers what-nobody-knows\n"
         "Match host b\n  UserKnownHostsFile ~/of-%h\n"
     )
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host a\n  StrictHostKeyChecking=accept-new\n")
-    one, two = (connect._policy(SshTarget(name, name)) for name in "ab")
+    one, two = (settings.policy_for(SshTarget(name, name)) for name in "ab")
     assert (one.strict, two.strict, one.hashes, two.hashes) == ("accept-new", "yes", True, True)
     assert one.user_files[0] == tmp_path / ".ssh" / "known_hosts"
     assert two.user_files == (tmp_path / "of-b",)
     system.write_text("StrictHostKeyChecking maybe\n")
     with pytest.raises(ValueError, match="maybe: unsupported option"):
-        connect._policy(SshTarget("b", "b"))
+        settings.policy_for(SshTarget("b", "b"))
 
 
 def test_words_of_the_policy() -> None:

@@ -23,7 +23,7 @@ from transport.wire.session import STDIN
 
 PRELUDE = """
 import os, signal, sys
-from transport.job import process; from transport.detached import supervisor
+from transport.job import process; from transport.detached import start, supervisor
 """
 
 
@@ -52,7 +52,7 @@ def launched(*words, **more):
 supervisor.process.launch = launched
 held = int(sys.argv[2])
 order = supervisor.Order(["sleep", "60"], dict(os.environ), "/", [], {{}}, keep=(held,))
-supervisor.start(sys.argv[1], order)
+start.start(sys.argv[1], order)
 """
     reading, writing = os.pipe()
     home = tmp_path / "job"

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.agents import until
 from transport.errors import Abandoned, ProtocolError, RequestError
 from transport.rpc import incoming as incoming_module
+from transport.rpc import streams as streams_module
 from transport.rpc.incoming import Incoming, Streaming
 from transport.rpc.outgoing import Asked, Connection, Pool
 from transport.rpc.services import Services
@@ -379,7 +380,7 @@ def test_more_than_any_window_ends_the_link(raw: Raw) -> None:
 
 
 def test_what_all_bodies_hold_is_bounded(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming_module, "HELD", 1_000_000)
+    monkeypatch.setattr(streams_module, "HELD", 1_000_000)
     numbers = [raw.ask() for _ in range(4)]
     for number in numbers:
         raw.send(number, 400_000)
@@ -424,7 +425,7 @@ def test_a_machine_without_threads_refuses_and_goes_on(
 
 
 def test_handlers_take_turns_in_order(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
-    monkeypatch.setattr(incoming_module, "THREADS", 2)
+    monkeypatch.setattr(streams_module, "THREADS", 2)
     order: list[int] = []
 
     def handler(incoming: Incoming) -> None:

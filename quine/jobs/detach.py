@@ -28,6 +28,7 @@ from quine.jobs.client import caller, leave, services, show, starting_directory
 from quine.tape.registry import state_directory
 from transport import address
 from transport.detached import supervisor
+from transport.detached.start import start
 from transport.job import inherit
 
 TYPE_CHECKING = False
@@ -177,7 +178,7 @@ def _start(
     order = supervisor.Order(
         argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(values), keep
     )
-    refused = supervisor.start(directory, order)
+    refused = start(directory, order)
     if refused is None:
         print(job)
         return OK

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quine.files.select import Services
     from transport.carrier.duplex import Duplex
     from transport.job.launcher_process import Beside
-    from transport.node.hosts import Target
+    from transport.node.host import Target
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -103,7 +103,7 @@ class Placer:
 
     def __call__(self, spawn: Spawn, running: Mapping[str, int]) -> Target:
         from transport.errors import NoSuchHost
-        from transport.node.hosts import Target
+        from transport.node.host import Target
 
         inventory = self._inventory(spawn)
         if spawn.where == "local":

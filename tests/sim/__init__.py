@@ -22,7 +22,7 @@ What is scripted
     Processes: `process`, behind `transport.job.interface.Launcher`. They write, read, ask, fork, ignore TERM, and die.
     Machines: `machine`, and the guard of a node that is killed. `hostile` is a node that breaks the rules.
     Clients: `client` is what surrounds the Core: a stdin, a reader of its output that may be slow, signals.
-    Chance and identity: os.urandom, and what `hosts` draws, come from the seed (`simulation.patched`).
+    Chance and identity: os.urandom, and what `transport.node.host` draws, come from the seed (`simulation.patched`).
     Not simulated: ssh, the launcher's own process, terminals, lent descriptors, streaming requests, detached jobs.
 
 Rules: the name that a violation begins with. `Simulation` checks them.

@@ -15,7 +15,7 @@ SPARE = 5.0  # seconds that a job takes beyond what its script says
 BACK = 3.0  # seconds in which a link that was cut is back
 NOTICE = 15.0  # seconds after which an end knows of a break at the latest: SILENCE, and a heartbeat
 PAUSE = 8.0  # seconds between two dials at most: LAST_PAUSE, and half of it by chance
-HANG = 30.0  # seconds that a dial waits for a greeting: transport.node.hosts.HELLO_DEADLINE
+HANG = 30.0  # seconds that a dial waits for a greeting: transport.node.host.HELLO_DEADLINE
 
 
 @dataclass(frozen=True)

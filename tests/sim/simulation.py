@@ -22,8 +22,8 @@ from tests.sim.world import Violation, World
 from transport import address
 from transport.errors import Interrupted, Unreachable
 from transport.job.termination import PAUSE
-from transport.node import hosts
-from transport.node.daemon import KEPT
+from transport.node import host
+from transport.node.served import KEPT
 from transport.spawn import Spawn
 from transport.wire import flow, line, session
 
@@ -86,7 +86,7 @@ class Route:
         return near
 
     def target(self, slots: int) -> Any:
-        return hosts.Target(self.host, self.host, self.host, self.dial, lambda spawn: None, slots)
+        return host.Target(self.host, self.host, self.host, self.dial, lambda spawn: None, slots)
 
 
 class Simulation:
@@ -399,9 +399,9 @@ class Simulation:
                 bound = session.MOST_ASKED + session.GROWTH_BUDGET + 3 * jobs * flow.INITIAL_WINDOW + FRAME
                 if own.pending > bound:
                     self.world.violated("memory", f"{machine.name}: {own.pending} bytes wait for {link.name}")
-                if len(own._control) > session.MAX_CONTROL + 200:
+                if len(own._outbox.control) > session.MAX_CONTROL + 200:
                     self.world.violated(
-                        "memory", f"{machine.name}: {len(own._control)} words for {link.name}"
+                        "memory", f"{machine.name}: {len(own._outbox.control)} words for {link.name}"
                     )
                 if link.line and link.line.kept > line.KEEP + 2 * 65536:
                     self.world.violated(
@@ -463,7 +463,7 @@ def patched(scenario: Scenario, world: World) -> Iterator[None]:
                 put(module, name, value)
     random = world.random("product")
     put(os, "urandom", random.randbytes)
-    put(hosts, "random", random)
+    put(host, "random", random)
     build = address.build_hash()
     for name, value in (("build_hash", build), ("boot_id", "b" * 36), ("socket_path", "/run/node.sock")):
         put(address, name, lambda value=value: value)

@@ -13,9 +13,10 @@ from typing import Any
 
 from tests.sim.process import Launcher
 from transport.job.job import Job
-from transport.node.daemon import KEPT, Node
 from transport.node.link import Link
+from transport.node.served import KEPT, Served
 from transport.status import NOT_STARTED, Status
+from transport.wire import session
 from transport.wire.session import Session
 
 
@@ -66,16 +67,16 @@ def launch_unsure() -> contextlib.AbstractContextManager[None]:
 
 def late_hello() -> contextlib.AbstractContextManager[None]:
     """A dial that comes after its successor cuts the connection of that."""
-    serve = Node._serve
+    serve = Served.serve
 
-    async def restored(self: Node, greeter: Any) -> None:
+    async def restored(self: Served, greeter: Any) -> None:
         with contextlib.suppress(Exception):
             peer = await greeter.hello(30.0)
-            if link := self._served.get(peer["link"]):
+            if link := self.links.get(peer["link"]):
                 link.line.attempt = -1  # type: ignore[union-attr]
         await serve(self, greeter)
 
-    return replaced(Node, "_serve", restored)
+    return replaced(Served, "serve", restored)
 
 
 def requests_bound() -> contextlib.AbstractContextManager[None]:
@@ -93,11 +94,8 @@ def channels_bound() -> contextlib.AbstractContextManager[None]:
     open_channel = Session.open
 
     def restored(self: Session, kind: int, *rest: Any) -> int:
-        self._leaving -= 1 << 30
-        try:
+        with replaced(session, "MAX_CHANNELS", 1 << 30):
             return open_channel(self, kind, *rest)
-        finally:
-            self._leaving += 1 << 30
 
     return replaced(Session, "open", restored)
 
@@ -105,12 +103,13 @@ def channels_bound() -> contextlib.AbstractContextManager[None]:
 def kept_record() -> contextlib.AbstractContextManager[None]:
     """A link that is down is kept for the jobs that still run, not for the records that nobody has taken."""
 
-    def restored(self: Node, link: Link, why: str) -> None:
-        leases = [job.spawn.lease for job in self._jobs.values() if job.link is link]
+    def restored(self: Served, link: Link, why: str) -> None:
+        jobs = [job for job in link.handlers.values() if isinstance(job, Job)]
+        leases = [job.spawn.lease for job in jobs if not job.ended]
         wait = max(leases, default=0.0) + KEPT
         asyncio.get_running_loop().call_later(wait, self._give_up, link, link.counters.reconnects)
 
-    return replaced(Node, "_wait_for", restored)
+    return replaced(Served, "_wait_for", restored)
 
 
 def lease_stopped() -> contextlib.AbstractContextManager[None]:

@@ -19,7 +19,6 @@ Laws
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import select
 import signal
@@ -28,6 +27,7 @@ from collections import deque
 
 from transport import address
 from transport.detached import control, spool
+from transport.detached.leash import Leash
 from transport.errors import ProtocolError, Refused
 from transport.job import inherit, process, termination
 from transport.status import NOT_STARTED, Status, signal_number
@@ -75,38 +75,6 @@ class Order:
         self.keep = keep
 
 
-def start(directory: str, order: Order) -> Status | None:
-    """Start a job in a directory made for it. Return None once it runs and is on record, else the reason."""
-    told, tell = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if not pid:
-        try:
-            os.setsid()
-            if not os.fork():
-                Supervisor(directory, order, tell).run()
-        except BaseException:
-            _note_defect(f"{directory}/log")
-        finally:
-            os._exit(0)
-    os.close(tell)
-    os.waitpid(pid, 0)
-    with open(told, "rb") as file:
-        answer = file.read()
-    if answer == b"+":
-        return None
-    try:
-        return Status.from_json(quickjson.loads(answer))
-    except ValueError:
-        return Status("unreachable", NOT_STARTED, detail=f"its supervisor has died; see {directory}/log")
-
-
-def _note_defect(path: str) -> None:
-    import traceback
-
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
-        traceback.print_exc(file=file)
-
-
 class Supervisor:
     """The process; its current directory is the job's."""
 
@@ -121,13 +89,11 @@ class Supervisor:
         self._again = False  # the disk was full at the last try
         self._patience = 0.0  # until when streams may be held open
         self._wake, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        low, self._leash_in = os.pipe2(os.O_CLOEXEC)
-        self._leash = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)  # the job has it, too
-        os.close(low)
+        self._leash = Leash()
 
     def run(self) -> None:
         inherit.close_others(
-            {self._tell, self._wake, self._wake_in, self._leash, self._leash_in, *self._order.keep}
+            {self._tell, self._wake, self._wake_in, self._leash.fd, self._leash.held, *self._order.keep}
             | ({self._order.stdin} if self._order.stdin is not None else set())
         )
         null = os.open(os.devnull, os.O_RDWR)
@@ -206,9 +172,9 @@ class Supervisor:
             order.env,
             order.cwd,
             order.limits,
-            (*order.keep, self._leash),
+            (*order.keep, self._leash.fd),
             stdin=order.stdin,
-            prepare=self._tie,
+            prepare=self._leash.arm,
         )
         if isinstance(child, Status):
             return child
@@ -226,26 +192,6 @@ class Supervisor:
         for fd in order.keep:
             os.close(fd)
         return child
-
-    def _tie(self) -> None:
-        """In the job, before its exec: have the kernel send TERM to its group when the supervisor is gone.
-
-        The kernel sends it when the writing end of the leash is closed, which the supervisor alone holds. The job holds
-        the reading end too, so that it outlives the supervisor.
-        """
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the supervisor's handler would swallow it
-        fcntl.fcntl(self._leash, fcntl.F_SETOWN, -os.getpid())
-        fcntl.fcntl(self._leash, fcntl.F_SETSIG, signal.SIGTERM)
-        fcntl.fcntl(self._leash, fcntl.F_SETFL, fcntl.fcntl(self._leash, fcntl.F_GETFL) | fcntl.FASYNC)
-        os.close(self._leash_in)
-        poll = select.poll()
-        poll.register(self._leash, 0)
-        if poll.poll(0):
-            os._exit(NOT_STARTED)  # the supervisor has already gone
-
-    def _untie(self) -> None:
-        """Cancel that TERM: processes that the job left in the background are meant to go on."""
-        fcntl.fcntl(self._leash, fcntl.F_SETFL, fcntl.fcntl(self._leash, fcntl.F_GETFL) & ~fcntl.FASYNC)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -332,7 +278,7 @@ class Supervisor:
     def _leave(self) -> None:
         """Send the exit record to all peers, then go."""
         assert self._status is not None
-        self._untie()
+        self._leash.disarm()
         try:
             os.unlink(control.NAME)
         except OSError:

@@ -1,4 +1,4 @@
-"""The interface between a node and the launcher of its jobs: the order, the running process, the owner's callbacks.
+"""The interfaces of a job: to its link and its requests, which the node has, and to the launcher that starts it.
 
 Laws
 1. This module has no behaviour: `Order` is a value, the others are protocols. A node is given a `Launcher`, and a
@@ -18,6 +18,25 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from transport.status import Status
+    from transport.wire.session import Session
+
+    class Link(Protocol):
+        """`transport.node.link.Link`, as a job uses it."""
+
+        session: Session
+        name: str
+        dead: str  # the reason, or ""
+        down: str  # the same, of a line without a connection at the moment
+        down_since: float  # of the loop's clock
+
+        @property
+        def remote(self) -> bool: ...
+        def wake(self) -> None: ...
+
+    class Asked(Protocol):
+        """A request or a spawn of the job that is under way: `transport.node.relay.Relay`."""
+
+        def revoke(self, why: str) -> None: ...
 
     class Owner(Protocol):
         """The object that wants a process, and gets its events."""

@@ -7,7 +7,6 @@ Laws
 2. A job whose link is down lives for its lease; a job that nobody waits for is ended at once: TERM, a
    pause, KILL, to everything it started.
 3. The exit record says whether the job's folder is kept because of files in it; it waits LEAVING seconds to know that.
-4. A job is started from its spawn and, if it comes from another machine, this node's login environment.
 """
 
 from __future__ import annotations
@@ -17,12 +16,10 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transport import address, rlimits
 from transport.errors import ProtocolError
-from transport.job.interface import Order
+from transport.job.order import order_of
 from transport.job.pump import Sink, Source
 from transport.job.termination import WOKEN_BY
 from transport.spawn import Spawn
@@ -32,8 +29,7 @@ from transport.wire.session import STDERR, STDOUT
 from transport.wire.states import Asker
 
 if TYPE_CHECKING:
-    from transport.job.interface import Launcher, Running
-    from transport.job.link import Asked, Link
+    from transport.job.interface import Asked, Launcher, Link, Running
 
 log = logging.getLogger("quine.job")
 
@@ -105,7 +101,8 @@ class Job:
     def start(self) -> None:
         """Start the process; an error becomes the exit record."""
         try:
-            order = self._order()
+            memo = {"socket": self._socket_path, "token": self.token, "capability": self.spawn.capability}
+            order, self._folder = order_of(self.spawn, self._environ if self.remote else None, memo)
         except ProtocolError as error:
             self.refuse(str(error))
             self._finish()
@@ -121,38 +118,6 @@ class Job:
     def refuse(self, detail: str) -> None:
         """Instead of `start`: a rule forbids the job."""
         self._tell_exit(Status("denied", DENIED, detail=detail))
-
-    def _order(self) -> Order:
-        spawn = self.spawn
-        limits = rlimits.parse(spawn.limits)
-        # A client of this machine sends its whole environment; other clients send additions to the login's.
-        cwd, made = self._directory()
-        base: dict[str, str] = {}
-        if self.link and self.link.remote:
-            # PWD and OLDPWD of the node are not the job's: set PWD as a shell would after cd.
-            base = {name: value for name, value in self._environ.items() if name != "OLDPWD"} | {
-                "PWD": cwd.rstrip("/") or "/"
-            }
-        term = {"TERM": spawn.terminal["term"]} if spawn.terminal and spawn.terminal["term"] else {}
-        env = {**base, **term, **spawn.env}
-        env["PATH"] = address.path_with_own(env.get("PATH", os.defpath))
-        size = (spawn.terminal["rows"], spawn.terminal["columns"]) if spawn.terminal else None
-        memo = {"socket": self._socket_path, "token": self.token, "capability": spawn.capability}
-        return Order(spawn.argv, env, cwd, memo, folder=made, limits=limits, own=spawn.own, size=size)
-
-    def _directory(self) -> tuple[str, str]:
-        """The directory to start in, and the folder to make for it (workdir/tree), or "".
-
-        A relative cwd is below workdir/tree or, without a workdir, below the home. An absolute one must exist.
-        """
-        cwd = os.path.expanduser(self.spawn.cwd) if self.spawn.cwd is not None else ""
-        if os.path.isabs(cwd):
-            return cwd, ""
-        if self.spawn.workdir is None:
-            return os.path.join(Path.home(), cwd), ""
-        self._folder = os.path.join(self.spawn.workdir, self.spawn.tree)
-        path = os.path.expanduser(self._folder)
-        return os.path.join(path, cwd), path
 
     # -- from the launcher -------------------------------------------------------------------------
 

@@ -16,14 +16,17 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from transport import terminal
 from transport.carrier.duplex import enlarge
 from transport.errors import ProtocolError
-from transport.job.link import Link
 from transport.spawn import is_size
 from transport.wire.frames import CHUNK, Frame, Kind
 from transport.wire.session import STDIN
+
+if TYPE_CHECKING:
+    from transport.job.interface import Link
 
 TERMINAL_BUFFER = 128 * 1024  # no less than the kernel keeps between the ends of a terminal
 

@@ -3,10 +3,7 @@
 Laws
 1. It knows nothing of agents: it starts processes, moves bytes, and carries requests to the opener of a job.
 2. No peer can stop it: a bad frame ends the link it came on and nothing else.
-3. A link that another node dialled is kept while it is down, for the longest lease of its jobs and KEPT more: only this
-   node can tell the other one that nothing was lost. Link and jobs end at once when the next holder of the other
-   node's lock dials: that node has certainly ended.
-4. It ends when it is not needed: no client, no job, no link that was used lately.
+3. It ends when it is not needed: no client, no job, no link that was used lately.
 """
 
 from __future__ import annotations
@@ -31,15 +28,15 @@ from transport.job import inherit
 from transport.job.job import Job
 from transport.job.termination import PAUSE
 from transport.node import rendezvous
-from transport.node.hosts import HELLO_DEADLINE, TOLD, Hosts, Place
+from transport.node.hosts import TOLD, Hosts, Place
 from transport.node.link import Handler, Link
 from transport.node.relay import Relay
 from transport.node.rendezvous import BACKLOG, CLIENT, DIAL, STATUS, TAKEN
+from transport.node.served import Served
 from transport.node.side import Side
 from transport.spawn import LONGEST_CAPABILITY, Spawn
 from transport.status import DENIED, NOT_STARTED, Status
 from transport.wire.frames import Frame, Kind
-from transport.wire.line import Line, hello
 from transport.wire.session import Session
 
 if TYPE_CHECKING:
@@ -51,7 +48,6 @@ IDLE = 300.0  # seconds without any use after which a link is closed, and then t
 ACCEPT_PAUSE = 0.1  # seconds
 STATUS_DEADLINE = 10.0  # seconds for the requester of a status to read it
 LONGEST_NAME = 64  # characters of the name of a request
-KEPT = 60.0  # seconds that a link is kept beyond the longest lease on it, so that its other end learns how all ended
 
 
 class Node:
@@ -76,7 +72,7 @@ class Node:
         self._hosts = Hosts(place, self._link, {**self._facts, **(seat or {})})
         self._idle = idle
         self._links: dict[Link, None] = {}  # in their order
-        self._served: dict[str, Link] = {}  # links that other nodes have dialled, by their names
+        self._served = Served(self._facts, self._link)
         self._jobs: dict[str, Job] = {}  # by token
         self._tasks: set[asyncio.Task[None]] = set()  # greetings, and answers to status requests
         self._stopped = asyncio.Event()
@@ -197,7 +193,7 @@ class Node:
 
     def serve_dial(self, duplex: Duplex) -> None:
         """Serve a connection that another node has dialled."""
-        self._keep(self._serve(Greeter(duplex)))
+        self._keep(self._served.serve(Greeter(duplex)))
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -210,57 +206,6 @@ class Node:
             async with asyncio.timeout(STATUS_DEADLINE):
                 await asyncio.get_running_loop().sock_sendall(connection, text)
 
-    async def _serve(self, greeter: Greeter) -> None:
-        """Greet on a connection that another node has dialled: the first one of a link, or the next one."""
-        try:
-            peer = await greeter.hello(HELLO_DEADLINE)
-        except ProtocolError as error:
-            log.info("origin: %s", error)
-            return
-        name, again = peer["link"], peer.get("resume") is True
-        link = self._served.get(name)
-        if link and link.line and again and peer["attempt"] <= link.line.attempt:
-            log.info("origin: attempt %d came after attempt %d", peer["attempt"], link.line.attempt)
-            greeter.duplex.close()  # before anything else: its sender has given it up
-            return
-        if link and again:
-            link.cut("the other end has dialled again")  # this end may not have noticed the break yet
-            link = self._served.get(name)  # `cut` has ended it if its other end had said goodbye
-        if (link is not None) != again:
-            log.info("origin: %s", "a link that is not known here" if again else "a second link of one name")
-            greeter.duplex.write(hello(self._facts, name, 0, resume=False))
-            greeter.duplex.close()
-            return
-        if link is None:
-            link = self._served[name] = self._link(Line(False, name), "origin", self._wait_for)
-        assert link.line
-        link.line.attempt = peer["attempt"]
-        greeter.duplex.write(hello(self._facts, name, link.line.received, again, peer["attempt"]))
-        link.connect(greeter)
-        for other in list(self._served.values()):
-            if other.down:
-                self._end_if_replaced(other)
-
-    def _end_if_replaced(self, link: Link) -> None:
-        """End a link that is down if a later holder of its node's lock has dialled: its node cannot come back."""
-        peer = link.session.peer
-        if any(is_later(other.session.peer, peer) for other in self._served.values()):
-            link.fail(f"{link.down}; its node has ended, and another one of the same place has dialled")
-
-    def _wait_for(self, link: Link, why: str) -> None:
-        """Give up a link that is down, KEPT after its longest lease; an ended job counts until its record is taken."""
-        self._end_if_replaced(link)
-        if link.dead:
-            return
-        leases = [handler.spawn.lease for handler in link.handlers.values() if isinstance(handler, Job)]
-        asyncio.get_running_loop().call_later(
-            max(leases, default=0.0) + KEPT, self._give_up, link, link.counters.reconnects
-        )
-
-    def _give_up(self, link: Link, reconnects: int) -> None:
-        if link.down and link.counters.reconnects == reconnects:
-            link.fail(f"{link.down}, and nobody came back")
-
     def _link(self, session: Session, name: str, on_down: Callable[[Link, str], None] | None = None) -> Link:
         link = Link(session, name, self._on_open, self._on_link_lost, on_down)
         self._links[link] = None
@@ -268,8 +213,7 @@ class Node:
 
     def _on_link_lost(self, link: Link, why: str) -> None:
         self._links.pop(link, None)
-        if link.line:
-            self._served.pop(link.line.name, None)
+        self._served.forget(link)
 
     # -- what peers ask for ------------------------------------------------------------------------
 
@@ -405,11 +349,6 @@ class Node:
             ],
             "home": os.environ.get("HOME", ""),
         }
-
-
-def is_later(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if the node with the hello `one` has the lock that the node with the hello `other` had before it."""
-    return "origin" in other and one.get("origin") == other["origin"] and one["began"] > other["began"]
 
 
 def serve(

@@ -6,7 +6,6 @@ Laws
 2. A peer's bytes can at worst end its own link: a ProtocolError closes it, a defect of this program closes it and is
    logged with its traceback; the node goes on.
 3. Not more than one scheduling round waits outside the session, so control never queues behind bulk.
-4. Bytes that arrive over an earlier connection are ignored.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from transport.carrier.duplex import ClientDuplex, Duplex
 from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError
+from transport.node.connection import LinkConnection
 from transport.wire.frames import Frame, Kind, described
 from transport.wire.line import GOODBYE, Line
 from transport.wire.session import Session
@@ -80,14 +80,13 @@ class Link:
         self.dead = ""
         self.down = ""  # the reason why a line has no connection at the moment, or ""
         self.counters = Counters()
-        self._carrier: _Carrier | None = None
+        self.connection: LinkConnection | None = None
         self._on_open = on_open
         self._on_lost = on_lost
         self._on_down = on_down
         self._owes = 0.0
         self.parted: asyncio.Future[None] | None = None  # after `close`: done once the connection is closed
         self._complaints = 0
-        self._paused = False
         self._held = False  # its frames wait for room on the link that they go to
         self._roomy: dict[
             Callable[[], None], Asker | None
@@ -151,8 +150,8 @@ class Link:
         was_down, self.down = self.down, ""
         if greeter.lost is None:
             self._carry(greeter.duplex)
-        if self._carrier and again:
-            self._write(self._carrier, again)
+        if self.connection and again:
+            self._write(self.connection, again)
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
         if was_down:
             self.counters.reconnects += 1
@@ -161,15 +160,14 @@ class Link:
                 "%s: link is back after %.1f s, %d bytes again", self.name, seconds, sum(map(len, again))
             )
             self._tell_handlers(lambda handler: handler.on_up())
-        self._received(b"")  # handle the frames that came with the greeting
+        self.received(b"")  # handle the frames that came with the greeting
         self.wake()
         if greeter.lost is not None:
             self.cut(greeter.lost)
 
     def _carry(self, duplex: Duplex) -> None:
-        self._paused = False
-        self._carrier = _Carrier(self, duplex)
-        duplex.attach(self._carrier)
+        self.connection = LinkConnection(self, duplex)
+        duplex.attach(self.connection)
 
     def cut(self, why: str) -> None:
         """The connection has ended, or is treated as ended: a line is down then, any other link is dead."""
@@ -188,11 +186,11 @@ class Link:
     def _let_go(self) -> None:
         if self._timer:
             self._timer.cancel()
-        carrier, self._carrier = self._carrier, None
+        connection, self.connection = self.connection, None
         self._frames = None
         self._backlog.clear()
-        if carrier:
-            carrier.duplex.close()
+        if connection:
+            connection.duplex.close()
 
     def _tell_handlers(self, tell: Callable[[Handler], None]) -> None:
         for handler in list(self.handlers.values()):
@@ -203,35 +201,35 @@ class Link:
 
     # -- bytes -------------------------------------------------------------------------------------
 
-    def _received(self, data: bytes) -> None:
+    def received(self, data: bytes) -> None:
         if self.dead:
             return
         self._quiet = 0
         self.counters.bytes_in += len(data)
         if self._frames is None:
             self._frames = self.session.receive(data)
-            self._work(self._carrier)
+            self._work(self.connection)
         else:
             self._backlog += data
 
-    def _work(self, carrier: _Carrier | None) -> None:
+    def _work(self, connection: LinkConnection | None) -> None:
         """Handle the frames of this connection for a slice of time; the rest follows in the next turns of the loop."""
         if self._held:
             return
         until = self._loop.time() + SLICE
         try:
-            while self._frames is not None and self._carrier is carrier:
+            while self._frames is not None and self.connection is connection:
                 for frame in self._frames:
                     self.counters.frames_in += 1
                     self._dispatch(frame)
                     if self.dead:
                         return
-                    if carrier and self._held:
-                        carrier.fall_behind()
+                    if connection and self._held:
+                        connection.fall_behind()
                         self.flush()
                         return
-                    if carrier and self._loop.time() > until:
-                        self._work_later(carrier)
+                    if connection and self._loop.time() > until:
+                        self._work_later(connection)
                         return
                 self._frames = self.session.receive(bytes(self._backlog)) if self._backlog else None
                 self._backlog.clear()
@@ -247,14 +245,14 @@ class Link:
             self.fail("a defect in quine; see the node's log")
         else:
             self.flush()
-            if carrier:
-                carrier.caught_up()
+            if connection:
+                connection.caught_up()
 
-    def _work_later(self, carrier: _Carrier) -> None:
+    def _work_later(self, connection: LinkConnection) -> None:
         """Read no more until the backlog is handled: a flooding peer waits for the others, not they for it."""
-        carrier.fall_behind()
+        connection.fall_behind()
         self.flush()
-        self._loop.call_soon(self._work, carrier)
+        self._loop.call_soon(self._work, connection)
 
     def hold(self) -> None:
         """Handle no more frames until `release`: the link that their bodies go to has no room."""
@@ -263,7 +261,7 @@ class Link:
     def release(self) -> None:
         if self._held:
             self._held = False
-            self._loop.call_soon(self._work, self._carrier)
+            self._loop.call_soon(self._work, self.connection)
 
     def when_roomy(self, tell: Callable[[], None], asker: Asker | None) -> None:
         """Have `tell` called once, when this link has room for bodies of `asker`, or has ended."""
@@ -294,22 +292,24 @@ class Link:
         self._flush_due = False
         if self._roomy:
             self._tell_roomy()
-        carrier = self._carrier
-        if carrier is None:
+        connection = self.connection
+        if connection is None:
             return
         words = self.line.beside() if self.line else []
-        while not self._paused and self._carrier is carrier and (chunks := self.session.pull(ROUND)):
-            self._write(carrier, words + chunks)  # in one packet: a packet costs more than its bytes
+        while (
+            not connection.paused and self.connection is connection and (chunks := self.session.pull(ROUND))
+        ):
+            self._write(connection, words + chunks)  # in one packet: a packet costs more than its bytes
             words = []
         if words:
-            self._write(carrier, words)
+            self._write(connection, words)
 
-    def _write(self, carrier: _Carrier, chunks: list[bytes]) -> None:
+    def _write(self, connection: LinkConnection, chunks: list[bytes]) -> None:
         if log.isEnabledFor(logging.DEBUG):
             for frame in described(chunks):
                 log.debug("> %s %s", self.name, frame)
         self.counters.bytes_out += sum(map(len, chunks))
-        carrier.duplex.writelines(chunks)
+        connection.duplex.writelines(chunks)
 
     # -- for the node ------------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ class Link:
 
     def descriptor(self, count: int) -> int:
         """Descriptor number `count` that the client behind this link has sent; the caller owns it from now on."""
-        duplex = self._carrier.duplex if self._carrier else None
+        duplex = self.connection.duplex if self.connection else None
         if not isinstance(duplex, ClientDuplex) or count not in duplex.lent:
             raise ProtocolError("lent a descriptor that did not come")
         return duplex.lent.pop(count)
@@ -358,11 +358,11 @@ class Link:
 
     def close(self, why: str) -> None:
         """End the link by intent, and tell the other end, which then does not wait for the next connection."""
-        carrier = self._carrier
-        if self.line and carrier and not self.dead:
-            carrier.duplex.write(GOODBYE)
-            self._carrier, self.parted = None, self._loop.create_future()
-            self._loop.call_later(LINGER, carrier.hang_up, self.parted)
+        connection = self.connection
+        if self.line and connection and not self.dead:
+            connection.duplex.write(GOODBYE)
+            self.connection, self.parted = None, self._loop.create_future()
+            self._loop.call_later(LINGER, connection.hang_up, self.parted)
         self.fail(why)
 
     def fail(self, why: str) -> None:
@@ -383,63 +383,7 @@ class Link:
             return
         self._quiet += 1
         self._timer = self._loop.call_later(HEARTBEAT, self._beat)
-        if self.line and self._carrier:
+        if self.line and self.connection:
             words = [self.line.tell_seen(), self.line.ping(int(self._loop.time() * 1e6))]
-            self._write(self._carrier, words)
+            self._write(self.connection, words)
         self.flush()
-
-
-class _Carrier:
-    """Callbacks of a connection, ignored once the link has another one. Implements DuplexProtocol."""
-
-    __slots__ = ("_behind", "_link", "_lost", "duplex")
-
-    def __init__(self, link: Link, duplex: Duplex) -> None:
-        self._link = link
-        self._behind = False
-        self._lost: str | None = None  # why it ended, while bytes from before that are not handled yet
-        self.duplex = duplex
-
-    @property
-    def _current(self) -> bool:
-        return self._link._carrier is self
-
-    def data_received(self, data: bytes) -> None:
-        if self._current:
-            self._link._received(data)
-
-    def pause_writing(self) -> None:
-        if self._current:
-            self._link._paused = True
-
-    def resume_writing(self) -> None:
-        if self._current:
-            self._link._paused = False
-            self._link.flush()
-
-    def connection_lost(self, why: str) -> None:
-        if self._behind:
-            self._lost = why
-        elif self._current:
-            self._link.cut(why)
-        elif self._link.parted:
-            self.hang_up(self._link.parted)
-
-    def hang_up(self, parted: asyncio.Future[None]) -> None:
-        self.duplex.close()
-        if not parted.done():
-            parted.set_result(None)
-
-    def fall_behind(self) -> None:
-        if not self._behind:
-            self._behind = True
-            self.duplex.pause_reading()
-
-    def caught_up(self) -> None:
-        if not self._behind:
-            return
-        self._behind = False
-        if self._lost is not None:
-            self.connection_lost(self._lost)
-        else:
-            self.duplex.resume_reading()

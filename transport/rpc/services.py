@@ -21,7 +21,8 @@ import time
 
 from transport.errors import TransportError
 from transport.lean import deque
-from transport.rpc.incoming import Streaming, Streams
+from transport.rpc.incoming import Streaming
+from transport.rpc.streams import Streams
 from transport.wire.flow import INITIAL_WINDOW
 from transport.wire.frames import CHUNK, LIFE, Frame, Kind
 from transport.wire.session import STDIN, STDOUT

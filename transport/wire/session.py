@@ -4,8 +4,7 @@ Laws
 1. Sans-IO: bytes in, frames out, bytes to be written on request. No socket, no clock, no process.
 2. Role-blind: both ends keep the same table and move it by the frames they send and by those they
    receive; an illegal move is a missing row, for either end.
-3. Control goes first and streams take turns, one frame each, so a bulk stream cannot starve a hundred
-   small ones. Acknowledgements are merged: only the latest of a stream is ever waiting to be sent.
+3. Control goes first and streams take turns: see `outbox.py`.
 4. Each sender chooses its own window, and a node relays for many senders that know nothing of each other. So all
    bodies that the accepting end sends (requests, jobs from afar) have one bound: above ASKED its node holds the
    senders back, and MOST_ASKED ends the link. `pending` is bounded by that and by the windows of the jobs. Each job is
@@ -22,7 +21,6 @@ opener = the end that sent spawn or request, server = the other end.
 from __future__ import annotations
 
 from transport.errors import ProtocolError, Refused
-from transport.lean import deque
 from transport.wire.flow import INITIAL_WINDOW, Flow
 from transport.wire.frames import (
     BESIDE,
@@ -37,6 +35,7 @@ from transport.wire.frames import (
     header,
     pack,
 )
+from transport.wire.outbox import Outbox
 from transport.wire.states import (
     ENDED,
     GONE,
@@ -61,7 +60,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_CONTROL = 20_000  # frames queued for a peer that sends but does not read
-SMALL = 4096  # bytes up to which a waiting frame is merged with the next: a frame costs more than its bytes
 MAX_OPENING = 4 * 1024 * 1024  # argv and environment of one job; the kernel takes less than that
 MAX_CHANNELS = 20_000  # opened by each end of one link: neither makes the other keep more accounts
 GROWTH_BUDGET = 32 * 1024 * 1024  # bytes by which all windows of a link may grow together
@@ -78,22 +76,17 @@ class Session:
         self.peer: dict[str, Any] = {}  # the other end's hello, {} until it came
         self.spare = GROWTH_BUDGET
         self.borrows = False  # the other end may lend us descriptors: it is a client, and we are its node
-        self.pending = 0  # bytes of stream data waiting in `pull`
         self.asked = 0  # bytes of bodies from the accepting end that were not acknowledged
         self._decoder = Decoder()
         self.opener = opener
         self._next = 1 if opener else 2
         self._highest = 0  # highest channel number the peer opened
         self._theirs = 0  # channels that the peer has opened
-        self._leaving = 0  # channels of ours, forgotten here, whose last frame still waits behind their data
         self._parts = bytearray()  # of the spawn or request that is arriving
-        self._control: deque[bytes] = deque()
-        self._acks: dict[tuple[int, int], int] = {}
-        self._lanes: dict[tuple[int, int], deque[tuple[bytes, bytes]]] = {}
-        self._turns: deque[tuple[int, int]] = deque()
+        self._outbox = Outbox()
         if hello is not None:
-            self._control.append(GREETING)
-            self._put(Kind.HELLO, 0, 0, 0, pack({"version": VERSION, **hello}))
+            self._outbox.control.append(GREETING)
+            self._outbox.put(Kind.HELLO, 0, 0, 0, pack({"version": VERSION, **hello}))
 
     # -- receiving ---------------------------------------------------------------------------------
 
@@ -157,7 +150,7 @@ class Session:
     @property
     def clogged(self) -> bool:
         """True if more control frames are queued than for any peer that reads: the other end does not read."""
-        return len(self._control) > MAX_CONTROL
+        return len(self._outbox.control) > MAX_CONTROL
 
     def _greet(self, frame: Frame) -> None:
         self.peer = greeted(frame)
@@ -207,7 +200,7 @@ class Session:
             before = flow.window
             flow.returned("ours", frame.offset, frame.number("acked"), frame.number("window"))
             self.spare -= flow.window - before
-            self._acks.pop((frame.channel, frame.stream), None)
+            self._outbox.withdraw_ack(frame.channel, frame.stream)
         elif self.borrows:
             flow.lend("theirs")
         else:
@@ -219,11 +212,7 @@ class Session:
         if channel.mine != self.opener:
             self._change(channel, channel.flows[STDIN].acked - channel.flows[STDIN].offset)
         self.spare += sum(flow.window - INITIAL_WINDOW for flow in channel.flows)
-        for stream in streams:
-            key = (channel.number, stream)
-            self._acks.pop(key, None)
-            if lane := self._lanes.pop(key, None):
-                self.pending -= sum(len(payload) for _, payload in lane)
+        self._outbox.forget(channel.number, streams)
 
     @property
     def noise(self) -> bytes:
@@ -237,7 +226,7 @@ class Session:
 
         Too large a body: ValueError. Too many channels: Refused, since the other end would end the link for it.
         """
-        if len(self.channels) - self._theirs + self._leaving >= MAX_CHANNELS:
+        if len(self.channels) - self._theirs + len(self._outbox.leaving) >= MAX_CHANNELS:
             detail = f"{MAX_CHANNELS} jobs and requests are open on one connection, which is the limit"
             raise Refused(detail, "start fewer at one time, or set slots in the inventory")
         payload = pack(body, MAX_OPENING)
@@ -246,9 +235,9 @@ class Session:
         self.channels[number] = Channel(number, mine=True, request=kind == Kind.REQUEST)
         self.channels[number].asker = asker
         while len(payload) > MAX_PAYLOAD:
-            self._put(kind, number, 1, 0, payload[:MAX_PAYLOAD])
+            self._outbox.put(kind, number, 1, 0, payload[:MAX_PAYLOAD])
             payload = payload[MAX_PAYLOAD:]
-        self._put(kind, number, 0, 0, payload)
+        self._outbox.put(kind, number, 0, 0, payload)
         return number
 
     def tell(self, number: int, kind: int, body: dict[str, Any] | bytes, offset: int = 0) -> None:
@@ -256,7 +245,7 @@ class Session:
         channel = self.channels[number]
         channel.move("opener" if channel.mine else "server", kind, LIFE)
         payload = body if isinstance(body, bytes) else pack(body)
-        self._put(kind, number, LIFE, offset, payload)
+        self._outbox.put(kind, number, LIFE, offset, payload)
 
     def data(self, number: int, stream: int, payload: bytes) -> None:
         """Queue stream bytes, at most MAX_PAYLOAD. The caller has to respect `credit`."""
@@ -264,26 +253,19 @@ class Session:
         offset = flow.offset
         flow.data(offset, len(payload))
         self._count(self.channels[number], stream, offset - flow.acked)
-        lane = self._lanes.get((number, stream))
-        last = lane[-1][1] if lane else b""
-        if lane and last and len(last) + len(payload) <= SMALL:
-            whole = last + payload
-            lane[-1] = (header(Kind.DATA, number, stream, flow.offset - len(whole), len(whole)), whole)
-            self.pending += len(payload)
-        elif payload:
-            self._queue(number, stream, header(Kind.DATA, number, stream, offset, len(payload)), payload)
+        self._outbox.data(number, stream, offset, payload)
 
     def eof(self, number: int, stream: int) -> None:
         flow = self._move(number, stream, Kind.EOF)
         flow.eof(flow.offset)
-        self._queue(number, stream, header(Kind.EOF, number, stream, flow.offset, 0), b"")
+        self._outbox.behind_data(number, stream, header(Kind.EOF, number, stream, flow.offset, 0))
 
     def ack(self, number: int, stream: int, offset: int) -> None:
         flow = self._move(number, stream, Kind.ACK)
         before = flow.offset - flow.acked
         flow.ack(offset)
         self._count(self.channels[number], stream, before)
-        self._acks[number, stream] = offset
+        self._outbox.ack(number, stream, offset)
 
     def took(self, number: int, stream: int, offset: int) -> bool:
         """Everything below `offset` was taken; acknowledge it if that is worth a frame. True if it was."""
@@ -297,13 +279,13 @@ class Session:
         flow = self._move(number, stream, Kind.STOP)
         if not flow.stopped:
             flow.stop()
-            self._put(Kind.STOP, number, stream, flow.offset)
+            self._outbox.put(Kind.STOP, number, stream, flow.offset)
 
     def lend(self, number: int, stream: int, offset: int, body: dict[str, Any]) -> None:
         """The receiver of our descriptor moves the bytes of a stream from `offset` on, until it sends RETURN."""
         self._move(number, stream, Kind.LEND).lend("ours")
-        if (acked := self._acks.pop((number, stream), None)) is not None:
-            self._put(Kind.ACK, number, stream, acked)  # sent after the RETURN it would be out of date
+        if (acked := self._outbox.withdraw_ack(number, stream)) is not None:
+            self._outbox.put(Kind.ACK, number, stream, acked)  # sent after the RETURN it would be out of date
         self._beside_data(number, stream, Kind.LEND, offset, pack(body))
 
     def give_back(self, number: int, stream: int, moved: int, body: dict[str, Any]) -> None:
@@ -312,22 +294,22 @@ class Session:
         before = flow.offset - flow.acked
         flow.returned("theirs", moved, body["acked"], 0)
         self._count(self.channels[number], stream, before)
-        self._acks.pop((number, stream), None)  # RETURN carries it
+        self._outbox.withdraw_ack(number, stream)  # RETURN carries it
         self._beside_data(number, stream, Kind.RETURN, moved, pack(body))
 
     def _beside_data(self, number: int, stream: int, kind: int, offset: int, payload: bytes) -> None:
         """Queue a control frame, behind the data of its stream where this end sends that data."""
         words = header(kind, number, stream, offset, len(payload)) + payload
         if self.channels[number].mine == (stream == STDIN):
-            self._queue(number, stream, words, b"")
+            self._outbox.behind_data(number, stream, words)
         else:
-            self._control.append(words)
+            self._outbox.control.append(words)
 
     def last_word(self, number: int) -> None:
         """Opener: the exit record was taken; forget the channel."""
         channel = self.channels[number]
         channel.move("opener", Kind.ACK, LIFE)
-        self._put(Kind.ACK, number, LIFE, 0)
+        self._outbox.put(Kind.ACK, number, LIFE, 0)
         self._forget(channel)
 
     def abandon(self, number: int) -> None:
@@ -337,13 +319,12 @@ class Session:
         """
         channel = self.channels[number]
         channel.move("opener", Kind.STOP, LIFE)
-        lane = self._lanes.get((number, STDIN))
-        if lane and channel.request and channel.flows[STDIN].ended and self.pending <= GROWTH_BUDGET:
-            lane.append((header(Kind.STOP, number, LIFE, 0, 0), b""))
+        whole = channel.request and channel.flows[STDIN].ended
+        if whole and self._outbox.has_data(number, STDIN) and self.pending <= GROWTH_BUDGET:
+            self._outbox.stop_behind_data(number)
             self._forget(channel, (STDOUT, STDERR))
-            self._leaving += 1
         else:
-            self._put(Kind.STOP, number, LIFE, 0)
+            self._outbox.put(Kind.STOP, number, LIFE, 0)
             self._forget(channel)
 
     def flow(self, number: int, stream: int) -> Flow:
@@ -354,56 +335,21 @@ class Session:
         channel.move("opener" if channel.mine else "server", kind, stream)
         return channel.flows[stream]
 
-    def _put(self, kind: int, channel: int, stream: int, offset: int, payload: bytes = b"") -> None:
-        self._control.append(header(kind, channel, stream, offset, len(payload)) + payload)
-
-    def _queue(self, number: int, stream: int, head: bytes, payload: bytes) -> None:
-        key = (number, stream)
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = deque()
-            self._turns.append(key)
-        lane.append((head, payload))
-        self.pending += len(payload)
-
     def pull(self, limit: int) -> list[bytes]:
         """Next bytes to write, control first, then streams in turn, until `limit` bytes are reached.
 
         [] means there is nothing to write. The result exceeds `limit` by one frame at most.
         """
-        out: list[bytes] = []
-        size = 0
-        control = self._control
-        while control and size < limit:
-            out.append(control.popleft())
-            size += len(out[-1])
-        if self._acks and size < limit:
-            for (number, stream), offset in self._acks.items():
-                out.append(header(Kind.ACK, number, stream, offset, 0))
-            size += 18 * len(self._acks)
-            self._acks.clear()
-        turns = self._turns
-        while turns and size < limit:
-            key = turns.popleft()
-            lane = self._lanes.get(key)
-            if lane is None:
-                continue  # its channel was forgotten
-            head, payload = lane.popleft()
-            out.append(head)
-            if payload:
-                out.append(payload)
-                self.pending -= len(payload)
-            size += len(head) + len(payload)
-            if lane:
-                turns.append(key)
-            else:
-                del self._lanes[key]
-                self._leaving -= key[0] not in self.channels
-        return out
+        return self._outbox.pull(limit)
 
     @property
     def has_output(self) -> bool:
-        return bool(self._control or self._acks or self._turns)
+        return bool(self._outbox)
+
+    @property
+    def pending(self) -> int:
+        """Bytes of stream data waiting in `pull`."""
+        return self._outbox.pending
 
 
 def greeted(frame: Frame) -> dict[str, Any]:

@@ -1,38 +1,34 @@
 """One SSH connection to a host with one session channel on it, as a duplex.
 
-The only importer of asyncssh.
-
 Laws
 1. One connection, one session channel, one command: sshd's MaxSessions never matters. Nothing is
    forwarded, no terminal is asked for, nothing is compressed.
 2. Host keys are always checked, by the policy of ssh's configuration (`host_keys.py`). asyncssh supports neither that
-   policy nor a missing file, hence `_Config` and `_Keys`.
+   policy nor a missing file, hence `policy_for` and `_Keys`.
 3. Bytes only (`encoding=None`): one byte that is not UTF-8 would otherwise close the whole connection.
 4. Any failure before the channel is open is one `Unreachable` with a cure; errors are told apart by
    their type.
-5. No prompt: nobody is there to answer. Keys: the agent, the inventory, ~/.ssh/config, the usual files.
+5. No prompt: nobody is there to answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from transport import libraries
 from transport.carrier.dialer import SshTarget, connected, handshakes
 from transport.carrier.ssh.channel import SshDuplex
-from transport.carrier.ssh.host_keys import GLOBAL_FILES, USER_FILES, HostKeys, Policy, exposed, strictness
+from transport.carrier.ssh.host_keys import HostKeys
 from transport.carrier.ssh.packets import by_packet
+from transport.carrier.ssh.settings import Settings, message
 
 with libraries.by_cache():
     import asyncssh
-    from asyncssh.config import SSHClientConfig
     from asyncssh.constants import MSG_IGNORE
 
 Note = Callable[[str], None]
@@ -46,18 +42,11 @@ def _of_hop(name: str, news: Note, text: str) -> None:
     news(f"jump host {name}: {text}")
 
 
-SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
-
-KEEPALIVE, KEEPALIVE_COUNT = 15, 3  # before a link listens, a pulled cable is noticed after 45 s
 # Memory is bounded by the credits of our own streams; this only has to exceed bandwidth x round trip
 WINDOW = 16 << 20
 PACKET = 32 << 10  # larger ones break dropbear, and gain little with OpenSSH
 LOST_AT_START = "the connection was lost as the session started: {}"
 TRIES = 3  # of a handshake that the server dropped before it sent its version
-USUAL_KEYS = tuple(
-    f"~/.ssh/{name}" for name in ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
-)
-CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com")
 
 
 async def connect(target: SshTarget, command: str, note: Note, news: Note = _unheard) -> SshDuplex:
@@ -83,12 +72,12 @@ async def connect(target: SshTarget, command: str, note: Note, news: Note = _unh
     except asyncssh.ChannelOpenError as error:
         _abort(connections)
         if connections[-1].is_closed():
-            raise target.interrupted(LOST_AT_START.format(_text(error))) from None
+            raise target.interrupted(LOST_AT_START.format(message(error))) from None
         hint = "look at MaxSessions, ForceCommand and the account's shell in its sshd_config"
-        raise target.unreachable(f"sshd opens no session: {_text(error)}", hint) from None
+        raise target.unreachable(f"sshd opens no session: {message(error)}", hint) from None
     except (asyncssh.Error, OSError) as error:
         _abort(connections)
-        raise target.interrupted(LOST_AT_START.format(_text(error))) from None
+        raise target.interrupted(LOST_AT_START.format(message(error))) from None
     except BaseException:
         _abort(connections)
         raise
@@ -109,7 +98,7 @@ async def files(
     except (asyncssh.Error, OSError) as error:
         _abort(connections)
         hint = "is there a `Subsystem sftp` in its sshd_config?"
-        raise target.unreachable(f"it offers no sftp: {_text(error)}", hint) from None
+        raise target.unreachable(f"it offers no sftp: {message(error)}", hint) from None
     except BaseException:
         _abort(connections)
         raise
@@ -149,7 +138,7 @@ def _in_packets(connection: asyncssh.SSHClientConnection) -> None:
 
 async def _reach(target: SshTarget, note: Note, news: Note) -> list[asyncssh.SSHClientConnection]:
     """Return the connections to the target; those of the hosts on the way come first."""
-    settings = await asyncio.get_running_loop().run_in_executor(None, _Settings, target)
+    settings = await asyncio.get_running_loop().run_in_executor(None, Settings, target)
     before: list[asyncssh.SSHClientConnection] = []
     hop = target.jump or settings.proxy_jump()
     try:
@@ -176,7 +165,7 @@ class _Dropped(Exception):
 
 async def _handshake(
     target: SshTarget,
-    settings: _Settings,
+    settings: Settings,
     through: asyncssh.SSHClientConnection | None,
     note: Note,
     news: Note,
@@ -203,33 +192,33 @@ async def _handshake(
             raise keys.failure
         return connection
     except asyncssh.HostKeyNotVerifiable as error:
-        raise keys.refusal(_text(error)) from None
+        raise keys.refusal(message(error)) from None
     except asyncssh.PermissionDenied:
         raise target.unreachable(*settings.denied()) from None
     except asyncssh.KeyExchangeFailed as error:
         raise target.unreachable(
-            f"no common algorithm: {_text(error)}", "see Ciphers and KexAlgorithms"
+            f"no common algorithm: {message(error)}", "see Ciphers and KexAlgorithms"
         ) from None
     except asyncssh.ChannelOpenError as error:
         assert through is not None
         hint = "look at the address and port, and at AllowTcpForwarding and PermitOpen over there"
-        raise target.unreachable(f"cannot be reached from its jump host: {_text(error)}", hint) from None
+        raise target.unreachable(f"cannot be reached from its jump host: {message(error)}", hint) from None
     except (asyncssh.Error, OSError) as error:
         if keys.failure:
             raise keys.failure from None
         if contact.greeted:
             hint = f"look at the log of its sshd; ssh -v {target.address} shows more"
             raise target.interrupted(
-                f"the connection was lost in the handshake: {_text(error)}", hint
+                f"the connection was lost in the handshake: {message(error)}", hint
             ) from None
         hint = (
             "if it is an sshd, it may be full (MaxStartups) or penalise this address (PerSourcePenalties): "
             "wait a minute"
         )
-        raise _Dropped(f"the server hung up before the handshake: {_text(error)}", hint) from None
+        raise _Dropped(f"the server hung up before the handshake: {message(error)}", hint) from None
     except ValueError as error:
         raise target.unreachable(
-            f"cannot use its configuration: {_text(error)}", "see ~/.ssh/config"
+            f"cannot use its configuration: {message(error)}", "see ~/.ssh/config"
         ) from None
     finally:
         for text in keys.news:
@@ -267,150 +256,6 @@ class _Contact(asyncssh.SSHClient):
             self.connection.abort()
 
 
-class _Settings:
-    """The settings of the target and of ~/.ssh/config together. Reads files: made in a thread."""
-
-    def __init__(self, target: SshTarget) -> None:
-        self._target = target
-        given: dict[str, Any] = {"host": target.address}
-        if target.port is not None:
-            given["port"] = target.port
-        if target.user is not None:
-            given["username"] = target.user
-        try:
-            self.policy = _policy(target)
-            first = asyncssh.SSHClientConnectionOptions(config=(), client_keys=None, known_hosts=b"", **given)
-            self._config: Any = first.config
-            self.options = asyncssh.SSHClientConnectionOptions(config=(), **given, **self._choices())
-        except (ValueError, OSError, asyncssh.Error) as error:
-            raise target.unreachable(
-                f"cannot use its configuration: {_text(error)}", "see ~/.ssh/config"
-            ) from None
-        alias = self.options.host_key_alias
-        self.host_key_algorithms = bool(self._config.get("HostKeyAlgorithms"))
-        self.host = (alias or self.options.host).lower()
-        self.port = 22 if alias else self.options.port
-
-    def proxy_jump(self) -> SshTarget | None:
-        """Return the last hop of ProxyJump in ~/.ssh/config; each hop is checked as strictly as the target."""
-        named = self._config.get("ProxyJump")
-        if not isinstance(named, str):
-            return None
-        hop: SshTarget | None = None
-        for text in named.split(","):
-            user, _, place = text.strip().rpartition("@")
-            host, colon, port = place.rpartition(":")
-            if not colon or not port.isdigit():
-                host, port = place, ""
-            host = host.strip("[]")
-            hop = SshTarget(
-                host, host, user or None, int(port) if port else None, None, hop, self._target.agent
-            )
-        return hop
-
-    def denied(self) -> tuple[str, str]:
-        """Return detail and cure of a refused login, with the keys that were tried."""
-        tried = [*self._tried, *(["the keys of the ssh agent"] if self._agent else [])]
-        user, host, port = self.options.username, self.options.host, self.options.port
-        detail = f"permission denied for {user}; tried {', '.join(tried) or 'no usable key'}"
-        if expired := _expired(self.pairs):
-            return detail, f"{expired}: have it signed anew"
-        if self._cure:
-            return detail, self._cure
-        if not tried:
-            return (
-                detail,
-                "set identity in its table of the inventory, or start an ssh agent and ssh-add a key",
-            )
-        key = self._tried[0] if self._tried else "KEY"
-        return detail, f"is that the user? put a key over there: ssh-copy-id -i {key} -p {port} {user}@{host}"
-
-    def _choices(self) -> dict[str, Any]:
-        config = self._config
-        self.pairs = pairs = self._load_keys()
-        named = config.get("IdentityAgent", "SSH_AUTH_SOCK")
-        self._agent = (self._target.agent or "") if named == "SSH_AUTH_SOCK" else str(named or "")
-        return {
-            "client_keys": pairs,
-            "agent_path": self._agent or None,
-            "agent_forwarding": False,
-            "x11_forwarding": False,
-            "compression_algs": None,
-            "encryption_algs": () if config.get("Ciphers") else CIPHERS,
-            "preferred_auth": ["publickey"],
-            "gss_host": None,
-            "known_hosts": b"",
-            "keepalive_interval": KEEPALIVE,
-            "keepalive_count_max": KEEPALIVE_COUNT,
-            "connect_timeout": None,  # the one deadline is the caller's
-        }
-
-    def _load_keys(self) -> list[asyncssh.SSHKeyPair]:
-        """Load the private keys to try. ssh skips an IdentityFile that is not there, asyncssh would give up."""
-        target, self._tried, self._cure = self._target, list[str](), ""
-        names: Sequence[str] = self._config.get("IdentityFile", ()) or USUAL_KEYS
-        if target.identity is not None:
-            names = [target.identity]
-        pairs: list[asyncssh.SSHKeyPair] = []
-        for name in names:
-            try:
-                path = str(Path(name).expanduser())
-                if mode := exposed(path):
-                    self._cure = (
-                        f"{name} can be read by others (mode {mode:04o}) and is not used: chmod 600 {name}"
-                    )
-                    if target.identity is not None:
-                        detail = f"the identity {name} can be read by others (mode {mode:04o})"
-                        raise target.unreachable(detail, f"chmod 600 {name}")
-                    continue
-                pairs += asyncssh.load_keypairs(path)
-                self._tried.append(name)
-            except OSError as error:
-                why = (error.strerror or str(error)).lower()
-                if not isinstance(error, FileNotFoundError):
-                    self._cure = f"{name} cannot be read ({why}): look at its owner and mode"
-                if target.identity is not None:
-                    detail = f"the identity {name} cannot be read: {why}"
-                    raise target.unreachable(
-                        detail, "correct identity in its table of the inventory"
-                    ) from None
-            except (ValueError, asyncssh.Error):  # it has a passphrase: the agent may hold it
-                self._cure = f"{name} has a passphrase or cannot be used: ssh-add {name}"
-        return pairs
-
-
-class _Config(SSHClientConfig):
-    """~/.ssh/config and the system's, with the options that asyncssh does not read: the policy for host keys."""
-
-    _percent_expand: set[str] = SSHClientConfig._percent_expand | {"UserKnownHostsFile"}
-    _handlers: dict[str, tuple[str, Callable[..., None]]] = {  # noqa: RUF012
-        **SSHClientConfig._handlers,
-        "stricthostkeychecking": ("StrictHostKeyChecking", SSHClientConfig._set_string),
-        "hashknownhosts": ("HashKnownHosts", SSHClientConfig._set_bool),
-        "revokedhostkeys": ("RevokedHostKeys", SSHClientConfig._set_string),
-    }
-
-
-def _policy(target: SshTarget) -> Policy:
-    """Read ssh's configuration for the host keys of `target`. Raises ValueError, OSError."""
-    paths = [path for path in (Path("~/.ssh/config").expanduser(), SYSTEM_CONFIG) if path.is_file()]
-    user, port = target.user or (), target.port or ()
-    config = _Config.load(None, paths, False, False, False, getpass.getuser(), user, target.address, port)
-
-    def files(option: str, default: tuple[str, ...]) -> tuple[Path, ...]:
-        named = config.get(option)
-        return tuple(Path(name).expanduser() for name in (default if named is None else cast(Any, named)))
-
-    revoked = config.get("RevokedHostKeys")
-    return Policy(
-        strictness(config.get("StrictHostKeyChecking")),
-        files("UserKnownHostsFile", USER_FILES),
-        files("GlobalKnownHostsFile", GLOBAL_FILES),
-        bool(config.get("HashKnownHosts")),
-        Path(str(revoked)).expanduser() if revoked else None,
-    )
-
-
 class _Keys(HostKeys):
     """`HostKeys` with asyncssh's types."""
 
@@ -423,23 +268,6 @@ class _Keys(HostKeys):
         return tuple(lists.values())
 
 
-def _expired(pairs: Sequence[asyncssh.SSHKeyPair]) -> str:
-    """Return the reason why a certificate among `pairs` is not valid now; "" if all are."""
-    for pair in pairs:
-        certificate: Any = getattr(pair, "_cert", None)
-        try:
-            if certificate is not None and not pair.has_x509_chain:
-                certificate.validate(asyncssh.public_key.CERT_TYPE_USER, None)
-        except ValueError as error:
-            return _text(error)
-    return ""
-
-
 def _abort(connections: Sequence[asyncssh.SSHClientConnection]) -> None:
     for connection in reversed(connections):
         connection.abort()
-
-
-def _text(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text[:1].lower() + text[1:]

@@ -1,0 +1,45 @@
+"""The start of a detached job: forks its supervisor, and hears from it whether the job runs."""
+
+from __future__ import annotations
+
+import os
+
+from transport.detached.supervisor import Supervisor
+from transport.status import NOT_STARTED, Status
+from transport.wire import quickjson
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from transport.detached.supervisor import Order
+
+
+def start(directory: str, order: Order) -> Status | None:
+    """Start a job in a directory made for it. Return None once it runs and is on record, else the reason."""
+    told, tell = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setsid()
+            if not os.fork():
+                Supervisor(directory, order, tell).run()
+        except BaseException:
+            _note_defect(f"{directory}/log")
+        finally:
+            os._exit(0)
+    os.close(tell)
+    os.waitpid(pid, 0)
+    with open(told, "rb") as file:
+        answer = file.read()
+    if answer == b"+":
+        return None
+    try:
+        return Status.from_json(quickjson.loads(answer))
+    except ValueError:
+        return Status("unreachable", NOT_STARTED, detail=f"its supervisor has died; see {directory}/log")
+
+
+def _note_defect(path: str) -> None:
+    import traceback
+
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+        traceback.print_exc(file=file)

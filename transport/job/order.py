@@ -1,0 +1,55 @@
+"""The order for the launcher, made from a job's spawn: environment, directory, folder, limits, memo.
+
+Laws
+1. The spawn of a client of this machine brings the whole environment. A spawn from another machine brings additions to
+   this node's login environment.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from transport import address, rlimits
+from transport.job.interface import Order
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transport.spawn import Spawn
+
+
+def order_of(spawn: Spawn, login: Mapping[str, str] | None, memo: Mapping[str, object]) -> tuple[Order, str]:
+    """Return the order, and its folder as the inventory spells it, or "". Raises ProtocolError.
+
+    `login` is the login environment, where the job comes from another machine.
+    """
+    limits = rlimits.parse(spawn.limits)
+    cwd, folder = _directory(spawn)
+    base: dict[str, str] = {}
+    if login is not None:
+        # PWD and OLDPWD of the node are not the job's: set PWD as a shell would after cd.
+        base = {name: value for name, value in login.items() if name != "OLDPWD"} | {
+            "PWD": cwd.rstrip("/") or "/"
+        }
+    term = {"TERM": spawn.terminal["term"]} if spawn.terminal and spawn.terminal["term"] else {}
+    env = {**base, **term, **spawn.env}
+    env["PATH"] = address.path_with_own(env.get("PATH", os.defpath))
+    size = (spawn.terminal["rows"], spawn.terminal["columns"]) if spawn.terminal else None
+    made = os.path.expanduser(folder)
+    return Order(spawn.argv, env, cwd, memo, folder=made, limits=limits, own=spawn.own, size=size), folder
+
+
+def _directory(spawn: Spawn) -> tuple[str, str]:
+    """The directory to start in, and the folder to make for it (workdir/tree), or "".
+
+    A relative cwd is below workdir/tree or, without a workdir, below the home. An absolute one must exist.
+    """
+    cwd = os.path.expanduser(spawn.cwd) if spawn.cwd is not None else ""
+    if os.path.isabs(cwd):
+        return cwd, ""
+    if spawn.workdir is None:
+        return os.path.join(Path.home(), cwd), ""
+    folder = os.path.join(spawn.workdir, spawn.tree)
+    return os.path.join(os.path.expanduser(folder), cwd), folder

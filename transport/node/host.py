@@ -1,0 +1,270 @@
+"""One machine as a node sees it: how it is reached, and the one link to it, dialled and dialled again.
+
+Laws
+1. The link is dialled once for the first job and shared by all. A failed dial ends the jobs that waited for it, with
+   its reason, and nothing else.
+2. A link that is down is dialled again, at once and then with growing pauses, as long as a channel is open on it.
+   A job that has not begun does not wait for that: the error of the next dial becomes its reason for not being
+   started. But a connection that only broke off is no such error, and is dialled again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import Any
+
+from transport import address
+from transport.carrier.duplex import Duplex
+from transport.carrier.handshake import Greeter
+from transport.errors import Interrupted, LinkLost, ProtocolError, Refused
+from transport.node.link import Link
+from transport.node.relay import Relay
+from transport.spawn import Spawn
+from transport.status import Status
+from transport.wire.frames import Kind
+from transport.wire.line import Line, hello
+
+log = logging.getLogger("quine.hosts")
+
+INSIST = 30.0  # seconds in which a connection that breaks off before the greeting is dialled again
+HELLO_DEADLINE = 30.0  # seconds for the node over there to greet once its duplex is open
+FIRST_PAUSE = 0.1  # seconds between the second dial and the third; grows, and is random to spread the dials
+LAST_PAUSE = 5.0
+BROKEN_PAUSE = 0.2  # longest pause after a connection that broke off: the host is there, and a dial is slow
+
+
+class Target:
+    """A host chosen for a job, and the way to reach it.
+
+    Targets of the same host have the same `group`, and share its slots. They have the same `key` if one link can serve
+    both: another ssh agent or an edited entry of the inventory is another link.
+    """
+
+    __slots__ = ("dial", "group", "key", "met", "name", "news", "settings", "slots")
+
+    def __init__(
+        self,
+        name: str,
+        group: str,
+        key: str,
+        dial: Callable[[], Awaitable[Duplex]],
+        settings: Callable[[Spawn], None],
+        slots: int = 0,
+        met: Callable[[dict[str, Any]], None] = lambda facts: None,
+        news: list[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.group = group
+        self.key = key
+        self.dial = dial
+        self.settings = settings  # puts the host's defaults (workdir, env, limits, lease) into a spawn
+        self.slots = slots  # jobs at one time, 0 = no limit
+        self.news = [] if news is None else news  # messages of a dial for the user: removed when sent
+        self.met = met  # called with the hello of the node over there, when a link to it begins
+
+
+# (line, name, callback for a lost connection) -> the link that this node now drives.
+Join = Callable[[Line, str, Callable[[Link, str], None]], Link]
+
+
+class Host:
+    """One host, and its link, which is being dialled or live."""
+
+    def __init__(self, target: Target, join: Join, facts: dict[str, object]) -> None:
+        self.target = target
+        self._join = join
+        self._facts = facts
+        self._link: asyncio.Task[Link] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._mending: asyncio.Task[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []  # jobs that want a link which is down
+
+    @property
+    def wanted(self) -> bool:
+        """True if a job waits for the link."""
+        return bool(self._tasks)
+
+    def begin(self, relay: Relay, spawn: Spawn, unreachable: Callable[[Refused], None]) -> None:
+        """Start a job: with a live link at once, in this turn of the loop."""
+        if (link := self.live()) and not link.down:
+            self._connect(relay, link, spawn)
+            return
+        task = asyncio.create_task(self._begin_later(relay, spawn, unreachable))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _begin_later(self, relay: Relay, spawn: Spawn, unreachable: Callable[[Refused], None]) -> None:
+        try:
+            try:
+                link = await self._reach()
+            finally:
+                while self.target.news:
+                    relay.tell(self.target.news.pop(0))
+        except Refused as refused:
+            log.info("%s: not reached: %s", self.target.name, refused.detail)
+            unreachable(refused)
+            refuse(relay, refused)
+        except Exception:
+            log.exception("%s: defect while dialling", self.target.name)
+            detail = "a defect in quine while dialling; see the node's log"
+            refuse(relay, Refused(detail, host=self.target.name))
+        else:
+            self._connect(relay, link, spawn)
+
+    def _connect(self, relay: Relay, link: Link, spawn: Spawn) -> None:
+        if relay.ended:
+            return  # its opener has gone meanwhile
+        spawn.where, spawn.context = "", {}
+        relay.lease = spawn.lease
+        try:
+            relay.connect(link, Kind.SPAWN, spawn.to_json())
+        except Refused as refused:
+            refuse(relay, refused)
+        except ValueError as error:
+            refuse(relay, Refused(f"argument list too long: {error}", host=relay.host))
+        except LinkLost as error:
+            detail = f"connection lost before the command was sent: {error}"
+            refuse(relay, Refused(detail, "try again", host=relay.host))
+
+    def live(self) -> Link | None:
+        """The link, which may be down and be dialled again."""
+        task = self._link
+        if task is None or not task.done() or task.cancelled() or task.exception():
+            return None
+        link = task.result()
+        return None if link.dead else link
+
+    async def _reach(self) -> Link:
+        """The link: live, or the dial under way, or a new one. Raises Refused."""
+        while (link := self.live()) and link.down:
+            tried = asyncio.get_running_loop().create_future()
+            self._waiting.append(tried)
+            await tried
+        task = self._link
+        if task is None or (task.done() and self.live() is None):
+            task = self._link = asyncio.create_task(self._dial())
+        return await asyncio.shield(task)
+
+    async def _dial(self) -> Link:
+        """The first connection of a new link."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + INSIST
+        for tries in count():
+            name = os.urandom(16).hex()  # a new one each time: the node over there may know the one before
+            try:
+                greeter = await self._greeted(name, 0, resume=False)
+                break
+            except Interrupted as broken:
+                if loop.time() > until:
+                    raise
+                log.info("%s: dialled again: %s", self.target.name, broken.detail)
+                await asyncio.sleep(pause(tries, BROKEN_PAUSE))
+        link = self._join(Line(True, name), self.target.name, self._down)
+        link.connect(greeter)
+        self.target.met(greeter.handshake.peer)
+        return link
+
+    async def _greeted(self, name: str, seen: int, resume: bool, attempt: int = 0) -> Greeter:
+        """A new connection, after the greetings. Raises Refused."""
+        target = self.target
+        greeter = Greeter(await target.dial(), hello(self._facts, name, seen, resume, attempt))
+        try:
+            peer = await greeter.hello(HELLO_DEADLINE)
+        except ProtocolError as error:
+            said = f"{error}{': ' if greeter.noise else ''}{greeter.noise}"
+            if greeter.lost is not None:
+                raise Interrupted(
+                    target.name, f"the connection was lost as its node greeted: {said}"
+                ) from None
+            hint = f"remove ~/.cache/quine on {target.name} to start afresh"
+            raise Refused(f"the node over there does not answer: {said}", hint, target.name) from None
+        if peer["link"] != name:
+            greeter.duplex.close()
+            raise Refused("the node over there answers for another link", host=target.name)
+        if peer.get("build") != address.build_hash():
+            greeter.duplex.close()
+            raise Refused("the node over there is another build", f"quine deploy {target.name}", target.name)
+        return greeter
+
+    # -- a link that is down -----------------------------------------------------------------------
+
+    def _down(self, link: Link, why: str) -> None:
+        if not link.needed and not self.wanted:
+            link.fail(why)
+        elif self._mending is None or self._mending.done():
+            self._mending = asyncio.create_task(self._mend(link))
+
+    async def _mend(self, link: Link) -> None:
+        """Dial until the link is up, or is not needed any more."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + INSIST
+        for tries in count():
+            longest = LAST_PAUSE
+            try:
+                await self._again(link)
+            except Interrupted as broken:
+                longest = BROKEN_PAUSE
+                log.info("%s: not back yet: %s", self.target.name, broken.detail)
+                if loop.time() > until:
+                    self._tell_waiting(broken)
+            except Refused as refused:
+                log.info("%s: not back yet: %s", self.target.name, refused.detail)
+                self._tell_waiting(refused)
+            except Exception:
+                log.exception("%s: defect while dialling again", self.target.name)
+                self._tell_waiting(Refused("a defect in quine while dialling; see the node's log"))
+            if link.down and not link.needed and not self._waiting:
+                link.fail(link.down)
+            if link.dead or not link.down:
+                break
+            await asyncio.sleep(pause(tries, longest))
+        self._tell_waiting(None)
+
+    async def _again(self, link: Link) -> None:
+        """One try. Raises Refused."""
+        line = link.line
+        assert line
+        line.attempt += 1
+        greeter = await self._greeted(line.name, line.received, resume=True, attempt=line.attempt)
+        if link.dead:
+            greeter.duplex.close()
+        elif greeter.handshake.peer.get("resume") is not True:
+            greeter.duplex.close()
+            link.fail("the node over there was started anew meanwhile")
+        else:
+            link.connect(greeter)
+
+    def _tell_waiting(self, refused: Refused | None) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if each.done():
+                continue
+            if refused is None:
+                each.set_result(None)
+            else:
+                each.set_exception(refused)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._link:
+            self._link.cancel()
+        if self._mending:
+            self._mending.cancel()
+
+
+def pause(tries: int, longest: float) -> float:
+    """Seconds between one dial and the next: none before the second."""
+    return min(FIRST_PAUSE * (2.0 ** min(tries, 10) - 1), longest) * random.uniform(0.5, 1.5)
+
+
+def refuse(relay: Relay, refused: Refused) -> None:
+    """Nothing was started: the reason becomes the exit record."""
+    host = refused.host or relay.host
+    relay.refuse(Status(refused.state, refused.status, host=host, detail=refused.detail, hint=refused.hint))
+    relay.end()
