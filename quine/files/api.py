@@ -197,7 +197,7 @@ class Tier(abc.ABC):
 
     @abc.abstractmethod
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
-        """A file or a directory; a file replaces a file. In one step where the store can, which `docs/manual.md` says.
+        """A file or a directory; a file replaces a file. In one step where it can: docs/reference/shared-files.md.
 
         ENOENT, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL (a directory into itself), EEXIST.
         """

@@ -8,7 +8,7 @@ Laws
    Each object bears a mark of its writer: who asks again for an answer that was lost does not lose to himself.
 3. A reader asks for the one version that it opened, by ETag; where that is gone it says ESTALE.
 4. Mode and mtime are in the object's metadata, which `stat` and `open` read and a listing does not.
-5. What takes several calls (directories, rename) is not one step, and `docs/manual.md` says so.
+5. What takes several calls (directories, rename) is not one step, and `docs/reference/shared-files.md` says so.
 """
 
 from __future__ import annotations
