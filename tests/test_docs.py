@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,14 @@ def _anchors(path: Path) -> set[str]:
         plain = re.sub(r"[^\w\- ]", "", title.partition("{")[0].strip().lower())
         found.add(given[1] if given else plain.replace(" ", "-"))
     return found
+
+
+def test_the_picture_shows_what_its_script_runs() -> None:
+    from scripts.picture import COMMANDS
+
+    shown = unescape((ROOT / "docs" / "demo.svg").read_text())
+    assert [command for command in COMMANDS if command not in shown] == []
+    assert "docs/demo.svg" in (ROOT / "README.md").read_text()
 
 
 def test_every_page_is_in_the_site() -> None:
