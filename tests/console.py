@@ -158,7 +158,7 @@ def differs(expected: list[str], printed: str, ids: Ids) -> bool:
             last = match.end()
             if match["id"]:
                 written.append(match["id"])
-                pattern += f"({UUID})" if len(match["id"]) == 36 else f"({UUID[: UUID.index('(')]})"
+                pattern += f"({UUID})"
             else:
                 pattern += PATTERNS[str(match.lastgroup)]
         rest = line[last:]
