@@ -20,7 +20,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "ex
 RUN = [  # tests/test_examples.py runs those of the examples
     path for path in PAGES if "examples" not in path.parts and any(console.commands(path.read_text()))
 ]
-SLOW = {"tutorial.md", "batch.md", "files.md", "delegation.md"}  # seconds each
+SLOW = {"tutorial.md", "batch.md", "files.md", "delegation.md", "pipelines.md"}  # seconds each
 MOUNTS = {"files.md"}
 LINK = re.compile(r"(?<!!)!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -39,6 +39,39 @@ def _marked(path: Path) -> object:
 @pytest.mark.parametrize("path", [_marked(path) for path in RUN])
 def test_the_page_shows_what_its_commands_print(lab: Lab, path: Path) -> None:
     assert "\n".join(console.run(lab, path)) == ""
+
+
+ID, OTHER = "01a20150-5255-7bab-bc94-25f5d212af43", "01a2ffff-0000-7bab-8000-25f5d212af43"
+
+
+@pytest.mark.parametrize(
+    ("page", "printed", "same"),
+    [
+        ("7", "7", True),
+        ("7", "8", False),
+        ("7", "7\n8", False),
+        ("7\n8", "7", False),
+        ("a  b", "a b", True),
+        ("0.15 s", "12.3 s", True),
+        ("ok: …", "ok: all of it", True),
+        ("first\n…\nlast", "first\na\nb\nlast", True),
+        ("first\n…\nlast", "first\na\nb", False),
+        (ID, OTHER, True),
+        (f"{ID}\n{ID}", f"{OTHER}\n{OTHER}", True),
+        (f"{ID}\n{ID}", f"{OTHER}\n{ID}", False),
+        (ID, "no such job", False),
+        ("NODE  PID  EXIT\nh1  21  0", "NODE  PID  EXIT\nh1  9999  0", True),
+        ("NODE  PID  EXIT\nh1  21  0", "NODE  PID  EXIT\nh1  21  1", False),
+    ],
+)
+def test_the_comparison_takes_placeholders_and_nothing_else(page: str, printed: str, same: bool) -> None:
+    assert console.differs(page.split("\n"), f"{printed}\n", console.Ids()) is not same
+
+
+def test_a_later_command_has_the_id_of_this_run() -> None:
+    ids = console.Ids()
+    assert not console.differs([ID], f"{OTHER}\n", ids)
+    assert ids.put_into(f"quine wait {ID[:13]}; cksum 0123abcd") == f"quine wait {OTHER}; cksum 0123abcd"
 
 
 def test_blocks_that_are_not_run_are_few() -> None:
