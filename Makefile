@@ -8,7 +8,7 @@ AZURITE := .lab-cache/azurite/node_modules/.bin/azurite-blob
 
 SECONDS ?= 600
 
-.PHONY: setup demo test test-all mutants soak lint types check bench clean
+.PHONY: setup demo test test-all mutants soak lint types check bench reference picture docs clean
 
 setup: $(READY)
 
@@ -48,6 +48,22 @@ check: lint types test-all
 
 bench: setup
 	$(BIN)/python -m bench
+
+# The command line's reference and the man pages, from the tables of the program.
+reference: setup
+	$(BIN)/python scripts/reference.py
+
+# The terminal picture of README.md, recorded from a real run.
+picture: setup
+	$(BIN)/python scripts/picture.py
+
+# The site, in build/site. Its tools are no part of `dev`, and are installed here.
+docs: reference .venv/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+.venv/.ready-docs: pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 clean:
 	rm -rf .venv .quine-demo .lab-cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,6 +1,6 @@
 """The defects of the reference implementation, one after the other, and what keeps each of them away (1 to 10).
 
-Each docstring says what goes wrong there. docs/conformance.md lists them all with their tests.
+Each docstring says what goes wrong there. docs/reference/conformance.md lists them all with their tests.
 """
 
 from __future__ import annotations

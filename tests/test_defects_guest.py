@@ -1,6 +1,6 @@
 """The defects of the reference implementation, and what keeps each of them away (11 to 20): budgets, tape, guests.
 
-Each docstring says what goes wrong there. docs/conformance.md lists them all with their tests.
+Each docstring says what goes wrong there. docs/reference/conformance.md lists them all with their tests.
 """
 
 from __future__ import annotations

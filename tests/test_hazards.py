@@ -1,6 +1,6 @@
 """What Python and Linux do behind one's back, and what an agent must show all the same: signals, descriptors, execve.
 
-Each docstring names the trap. docs/conformance.md lists them all with their tests.
+Each docstring names the trap. docs/reference/conformance.md lists them all with their tests.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Laws
 1. A maker gives an empty store, and leaves nothing behind. What is dear (a server) it shares by session fixtures.
-2. What a store lacks it says by name, in `LACKS`; the suite is the same for all. A lack is documented in the manual.
+2. What a store lacks it says by name, in `LACKS`; the suite is the same for all.
+   docs/reference/shared-files.md documents each lack.
 
 As a program it is another process at the same store: `python -m tests.tiers URL DATA_DIR VERB ARG…`.
 """

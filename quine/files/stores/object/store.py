@@ -8,7 +8,7 @@ Laws
    Each object bears a mark of its writer: a writer that repeats a request after a lost answer recognises its object.
 3. A reader requests the one version that it opened, by ETag. If that version is gone, it raises ESTALE.
 4. Mode and mtime are in the object's metadata. `stat` and `open` read it; a listing does not.
-5. Operations of several calls (directories, rename) are not one step, and `docs/manual.md` says so.
+5. Operations of several calls (directories, rename) are not one step, and `docs/reference/shared-files.md` says so.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+printf 'monday,12\ntuesday,91\nwednesday,15\n' >data.csv

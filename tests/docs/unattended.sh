@@ -1,0 +1,2 @@
+mkdir store
+printf 'WARN slow\nERROR late\nERROR late\n' >app.log
