@@ -61,7 +61,7 @@ def main() -> None:
 def _hide_secrets() -> None:
     """Remove keys from the environment that /proc shows of this process, whatever its verb and lifetime."""
     if names := os.environ.keys() - inherit.scrubbed(os.environ).keys():
-        from quine.agent import exposure
+        from quine.base import exposure
 
         exposure.forget(names)
 

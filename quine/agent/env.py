@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
-from quine.agent import exposure, personas
+from quine.agent import personas
 from quine.agent.session import Life
-from quine.base import atomic, dirs, sizes
+from quine.base import atomic, dirs, exposure, sizes
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
 from quine.base.sessions import is_session

@@ -365,7 +365,7 @@ def _agent(where: str, life: Life) -> Spawn:
 
 def _log(life: Life, environ: Mapping[str, str]) -> Callable[[str], None]:
     """Return the function that notes refused requests of a remote agent in its log at the origin."""
-    from quine.agent.main import is_relayed
+    from quine.agent.origin import is_relayed
     from quine.base.log import Log
     from transport.job import inherit
 
@@ -388,7 +388,7 @@ def _services(
     """
     import threading
 
-    from quine.agent.main import is_relayed
+    from quine.agent.origin import is_relayed
     from quine.base.allowed_hosts import asker
     from quine.files import select
     from quine.jobs.client import reach
