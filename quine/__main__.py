@@ -194,7 +194,9 @@ def agent(words: list[str]) -> int:
 
     values, mission = options.parse("agent", list(words))
     if values.get("help"):
-        print(options.usage("agent"))
+        from quine.cli.help import usage
+
+        print(usage("agent"))
         return 0
     if values.get("version"):
         from quine.cli.run import version
