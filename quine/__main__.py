@@ -148,7 +148,7 @@ def dispatch(words: list[str]) -> int:
 
         return fs(words[1:], _mount)
     if verb == "node" and {"--dial", "--ready-fd"} & set(words):
-        from quine.remote.compose import node
+        from quine.remote.node_entry import node
 
         return node(words[1:])
     if words[:2] == ["tape", "--keep"]:
