@@ -61,7 +61,7 @@ def main() -> None:
 def _hide_secrets() -> None:
     """Remove keys from the environment that /proc shows of this process, whatever its verb and lifetime."""
     if names := os.environ.keys() - inherit.scrubbed(os.environ).keys():
-        from quine.agent import exposure
+        from quine.base import exposure
 
         exposure.forget(names)
 
@@ -148,7 +148,7 @@ def dispatch(words: list[str]) -> int:
 
         return fs(words[1:], _mount)
     if verb == "node" and {"--dial", "--ready-fd"} & set(words):
-        from quine.remote.compose import node
+        from quine.remote.node_entry import node
 
         return node(words[1:])
     if words[:2] == ["tape", "--keep"]:
@@ -194,7 +194,9 @@ def agent(words: list[str]) -> int:
 
     values, mission = options.parse("agent", list(words))
     if values.get("help"):
-        print(options.usage("agent"))
+        from quine.cli.help import usage
+
+        print(usage("agent"))
         return 0
     if values.get("version"):
         from quine.cli.run import version

@@ -48,6 +48,7 @@ MODULES = {
     "quine/budget/ledger.py": ["tests/test_ledger.py", "tests/test_agent_budget.py"],
     "quine/tape/writer.py": ["tests/test_tape.py", "tests/test_tape_masks.py", "tests/test_tape_verify.py"],
     "quine/files/layers/quota.py": ["tests/test_quota.py"],
+    "quine/files/layers/account.py": ["tests/test_quota.py"],
 }
 
 

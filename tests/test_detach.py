@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from deploy.inventory import load
 from quine.base.sessions import is_session, new_session
 from quine.jobs import logind, remote
-from quine.remote.compose import DETACHED_LEASE, settle
+from quine.remote.placement import DETACHED_LEASE, settle
 from tests.lab import Lab, processes
 from tests.lab.lab import BUILDS
 from tests.lab.machine import UNSHARE, can_mount

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.inventory import ConfigError, Host, Inventory, find, jump_of, load
-from quine.remote.compose import settle
+from quine.remote.placement import settle
 from transport import rlimits
 from transport.errors import Misconfigured, NoSuchHost
 from transport.spawn import Spawn

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from deploy.inventory import Host, Inventory
-from quine.remote.compose import Placer
+from quine.remote.placement import Placer
 from tests.agents import LOOK, OK, PATIENCE, call, says, sh, until
 from tests.lab import Lab
 from tests.support.remote_agents import environment, results, tapes, warm

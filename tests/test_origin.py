@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quine.agent import env, main, personas
+from quine.agent import env, origin, personas
 from quine.agent.env import Settings
 from quine.agent.session import Life
 from quine.agent.tools import TOOLS
@@ -401,12 +401,12 @@ def test_a_mission_that_cannot_be_asked_for_is_not_guessed(tmp_path: Path) -> No
 
         return ask
 
-    assert main._assigned(settings, refuse("no service named 'life' at the origin")) is None
+    assert origin.assigned(settings, refuse("no service named 'life' at the origin")) is None
     with pytest.raises(Failure) as caught:
-        main._assigned(settings, refuse("the origin cannot be reached"))
+        origin.assigned(settings, refuse("the origin cannot be reached"))
     assert caught.value.status == 75
     with pytest.raises(Failure) as caught:
-        main._assigned(settings, lambda name, body: b"{}")
+        origin.assigned(settings, lambda name, body: b"{}")
     assert caught.value.status == 69
 
 

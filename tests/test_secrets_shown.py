@@ -83,7 +83,7 @@ def test_what_is_no_longer_shown_is_still_passed_on() -> None:
     """To what Python starts, and to what is started with the environment that C has."""
     text = """
 import os
-from quine.agent import exposure
+from quine.base import exposure
 exposure.forget(["TOKEN", "ABSENT"])
 assert os.environ["TOKEN"] == "canary-1" and "ABSENT" not in os.environ
 assert b"canary" not in open("/proc/self/environ", "rb").read()

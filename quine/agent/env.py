@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
-from quine.agent import exposure, personas
+from quine.agent import personas
 from quine.agent.session import Life
-from quine.base import atomic, dirs, sizes
+from quine.base import atomic, dirs, exposure, sizes
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
 from quine.base.sessions import is_session
@@ -93,18 +93,7 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
     for name in [n for n, v in environ.items() if any(len(s) >= 8 and s in v for s in secrets.values())]:
         removed[name] = environ.pop(name)
     exposure.forget(removed.keys())
-    if environ.get("QUINE_FS") == place.GONE:
-        del environ["QUINE_FS"]  # an agent without an origin elsewhere is its own origin
-    if environ.get("QUINE_FS"):
-        environ["QUINE_FS"] = place.absolute(environ["QUINE_FS"])
-    data_dir = _absolute(environ.get("QUINE_DATA_DIR") or ".quine")
-    environ["QUINE_DATA_DIR"] = data_dir
-    for name in ("QUINE_INVENTORY", "QUINE_PRICES"):
-        if environ.get(name):
-            environ[name] = _absolute(environ[name])
-    base, kind = environ.get("QUINE_API_BASE", ""), environ.get("QUINE_API_TYPE")
-    if base and kind in FILES and (kind != "program" or "/" in base):  # a bare name is searched on PATH
-        environ["QUINE_API_BASE"] = _absolute(base)
+    _make_absolute(environ)
     wisdom = {
         name.removeprefix(WISDOM): value
         for name, value in environ.items()
@@ -116,7 +105,7 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         limits=_limits(environ, memo),
         model=environ.get("QUINE_MODEL_ID", ""),
         shell=environ.get("QUINE_SHELL") or "/bin/sh",
-        data_dir=data_dir,
+        data_dir=environ["QUINE_DATA_DIR"],
         node=environ.get("QUINE_NODE_NAME") or "local",
         wisdom=wisdom,
         secrets=secrets,
@@ -151,6 +140,21 @@ def _store(environ: MutableMapping[str, str], removed: dict[str, str], secrets: 
     return credentials.secrets_of(
         secrets.get(credentials.URL, url), options or secrets.get(credentials.OPTIONS, "")
     )
+
+
+def _make_absolute(environ: MutableMapping[str, str]) -> None:
+    """Make the paths in variables absolute: descendants may start in other directories."""
+    if environ.get("QUINE_FS") == place.GONE:
+        del environ["QUINE_FS"]  # an agent without an origin elsewhere is its own origin
+    if environ.get("QUINE_FS"):
+        environ["QUINE_FS"] = place.absolute(environ["QUINE_FS"])
+    environ["QUINE_DATA_DIR"] = _absolute(environ.get("QUINE_DATA_DIR") or ".quine")
+    for name in ("QUINE_INVENTORY", "QUINE_PRICES"):
+        if environ.get(name):
+            environ[name] = _absolute(environ[name])
+    base, kind = environ.get("QUINE_API_BASE", ""), environ.get("QUINE_API_TYPE")
+    if base and kind in FILES and (kind != "program" or "/" in base):  # a bare name is searched on PATH
+        environ["QUINE_API_BASE"] = _absolute(base)
 
 
 def _recovered(environ: MutableMapping[str, str]) -> dict[str, Any]:

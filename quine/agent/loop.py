@@ -20,34 +20,30 @@ from typing import TYPE_CHECKING, Any
 from quine.agent import prompt, tools
 from quine.agent.children import Job, Jobs
 from quine.agent.env import Settings, here
-from quine.agent.outcome import End, Ended, Moved, Result
+from quine.agent.outcome import End, Ended, Moved, Result, ended_by, exhausted
 from quine.agent.session import Life
 from quine.agent.shell import Shell
 from quine.agent.signals import Signals, Terminated
-from quine.agent.tools import exec as exec_tool
-from quine.agent.tools import exit as exit_tool
-from quine.agent.tools import fork as fork_tool
-from quine.agent.tools import sh as sh_tool
+from quine.agent.tools import dispatch
 from quine.agent.usage import Account
 from quine.base import procs
-from quine.base.errors import DEADLINE, DENIED, FAILED, NOT_STARTED, TRY_AGAIN, Failure
+from quine.base.errors import DEADLINE, FAILED, NOT_STARTED, Failure
 from quine.base.log import Log
 from quine.base.messages import (
     Guest,
     GuestError,
     Message,
     Overflow,
-    Refused,
     Reply,
     Request,
     Spent,
     ToolCall,
     ToolResult,
-    Unavailable,
 )
 from quine.budget.ledger import Ledger
 from quine.providers import metering
 from quine.tape.writer import Tape
+from transport.address import boot_id
 
 if TYPE_CHECKING:
     from transport.status import Status
@@ -123,7 +119,7 @@ class Loop:
             except (GuestError, Spent) as error:
                 if self.signals.fatal:
                     raise Terminated(self.signals.fatal) from error
-                raise _ended(error) from error
+                raise ended_by(error) from error
             except Failure as failure:
                 if (
                     self.relayed and self.signals.fatal
@@ -151,7 +147,7 @@ class Loop:
             "born": life.born,
             "node": self.settings.node,
             "pid": os.getpid(),
-            "boot_id": _boot_id(),
+            "boot_id": boot_id(),
             "started": process.started if (process := procs.look(os.getpid())) else 0,
             "cwd": self.shell.cwd,
             "limits": life.limits._asdict(),
@@ -178,7 +174,7 @@ class Loop:
         else:
             self._silent += 1
         if last:
-            raise self._exhausted(last)
+            raise exhausted(last, self.life.limits)
         if self.signals.alarm and max(self._silent, self._refused) >= REMINDERS:
             raise Ended(DEADLINE, "timeout", detail="the guest did not end when its time was over")
         if self._silent >= REMINDERS:
@@ -191,24 +187,6 @@ class Loop:
             )
         if not calls:
             self._say(Message("user", prompt.CUT if reply.stop == "length" else prompt.REMINDER))
-
-    def _exhausted(self, mode: str) -> Ended:
-        limits = self.life.limits
-        if mode == "turn_exhaustion":
-            return Ended(DENIED, mode, detail=f"all {limits.turns} turns are used", hint="see --max-turns")
-        if mode == "budget":
-            return Ended(
-                DENIED,
-                mode,
-                detail="the budget of the tree is used up",
-                hint="see --max-tokens and --max-cost",
-            )
-        return Ended(
-            DENIED,
-            mode,
-            detail=f"the context of {limits.window} tokens is full",
-            hint="see QUINE_CONTEXT_WINDOW",
-        )
 
     def _reply(self) -> Reply:
         """Infer; if the conversation does not fit, try again with results removed, in the stages of DROPS."""
@@ -283,51 +261,18 @@ class Loop:
         self.answered = 0
         for index, call in enumerate(calls):
             if index not in ready:
-                objection = self._objection(call)
-                if objection:
+                if objection := dispatch.objection(self, call):
                     ready[index] = Result(objection, True)
                 else:
                     # Results are on the disk before the next call begins, because that call may end this process.
                     self.tape.sync()
-                    ready.update(self._carry_out(index, call, calls))
+                    ready.update(dispatch.carry_out(self, index, call, calls))
             result = ready[index]
-            carried = carried or not _refused(call, result)
+            carried = carried or not dispatch.had_no_effect(call, result)
             text = result.text if index < len(calls) - 1 else result.text + self._left(result.text)
             self._say(Message("tool", result=ToolResult(call.id, call.name, text, result.is_error)))
             self.answered += 1
         return carried
-
-    def _carry_out(self, index: int, call: ToolCall, calls: tuple[ToolCall, ...]) -> dict[int, Result]:
-        """Execute a call; return results by index. A fork call executes all fork calls of the reply."""
-        match call.name:
-            case "fork":
-                forks = [(i, c) for i, c in enumerate(calls) if i >= index and self._may_fork(c)]
-                return fork_tool.run(self, forks, calls)
-            case "sh":
-                self.account.turns += 1
-                return {index: sh_tool.run(self, call.args)}
-            case "exec":
-                return {index: exec_tool.run(self, call.args)}
-        return {index: exit_tool.run(call.args)}
-
-    def _may_fork(self, call: ToolCall) -> bool:
-        return call.name == "fork" and not self._objection(call)
-
-    def _objection(self, call: ToolCall) -> str:
-        """Return why a call is refused without execution; "" if it is allowed."""
-        if self.signals.alarm and call.name != "exit":
-            return prompt.TIME_REFUSAL
-        if self.account.last and call.name not in ("exec", "exit"):
-            return prompt.last_refusal(self.account.last)
-        if call.fault:
-            return f"Bad call: {call.fault}; send it again"
-        if fault := tools.fault(call.name, call.args):
-            return f"Bad call: {fault}; send it again"
-        if call.name == "fork":
-            return fork_tool.fault(call.args)
-        if call.name == "sh" and self.account.out_of_turns:
-            return prompt.last_refusal("turn_exhaustion")
-        return ""
 
     def child_ended(self, job: Job) -> None:
         """Record on the tape how a child ended: its own tape cannot say that it was killed, never started, or that its
@@ -407,36 +352,3 @@ class Loop:
 
     def _others(self) -> list[int]:
         return [*self.shell.pids(), *(job.pid for job in self.jobs.running)]
-
-
-def _refused(call: ToolCall, result: Result) -> bool:
-    """Return whether a call had no effect. exec and exit return only to say why they failed."""
-    nothing = ("Bad call:", "Refused:", "[FORK ERROR]", "[SHELL ERROR]")
-    return call.name not in ("sh", "fork") or (result.is_error and result.text.startswith(nothing))
-
-
-def _ended(error: GuestError | Spent) -> Ended:
-    match error:
-        case Spent():
-            return Ended(DENIED, "budget", detail=f"the budget is spent: {error}", hint=f"see {error.option}")
-        case Unavailable():
-            return Ended(
-                TRY_AGAIN,
-                "error",
-                detail=f"no reply from the guest: {error}",
-                hint="try again later, or check QUINE_API_BASE",
-            )
-        case Overflow():
-            return Ended(DENIED, "context_exhaustion", detail=f"the context is full: {error}")
-        case Refused():
-            return Ended(error.status, "error", detail=f"the guest refused: {error}", hint=error.hint)
-        case _:
-            return Ended(TRY_AGAIN, "error", detail=f"the guest failed: {error}")
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

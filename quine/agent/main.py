@@ -11,19 +11,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from quine import providers as guests
-from quine.agent import ending, env, exposure, prompt
+from quine.agent import ending, env, origin, prompt
 from quine.agent.env import Settings
 from quine.agent.loop import Face, Loop
+from quine.agent.origin import Ask
 from quine.agent.outcome import End, Reborn
 from quine.agent.session import Life
 from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
-from quine.base import allowed_hosts, dirs
-from quine.base.errors import DEADLINE, NOT_STARTED, TRY_AGAIN, Denied, Failure, Misconfigured, NotBuilt
+from quine.base import allowed_hosts, dirs, exposure
+from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigured, NotBuilt
 from quine.base.log import Log
 from quine.base.messages import Guest
 from quine.base.options import find_inventory
@@ -32,11 +33,6 @@ from quine.providers import metering
 from quine.providers.relay import RelayGuest
 from quine.tape.writer import FileSink, RelaySink, Tape
 from transport.job import inherit
-from transport.wire import quickjson
-
-Ask = Callable[
-    ..., bytes
-]  # request by name and body, and a function that waits for the reply (transport/rpc/call.py)
 
 
 def start(mission: str, options: Mapping[str, Any], face: Face | None = None) -> int:
@@ -56,23 +52,23 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
         _change_directory(str(options["cwd"]))
     signals = Signals()
     signals.install()
-    ask = _relay()
+    ask = origin.connect()
     try:
         with signals.calling_out():
-            life = _assigned(settings, ask)
+            life = origin.assigned(settings, ask)
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
     assigned = life is not None
     if life is None:
         if ask is not None and "lineage" not in settings.memo:
-            ask, settings = None, _on_its_own(settings)
+            ask, settings = None, origin.left_out(settings)
         settings = env.join_ledger(settings, settings.limits)
         life = _own(settings, mission, options)
         if ask is None and inventory is not None:
             os.environ["QUINE_INVENTORY"] = inventory  # valid in every directory, and for all descendants
     else:
         settings = env.join_ledger(settings, life.limits, share=True, age=life.age)
-    _share_places(settings, ask, signals)
+    origin.borrow_slots(settings, ask, signals)
     guest, life, price = _guest(settings, life, ask)
     _make_data_dir(settings.data_dir)
     keeps = ask is None and "lineage" not in settings.memo and policy.wanted(os.environ)
@@ -114,7 +110,7 @@ def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[L
     settings = env.adopt(options, environ)
     _require_directory()
     config = None
-    if not is_relayed(settings.memo):
+    if not origin.is_relayed(settings.memo):
         config = env.guest(settings, environ)
         guests.build(config)
     if options.get("binary"):
@@ -125,17 +121,12 @@ def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[L
     if config:
         metering.price(config, bool(settings.ledger.mark.cost))
         life = life._replace(model=config.model)
-    elif ask := _relay():
+    elif ask := origin.connect():
         from quine.budget.leases import Grant
 
         settings.ledger.beyond = Grant(settings.ledger, ask)
     _admitted(settings, life)  # the slot belongs to this process, which ends after the remote agent
     return life, settings
-
-
-def is_relayed(memo: Mapping[str, Any]) -> bool:
-    """Return whether an agent above this process has its origin elsewhere. A plain job of a node has no agent above."""
-    return "token" in memo and "lineage" in memo
 
 
 def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int:
@@ -147,8 +138,8 @@ def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int
     for fd in held:
         os.set_inheritable(fd, False)
     signals.install({int(number) for number in former["mask"]})
-    ask = _relay()
-    _share_places(settings, ask, signals)
+    ask = origin.connect()
+    origin.borrow_slots(settings, ask, signals)
     guest, life, price = _guest(settings, life, ask)
     return ending.leave(
         _lives(life, settings, guest, price, ask, signals, held, face, former["jobs"], former["record"])
@@ -294,33 +285,6 @@ def _tidy(path: str) -> None:
             os.rmdir(os.path.normpath(os.path.join(path, folder)))
 
 
-def _assigned(settings: Settings, ask: Ask | None) -> Life | None:
-    """Ask the origin for the `Life` of this process, if a node started it as a remote agent; None if not."""
-    if ask is None or "lineage" in settings.memo:
-        return None
-    from transport.errors import RequestError
-
-    try:
-        return Life.from_json(quickjson.loads(ask("life", b"")))
-    except RequestError as error:
-        if str(error).startswith("no service named"):
-            return None  # a plain job: its user started this quine
-        # Not the mission in argv: that one is truncated.
-        raise Failure(
-            TRY_AGAIN, f"the origin does not tell the mission: {error}", "try again later"
-        ) from None
-    except ValueError as error:
-        raise Failure(NOT_STARTED, f"the reply of the origin is not a valid mission: {error}") from None
-
-
-def _on_its_own(settings: Settings) -> Settings:
-    """Make the agent of a plain job its own origin: remove the way to an origin elsewhere from the memo."""
-    memo = {
-        key: value for key, value in settings.memo.items() if key not in ("socket", "token", "capability")
-    }
-    return settings._replace(memo=memo)
-
-
 def _own(settings: Settings, mission: str, options: Mapping[str, Any]) -> Life:
     parent, root, depth = env.lineage(settings)
     if depth >= max(1, settings.limits.depth):
@@ -343,32 +307,6 @@ def _own(settings: Settings, mission: str, options: Mapping[str, Any]) -> Life:
         hidden=bool(options.get("file")),
         wisdom=settings.wisdom,
     )
-
-
-def _relay() -> Ask | None:
-    """Return the function that sends requests to the origin; None if this process is the origin."""
-    if "token" not in inherit.read():
-        return None
-    from transport.rpc.call import Relay
-
-    relay = Relay.from_environment()
-    return None if relay is None else relay.request
-
-
-def _share_places(settings: Settings, ask: Ask | None, signals: Signals) -> None:
-    """With the origin elsewhere, let the ledger borrow slots for agents from it and give them back."""
-    if ask is None:
-        return
-    from quine.budget.leases import Grant
-
-    assert settings.ledger is not None
-
-    def request(name: str, body: bytes) -> bytes:
-        # A proxy has removed its signal handlers.
-        with signals.calling_out() if signals.fd >= 0 else contextlib.nullcontext():
-            return ask(name, body)
-
-    settings.ledger.beyond = Grant(settings.ledger, request)
 
 
 def _save_material(life: Life, settings: Settings, signals: Signals) -> Life:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from quine.base.messages import Usage
+from quine.base.errors import DENIED, TRY_AGAIN
+from quine.base.messages import GuestError, Overflow, Refused, Spent, Unavailable, Usage
 
 if TYPE_CHECKING:
     from quine.agent.session import Life
+    from quine.budget.limits import Limits
     from transport.status import Status
 
 
@@ -58,3 +60,42 @@ class Moved(Exception):
 def sections(code: int, stdout: str, stderr: str) -> str:
     """Format a result that has streams."""
     return f"[EXIT CODE] {code}\n[STDOUT]\n{stdout}\n[STDERR]\n{stderr}"
+
+
+def ended_by(error: GuestError | Spent) -> Ended:
+    """Return the end of a session whose inference failed."""
+    match error:
+        case Spent():
+            return Ended(DENIED, "budget", detail=f"the budget is spent: {error}", hint=f"see {error.option}")
+        case Unavailable():
+            return Ended(
+                TRY_AGAIN,
+                "error",
+                detail=f"no reply from the guest: {error}",
+                hint="try again later, or check QUINE_API_BASE",
+            )
+        case Overflow():
+            return Ended(DENIED, "context_exhaustion", detail=f"the context is full: {error}")
+        case Refused():
+            return Ended(error.status, "error", detail=f"the guest refused: {error}", hint=error.hint)
+        case _:
+            return Ended(TRY_AGAIN, "error", detail=f"the guest failed: {error}")
+
+
+def exhausted(mode: str, limits: Limits) -> Ended:
+    """Return the end of a session that did not end itself in the last reply that a limit left to it."""
+    if mode == "turn_exhaustion":
+        return Ended(DENIED, mode, detail=f"all {limits.turns} turns are used", hint="see --max-turns")
+    if mode == "budget":
+        return Ended(
+            DENIED,
+            mode,
+            detail="the budget of the tree is used up",
+            hint="see --max-tokens and --max-cost",
+        )
+    return Ended(
+        DENIED,
+        mode,
+        detail=f"the context of {limits.window} tokens is full",
+        hint="see QUINE_CONTEXT_WINDOW",
+    )

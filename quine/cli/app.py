@@ -193,13 +193,13 @@ def node(
     status: Annotated[bool, typer.Option("--status", help="print the node's state as JSON")] = False,
 ) -> int:
     """Run the daemon that serves this user here, in the foreground; commands start it when they need it."""
-    from quine.remote import compose
+    from quine.remote.node_entry import node as enter
     from transport.node import rendezvous
 
     if dial + stop + status > 1:
         raise Misconfigured("one of --dial, --stop, --status")
     if dial:
-        return compose.node(["--dial"])
+        return enter(["--dial"])
     if status:
         import json
 
@@ -214,4 +214,4 @@ def node(
             complain("no node of this build runs here")
             return FAILED
         return OK
-    return compose.node([])
+    return enter([])

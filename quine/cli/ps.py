@@ -18,7 +18,7 @@ import time
 
 from quine.base import procs
 from quine.base.errors import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
-from quine.base.options import parse_around, rows, usage
+from quine.base.options import parse_around, rows
 from quine.tape import registry
 from quine.tape.registry import Agent
 from transport.status import Status, signal_name, signal_number
@@ -39,6 +39,8 @@ def main(verb: str, words: list[str]) -> int:
         words = _signal_as_option(words)
     values, ids = parse_around(verb, words)
     if values.get("help"):
+        from quine.cli.help import usage
+
         print(usage(verb))
         return OK
     folders = _folders(values)

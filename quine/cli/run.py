@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from quine.base.errors import Misconfigured, complain, say
-from quine.base.options import environment, limits, parse, usage
+from quine.base.options import environment, limits, parse
 from quine.jobs.client import (
     caller,
     callers_environment,
@@ -39,6 +39,8 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, 
     """
     values, command = parse("run", words)
     if values.get("help"):
+        from quine.cli.help import usage
+
         print(usage("run"))
         return 0
     if values.get("version"):

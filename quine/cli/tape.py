@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from quine.base.errors import FAILED, OK, Failure, Misconfigured, complain
-from quine.base.options import parse_around, usage
+from quine.base.options import parse_around
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def main(words: list[str]) -> int:
         raise Misconfigured(f"no such {what} {name!r}", "quine tape --help")
     values, sessions = parse_around(f"tape:{name}", words[1:])
     if values.get("help"):
+        from quine.cli.help import usage
+
         print(usage(f"tape:{name}", HELP[name]))
         return OK
     most = {"ls": 0, "verify": len(sessions)}.get(name, 1)

@@ -198,7 +198,7 @@ class Tier(abc.ABC):
 
     @abc.abstractmethod
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
-        """Rename a file or a directory; a file replaces a file. One step in most stores: docs/reference/shared-files.md.
+        """Rename a file or a directory; a file replaces a file. One step or not: docs/reference/shared-files.md.
 
         Raises ENOENT, EISDIR, ENOTDIR, ENOTEMPTY, EINVAL (a directory into itself), EEXIST.
         """

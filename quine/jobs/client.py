@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quine.files.select import Services
     from quine.jobs.retry import Tries
     from quine.staging.proxy import Staging
+    from transport.client.output import Used
     from transport.spawn import Spawn
     from transport.status import Status
 
@@ -155,32 +156,14 @@ def show(
     """
     from transport.client import client
     from transport.client.output import Used
-    from transport.errors import Refused
     from transport.job import inherit
-    from transport.status import Status
 
     inherit.hold_standard_streams()
     started, begun = time.time(), time.monotonic()
-    tries = tries_of(values)
+    tries, run = tries_of(values), stage.run if stage else client.run
     while True:
         used = Used() if tries else None
-        try:
-            status = (stage.run if stage else client.run)(
-                spawn,
-                services=services,
-                on_start=_starter(services, bool(values.get("verbose"))),
-                on_note=Notes(
-                    values,
-                    spawn.terminal is not None,
-                    links=not spawn.own or spawn.argv[:2] == ["run", "--mount"],
-                ).hear,
-                on_refused=on_refused,
-                used=used,
-            )
-        except Refused as refused:
-            status = Status(
-                refused.state, refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
-            )
+        status = _run(run, spawn, values, services, on_refused, used)
         if services:
             services.close()
         if not tries or not used or not tries.again(spawn, status, used):
@@ -204,6 +187,34 @@ def show(
 
         complete(status, spawn.argv, values)
     return leave(status)
+
+
+def _run(
+    run: Callable[..., Status],
+    spawn: Spawn,
+    values: dict[str, object],
+    services: Services | None,
+    on_refused: Callable[[str], None] | None,
+    used: Used | None,
+) -> Status:
+    """Call `run`, which is that of the client or of its staging; return how the job ended, or why it was refused."""
+    from transport.errors import Refused
+    from transport.status import Status
+
+    links = not spawn.own or spawn.argv[:2] == ["run", "--mount"]
+    try:
+        return run(
+            spawn,
+            services=services,
+            on_start=_starter(services, bool(values.get("verbose"))),
+            on_note=Notes(values, spawn.terminal is not None, links=links).hear,
+            on_refused=on_refused,
+            used=used,
+        )
+    except Refused as refused:
+        return Status(
+            refused.state, refused.status, host=refused.host, detail=refused.detail, hint=refused.hint
+        )
 
 
 def tries_of(values: dict[str, object]) -> Tries | None:

@@ -31,10 +31,10 @@ from quine.files.stores.local.temp import OLD
 from quine.files.stores.rename_rules import moves, replaces
 from quine.files.stores.sftp.io import SftpReader, SftpWriter, known
 from quine.files.stores.sftp.links import Taking
+from quine.files.stores.sftp.places import Places
 from quine.files.stores.sftp.session import FAILURE, NO_SUCH_FILE, UNSUPPORTED, Session, code_of
 from transport.carrier.dialer import SshTarget
 
-REST = 5.0  # seconds for which a directory, once seen, is assumed to be one
 AT_ONCE = 32  # requests of one removal at a time
 SWEEP = 600.0  # seconds between two sweeps of the parts of dead writers
 WRITE, CREATE, EXCLUSIVE = 0x02, 0x08, 0x20  # flags of the protocol
@@ -49,100 +49,14 @@ class SftpTier(Tier):
     def __init__(self, url: str, target: SshTarget, root: str) -> None:
         self.url = url
         self.session = Session(target)
-        self._told = os.fsencode(root)
-        self._root = b""  # absolute, once the server has told the home directory
-        self._seen: dict[str, float] = {}
+        self._places = Places(root)
         self._swept = -SWEEP
-
-    # ---------------------------------------------------------------- places
-
-    async def _at(self, client: Any, path: str = "") -> bytes:
-        """Return the path on the server."""
-        if not self._root:
-            told = self._told
-            if told == b"~" or told.startswith(b"~/"):
-                told = (await client.realpath(b".")) + told[1:]
-            self._root = told
-        return self._root.rstrip(b"/") + b"/" + os.fsencode(path) if path else self._root
-
-    async def _look(self, client: Any, path: str) -> Any:
-        """Return the attributes of a file or directory. Raises ENOENT; EPERM for anything else."""
-        try:
-            found = await client.lstat(await self._at(client, path))
-        except Exception as fault:
-            if code_of(fault) == NO_SUCH_FILE:
-                raise error(errno.ENOENT, path) from None
-            raise
-        kind = stat.S_IFMT(found.permissions or 0)
-        if kind not in (stat.S_IFREG, stat.S_IFDIR):
-            what = "a symlink, and none is followed" if kind == stat.S_IFLNK else "neither file nor directory"
-            raise OSError(errno.EPERM, f"is {what} in the files tier", path)
-        return found
-
-    async def _way(self, client: Any, path: str) -> None:
-        """Check that everything above `path` is a directory. Raises ENOENT, ENOTDIR, EPERM."""
-        now = time.monotonic()
-        unsure = [each for each in names.ancestors(path) if self._seen.get(each, 0) < now]
-        looks = [self._look(client, each) for each in unsure]
-        for found in await asyncio.gather(*looks, return_exceptions=True):
-            if isinstance(found, OSError):
-                raise OSError(found.errno, found.strerror, path)
-            if isinstance(found, BaseException):
-                raise found
-            if not stat.S_ISDIR(found.permissions or 0):
-                raise error(errno.ENOTDIR, path)
-        self._sure(unsure)
-
-    def _sure(self, paths: Sequence[str]) -> None:
-        if len(self._seen) > 10_000:
-            self._seen.clear()
-        self._seen.update(dict.fromkeys(paths, time.monotonic() + REST))
-
-    async def _there(self, client: Any, path: str) -> Any:
-        """Do `_way` and `_look` in one round trip."""
-        looks = (self._way(client, path), self._look(client, path))
-        results: tuple[Any, Any] = await asyncio.gather(*looks, return_exceptions=True)
-        for each in results:
-            if isinstance(each, BaseException):
-                raise each
-        return results[1]
-
-    async def _maybe(self, client: Any, path: str) -> Any:
-        """As `_there`, but None if nothing is at `path`."""
-        try:
-            return await self._there(client, path)
-        except FileNotFoundError:
-            return None
-
-    async def _make(self, client: Any, path: str) -> bool:
-        """Create a directory and its parents; return False if it existed. Raises ENOTDIR."""
-        place = await self._at(client, path)
-        for left in reversed(range(TRIES)):
-            with contextlib.suppress(FileNotFoundError):
-                found = await self._look(client, path)
-                if not stat.S_ISDIR(found.permissions or 0):
-                    raise error(errno.ENOTDIR, path)
-                return False
-            if path:
-                await self._make(client, names.parent(path))
-            elif place.count(b"/") > 1:
-                await client.makedirs(place.rpartition(b"/")[0], exist_ok=True)
-            try:
-                await client.mkdir(place)
-                if not path:
-                    await client.chmod(place, 0o700)
-                return True
-            except Exception as fault:
-                # Another client made it or removed its parent, or it cannot be made.
-                if code_of(fault) not in (NO_SUCH_FILE, FAILURE) or not left:
-                    raise
-        raise AssertionError("unreachable")
 
     # ----------------------------------------------------------------- looks
 
     def stat(self, path: str) -> Entry:
         async def act(client: Any) -> Entry:
-            return known(path, await self._there(client, path))
+            return known(path, await self._places.there(client, path))
 
         try:
             return self.session.run(act, path)
@@ -153,11 +67,11 @@ class SftpTier(Tier):
 
     def list(self, path: str) -> Iterator[Entry]:
         async def act(client: Any) -> Sequence[Entry]:
-            found = await self._there(client, path)
+            found = await self._places.there(client, path)
             if not stat.S_ISDIR(found.permissions or 0):
                 raise error(errno.ENOTDIR, path)
             entries = []
-            async for each in client.scandir(await self._at(client, path)):
+            async for each in client.scandir(await self._places.at(client, path)):
                 kind = stat.S_IFMT(each.attrs.permissions or 0)
                 name = os.fsdecode(each.filename)
                 if name not in (".", "..") and kind in (stat.S_IFREG, stat.S_IFDIR):
@@ -182,7 +96,7 @@ class SftpTier(Tier):
 
             async def act(client: Any, above: str = above) -> Sequence[str]:
                 found = []
-                async for each in client.scandir(await self._at(client, above)):
+                async for each in client.scandir(await self._places.at(client, above)):
                     kind = stat.S_IFMT(each.attrs.permissions or 0)
                     if kind not in (stat.S_IFREG, stat.S_IFDIR):
                         found.append(names.join(above, os.fsdecode(each.filename)))
@@ -197,10 +111,10 @@ class SftpTier(Tier):
             raise error(errno.EISDIR, path)
 
         async def act(client: Any) -> tuple[Any, Entry]:
-            found = await self._there(client, path)
+            found = await self._places.there(client, path)
             if stat.S_ISDIR(found.permissions or 0):
                 raise error(errno.EISDIR, path)
-            file = await client.open(await self._at(client, path), 1, encoding=None)
+            file = await client.open(await self._places.at(client, path), 1, encoding=None)
             attributes = await file.stat()
             return file, known(path, attributes)
 
@@ -222,7 +136,7 @@ class SftpTier(Tier):
             raise error(errno.EISDIR, path)
 
         async def act(client: Any) -> tuple[Any, bytes]:
-            found = await self._maybe(client, path)
+            found = await self._places.maybe(client, path)
             if found is not None and stat.S_ISDIR(found.permissions or 0):
                 raise error(errno.EISDIR, path)
             if found is not None and if_absent:
@@ -241,7 +155,7 @@ class SftpTier(Tier):
 
     async def _part(self, client: Any) -> tuple[Any, bytes]:
         """Create a part in the hidden directory; return the open file and its path."""
-        aside = await self._at(client, ASIDE)
+        aside = await self._places.at(client, ASIDE)
         place = aside + f"/sftp-{secrets.token_hex(8)}".encode()
         for left in (True, False):
             try:
@@ -258,9 +172,9 @@ class SftpTier(Tier):
 
     async def _aside(self, client: Any) -> bytes:
         """Return the hidden directory; create it if needed."""
-        aside = await self._at(client, ASIDE)
-        await self._make(client, "")
-        if await self._make(client, ASIDE):
+        aside = await self._places.at(client, ASIDE)
+        await self._places.make(client, "")
+        if await self._places.make(client, ASIDE):
             await client.chmod(aside, 0o700)
         return aside
 
@@ -273,7 +187,7 @@ class SftpTier(Tier):
 
     async def _arrive(self, client: Any, part: bytes, path: str, if_absent: bool) -> None:
         """Move or link a file, written aside or a rename's source, to `path`."""
-        target = await self._at(client, path)
+        target = await self._places.at(client, path)
         for left in reversed(range(TRIES)):
             try:
                 if if_absent:
@@ -284,7 +198,7 @@ class SftpTier(Tier):
             except Exception as fault:
                 code = code_of(fault)
                 if code == NO_SUCH_FILE and left:
-                    await self._make(client, names.parent(path))
+                    await self._places.make(client, names.parent(path))
                 elif code == UNSUPPORTED:
                     wanted = "hardlink" if if_absent else "posix-rename"
                     text = f"its server does not know {wanted}@openssh.com"
@@ -299,7 +213,7 @@ class SftpTier(Tier):
         if code_of(fault) not in (NO_SUCH_FILE, FAILURE):
             return fault
         try:
-            found = await self._maybe(client, path)
+            found = await self._places.maybe(client, path)
         except OSError as other:
             return other
         if found is not None and stat.S_ISDIR(found.permissions or 0) and not claim:
@@ -311,9 +225,9 @@ class SftpTier(Tier):
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
         async def act(client: Any) -> None:
             try:
-                made = await self._make(client, path)
+                made = await self._places.make(client, path)
             except NotADirectoryError:
-                found = await self._maybe(client, path)
+                found = await self._places.maybe(client, path)
                 raise error(errno.ENOTDIR if found is None else errno.EEXIST, path) from None
             if not made and not exist_ok:
                 raise error(errno.EEXIST, path)
@@ -325,12 +239,12 @@ class SftpTier(Tier):
             raise error(errno.EPERM, path)
 
         async def act(client: Any) -> None:
-            found = await self._there(client, path)
-            place = await self._at(client, path)
+            found = await self._places.there(client, path)
+            place = await self._places.at(client, path)
             if not stat.S_ISDIR(found.permissions or 0):
                 await client.remove(place)
                 return
-            self._seen.clear()
+            self._places.forget()
             try:
                 await client.rmdir(place)
             except Exception as fault:
@@ -368,25 +282,25 @@ class SftpTier(Tier):
             raise error(errno.EINVAL, source)
 
         async def act(client: Any) -> None:
-            found = await self._there(client, source)
+            found = await self._places.there(client, source)
             folder = stat.S_ISDIR(found.permissions or 0)
             if not moves(source, folder, target, if_absent):
                 return
-            there = await self._maybe(client, target)
+            there = await self._places.maybe(client, target)
             if there is not None:
                 replaces(folder, stat.S_ISDIR(there.permissions or 0), target, if_absent)
                 if folder:
                     await self._empty(client, target)
-            self._seen.clear()
-            old = await self._at(client, source)
+            self._places.forget()
+            old = await self._places.at(client, source)
             if not folder:
                 await self._arrive(client, old, target, if_absent)
                 if if_absent:
                     taking = Taking(client, await self._aside(client), found)
-                    await taking.settle(old, await self._at(client, target))
+                    await taking.settle(old, await self._places.at(client, target))
                 return
-            await self._make(client, names.parent(target))
-            new = await self._at(client, target)
+            await self._places.make(client, names.parent(target))
+            new = await self._places.at(client, target)
             if if_absent:  # mkdir decides; the rename replaces an empty one
                 await self._claim(client, new, target)
             try:
@@ -398,15 +312,15 @@ class SftpTier(Tier):
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
         async def act(client: Any) -> Entry:
-            found = await self._there(client, path)
+            found = await self._places.there(client, path)
             if stat.S_ISDIR(found.permissions or 0):
                 raise error(errno.EISDIR, path)
-            place = await self._at(client, path)
+            place = await self._places.at(client, path)
             if mode is not None:
                 await client.chmod(place, mode & 0o777)
             if mtime is not None:
                 await client.utime(place, (mtime, mtime))
-            return known(path, await self._look(client, path))
+            return known(path, await self._places.look(client, path))
 
         return self.session.run(act, path)
 
@@ -417,7 +331,7 @@ class SftpTier(Tier):
             raise await self._why(client, fault, path, True, claim=True) from None
 
     async def _empty(self, client: Any, target: str) -> None:
-        async for each in client.scandir(await self._at(client, target)):
+        async for each in client.scandir(await self._places.at(client, target)):
             if each.filename not in (b".", b".."):
                 raise error(errno.ENOTEMPTY, target)
 

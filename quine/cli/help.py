@@ -1,0 +1,76 @@
+"""The text of --help of the verbs that quine/base/options.py parses; a process without --help does not load it."""
+
+from __future__ import annotations
+
+from quine.base.options import VERBS, rows
+
+# the text of --help before the options
+USAGE = {
+    "agent": """\
+usage: quine [OPTIONS] MISSION…
+       quine VERB …
+
+Run one LLM agent as this process: the mission is argv, stdin the material, stdout the deliverable,
+the exit status the verdict.""",
+    "run": """\
+usage: quine run [OPTIONS] [--on WHERE] -- CMD [ARG…]
+
+Run one command, here or on a host, as if it were a local one: its streams, its signals, its exit
+status. Without --on it replaces this process. stdin is read ahead of the command, as by ssh; give
+</dev/null where that matters, as in a loop.""",
+    "ps": """\
+usage: quine ps [OPTIONS]
+
+List what runs: the agents of a data directory (roots, children, jobs that nobody waits for) and the detached jobs
+of this user, with --on those of other machines, too. An agent's id is the session of its first life, which is what
+fork told of a child, and stays over exec; a detached job's is what --detach printed. Wherever an ID is wanted, its
+beginning will do if no other begins so. Where a host, or the node of this machine, does not answer, the list is
+printed without it, and the exit status is 69.""",
+    "wait": """\
+usage: quine wait [OPTIONS] ID…
+
+Wait until these have ended. The exit status is the job's own, 128+n where a signal n ended it; of several it is
+that of the last ID, as with the wait of a shell. Where its process is gone and nothing tells how it ended, it
+is 74. No such ID: 2; one that may be on a host that does not answer: 69. Any process may wait, not only the parent.
+With --returns files of a detached job's directory are brought to the current one, also where it failed.""",
+    "logs": """\
+usage: quine logs [OPTIONS] ID
+
+Print what a job that nobody waits for has written to its stdout. With --follow, until it has ended.""",
+    "attach": """\
+usage: quine attach [OPTIONS] ID
+
+Be the proxy of a detached job: print its output so far, or from an offset on, then what it writes from now on; and
+leave as it leaves. A signal that ends this process (^C, a hangup) does not reach the job: it goes on, and can be
+attached to again; `quine kill` ends it. Its stdin is left alone without --stdin. Many may be attached at one time.""",
+    "kill": """\
+usage: quine kill [-SIGNAL | -s SIGNAL] ID…
+       quine kill -l [SIGNAL…]
+
+Signal agents, and detached jobs with their process groups; TERM where no signal is named. An agent that is ended by a
+signal ends its children and commands. One that was stopped is let go on to take a TERM or HUP. The exit status is 1
+where one had ended already.""",
+}
+
+
+def usage(verb: str, head: str = "") -> str:
+    """Return the text of --help; `head` is the part before the options for a verb that is not in USAGE."""
+    lines = [head or USAGE[verb], "", "options:"]
+    for name, short, value, _, built, text in rows(verb):
+        if built:
+            left = (f"-{short}, " if short else "    ") + f"--{name}" + (f" {value}" if value else "")
+            lines.append(f"  {left:28} {text}")
+    if verb == "agent":
+        lines += [
+            "",
+            "verbs, before their options (a mission that begins with one of these words: quine -- WORD …):",
+        ]
+        lines += [f"  {name:8} {text}" for name, text in VERBS.items()]
+    if verb not in ("agent", "run"):
+        return "\n".join(lines)
+    lines += [
+        "",
+        "exit status: that of the agent or command; 2 usage; 69 nothing was started; 70 a defect in quine;",
+        "74 lost: started, outcome unknown; 75 guest out of reach; 77 denied; 128+n died of signal n",
+    ]
+    return "\n".join(lines)

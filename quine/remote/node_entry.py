@@ -1,0 +1,72 @@
+"""Entry of a node: the daemon, started by a client or in the foreground, and the end of a link that dials it.
+
+Law: transport is given the functions that place and dial; it never reads an inventory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transport.job.launcher_process import Beside
+
+NODE_VARIABLES = ("QUINE_NODE_IDLE", "QUINE_TRACE")
+
+
+def node(words: list[str]) -> int:
+    """`quine node --dial`, or the daemon: with `--ready-fd N` if a client started it, else in the foreground."""
+    from transport.job import inherit
+    from transport.node import rendezvous
+
+    if words == ["--dial"]:
+        return rendezvous.dial()
+    ready = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else -1
+    inherit.close_others({ready})  # close the memo and ledger of the agent that started this node
+    for name in [name for name in os.environ if name.startswith("QUINE_") and name not in NODE_VARIABLES]:
+        del os.environ[name]  # of the agent or shell that started this node: no job may inherit it
+    bound = rendezvous.bind()
+    if bound is None:
+        if ready >= 0:
+            os.write(ready, b"\n")
+            return 0
+        from quine.base.errors import complain
+
+        complain("a node is running here already", "quine node --status, or quine node --stop")
+        return 1
+    if ready >= 0:
+        beside = rendezvous.daemonize(ready)
+    else:
+        from transport.job.launcher_process import Beside
+
+        beside = Beside()
+        beside.begin()
+    serve_node(beside, *bound)
+    return 0
+
+
+def serve_node(beside: Beside, listener: object, seat: Mapping[str, object]) -> None:
+    """Run the daemon; see `rendezvous.bind`."""
+    import logging
+    import socket
+
+    # asyncio imports ssl if it is there. A node speaks no TLS, and ssl is a fifth of an idle node's memory.
+    sys.modules["ssl"] = None  # type: ignore[assignment]
+    import asyncio  # noqa: F401
+
+    del sys.modules["ssl"]
+    from quine.remote.placement import Placer
+    from transport.job.launcher_client import Launching
+    from transport.node.daemon import IDLE, serve
+
+    assert isinstance(listener, socket.socket)
+    level = logging.DEBUG if os.environ.get("QUINE_TRACE") else logging.INFO
+    logging.basicConfig(
+        stream=sys.stderr, level=level, format="%(asctime)s %(name)s[%(process)d] %(message)s"
+    )
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)
+    idle = float(os.environ.get("QUINE_NODE_IDLE") or IDLE)
+    serve(Launching(beside), Placer(), listener, idle, seat)

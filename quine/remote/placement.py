@@ -1,0 +1,135 @@
+"""Placement of a job: the host that WHERE means by an inventory, how to dial it, and its settings for the job.
+
+Law: nothing here is imported before it is needed: a node that never dials loads no ssh.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from deploy.inventory import Host, Inventory
+    from transport.carrier.duplex import Duplex
+    from transport.node.host import Target
+    from transport.spawn import Spawn
+
+DETACHED_LEASE = 30 * 86400.0  # seconds that the agent of a detached proxy waits for that proxy
+
+
+class Placer:
+    """Implements `transport.node.hosts.Place`: maps WHERE and an inventory to a host, and dials it."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self._writing = threading.Lock()
+        self._cache: dict[Path, tuple[tuple[int, int], Inventory]] = {}
+        self._dumps: dict[int, tuple[Host, str]] = {}  # by id(host): settings that tell links apart
+
+    def __call__(self, spawn: Spawn, running: Mapping[str, int]) -> Target:
+        from transport.errors import NoSuchHost
+        from transport.node.host import Target
+
+        inventory = self._inventory(spawn)
+        if spawn.where == "local":
+            raise NoSuchHost("local is this machine")
+        avoid = spawn.context.get("avoid")
+        failed = avoid if isinstance(avoid, list) else []
+        pick = str(spawn.context.get("pick") or "")
+        asking = spawn.context.get("from")  # the host of the requesting job; set only by our node
+        if isinstance(asking, str):
+            host = inventory.select_from(asking, spawn.where, running, failed, spawn.own, pick)
+        else:
+            host = inventory.select(spawn.where, running, failed, spawn.own, pick)
+        agent = spawn.context.get("ssh_agent")
+        ssh_agent = agent if isinstance(agent, str) else None
+
+        news: list[str] = []
+
+        async def dial() -> Duplex:
+            import logging
+
+            from deploy.dial import dial as open_duplex
+
+            log = logging.getLogger(f"quine.dial.{host.name}")
+            return await open_duplex(host, inventory, ssh_agent=ssh_agent, note=log.info, news=news.append)
+
+        group = f"{inventory.path}\0{host.name}"
+        key = f"{group}\0{self._dumped(host)}\0{ssh_agent}"
+        settings, met = partial(settle, host=host), partial(self._met, host)
+        return Target(host.name, group, key, dial, settings, host.slots, met, news)
+
+    def _met(self, host: Host, facts: Mapping[str, object]) -> None:
+        """Keep the system facts of a remote node's greeting; agents are told them."""
+        import asyncio
+
+        from deploy.hostlist import remember
+
+        def write() -> None:
+            with self._writing:
+                remember(host, facts.get("system"))
+
+        asyncio.get_running_loop().run_in_executor(None, write)  # a home may hang, and the loop must not
+
+    def _dumped(self, host: Host) -> str:
+        """Return all settings of a host as text; made once for each load of an inventory, not for each job."""
+        kept = self._dumps.get(id(host))
+        if kept is None:
+            kept = self._dumps[id(host)] = (host, host.model_dump_json())
+        return kept[1]
+
+    def _inventory(self, spawn: Spawn) -> Inventory:
+        from pathlib import Path
+
+        from deploy.inventory import ConfigError, Inventory, load
+        from transport.errors import Misconfigured
+
+        named = spawn.context.get("inventory")
+        if not isinstance(named, str):
+            return Inventory({})
+        path = Path(named)
+        try:
+            facts = path.stat()
+            version = (facts.st_mtime_ns, facts.st_ino)
+            cached = self._cache.get(path)
+            if cached is None or cached[0] != version:
+                cached = self._cache[path] = (version, load(path, {}))
+                self._dumps.clear()
+        except ConfigError as error:
+            raise Misconfigured(error.detail, error.hint) from None
+        except OSError as error:
+            raise Misconfigured(f"{path}: {error.strerror}", "see --inventory and QUINE_INVENTORY") from None
+        return cached[1]
+
+
+def settle(spawn: Spawn, host: Host) -> None:
+    """Complete a spawn with the host's settings; the caller's own take precedence."""
+    caller = spawn.context.get("cwd")
+    spawn.workdir = host.workdir
+    if spawn.cwd is None and host.same_paths and isinstance(caller, str):
+        spawn.cwd = caller
+    if spawn.cwd is None and spawn.context.get("home") is True:
+        spawn.cwd = "~"
+    spawn.env = {**host.env, **spawn.env, "QUINE_NODE_NAME": host.name}
+    store = spawn.context.get("fs")
+    if host.fs == "direct" and isinstance(store, str):
+        spawn.env.setdefault("QUINE_FS", store)
+    spawn.context = {
+        name: value for name, value in spawn.context.items() if name != "fs"
+    }  # "fs" is for hosts with `direct` only
+    if host.mount and not spawn.context.get("control"):
+        _mounted(spawn)
+    spawn.limits = {**{name: str(value) for name, value in host.limits.items()}, **spawn.limits}
+    spawn.lease = max(host.lease, DETACHED_LEASE) if spawn.context.get("detached") else host.lease
+
+
+def _mounted(spawn: Spawn) -> None:
+    """Mount the shared files as a directory: an agent does so itself, `quine run` does it for a command."""
+    if spawn.own:
+        spawn.env.setdefault("QUINE_MOUNT", "auto")
+    else:
+        spawn.argv, spawn.own = ["run", "--mount", "--", *spawn.argv], True
