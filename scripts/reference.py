@@ -3,7 +3,7 @@
     python scripts/reference.py            write docs/reference/command-line.md and man/*.1
     python scripts/reference.py --check    write nothing; status 1 and the names where they are stale
 
-Nothing about an option stands here: TABLE, USAGE and VERBS of quine/base/options.py, HELP of quine/cli/tape.py, the
+Nothing about an option stands here: TABLE and VERBS of quine/base/options.py, USAGE of quine/cli/help.py, HELP of quine/cli/tape.py, the
 tables of quine/files/cli/options.py, and the verbs of quine/cli/app.py are read.
 """
 
@@ -25,6 +25,7 @@ from quine import __version__  # noqa: E402
 from quine.base import options  # noqa: E402
 from quine.cli import tape  # noqa: E402
 from quine.cli.app import app  # noqa: E402
+from quine.cli.help import USAGE  # noqa: E402
 from quine.files.cli import options as files  # noqa: E402
 
 DATE = "2026-11-23"  # of the man pages; a fixed one, so that the same tables give the same files
@@ -132,14 +133,14 @@ def _fs() -> Command:
 
 def commands() -> list[Command]:
     """The agent, then the verbs in the order of the help."""
-    found = [_of_table("quine", "agent", "an LLM agent as a POSIX process", options.USAGE["agent"])]
+    found = [_of_table("quine", "agent", "an LLM agent as a POSIX process", USAGE["agent"])]
     for verb, summary in options.VERBS.items():
         if verb == "tape":
             found.append(_tape())
         elif verb == "fs":
             found.append(_fs())
-        elif verb in options.USAGE:
-            found.append(_of_table(f"quine {verb}", verb, summary, options.USAGE[verb]))
+        elif verb in USAGE:
+            found.append(_of_table(f"quine {verb}", verb, summary, USAGE[verb]))
         else:
             found.append(_by_hand(verb))
     return found
