@@ -258,8 +258,8 @@ def _live(values: dict[str, object], mission: list[str]) -> int:
         from quine.jobs.detach import agent as detach
 
         return detach(text, values)
-    for name in ("stdin", "spool"):
-        if name in values:
+    for name in ("stdin", "output-limit"):
+        if name.replace("-", "_") in values:
             raise Misconfigured(f"--{name} goes with --detach")
     if "on" in values:
         from quine.remote.compose import agent_elsewhere

@@ -3,8 +3,8 @@
     python scripts/reference.py            write docs/reference/command-line.md and man/*.1
     python scripts/reference.py --check    write nothing; status 1 and the names where they are stale
 
-Nothing about an option stands here: TABLE and VERBS of quine/base/options.py, USAGE of quine/cli/help.py, HELP of quine/cli/tape.py, the
-tables of quine/files/cli/options.py, and the verbs of quine/cli/app.py are read.
+Nothing about an option stands here: TABLE and VERBS of quine/base/options.py, USAGE of quine/cli/help.py, HELP of
+quine/cli/tape.py, the tables of quine/files/cli/options.py, and the verbs of quine/cli/app.py are read.
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from quine import __version__
+from quine.base import options
+from quine.base.errors import Misconfigured
+from quine.cli import help, tape
 from quine.cli.tape import HELP
 from quine.mount.mounts import lacking
 from tests.agents import OK, Agents, Started, says, sh
@@ -435,3 +438,26 @@ def test_doctor_finds_a_wrong_key_and_a_dead_server(home: Path) -> None:
     done = quine("doctor", "--guest", home=home, **env)  # its port is closed now
     assert (done.returncode, findings(done)["guest"]) == (1, "fail")
     assert "refused" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        (["--spool", "1k"], ["--output-limit", "1k"]),
+        (["--fetch=a", "--fetch", "b"], ["--returns=a", "--returns", "b"]),
+    ],
+)
+def test_another_spelling_of_an_option_is_the_option(old: list[str], now: list[str]) -> None:
+    for verb in ("agent", "run"):
+        assert options.parse(verb, [*old, "x"]) == options.parse(verb, [*now, "x"])
+    assert "--spool" not in help.usage("run")
+    with pytest.raises(Misconfigured, match="no such option: --fetch"):
+        options.parse("ps", ["--fetch=a"])
+
+
+def test_the_old_word_for_tape_archive_goes_on_working(capfd: pytest.CaptureFixture[str]) -> None:
+    for word in ("save", "archive"):
+        assert tape.main([word, "--help"]) == 0
+        assert capfd.readouterr().out.startswith("usage: quine tape archive")
+    tape.main(["--help"])
+    assert " save" not in capfd.readouterr().out

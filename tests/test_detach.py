@@ -168,7 +168,13 @@ def test_stdin_of_those_attached(lab: Lab) -> None:
 def test_at_the_quota_it_waits_until_somebody_reads(lab: Lab, tmp_path: Path) -> None:
     over = tmp_path / "over"
     job = detach(
-        lab, "--spool", "64k", "--", "sh", "-c", f"head -c 3000000 /dev/zero; echo end >&2; touch {over}"
+        lab,
+        "--output-limit",
+        "64k",
+        "--",
+        "sh",
+        "-c",
+        f"head -c 3000000 /dev/zero; echo end >&2; touch {over}",
     )
     spool = folder(job, lab.home) / "stdout"
     until(lambda: spool.stat().st_size == 65536, "the quota is reached")
@@ -401,7 +407,7 @@ def test_what_a_host_lists_is_foreign(line: str | bytes) -> None:
 
 
 def test_options_that_need_it(lab: Lab) -> None:
-    for words in (["run", "--stdin"], ["run", "--spool=1k"], ["--spool=1k"]):
+    for words in (["run", "--stdin"], ["run", "--spool=1k"], ["--output-limit=1k"]):
         assert lab.run([*words, "--", "true"]).returncode == 2
     for words in (["--spool=0"], ["--spool=x"], ["--report=x"]):
         assert lab.run(["run", "--detach", *words, "--", "true"]).returncode == 2

@@ -231,7 +231,7 @@ def test_keeping_can_be_switched_off_and_done_by_hand(agents: Kept) -> None:
     assert not agents.tier.exists()
     env = agents.env | {"QUINE_FS_TAPES": ""}
     saved = subprocess.run(
-        [*QUINE, "tape", "save", root], cwd=agents.directory, env=env, capture_output=True, timeout=200
+        [*QUINE, "tape", "archive", root], cwd=agents.directory, env=env, capture_output=True, timeout=200
     )
     assert saved.returncode == 0 and saved.stdout.startswith(b"7 files copied to file://")
     assert agents.same()

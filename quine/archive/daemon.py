@@ -108,7 +108,7 @@ class Keeper:
             self._answer(policy.FAILED, now - HOPE)
             if over and now > over + LATEST:
                 self._log.note(
-                    f"not kept in the files tier: {failed}; later: quine tape save {self._session}"
+                    f"not kept in the files tier: {failed}; later: quine tape archive {self._session}"
                 )
                 return
             pause = SOON if over or self._asked else min(RARELY, 2 * pause)

@@ -80,7 +80,7 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         "PATTERN",
         "agent run wait",
         True,
-        "bring it back here after it has ended, all or nothing; may be repeated",
+        "bring it back here after it has ended, all or nothing; may be repeated; also --fetch",
     ),
     ("env", "", "K[=V]", "agent run", True, "set or pass an environment variable; may be repeated"),
     (
@@ -119,7 +119,7 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
     ),
     ("stdin", "i", "", "agent run", True, "with --detach: its stdin stays open, for attach --stdin"),
     (
-        "spool",
+        "output-limit",
         "",
         "SIZE",
         "agent run",
@@ -176,12 +176,13 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
     ("version", "", "", "agent run", True, "version and build hash"),
 )
 REPEATED = ("env", "limit", "files", "returns")
+ALIASES = {"fetch": "returns", "spool": "output-limit"}  # the second is the old spelling, which 1.0 drops
 
 VERBS = {
     "run": "one plain command, here or on a node",
     "hosts": "the hosts of the inventory; `hosts check`: test login and build",
     "deploy": "put this binary on hosts; `deploy build -o FILE`",
-    "tape": "inspect sessions: ls show tree cost replay verify save",
+    "tape": "inspect sessions: ls show tree cost replay verify archive",
     "doctor": "check this machine, with a cure for each problem",
     "node": "the daemon; started for you",
     "ps": "agents and detached jobs, running and ended",
@@ -227,7 +228,7 @@ def parse(verb: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
             break
         if word.startswith("--"):
             name, given, value = word[2:].partition("=")
-            row = longs.get(name)
+            row = longs.get(ALIASES.get(name, name))
         else:
             name, value = word[1], word[2:]
             given, row = value, shorts.get(name)

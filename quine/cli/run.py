@@ -60,8 +60,8 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, 
     stage = staging(values)
     if values.get("detach"):
         return detach(values, command, _tree(), stage)
-    for name in ("job", "stdin", "spool"):
-        if name in values:
+    for name in ("job", "stdin", "output-limit"):
+        if name.replace("-", "_") in values:
             raise Misconfigured(f"--{name} goes with --detach")
     env, limited = environment(values, os.environ), limits(values)
     terminal = _terminal() if "terminal" in values else None

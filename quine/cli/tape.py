@@ -68,19 +68,21 @@ Is a tape what was written? Names every changed, lost, moved or inserted line; e
 Without SESSION all tapes. No fault, but never called ok: a session that still runs, one that has no outcome or half a
 last line because its writer died (nothing tells how much of its end is missing), and a tape of the reference
 implementation.""",
-    "save": """\
-usage: quine tape save [OPTIONS] [SESSION]
+    "archive": """\
+usage: quine tape archive [OPTIONS] [SESSION]
 
-Copy the tapes and results of a tree into the files tier, as its keeper does.
+Copy the tapes and results of a tree into the files tier, as the archive daemon of a tree does.
 Without SESSION those of all trees here.""",
 }
+
+OLD = {"save": "archive"}  # spellings that 1.0 drops
 
 
 def main(words: list[str]) -> int:
     """Run one command; return the exit status."""
     if not words:
         raise Misconfigured("missing command", "quine tape --help")
-    name = words[0]
+    name = OLD.get(words[0], words[0])
     if name in ("-h", "--help"):
         print(_overview())
         return OK
@@ -141,7 +143,7 @@ def _ls(values: dict[str, object], sessions: list[str]) -> int:
     return status
 
 
-def _save(values: dict[str, object], sessions: list[str]) -> int:
+def _archive(values: dict[str, object], sessions: list[str]) -> int:
     from quine.archive import mirror
 
     count, place = mirror.save(_folder(values), _named(sessions))
@@ -218,5 +220,5 @@ _COMMANDS: dict[str, Command] = {
     "cost": _cost,
     "replay": _replay,
     "verify": _verify,
-    "save": _save,
+    "archive": _archive,
 }

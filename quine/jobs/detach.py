@@ -89,7 +89,7 @@ def agent(mission: str, values: dict[str, object]) -> int:
     options = [f"--job={job}"]
     for name, *_ in TABLE:
         given = values.get(name.replace("-", "_"))
-        if given is not None and name not in ("detach", "file", "job", "stdin", "spool", "report"):
+        if given is not None and name not in ("detach", "file", "job", "stdin", "output_limit", "report"):
             listed = given if isinstance(given, list) else [given]
             options += [f"--{name}" if each is True else f"--{name}={each}" for each in listed]
     # A mission from a file must not show in argv: it goes through a file again.
@@ -119,10 +119,10 @@ def _job(values: dict[str, object]) -> str:
 
 
 def supervisor_quota(values: dict[str, object]) -> int:
-    """Return --spool SIZE in bytes. Raises Misconfigured."""
-    size = sizes.parse(str(values.get("spool", "1G")), "--spool")
+    """Return --output-limit SIZE in bytes. Raises Misconfigured."""
+    size = sizes.parse(str(values.get("output_limit", "1G")), "--output-limit")
     if not size:
-        raise Misconfigured("--spool must not be 0: its job could write nothing")
+        raise Misconfigured("--output-limit must not be 0: its job could write nothing")
     return size
 
 
@@ -335,7 +335,7 @@ def _over_there(
     words += [f"--limit={name}={value}" for name, value in limits(values).items()]
     words += ["--mount"] if values.get("mount") else []
     words += ["--stdin"] if values.get("stdin") else []
-    words += [f"--spool={values['spool']}"] if "spool" in values else []
+    words += [f"--output-limit={values['output_limit']}"] if "output_limit" in values else []
     spawn = verb_there([*words, "--", *argv], str(values["on"]), values)
     spawn.env = environment(values, os.environ) | ({"QUINE_ROOT_SESSION": tree} if tree else {})
     if "job" in values:
