@@ -46,6 +46,8 @@ MODULES = {
     "transport/job/job.py": ["tests/test_node.py", "tests/test_run.py"],
     "transport/rpc/services.py": ["tests/test_services.py", "tests/test_streams.py"],
     "quine/budget/ledger.py": ["tests/test_ledger.py", "tests/test_agent_budget.py"],
+    "quine/tape/lines.py": ["tests/test_tape.py", "tests/test_tape_masks.py", "tests/test_tape_verify.py"],
+    "quine/tape/redact.py": ["tests/test_tape_masks.py"],
     "quine/tape/writer.py": ["tests/test_tape.py", "tests/test_tape_masks.py", "tests/test_tape_verify.py"],
     "quine/files/layers/quota.py": ["tests/test_quota.py"],
     "quine/files/layers/account.py": ["tests/test_quota.py"],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quine.tape import verify
-from quine.tape.writer import MASK
+from quine.tape.redact import MASK
 from tests.agents import OK, call, says, sh
 from tests.lab import Lab
 

@@ -17,7 +17,7 @@ import pytest
 from quine.agent.tools import TOOLS
 from quine.base.messages import Request
 from quine.providers.chat import ChatDialect
-from quine.tape.writer import message_of
+from quine.tape.lines import message_of
 from tests.agents import OK, Agents, call, says, section, sh, until
 from tests.provider import chat
 from tests.provider.server import KEY, Fault, Provider, Said, Silent

@@ -31,7 +31,8 @@ from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.providers.relay import RelayGuest
 from quine.remote import handlers
-from quine.tape.writer import RelaySink, Tape, digest, read
+from quine.tape.lines import digest, read
+from quine.tape.writer import RelaySink, Tape
 from tests.fuzz import peak
 from transport.errors import RequestError
 

@@ -14,7 +14,8 @@ from quine.base.errors import Failure, Misconfigured
 from quine.base.messages import Message, ToolCall, ToolResult
 from quine.base.sessions import is_session, new_session
 from quine.tape import cost, render, verify
-from quine.tape.writer import FileSink, Tape, message_of, read
+from quine.tape.lines import message_of, read
+from quine.tape.writer import FileSink, Tape
 
 
 def write(folder: Path, session: str, parent: str = "", root: str = "", **more: object) -> Tape:

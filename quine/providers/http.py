@@ -30,7 +30,7 @@ from quine.base.errors import FAILED, USAGE, Misconfigured
 from quine.base.messages import DEEPEST, GuestError, Refused, Reply, Request, Unavailable, too_deep
 from quine.providers import sse
 from quine.providers.faults import Adapted, printable
-from quine.tape.writer import Mask
+from quine.tape.redact import Mask
 
 # Tries after the first one, by HTTP status: throttling is worth more tries than a defect of the server.
 RETRIES = {429: 5, 529: 5}

@@ -47,7 +47,9 @@ from quine.budget.ledger import Ledger
 from quine.providers import metering
 from quine.providers.relay import error_to_json, spent_to_json
 from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals
-from quine.tape.writer import FileSink, Mask, MaskedSink, RelaySink, Sink, digest
+from quine.tape.lines import digest
+from quine.tape.redact import Mask
+from quine.tape.writer import FileSink, MaskedSink, RelaySink, Sink
 from transport.errors import RequestError
 from transport.wire import quickjson
 

@@ -20,7 +20,8 @@ from quine.agent.session import Life
 from quine.base.errors import Failure
 from quine.base.sessions import is_session
 from quine.base.strict import Strict, parse
-from quine.tape.writer import Sink, digest
+from quine.tape.lines import digest
+from quine.tape.writer import Sink
 from transport.errors import RequestError
 
 MAX_LINE = 16 << 20

@@ -16,9 +16,9 @@ from typing import Any
 from quine.base import procs
 from quine.tape import registry
 from quine.tape.index import Index
+from quine.tape.lines import parse
 from quine.tape.reader import find
 from quine.tape.render import text_of, unreadable
-from quine.tape.writer import parse
 
 INTERVAL = 0.2  # seconds between two reads of a growing tape
 

@@ -20,7 +20,7 @@ def progress(path: str) -> Progress:
     """Return the progress of one tape; all fields are empty if it is larger than LARGEST or not a tape."""
     from quine.tape import cost as bill
     from quine.tape import reader
-    from quine.tape.writer import entries
+    from quine.tape.lines import entries
 
     turns, doing = 0, "inference"
     waiting: list[str] = []  # calls without a result

@@ -19,7 +19,7 @@ from quine.base.errors import Misconfigured, complain
 from quine.base.messages import Usage
 from quine.base.text import plain as plain
 from quine.tape.index import LONGEST, ends
-from quine.tape.writer import entries, parse
+from quine.tape.lines import entries, parse
 
 HUGE = 1e15  # no count, time or size of quine is larger
 MILLISECONDS = 1e11  # the reference counts in them; as seconds that is the year 5138

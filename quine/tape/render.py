@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from quine.base.errors import FAILED, Failure
 from quine.base.text import plain, table
 from quine.tape import registry
+from quine.tape.lines import entries
 from quine.tape.reader import Session, brief, find, moment
 from quine.tape.reader import tree as sessions_of
 from quine.tape.registry import Agent
-from quine.tape.writer import entries
 from transport.wire import quickjson
 
 MOMENTS = ("created_at", "timestamp")  # fields that hold a time

@@ -23,9 +23,9 @@ from quine.base.errors import FAILED, OK, Misconfigured
 from quine.base.sessions import new_session
 from quine.base.text import plain
 from quine.tape import requests
+from quine.tape.lines import entries
 from quine.tape.normalize import Same
 from quine.tape.reader import Session, find, sessions
-from quine.tape.writer import entries
 from transport.address import own_command
 from transport.wire import quickjson
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quine.base.messages import Message, Reply, Usage
+from quine.tape.lines import entries, message_of
 from quine.tape.reader import files, moment, usage_of
-from quine.tape.writer import entries, message_of
 
 DEEPEST = 100  # clones of clones; a tape of quine has at most as many as the tree has levels
 

@@ -20,8 +20,8 @@ from quine.base.sessions import is_session
 from quine.base.text import plain
 from quine.tape import registry
 from quine.tape.index import Index
+from quine.tape.lines import digest, parse, seal_holds
 from quine.tape.reader import files
-from quine.tape.writer import digest, parse, seal_holds
 from transport.wire import quickjson
 
 OK, BROKEN, RUNNING, ENDLESS, TORN, UNCHAINED = "ok", "broken", "running", "no outcome", "torn", "no chain"

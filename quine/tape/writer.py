@@ -1,4 +1,4 @@
-"""The append-only record of one session: JSON lines, each on disk before the next step is taken; and reading it.
+"""The append-only record of one session: JSON lines, each on disk before the next step is taken.
 
 Laws
 1. One entry per line: {"type", "data", "seq", "ts", "prev"}. `prev` is the SHA-256 of the line before (without its
@@ -16,36 +16,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from quine.base import dirs
 from quine.base.errors import DEFECT, LOST, Failure
-from quine.base.messages import Message, ToolResult
+from quine.base.messages import Message
+from quine.tape.lines import digest, parse, seal_holds
+from quine.tape.redact import Mask
 from transport.errors import RequestError
 from transport.wire import quickjson
 
-try:  # 4 ms of a 40 ms start: hashlib loads OpenSSL
-    from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]
-except ImportError:
-    from hashlib import sha256
-
-MASK = "<secret>"
-SHORTEST_SECRET = 8  # a shorter one would mask ordinary words
-# The marks of quine/agent/capture.py around the part that it left out; a secret may be cut there.
-CUT = ("\n...[Output Truncated", "]...\n")
-# Words of the format, never masked: they give away no equal password, and without them a line is not an entry.
-NAMES = frozenset(("id", "name", "arguments", "raw", "chat", "role", "content", "tool_calls", "tool_id"))
-PLAIN = frozenset(
-    ("role", "session_id", "parent_session_id", "root_session_id", "boot_id", "born", "termination_mode")
-)  # fields of `data` whose values only quine writes
-_SEAL, _AFTER = ',"seal":"', '},"seq":'
 _MOST = 512  # buffers of one write; Linux takes 1024
-
-
-def digest(line: bytes) -> str:
-    """Return the hash that the next line holds of this one."""
-    return str(sha256(line).hexdigest())
 
 
 class Sink(Protocol):
@@ -207,150 +189,3 @@ class _Nowhere:
 
     def close(self) -> None:
         pass
-
-
-class Mask:
-    """Removes known secrets from JSON values: verbatim, and as they stand in JSON that is itself a text."""
-
-    def __init__(self, secrets: Sequence[str]) -> None:
-        forms = set()
-        for secret in secrets:
-            if len(secret) >= SHORTEST_SECRET:
-                forms |= {secret, quickjson.dumps(secret)[1:-1], _escaped(secret)}
-        self._forms = sorted(forms, key=len, reverse=True)  # one may be the beginning of another
-        # One look at the whole line rules out nearly all lines.
-        self._signs = [CUT[0][4:], *(quickjson.dumps(form)[1:-1] for form in forms)] if forms else []
-
-    def line(self, entry: dict[str, Any], sealed: bool) -> bytes:
-        """Return an entry as it is written, with or without a seal."""
-        text = quickjson.dumps(entry)
-        if self.may_be_in(text):
-            text = quickjson.dumps({**entry, "data": self.of_data(entry["data"])})
-        line = text.encode("ascii")
-        return _seal(line) if sealed else line
-
-    def may_be_in(self, line: str) -> bool:
-        return any(sign in line for sign in self._signs)
-
-    def of_data(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the data of an entry without secrets; its own fields keep their names."""
-        return {key: value if key in PLAIN else self.of(value) for key, value in data.items()}
-
-    def of(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, dict):
-            return {key if key in NAMES else self._text(key): self.of(item) for key, item in value.items()}
-        return [self.of(item) for item in value] if isinstance(value, list | tuple) else value
-
-    def _text(self, text: str) -> str:
-        for form in self._forms:
-            text = text.replace(form, MASK)
-        if CUT[0] in text:
-            for form in self._forms:
-                for size in range(len(form) - 1, SHORTEST_SECRET - 1, -1):
-                    text = text.replace(form[:size] + CUT[0], MASK + CUT[0])
-                    text = text.replace(CUT[1] + form[-size:], CUT[1] + MASK)
-        return text
-
-
-def _escaped(text: str) -> str:
-    """Return `text` as in JSON that leaves non-ASCII characters unescaped."""
-    return "".join(c if ord(c) > 127 else quickjson.dumps(c)[1:-1] for c in text)
-
-
-# -- reading -----------------------------------------------------------------------------------------
-
-
-def entries(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, entry) of every whole line.
-
-    A torn last line is left out: its writer died, or is writing now. Reads tapes of quine and of the reference
-    implementation, whose entries have only a type and data. Raise OSError, or ValueError for a file that is not a tape.
-    """
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            if not line.strip():
-                continue
-            try:
-                entry = parse(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
-            yield number, entry
-
-
-def parse(line: bytes) -> dict[str, Any]:
-    """Return the entry of one line. Raise ValueError if it is not an entry."""
-    try:
-        entry = quickjson.loads(line)
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8") from None
-    except RecursionError:
-        raise ValueError("it nests too deep") from None
-    if not (
-        isinstance(entry, dict) and isinstance(entry.get("data"), dict) and isinstance(entry.get("type"), str)
-    ):
-        raise ValueError("it has no type or no data")
-    return entry
-
-
-def read(path: str) -> list[dict[str, Any]]:
-    """Return the entries of a tape."""
-    return [entry for _, entry in entries(path)]
-
-
-def message_of(entry: dict[str, Any]) -> Message | None:
-    """Return the message that an entry recorded; None for another kind of entry. Raise ValueError for a broken one."""
-    kind, data = entry["type"], entry["data"]
-    if kind not in ("message", "tool_result"):
-        return None
-    # The reference records refused calls as messages of a role `tool_result`.
-    if kind == "tool_result" or data.get("role") == "tool_result":
-        result = ToolResult(
-            str(data.get("tool_id", "")),
-            str(data.get("name", "")),
-            _content(data),
-            bool(data.get("is_error", kind != "tool_result")),
-        )
-        return Message("tool", result=result)
-    calls = data.get("tool_calls") or ()
-    try:
-        return Message.from_json({**data, "content": _content(data), "tool_calls": [_call(c) for c in calls]})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a message: {error}") from None
-
-
-def _content(data: dict[str, Any]) -> str:
-    content = data.get("content")
-    return "" if content is None else str(content)
-
-
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call in the form of `Message`, from quine's form or that of chat completions.
-
-    Its arguments are an object, a text, or left out.
-    """
-    call = {**call, **(call.get("function") or {})}
-    arguments = call.get("arguments") or {}
-    if isinstance(arguments, str):
-        return {**call, "arguments": {}, "raw": arguments}
-    return {**call, "arguments": arguments}
-
-
-# -- the seal of an outcome --------------------------------------------------------------------------
-
-
-def _seal(line: bytes) -> bytes:
-    head, _, tail = line.decode("ascii").rpartition(_AFTER)
-    return f'{head}{_SEAL}{digest(line)}"{_AFTER}{tail}'.encode("ascii")
-
-
-def seal_holds(line: bytes) -> bool | None:
-    """Return whether a line matches its seal; None if it has none."""
-    head, _, tail = line.decode("ascii", "replace").rpartition(_AFTER)
-    bare, mark, seal = head.rpartition(_SEAL)
-    if not mark or len(seal) != 65:
-        return None
-    return digest(f"{bare}{_AFTER}{tail}".encode()) + '"' == seal
