@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from quine.files.api import BLOCK, Tier, Unsure
+from quine.files.api import BLOCK, OutcomeUnknown, Tier
 from tests import breaks, doors
 from tests.agents import until
 from tests.breaks import CUTS, LONG
@@ -231,6 +231,6 @@ def test_an_origin_that_is_gone_is_told(lab: Lab, tmp_path: Path) -> None:
                 assert caught.value.errno == errno.ENOTCONN and caught.value.strerror
         with pytest.raises(OSError) as caught:
             tier.remove("f")
-        assert not isinstance(caught.value, Unsure), "it could not even be asked for"
+        assert not isinstance(caught.value, OutcomeUnknown), "it could not even be asked for"
         tier.close()
         assert {path.name for path in door.root.iterdir() if path.is_file()} == {"f"}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
-from quine.files.api import BLOCK, Entry, Reader, Tier, Unsure, Writer, pour, stale
+from quine.files.api import BLOCK, Entry, OutcomeUnknown, Reader, Tier, Writer, pour, stale
 from quine.files.cli.pool import failure
 from quine.files.stores.local.store import Local
 from quine.files.wire import client, protocol, server
@@ -379,7 +379,7 @@ def test_an_origin_that_is_lost_before_its_answer_may_have_done_it(
         relay.lost = "the origin cannot be reached: the node ended"
         with pytest.raises(OSError, match="the node ended") as caught:
             change()
-        assert not isinstance(caught.value, Unsure) and failure(caught.value).status == NOT_STARTED
+        assert not isinstance(caught.value, OutcomeUnknown) and failure(caught.value).status == NOT_STARTED
         relay.lost = ""
         with monkeypatch.context() as patch:
             patch.setattr(relay, "handler", lambda incoming: refuse("no such job, or its origin is gone"))
@@ -388,13 +388,13 @@ def test_an_origin_that_is_lost_before_its_answer_may_have_done_it(
             assert failure(caught.value).status == NOT_STARTED
         with monkeypatch.context() as patch:
             patch.setattr(streams.Asked, "end", lost)
-            with pytest.raises(Unsure, match="not known") as unsure:
+            with pytest.raises(OutcomeUnknown, match="not known") as unsure:
                 change()
             assert failure(unsure.value).status == LOST
             relay.lost = ""
             with pytest.raises(OSError, match="the node ended") as caught:
                 tier.stat("")
-            assert not isinstance(caught.value, Unsure)
+            assert not isinstance(caught.value, OutcomeUnknown)
         relay.lost = ""
     assert sorted(entry.path for entry in local.walk("")) == ["b", "d"]
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quine.base.messages import Left, Spent
-from quine.budget.ledger import LEAST_REPLY, MOST_REPLY, Hold, Ledger, Mark
+from quine.base.messages import Remaining, Spent
+from quine.budget.ledger import LEAST_REPLY, MOST_REPLY, Cap, Ledger, Reservation
 from quine.budget.limits import Limits
 from tests.support.machine import in_child, kill
 
@@ -99,7 +99,7 @@ def test_a_share_has_as_many_places_as_were_granted() -> None:
 
 def test_what_a_dead_one_had_reserved_is_not_its_successors_who_has_no_limit(make: Make) -> None:
     ledger = make()
-    narrow = Ledger(ledger.book, Mark(tokens=30_000))
+    narrow = Ledger(ledger.book, Cap(tokens=30_000))
     kill(in_child(lambda: narrow.reserve(20, 3000)))
     hold = ledger.reserve(20, 10)
     assert narrow.left() == (30_000 - 10, None)
@@ -163,7 +163,7 @@ def test_two_at_one_time_share_the_money_that_is_left(make: Make) -> None:
     def price(prompt: int, reply: int) -> float:
         return (prompt + reply) / 20_000
 
-    first = ledger.reserve(20, 1000, price, Left(None, 0.6))
+    first = ledger.reserve(20, 1000, price, Remaining(None, 0.6))
     second = ledger.reserve(20, 1000, price)
     assert first.output == pytest.approx(0.6 * 20_000 - 1000, abs=1)
     assert second.output == pytest.approx(0.4 * 20_000 - 1000, abs=2)
@@ -282,7 +282,7 @@ def test_never_more_than_the_limit(steps: list[tuple[int, int, int]]) -> None:
     """
     limit = 40_000
     ledger = Ledger.create(Limits(tokens=limit))
-    under_way: list[tuple[Hold, int, int]] = []
+    under_way: list[tuple[Reservation, int, int]] = []
 
     def settle() -> None:
         hold, prompt, reply = under_way.pop(0)

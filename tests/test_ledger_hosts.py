@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from quine.budget.shared_counters import NAME, Book
+from quine.budget.shared_counters import NAME, SharedCounters
 from tests.agents import OK, call, says, sh
 from tests.crowd import Crowd, meet
 from tests.lab import Lab
@@ -80,12 +80,12 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
     return process.returncode, out, err
 
 
-def book_of(pid: int) -> Book:
+def book_of(pid: int) -> SharedCounters:
     """The book that an agent holds; its descriptor is the caller's to close."""
     for fd in os.listdir(f"/proc/{pid}/fd"):
         path = f"/proc/{pid}/fd/{fd}"
         if os.path.exists(path) and os.readlink(path) == f"/memfd:{NAME} (deleted)":
-            return Book(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            return SharedCounters(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     raise AssertionError(f"{pid} has no book")
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from quine.base.errors import Misconfigured
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
-from quine.budget.shared_counters import PUT, Book, Numbers
+from quine.budget.shared_counters import PUT, Numbers, SharedCounters
 from quine.files.api import BLOCK, Entry, Tier, Writer
 from quine.files.layers.quota import LEAST, Quota, bounded
 from quine.files.stores.local.store import Local
@@ -37,14 +37,14 @@ Make = Callable[..., Quota]
 
 
 @pytest.fixture
-def book() -> Iterator[Book]:
-    book = Book.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=LIMIT), "quine-quota")
+def book() -> Iterator[SharedCounters]:
+    book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=LIMIT), "quine-quota")
     yield book
     os.close(book.fd)
 
 
 @pytest.fixture
-def tier(book: Book, tmp_path: Path) -> Quota:
+def tier(book: SharedCounters, tmp_path: Path) -> Quota:
     return Quota(Local(str(tmp_path / "store")), book)
 
 
@@ -58,7 +58,7 @@ def full(what: Callable[[], object]) -> None:
     assert caught.value.errno == errno.EDQUOT
 
 
-def test_what_does_not_fit_is_refused(tier: Quota, book: Book) -> None:
+def test_what_does_not_fit_is_refused(tier: Quota, book: SharedCounters) -> None:
     put(tier, "a", bytes(600_000))
     full(lambda: put(tier, "b", bytes(400_001)))
     assert below(tier) == ["a"]
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_refused(tier: Quota, book: Book) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, LEAST])
-def test_files_that_are_empty_or_small_are_bounded_too(tier: Quota, book: Book, size: int) -> None:
+def test_files_that_are_empty_or_small_are_bounded_too(tier: Quota, book: SharedCounters, size: int) -> None:
     for number in range(most := LIMIT // LEAST):
         put(tier, f"d/{number}", bytes(size))
     assert book.numbers().stored == held(tier) == most * LEAST
@@ -90,7 +90,7 @@ def test_a_size_that_is_known_is_refused_before_a_byte_is_written(tier: Quota) -
     put(tier, "b", bytes(LIMIT - LEAST))
 
 
-def test_a_size_that_is_not_known_is_refused_while_it_comes(tier: Quota, book: Book) -> None:
+def test_a_size_that_is_not_known_is_refused_while_it_comes(tier: Quota, book: SharedCounters) -> None:
     with tier.create("a") as writer:
         for _ in range(10):
             writer.write(bytes(LIMIT // 10))
@@ -100,7 +100,7 @@ def test_a_size_that_is_not_known_is_refused_while_it_comes(tier: Quota, book: B
     assert book.count(PUT) == 0
 
 
-def test_what_is_replaced_and_removed_counts_no_more(tier: Quota, book: Book) -> None:
+def test_what_is_replaced_and_removed_counts_no_more(tier: Quota, book: SharedCounters) -> None:
     for _ in range(3):
         put(tier, "a", bytes(LIMIT))
         put(tier, "a", bytes(LIMIT), size=LIMIT)
@@ -118,7 +118,7 @@ def test_what_is_replaced_and_removed_counts_no_more(tier: Quota, book: Book) ->
     assert book.numbers().stored == 0
 
 
-def test_what_others_have_put_is_not_counted(tier: Quota, book: Book, tmp_path: Path) -> None:
+def test_what_others_have_put_is_not_counted(tier: Quota, book: SharedCounters, tmp_path: Path) -> None:
     other = Local(str(tmp_path / "store"))
     put(other, "theirs", bytes(5 * LIMIT))
     put(tier, "ours", bytes(LIMIT))
@@ -127,7 +127,7 @@ def test_what_others_have_put_is_not_counted(tier: Quota, book: Book, tmp_path: 
     full(lambda: put(tier, "more", bytes(LIMIT + 1)))
 
 
-def test_a_copy_and_a_hole_count_as_they_are_read(tier: Quota, book: Book) -> None:
+def test_a_copy_and_a_hole_count_as_they_are_read(tier: Quota, book: SharedCounters) -> None:
     put(tier, "a", bytes(400_000))
     tier.copy("a", "b")
     full(lambda: tier.copy("a", "c"))
@@ -152,7 +152,7 @@ class Copying(Memory):
         return super().copy(source, target, if_absent)
 
 
-def test_a_copy_is_left_to_the_store_and_counted(book: Book) -> None:
+def test_a_copy_is_left_to_the_store_and_counted(book: SharedCounters) -> None:
     store = Copying("copying")
     tier = Quota(store, book)
     try:
@@ -177,7 +177,7 @@ def test_a_copy_is_left_to_the_store_and_counted(book: Book) -> None:
         forget("copying")
 
 
-def test_a_copy_whose_answer_was_lost_is_counted(book: Book) -> None:
+def test_a_copy_whose_answer_was_lost_is_counted(book: SharedCounters) -> None:
     class Lost(Copying):
         def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
             super().copy(source, target, if_absent)
@@ -193,7 +193,7 @@ def test_a_copy_whose_answer_was_lost_is_counted(book: Book) -> None:
         forget("copying")
 
 
-def test_descriptors_are_counted(tier: Quota, book: Book, tmp_path: Path) -> None:
+def test_descriptors_are_counted(tier: Quota, book: SharedCounters, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(LIMIT + 1))
     with (tmp_path / "file").open("rb", buffering=0) as file:
         with tier.create("a") as writer:
@@ -215,7 +215,7 @@ def test_descriptors_are_counted(tier: Quota, book: Book, tmp_path: Path) -> Non
     assert book.numbers().stored == held(tier) == 20_000
 
 
-def test_who_comes_second_costs_nothing(tier: Quota, book: Book) -> None:
+def test_who_comes_second_costs_nothing(tier: Quota, book: SharedCounters) -> None:
     put(tier, "lock", b"one", if_absent=True)
     for _ in range(5):
         with contextlib.suppress(FileExistsError):
@@ -249,7 +249,7 @@ class Failing(Memory):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_commit_that_fails_is_counted_where_it_was_kept(book: Book, keeps: bool) -> None:
+def test_a_commit_that_fails_is_counted_where_it_was_kept(book: SharedCounters, keeps: bool) -> None:
     store = Failing("failing")
     tier = Quota(store, book)
     store.keeps = keeps
@@ -261,7 +261,7 @@ def test_a_commit_that_fails_is_counted_where_it_was_kept(book: Book, keeps: boo
     forget("failing")
 
 
-def test_what_another_tree_puts_there_meanwhile_is_not_ours(book: Book) -> None:
+def test_what_another_tree_puts_there_meanwhile_is_not_ours(book: SharedCounters) -> None:
     """The answer was lost, nothing was kept, and what stands there now is of another size: it is not counted."""
 
     class Overtaken(Memory):
@@ -293,7 +293,7 @@ class Unheard(Local):
         raise OSError(errno.EIO, "lost")
 
 
-def test_a_change_whose_answer_was_lost_is_counted(book: Book, tmp_path: Path) -> None:
+def test_a_change_whose_answer_was_lost_is_counted(book: SharedCounters, tmp_path: Path) -> None:
     tier = Quota(Unheard(str(tmp_path / "store")), book)
     for path in ("a", "b", "c"):
         put(tier, path, bytes(10_000))
@@ -305,7 +305,7 @@ def test_a_change_whose_answer_was_lost_is_counted(book: Book, tmp_path: Path) -
     assert book.numbers().stored == held(tier) == 10_000
 
 
-def test_a_smaller_file_whose_answer_was_lost_is_counted(book: Book) -> None:
+def test_a_smaller_file_whose_answer_was_lost_is_counted(book: SharedCounters) -> None:
     store = Failing("failing")
     put(Quota(Memory("failing"), book), "a", bytes(10_000))
     tier = Quota(store, book)
@@ -373,7 +373,7 @@ def held_at_most(tier: Tier) -> int:
     return max((entry.size for entry in tier.walk("")), default=0)
 
 
-def test_threads_share_the_count(tier: Quota, book: Book) -> None:
+def test_threads_share_the_count(tier: Quota, book: SharedCounters) -> None:
     failed: list[BaseException] = []
 
     def run(seed: int) -> None:
@@ -393,7 +393,7 @@ def test_threads_share_the_count(tier: Quota, book: Book) -> None:
     assert book.count(PUT) == 0
 
 
-def test_processes_share_the_count_and_never_exceed_it(tier: Quota, book: Book) -> None:
+def test_processes_share_the_count_and_never_exceed_it(tier: Quota, book: SharedCounters) -> None:
     children = []
     for seed in range(4):
         pid = os.fork()
@@ -410,7 +410,7 @@ def test_processes_share_the_count_and_never_exceed_it(tier: Quota, book: Book) 
     assert book.count(PUT) == 0
 
 
-def test_only_as_many_are_written_at_once_as_fit(tier: Quota, book: Book) -> None:
+def test_only_as_many_are_written_at_once_as_fit(tier: Quota, book: SharedCounters) -> None:
     writers = []
     for index in range(4):
         writer = tier.create(str(index), size=300_000)
@@ -424,7 +424,7 @@ def test_only_as_many_are_written_at_once_as_fit(tier: Quota, book: Book) -> Non
     assert book.numbers().stored == held(tier) == 900_000
 
 
-def test_who_is_killed_while_he_writes_has_nothing_reserved(tier: Quota, book: Book) -> None:
+def test_who_is_killed_while_he_writes_has_nothing_reserved(tier: Quota, book: SharedCounters) -> None:
     def begin() -> None:
         writer = tier.create("a", size=LIMIT)
         writer.write(bytes(1000))
@@ -440,7 +440,7 @@ def test_who_is_killed_while_he_writes_has_nothing_reserved(tier: Quota, book: B
     assert book.numbers().stored == 0
 
 
-def test_who_is_killed_at_random_never_lets_others_exceed_it(tier: Quota, book: Book) -> None:
+def test_who_is_killed_at_random_never_lets_others_exceed_it(tier: Quota, book: SharedCounters) -> None:
     """What is counted is at least what is there: a kill in a commit leaves it too strict, never too lax."""
     chance = random.Random(7)
     for seed in range(12):
@@ -475,7 +475,7 @@ STEPS = st.lists(
 
 @given(STEPS, st.sampled_from([Memory, Copying]))
 def test_the_count_is_what_is_there(steps: list[tuple[str, str, str, int]], kind: type[Memory]) -> None:
-    book = Book.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=10 * LEAST), "quine-quota")
+    book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=10 * LEAST), "quine-quota")
     forget("count")
     tier = Quota(kind("count"), book)
     try:

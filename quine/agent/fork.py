@@ -6,7 +6,7 @@ the parent both are the same: a pid with pipes.
 
 Laws
 1. A child closes its copies of the parent's shell, tape, job and slot descriptors, and never uses them.
-2. A child leaves the parent's code by `Reborn` or by os._exit; no error handling of the parent runs in it.
+2. A child leaves the parent's code by `ForkedChild` or by os._exit; no error handling of the parent runs in it.
 3. Signals are blocked around os.fork(), until the child has a state of its own.
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from quine.agent.capture import Capture
 from quine.agent.children import Status
-from quine.agent.outcome import Reborn
+from quine.agent.outcome import ForkedChild
 from quine.base import dirs, procs
 from quine.base.atomic import write_aside
 from quine.base.errors import DEFECT, complain
@@ -35,7 +35,7 @@ LONGEST_DETAIL = 2000  # characters of a report, which must fit into a pipe
 
 
 def give(loop: Running, life: Life, job: Job, stdin: int, slot: list[int], foreign: set[int]) -> None:
-    """Fork a child that runs `life`, and describe it in `job`. In the child this raises Reborn.
+    """Fork a child that runs `life`, and describe it in `job`. In the child this raises ForkedChild.
 
     `stdin` and `slot` are descriptors for the child, `foreign` those for its siblings. OSError if it cannot start.
     """
@@ -118,7 +118,7 @@ def _be_child(
         _be_face(loop, life, job, report, slot)
     if job.directory:
         os.close(report)
-    raise Reborn(life, slot, job.directory)
+    raise ForkedChild(life, slot, job.directory)
 
 
 def _be_face(loop: Running, life: Life, job: Job, report: int, slot: list[int]) -> NoReturn:

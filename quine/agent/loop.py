@@ -110,7 +110,7 @@ class Loop:
     # -- the session -------------------------------------------------------------------------------
 
     def live(self) -> End:
-        """Run the session to its end and return how the process must end. Raises `Reborn` in a forked child."""
+        """Run the session to its end and return how the process must end. Raises `ForkedChild` in a forked child."""
         try:
             try:
                 self._open()

@@ -19,7 +19,7 @@ from quine.agent import ending, env, origin, prompt
 from quine.agent.env import Settings
 from quine.agent.loop import Face, Loop
 from quine.agent.origin import Ask
-from quine.agent.outcome import End, Reborn
+from quine.agent.outcome import End, ForkedChild
 from quine.agent.session import Life
 from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
@@ -174,7 +174,7 @@ def _lives(
         loop.jobs.adopt(jobs or [])
         try:
             end = loop.live()
-        except Reborn as child:
+        except ForkedChild as child:
             life, held, record, jobs = child.life, child.slots, child.record, None
             # The parent captures its stderr as a result, and writes the report.
             settings = settings._replace(report="", top=False, verbose=False)

@@ -39,7 +39,7 @@ class Ended(Exception):
         self.hint = hint
 
 
-class Reborn(Exception):
+class ForkedChild(Exception):
     """Raised in a forked child, which continues as `life`. `record` is as in `Loop`."""
 
     def __init__(self, life: Life, slots: list[int], record: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quine.agent import prompt
-from quine.base.messages import Guest, Left, Message, Reply, Usage
+from quine.base.messages import Guest, Message, Remaining, Reply, Usage
 from quine.budget.ledger import LEAST_REPLY, Ledger
 from quine.budget.limits import Limits
 from quine.providers import metering
@@ -81,13 +81,13 @@ class Account:
             lines.append(f"[TIME LEFT] {max(0, round(left))} s{prompt.LATE if late else ''}")
         return lines
 
-    def left(self, surely: bool = False) -> Left:
+    def left(self, surely: bool = False) -> Remaining:
         """Return tokens and dollars left to the tree; for relayed inference, the lower of here and the origin.
 
         `surely`: amounts that others have reserved, and may give back, do not count as used.
         """
         own = self._ledger.left(surely)
-        told: Left | None = getattr(self._guest, "surely" if surely else "left", None)
+        told: Remaining | None = getattr(self._guest, "surely" if surely else "left", None)
         return own if told is None else own.least(told)
 
     def affords(self, count: int, prompt: int) -> bool:

@@ -203,14 +203,14 @@ class Reply(NamedTuple):
         return cls(Message.from_json(data["message"]), usage, str(data["stop"]))
 
 
-class Left(NamedTuple):
+class Remaining(NamedTuple):
     """Remaining tokens and dollars; None = no limit."""
 
     tokens: int | None = None
     cost: float | None = None
 
-    def least(self, other: Left) -> Left:
-        return Left(_smaller(self.tokens, other.tokens), _smaller(self.cost, other.cost))
+    def least(self, other: Remaining) -> Remaining:
+        return Remaining(_smaller(self.tokens, other.tokens), _smaller(self.cost, other.cost))
 
 
 def _smaller(one: Number | None, other: Number | None) -> Number | None:

@@ -42,7 +42,7 @@ Ask = Callable[[str, bytes], bytes]
 
 
 class Grant:
-    """Implements `ledger.Beyond` for the ledger of a share."""
+    """Implements `ledger.Upstream` for the ledger of a share."""
 
     def __init__(self, ledger: Ledger, ask: Ask) -> None:
         self._ledger = ledger

@@ -1,12 +1,12 @@
 """The ledger: the agents, concurrent inferences, tokens, money and time that a tree may still spend.
 
-On each machine it is kept in shared counters (`shared_counters.Book`). Those at the origin of the tree hold all of it.
+On each machine it is kept in shared counters (`SharedCounters`). Those at the origin of the tree hold all of it.
 On another machine they count the places of the agents there, which the origin grants (`leases`). Inferences are paid at
 the origin.
 
 Laws
 1. All slots that a step needs are taken before the step begins, or none.
-2. Limits are written once, by the root of the tree. A descendant can set itself a narrower cap (`Mark`), never a wider
+2. Limits are written once, by the root of the tree. A descendant can set itself a narrower cap (`Cap`), never a wider
    one. Its ledger is the one that the processes above it hold, whatever its memo says.
 3. An amount that is only reserved, and may come back, refuses nothing. A place for an agent is free or not, and no
    agent waits for one.
@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from quine.base.messages import Left, Spent
+from quine.base.messages import Remaining, Spent
 from quine.budget.limits import Limits
 from quine.budget.shared_counters import (
     AGENT,
@@ -28,8 +28,8 @@ from quine.budget.shared_counters import (
     LONGEST,
     NAME,
     SHORTEST,
-    Book,
     Numbers,
+    SharedCounters,
     inherited,
     release,
 )
@@ -39,7 +39,7 @@ LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
 MOST_REPLY = 16384  # tokens reserved for a reply, if the tree has that many left
 
 
-class Mark(NamedTuple):
+class Cap(NamedTuple):
     """Caps on the totals of the tree, for this process and those below it; 0 = no limit."""
 
     tokens: int = 0
@@ -47,7 +47,7 @@ class Mark(NamedTuple):
     deadline: float = 0.0  # seconds since boot
 
 
-class Hold:
+class Reservation:
     """One inference under way: its slot and its reservation."""
 
     def __init__(self, fd: int, index: int, output: int, cost: float = 0.0) -> None:
@@ -57,7 +57,7 @@ class Hold:
         self.cost = cost  # the most dollars that it may cost; 0 = no limit
 
 
-class Beyond(Protocol):
+class Upstream(Protocol):
     """The upstream ledger: it gives places that the origin of the tree grants, and takes them back."""
 
     def more(self, limit: int, count: int) -> list[int] | None: ...
@@ -65,11 +65,11 @@ class Beyond(Protocol):
 
 
 class Ledger:
-    def __init__(self, book: Book, mark: Mark | None = None) -> None:
+    def __init__(self, book: SharedCounters, mark: Cap | None = None) -> None:
         self.book = book
-        self.beyond: Beyond | None = None  # set if the origin is another machine
-        facts, mark = book.numbers(), mark or Mark()
-        self.mark = Mark(
+        self.beyond: Upstream | None = None  # set if the origin is another machine
+        facts, mark = book.numbers(), mark or Cap()
+        self.mark = Cap(
             int(_least(facts.limit_tokens, mark.tokens)),
             _least(facts.limit_cost, mark.cost),
             _least(facts.deadline, mark.deadline),
@@ -92,7 +92,7 @@ class Ledger:
         numbers = numbers._replace(limit_stored=0 if share else limits.stored, begun=begun, personas=personas)
         if share:
             numbers = numbers._replace(granted=int(limits.agents > 0), ident=os.urandom(16))
-        return cls(Book.create(numbers))
+        return cls(SharedCounters.create(numbers))
 
     @classmethod
     def join(
@@ -113,19 +113,19 @@ class Ledger:
         ]
         # The places of agents are descriptors of the same file, but open for writing.
         reading = [fd for fd in ours if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY]
-        book = Book(reading[0] if reading else inherited(path))
+        book = SharedCounters(reading[0] if reading else inherited(path))
         if not isinstance(told, dict):
             return cls(book)._narrowed(limits)
         mark = told.get("mark")
         ledger = cls(
-            book, Mark(int(mark[0]), float(mark[1]), float(mark[2])) if isinstance(mark, list) else None
+            book, Cap(int(mark[0]), float(mark[1]), float(mark[2])) if isinstance(mark, list) else None
         )
         return ledger if told.get("given") == _given(limits) else ledger._narrowed(limits)
 
     def _narrowed(self, limits: Limits) -> Ledger:
         """Set a budget of its own inside the tree's: `limits` from now on, never more than is left above."""
         facts, mark = self.book.numbers(), self.mark
-        self.mark = Mark(
+        self.mark = Cap(
             int(_least(mark.tokens, limits.tokens and facts.tokens + limits.tokens)),
             _least(mark.cost, limits.cost and facts.cost + limits.cost),
             _least(mark.deadline, limits.deadline and _now() + limits.deadline),
@@ -196,8 +196,8 @@ class Ledger:
         concurrent: int,
         prompt: int,
         price: Callable[[int, int], float] | None = None,
-        within: Left | None = None,
-    ) -> Hold:
+        within: Remaining | None = None,
+    ) -> Reservation:
         """Reserve one inference of about `prompt` tokens; block while others hold the slots or the budget it needs.
 
         `price` returns dollars for (prompt, reply) tokens; `within` is the most that this inference may take.
@@ -208,7 +208,7 @@ class Ledger:
             fd, index = self.book.slot(INFER, concurrent or INFER.most)
             if fd >= 0:
                 try:
-                    hold = self._reserve(fd, index, prompt, price, within or Left())
+                    hold = self._reserve(fd, index, prompt, price, within or Remaining())
                 except BaseException:
                     os.close(fd)
                     raise
@@ -219,15 +219,15 @@ class Ledger:
             pause = min(2 * pause, LONGEST)
 
     def _reserve(
-        self, fd: int, index: int, prompt: int, price: Callable[[int, int], float] | None, within: Left
-    ) -> Hold | None:
+        self, fd: int, index: int, prompt: int, price: Callable[[int, int], float] | None, within: Remaining
+    ) -> Reservation | None:
         """Return None if it does not fit now, but may once others have settled. Raises Spent."""
         mark = self.mark
         first = price(prompt, 0) if price else 0.0
-        if not mark.tokens and not mark.cost and within == Left():
+        if not mark.tokens and not mark.cost and within == Remaining():
             # An earlier holder of the slot may have died and left its reservation.
             self.book.note(INFER, fd, index, prompt, first, prompt, first)
-            return Hold(fd, index, 0)
+            return Reservation(fd, index, 0)
         with self.book.changing() as facts:
             others = [0, 0.0]
             for reserved, reserved_cost, _, _ in self.book.records(INFER, index):
@@ -235,7 +235,7 @@ class Ledger:
             tokens = mark.tokens - facts.tokens if mark.tokens else None
             cost = mark.cost - facts.cost if mark.cost else None
             room = within.least(
-                Left(
+                Remaining(
                     None if tokens is None else tokens - int(others[0]),
                     None if cost is None else cost - others[1],
                 )
@@ -244,13 +244,13 @@ class Ledger:
             if output >= LEAST_REPLY:
                 dear = price(prompt, output) if price else room.cost or 0.0
                 self.book.note(INFER, fd, index, prompt + output, dear, prompt + LEAST_REPLY, first)
-                return Hold(fd, index, output, room.cost or 0.0)
-            alone = within.least(Left(tokens, cost))
+                return Reservation(fd, index, output, room.cost or 0.0)
+            alone = within.least(Remaining(tokens, cost))
             if _reply(alone, prompt, price) >= LEAST_REPLY:
                 return None
             raise self._spent(facts, alone, prompt)
 
-    def _spent(self, facts: Numbers, alone: Left, prompt: int) -> Spent:
+    def _spent(self, facts: Numbers, alone: Remaining, prompt: int) -> Spent:
         mark = self.mark
         if alone.tokens is not None and alone.tokens - prompt < LEAST_REPLY:
             if mark.tokens and alone.tokens == mark.tokens - facts.tokens:
@@ -262,7 +262,7 @@ class Ledger:
             return Spent(f"{facts.cost:.4f} of {mark.cost:.4f} US dollars are used", "--max-cost")
         return Spent(f"{max(0.0, alone.cost or 0):.4f} US dollars are left", "--max-cost")
 
-    def settle(self, hold: Hold, tokens: int, cost: float = 0.0) -> None:
+    def settle(self, hold: Reservation, tokens: int, cost: float = 0.0) -> None:
         """Record the actual usage of an inference, and free its slot."""
         try:
             with self.book.changing() as facts:
@@ -273,17 +273,17 @@ class Ledger:
 
     # -- remaining ---------------------------------------------------------------------------------
 
-    def left(self, surely: bool = False) -> Left:
+    def left(self, surely: bool = False) -> Remaining:
         """Return the amount neither used nor reserved. `surely` also counts reservations that may come back."""
         mark = self.mark
         if not mark.tokens and not mark.cost:
-            return Left()
+            return Remaining()
         with self.book.changing() as facts:
             tokens, cost = facts.tokens, facts.cost
             for reserved, reserved_cost, sure, sure_cost in self.book.records(INFER):
                 tokens += int(sure if surely else reserved)
                 cost += sure_cost if surely else reserved_cost
-        return Left(
+        return Remaining(
             max(0, mark.tokens - tokens) if mark.tokens else None,
             max(0.0, mark.cost - cost) if mark.cost else None,
         )
@@ -298,7 +298,7 @@ class Ledger:
         return facts.born, facts.tokens, facts.cost
 
 
-def _reply(room: Left, prompt: int, price: Callable[[int, int], float] | None) -> int:
+def _reply(room: Remaining, prompt: int, price: Callable[[int, int], float] | None) -> int:
     """Return how many tokens a reply may have; negative if not even the prompt can be paid."""
     output = MOST_REPLY
     if room.tokens is not None:

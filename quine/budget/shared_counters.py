@@ -82,13 +82,13 @@ MUTEX, ASKING = Kind(4, 1), Kind(5, 1)
 PATH, TURN, GATE = Kind(6, _BYTES), Kind(7, 1), Kind(8, 1)
 
 
-class Book:
+class SharedCounters:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._writer = -1
 
     @classmethod
-    def create(cls, numbers: Numbers, name: str = NAME) -> Book:
+    def create(cls, numbers: Numbers, name: str = NAME) -> SharedCounters:
         fd = -1
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -46,7 +46,7 @@ class Entry(NamedTuple):
         return self.kind == "file"
 
 
-class Unsure(OSError):
+class OutcomeUnknown(OSError):
     """The connection to the store broke between a change and its answer: whether it was done is not known."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from quine.base.errors import Misconfigured
-from quine.base.messages import Guest, GuestError, Left, Message, Reply, Request, Spent, Usage
+from quine.base.messages import Guest, GuestError, Message, Remaining, Reply, Request, Spent, Usage
 from quine.budget.ledger import Ledger
 from quine.providers import FILES, Config
 
@@ -57,7 +57,7 @@ def infer(
     Raises GuestError, ledger.Spent, or the exception of a signal handler.
     """
     prompt = max(tokens(request.messages) + TOOLS, known)
-    within = Left(prompt + request.output if request.output else None, request.cost or None)
+    within = Remaining(prompt + request.output if request.output else None, request.cost or None)
     money = price.about if price and (ledger.mark.cost or within.cost) else None
     hold = ledger.reserve(concurrent, prompt, money, within)
     used = Usage(prompt)  # also charged if a signal interrupts: the provider has read the prompt

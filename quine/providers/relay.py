@@ -12,9 +12,9 @@ from typing import Any
 
 from quine.base.messages import (
     GuestError,
-    Left,
     Overflow,
     Refused,
+    Remaining,
     Reply,
     Request,
     Spent,
@@ -38,7 +38,7 @@ class RelayGuest:
         self._ask = ask
         self.note: Callable[[str], None] = unheard
         # Remaining in the tree, as last answered: less all reservations; less only the certain part of them.
-        self.left = self.surely = Left()
+        self.left = self.surely = Remaining()
         self.cost = 0.0  # dollars of the last inference
 
     def infer(self, request: Request) -> Reply:
@@ -57,7 +57,7 @@ class RelayGuest:
             answer: Any = quickjson.loads(self._ask("infer", body.encode()))
             if fault := answer.get("error"):
                 raise _error(fault, answer)
-            self.left, self.surely = Left(*answer["left"]), Left(*answer["surely"])
+            self.left, self.surely = Remaining(*answer["left"]), Remaining(*answer["surely"])
             self.cost = float(answer["cost"])
             return Reply.from_json(answer)
         except RequestError as error:

@@ -117,7 +117,7 @@ def fault(args: dict[str, Any]) -> str:
 
 
 def run(loop: Running, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall, ...]) -> dict[int, Result]:
-    """Execute fork calls and return results by index. In a child this raises `Reborn`."""
+    """Execute fork calls and return results by index. In a child this raises `ForkedChild`."""
     results: dict[int, Result] = {}
     prepared: list[Call] = []
     for index, call in calls:

@@ -14,7 +14,7 @@ import errno
 import time
 
 from quine.base.errors import FAILED, LOST, NOT_STARTED, OK, Failure, complain
-from quine.files.api import Unsure
+from quine.files.api import OutcomeUnknown
 from quine.files.cli.output import Hungup, escaped
 from quine.files.cli.progress import Progress
 
@@ -62,7 +62,7 @@ def words(problem: OSError) -> tuple[str, str]:
 def failure(problem: OSError) -> Failure:
     """The Failure that ends the process because of an error."""
     text, hint = words(problem)
-    if isinstance(problem, Unsure):
+    if isinstance(problem, OutcomeUnknown):
         return Failure(LOST, text, "look whether it was done before it is done again")
     return Failure(NOT_STARTED if problem.errno in UNREACHED else FAILED, text, hint)
 

@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 
-from quine.budget.shared_counters import GATE, PATH, PUT, TURN, Book, Numbers, lock
+from quine.budget.shared_counters import GATE, PATH, PUT, TURN, Numbers, SharedCounters, lock
 
 PATIENCE = 600.0  # seconds for another change of the same path, which may be an upload
 SHORTEST, LONGEST = 0.001, 0.05  # seconds between two attempts to take a lock
@@ -24,7 +24,7 @@ SHORTEST, LONGEST = 0.001, 0.05  # seconds between two attempts to take a lock
 class Account:
     """The counters of one tree, and the locks on the paths that it changes."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: SharedCounters) -> None:
         self._book = book
 
     def reserve(

@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 
 from quine.base import sizes
-from quine.budget.shared_counters import Book, Numbers
+from quine.budget.shared_counters import Numbers, SharedCounters
 from quine.files.api import BLOCK, Entry, Reader, Tier, Writer, error
 from quine.files.layers.account import Account, Slot
 
@@ -41,10 +41,10 @@ def bounded(tier: Tier, environ: Mapping[str, str]) -> Tier:
     limit = sizes.of(environ, "QUINE_FS_QUOTA")
     if not limit:
         return tier
-    return Quota(tier, Book.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=limit), NAME))
+    return Quota(tier, SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=limit), NAME))
 
 
-def of_our_tree() -> Book | None:
+def of_our_tree() -> SharedCounters | None:
     """Return the shared counters that this process inherited, or None; a detached process inherits them too."""
     from quine.budget.ledger import Ledger
     from quine.budget.limits import Limits
@@ -54,7 +54,7 @@ def of_our_tree() -> Book | None:
 
 
 class Quota(Tier):
-    def __init__(self, tier: Tier, book: Book) -> None:
+    def __init__(self, tier: Tier, book: SharedCounters) -> None:
         self.url = tier.url
         self.copies = tier.copies
         self.most = book.numbers().limit_stored

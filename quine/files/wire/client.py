@@ -15,7 +15,7 @@ import contextlib
 import errno
 import os
 
-from quine.files.api import BLOCK, Entry, Reader, Tier, Unsure, Writer, check_range
+from quine.files.api import BLOCK, Entry, OutcomeUnknown, Reader, Tier, Writer, check_range
 from quine.files.wire import protocol
 from quine.files.wire.protocol import COMMIT, LONGEST_TOLD, Garbled
 from transport.errors import RequestError, RequestLost
@@ -371,7 +371,7 @@ def _translated(path: str, unknown: str = "") -> Iterator[None]:
                 if isinstance(told, dict):
                     protocol.check(told, path)
         if unknown and isinstance(error, RequestLost):
-            raise Unsure(errno.ENOTCONN, f"{text}; {unknown}", path) from None
+            raise OutcomeUnknown(errno.ENOTCONN, f"{text}; {unknown}", path) from None
         raise OSError(errno.ENOTCONN, text, path) from None
 
 

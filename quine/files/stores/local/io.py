@@ -61,7 +61,7 @@ def _holes(fd: int, at: int, end: int) -> list[Range]:
     return found
 
 
-class Plain(Reader):
+class LocalReader(Reader):
     def __init__(self, fd: int, entry: Entry, facts: os.stat_result, offset: int, length: int | None) -> None:
         super().__init__(entry, offset, length)
         self._fd = fd

@@ -21,7 +21,7 @@ from quine.files import paths
 from quine.files.api import Entry, Reader, Tier, Writer, check_range, error
 from quine.files.stores.local import dirfd, temp
 from quine.files.stores.local.dirfd import TRIES, about
-from quine.files.stores.local.io import Part, Plain, known, nanos, regular
+from quine.files.stores.local.io import LocalReader, Part, known, nanos, regular
 
 
 class Local(Tier):
@@ -105,7 +105,7 @@ class Local(Tier):
                 facts = os.fstat(fd)
                 regular(facts, path)
                 os.set_blocking(fd, True)
-                return Plain(fd, known(path, facts), facts, offset, length)
+                return LocalReader(fd, known(path, facts), facts, offset, length)
             except BaseException:
                 os.close(fd)
                 raise
