@@ -126,7 +126,7 @@ def dispatch(words: list[str]) -> int:
         from quine.staging.remote_main import main as stage
 
         return stage(words[2:], _detached)
-    from quine.base import options
+    from quine.base import cli_options as options
 
     verb = words[0] if words else ""
     if verb == "run":
@@ -190,7 +190,7 @@ def _detach(values: dict[str, object], command: list[str], tree: str, stage: Sta
 
 def agent(words: list[str]) -> int:
     """Run `quine [OPTIONS] MISSION…`, in this process, or elsewhere with this process as the proxy."""
-    from quine.base import options
+    from quine.base import cli_options as options
 
     values, mission = options.parse("agent", list(words))
     if values.get("help"):
@@ -216,7 +216,7 @@ def agent(words: list[str]) -> int:
             raise wrong
     began, reported = time.time(), "report" in values and not values.get("detach")
     if reported:
-        from quine.base import report
+        from quine.base import run_report as report
 
         values["report"] = report.begin(str(values["report"]))
     try:

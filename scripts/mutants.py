@@ -42,7 +42,7 @@ MODULES = {
     "transport/wire/session.py": ["tests/test_session.py", "tests/test_line.py", "tests/test_streams.py"],
     "transport/wire/outbox.py": ["tests/test_session.py", "tests/test_streams.py"],
     "transport/wire/flow.py": ["tests/test_window.py", "tests/test_session.py"],
-    "transport/wire/line.py": ["tests/test_line.py"],
+    "transport/wire/resume.py": ["tests/test_line.py"],
     "transport/job/job.py": ["tests/test_node.py", "tests/test_run.py"],
     "transport/rpc/services.py": ["tests/test_services.py", "tests/test_streams.py"],
     "quine/budget/ledger.py": ["tests/test_ledger.py", "tests/test_agent_budget.py"],

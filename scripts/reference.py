@@ -3,7 +3,7 @@
     python scripts/reference.py            write docs/reference/command-line.md and man/*.1
     python scripts/reference.py --check    write nothing; status 1 and the names where they are stale
 
-Nothing about an option stands here: TABLE and VERBS of quine/base/options.py, USAGE of quine/cli/help.py, HELP of
+Nothing about an option stands here: TABLE and VERBS of quine/base/cli_options.py, USAGE of quine/cli/help.py, HELP of
 quine/cli/tape.py, the tables of quine/files/cli/options.py, and the verbs of quine/cli/app.py are read.
 """
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 import typer.main  # noqa: E402
 
 from quine import __version__  # noqa: E402
-from quine.base import options  # noqa: E402
+from quine.base import cli_options as options  # noqa: E402
 from quine.cli import tape  # noqa: E402
 from quine.cli.app import app  # noqa: E402
 from quine.cli.help import USAGE  # noqa: E402

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from quine import __version__
-from quine.base import options
+from quine.base import cli_options as options
 from quine.base.errors import Misconfigured
 from quine.cli import help, tape
 from quine.cli.tape import HELP

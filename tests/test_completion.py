@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from quine.base.cli_options import TABLE, UNBUILT, VERBS
 from quine.base.errors import Misconfigured
-from quine.base.options import TABLE, UNBUILT, VERBS
 from quine.cli.completion import ACTIONS, SHELLS, script
 
 CASES = [

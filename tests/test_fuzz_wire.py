@@ -20,7 +20,7 @@ from transport.spawn import Spawn
 from transport.status import Status
 from transport.wire import quickjson
 from transport.wire.frames import GREETING, Decoder, Frame, Kind, encode, pack
-from transport.wire.line import Handshake, Line, hello
+from transport.wire.resume import Handshake, Line, hello
 from transport.wire.session import STDERR, STDIN, STDOUT, Session
 
 pytestmark = pytest.mark.timeout(150 + VOLUME // 10_000)

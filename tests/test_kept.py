@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from quine.archive import daemon, policy, upload
-from quine.archive import mirror as kept
+from quine.archive import local_mirror as kept
 from quine.base.errors import Failure
 from quine.base.log import Log
 from quine.base.sessions import new_session

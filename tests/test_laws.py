@@ -187,7 +187,7 @@ def test_transport_needs_only_the_standard_library() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["wire/frames", "wire/flow", "wire/outbox", "wire/session", "wire/line", "client/core"]
+    "module", ["wire/frames", "wire/flow", "wire/outbox", "wire/session", "wire/resume", "client/core"]
 )
 def test_a_machine_of_the_protocol_has_no_descriptor_no_clock_and_no_thread(module: str) -> None:
     """What a simulator drives, too: bytes in, bytes out, the time given."""
@@ -276,7 +276,7 @@ def loaded(*statements: str) -> set[str]:
         "transport.client.client",
         "quine.cli.run",
         "quine.jobs.client",
-        "quine.base.options",
+        "quine.base.cli_options",
         "quine.agent.main",
         "quine.cli.ps",
         "quine.cli.tape",

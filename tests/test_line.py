@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from transport.errors import ProtocolError
 from transport.status import Status
-from transport.wire import line
+from transport.wire import resume as line
 from transport.wire.flow import MAX_WINDOW
 from transport.wire.frames import GREETING, HEADER_SIZE, LIFE, Frame, Kind, encode, header
-from transport.wire.line import KEEP, MAX_WORDS, QUANTUM, Handshake, Line, hello
+from transport.wire.resume import KEEP, MAX_WORDS, QUANTUM, Handshake, Line, hello
 from transport.wire.session import GONE, STDERR, STDIN, STDOUT
 
 NAME = "ab" * 16

@@ -21,7 +21,7 @@ from transport.status import Status
 from transport.wire import session
 from transport.wire.flow import MAX_WINDOW
 from transport.wire.frames import GREETING, LIFE, MAX_PAYLOAD, VERSION, Frame, Kind, encode, pack
-from transport.wire.line import Line, hello
+from transport.wire.resume import Line, hello
 from transport.wire.session import ASKED, MOST_ASKED, STDIN, Session
 from transport.wire.states import Asker
 

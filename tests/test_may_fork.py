@@ -27,7 +27,7 @@ from transport.node.daemon import Node
 from transport.node.link import Link
 from transport.spawn import Spawn
 from transport.wire.frames import GREETING, Kind
-from transport.wire.line import Handshake, Line, hello
+from transport.wire.resume import Handshake, Line, hello
 
 
 @pytest.fixture

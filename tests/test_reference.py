@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.inventory import Host
-from quine.base.options import VERBS
+from quine.base.cli_options import VERBS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "man").glob("*.1"))

@@ -27,7 +27,7 @@ def report(settings: Settings, life: Life, end: End) -> None:
     import resource
     import time
 
-    from quine.base.report import write
+    from quine.base.run_report import write
     from transport.status import Status as Outcome
     from transport.status import signal_name
 

@@ -63,7 +63,7 @@ class Settings(NamedTuple):
     wisdom: dict[str, str]
     secrets: dict[str, str]
     memo: dict[str, Any]
-    report: str = ""  # --report, prepared by quine/base/report.py
+    report: str = ""  # --report, prepared by quine/base/run_report.py
     verbose: bool = False  # -v
     spent: Usage = Usage()  # in previous sessions of this process
     began: float = 0.0  # seconds since the epoch; start of the first session of this process

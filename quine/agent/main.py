@@ -24,10 +24,10 @@ from quine.agent.session import Life
 from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
 from quine.base import allowed_hosts, dirs, exposure
+from quine.base.cli_options import find_inventory
 from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigured, NotBuilt
 from quine.base.log import Log
 from quine.base.messages import Guest
-from quine.base.options import find_inventory
 from quine.base.sessions import is_session, new_session
 from quine.providers import metering
 from quine.providers.relay import RelayGuest

@@ -13,8 +13,8 @@ Laws
 
 from __future__ import annotations
 
+from quine.base.cli_options import TABLE, UNBUILT, VERBS, rows
 from quine.base.errors import Misconfigured
-from quine.base.options import TABLE, UNBUILT, VERBS, rows
 from quine.cli.tape import HELP
 from quine.files.cli import options
 

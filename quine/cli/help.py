@@ -1,8 +1,8 @@
-"""The text of --help of the verbs that quine/base/options.py parses; a process without --help does not load it."""
+"""The text of --help of the verbs that quine/base/cli_options.py parses; a process without --help does not load it."""
 
 from __future__ import annotations
 
-from quine.base.options import VERBS, rows
+from quine.base.cli_options import VERBS, rows
 
 # the text of --help before the options
 USAGE = {

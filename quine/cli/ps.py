@@ -17,8 +17,8 @@ import signal
 import time
 
 from quine.base import procs
+from quine.base.cli_options import parse_around, rows
 from quine.base.errors import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
-from quine.base.options import parse_around, rows
 from quine.tape import registry
 from quine.tape.registry import Agent
 from transport.status import Status, signal_name, signal_number
@@ -107,7 +107,7 @@ def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, objec
         from quine.archive import policy
 
         if policy.wanted(os.environ):
-            from quine.archive import mirror
+            from quine.archive import local_mirror as mirror
 
             try:
                 found += mirror.find(text)
@@ -228,7 +228,7 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str
             status = bring(job, status)
             continue
         if job.kept:
-            from quine.archive import mirror
+            from quine.archive import local_mirror as mirror
 
             try:
                 over = mirror.ended(job, deadline)

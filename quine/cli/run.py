@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 
+from quine.base.cli_options import environment, limits, parse
 from quine.base.errors import Misconfigured, complain, say
-from quine.base.options import environment, limits, parse
 from quine.jobs.client import (
     caller,
     callers_environment,
@@ -48,7 +48,7 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, 
     if values.get("on") == "-l" and len(command) > 1:  # rsync -e 'quine run --on', for USER@HOST
         values["on"], command = f"{command[0]}@{command[1]}", command[2:]
     if "report" in values and not values.get("detach"):
-        from quine.base import report
+        from quine.base import run_report as report
 
         values["report"] = report.begin(str(values["report"]))
     if not command or not command[0]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from quine.base.cli_options import parse_around
 from quine.base.errors import FAILED, OK, Failure, Misconfigured, complain
-from quine.base.options import parse_around
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _holding(values: dict[str, object], session: str) -> Path:
     folder = _folder(values)
     if not policy.wanted(os.environ):
         return folder
-    from quine.archive import mirror
+    from quine.archive import local_mirror as mirror
 
     return mirror.holding(folder, session)
 
@@ -132,7 +132,7 @@ def _ls(values: dict[str, object], sessions: list[str]) -> int:
 
     there, status = None, OK
     if policy.wanted(os.environ):
-        from quine.archive import mirror
+        from quine.archive import local_mirror as mirror
 
         try:
             there = mirror.mirror()
@@ -144,7 +144,7 @@ def _ls(values: dict[str, object], sessions: list[str]) -> int:
 
 
 def _archive(values: dict[str, object], sessions: list[str]) -> int:
-    from quine.archive import mirror
+    from quine.archive import local_mirror as mirror
 
     count, place = mirror.save(_folder(values), _named(sessions))
     print(f"{count} files copied to {place}")

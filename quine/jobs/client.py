@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import time
 
+from quine.base.cli_options import find_inventory
 from quine.base.errors import Misconfigured, complain, say
-from quine.base.options import find_inventory
 
 LONG = 10.0  # seconds without a connection until it is reported, also without -v
 
@@ -177,7 +177,7 @@ def show(
             f"quine: {status.host or 'local'}: {status.state} {status.signal or status.code} after {seconds:.3f} s\n"
         )
     if target := values.get("report"):
-        from quine.base import report
+        from quine.base import run_report as report
 
         report.write(str(target), status, spawn.where, started=started, seconds=seconds, **(facts or {}))
     if status.left and stage is None and not values.get("quiet"):

@@ -20,8 +20,8 @@ import time
 
 from quine.agent.session import Life
 from quine.base import dirs, sizes
+from quine.base.cli_options import TABLE, environment, limits
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
-from quine.base.options import TABLE, environment, limits
 from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from quine.jobs.client import caller, leave, services, show, starting_directory

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from shlex import join, quote
 
+from quine.base.cli_options import VERBS, find_inventory
 from quine.base.errors import Misconfigured
-from quine.base.options import VERBS, find_inventory
 from quine.base.text import plain
 
 TYPE_CHECKING = False

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
+from quine.base.cli_options import find_inventory
 from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain, write_all
-from quine.base.options import find_inventory
 from quine.base.sessions import SHOWN, is_session
 from quine.base.text import plain
 from quine.jobs.detach import verb_there

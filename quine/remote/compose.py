@@ -26,7 +26,7 @@ SERVICES = ("life", "infer", "tape", "ledger")
 def agent_here(mission: str, values: dict[str, object]) -> int:
     """Run the agent in this very process."""
     from quine.agent import main as host
-    from quine.base.options import environment, limits
+    from quine.base.cli_options import environment, limits
 
     os.environ.pop("QUINE_DETACHED", None)
     if values.get("mount"):
@@ -49,8 +49,8 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     from quine.agent.main import life_from
     from quine.agent.session import another
     from quine.archive import policy
+    from quine.base.cli_options import environment, limits
     from quine.base.errors import LOST
-    from quine.base.options import environment, limits
     from quine.jobs.client import caller, callers_environment, show, staging, starting_directory
 
     detached = os.environ.pop("QUINE_DETACHED", "") == "1"

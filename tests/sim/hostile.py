@@ -11,7 +11,7 @@ from tests.sim.world import World
 from transport import address
 from transport.carrier.handshake import Greeter
 from transport.wire.frames import CHUNK, LIFE, Frame, Kind, encode, pack
-from transport.wire.line import hello
+from transport.wire.resume import hello
 
 MOST = 3 << 20  # bytes that one hostile node sends: enough to exceed every bound as it is scaled here
 FLOOD = 300_000  # of small frames, which cost more

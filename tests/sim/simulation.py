@@ -25,7 +25,8 @@ from transport.job.termination import PAUSE
 from transport.node import host
 from transport.node.served import KEPT
 from transport.spawn import Spawn
-from transport.wire import flow, line, session
+from transport.wire import flow, session
+from transport.wire import resume as line
 
 HOSTILITY = 40.0  # seconds in which a hostile node does what it does, and is hung up on
 FORKED = 6.0  # seconds that a child of a job may live on

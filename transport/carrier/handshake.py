@@ -13,7 +13,7 @@ from typing import Any
 from transport.carrier.duplex import Duplex
 from transport.errors import ProtocolError
 from transport.wire.frames import GREETING
-from transport.wire.line import Handshake
+from transport.wire.resume import Handshake
 
 
 class Greeter:

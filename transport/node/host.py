@@ -27,7 +27,7 @@ from transport.node.relay import Relay
 from transport.spawn import Spawn
 from transport.status import Status
 from transport.wire.frames import Kind
-from transport.wire.line import Line, hello
+from transport.wire.resume import Line, hello
 
 log = logging.getLogger("quine.hosts")
 

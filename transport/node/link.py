@@ -20,7 +20,7 @@ from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError
 from transport.node.connection import LinkConnection
 from transport.wire.frames import Frame, Kind, described
-from transport.wire.line import GOODBYE, Line
+from transport.wire.resume import GOODBYE, Line
 from transport.wire.session import Session
 from transport.wire.states import Asker
 

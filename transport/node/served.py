@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from transport.errors import ProtocolError
 from transport.job.job import Job
 from transport.node.host import HELLO_DEADLINE
-from transport.wire.line import Line, hello
+from transport.wire.resume import Line, hello
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
