@@ -13,7 +13,7 @@ import contextlib
 import os
 
 from deploy import paths
-from transport.wire import quickjson
+from transport import quickjson
 
 try:  # hashlib loads OpenSSL, which takes longer than all of the rest
     from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]

@@ -6,7 +6,7 @@ import sys
 from importlib import metadata
 from urllib.parse import unquote, urlsplit
 
-from transport.wire import quickjson
+from transport import quickjson
 
 NAME = "quine-agent"
 POINT = "quine.files.python.filesystem:QuineFileSystem"  # an entry point that no other project has

@@ -16,7 +16,7 @@ import sys
 import time
 
 from quine.base.errors import DEFECT, LOST, Failure, NoGuest, complain, write_all
-from transport.job import inherit
+from transport import inherit
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 

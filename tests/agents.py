@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.lab import processes
 from tests.lab.machine import RUN
-from transport.job.inherit import is_secret
+from transport.inherit import is_secret
 
 QUINE = [sys.executable, "-P", "-m", "quine"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import OK, QUINE, Agents, call, says, section, sh
-from transport.job import inherit
+from transport import inherit
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.agents import Agents, section
-from transport.job.inherit import is_secret
+from transport.inherit import is_secret
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"

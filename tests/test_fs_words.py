@@ -18,7 +18,7 @@ from quine.files.api import Entry
 from quine.files.wire import protocol
 from quine.files.wire.protocol import Asked, Garbled
 from tests.fuzz import VOLUME, Target, bombard, of_bytes, of_json
-from transport.wire import quickjson
+from transport import quickjson
 
 pytestmark = pytest.mark.timeout(150 + VOLUME // 10_000)
 

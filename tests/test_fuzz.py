@@ -38,9 +38,9 @@ from quine.tape.writer import FileSink, Tape
 from tests.fuzz import VOLUME, Target, bombard, of_bytes, of_json, of_lines, pieces
 from tests.provider import anthropic, chat, gemini, responses
 from tests.provider.server import Said
+from transport import quickjson
 from transport.errors import RequestError
 from transport.status import Status
-from transport.wire import quickjson
 
 pytestmark = pytest.mark.timeout(150 + VOLUME // 10_000)
 

@@ -14,11 +14,11 @@ import pytest
 
 from deploy import probe
 from tests.fuzz import VOLUME, Target, bombard, of_bytes, of_frames, of_json, pieces
+from transport import quickjson
 from transport.errors import ProtocolError
 from transport.rpc.services import Services
 from transport.spawn import Spawn
 from transport.status import Status
-from transport.wire import quickjson
 from transport.wire.frames import GREETING, Decoder, Frame, Kind, encode, pack
 from transport.wire.resume import Handshake, Line, hello
 from transport.wire.session import STDERR, STDIN, STDOUT, Session

@@ -19,8 +19,9 @@ import pytest
 from tests.agents import QUINE, running, until
 from tests.lab import Lab, Process, processes
 from tests.support.machine import CONTAINER, containers
-from transport.job import inherit, termination
+from transport import inherit
 from transport.job import table as tables_of
+from transport.job import termination
 from transport.job.table import Entry, Table, clear
 
 # its stderr is a pipe without a reader by then, on which the shell would say "Terminated"

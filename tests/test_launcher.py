@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from transport import quickjson
 from transport.job import child, termination
 from transport.job.launcher import Launcher
-from transport.wire import quickjson
 
 
 @pytest.fixture

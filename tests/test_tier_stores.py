@@ -39,7 +39,7 @@ from tests.losing import losing
 from tests.support.acts import refused, together
 from tests.tiers import below, get, put
 from tests.weed import BUCKET, SECRET, Weed
-from transport.job import inherit
+from transport import inherit
 
 
 def opened(url: str, environ: Mapping[str, str] | None = None) -> Tier:

@@ -19,7 +19,7 @@ from quine.agent.session import Life
 from quine.base import procs
 from quine.base.atomic import write_aside
 from quine.base.errors import DEFECT, Failure, complain
-from transport.wire import quickjson
+from transport import quickjson
 
 
 def report(settings: Settings, life: Life, end: End) -> None:

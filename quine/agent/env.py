@@ -3,7 +3,7 @@
 Laws
 1. `adopt` is called once, at the start. After it `os.environ` is exactly what a command in `sh` may see: it holds no
    key, token or password. Neither does the environment that /proc shows of this process, even if `adopt` reads a
-   copy. Keys of guests stay in this process, and in a sealed memo (transport/job/inherit.py) for its descendants.
+   copy. Keys of guests stay in this process, and in a sealed memo (transport/inherit.py) for its descendants.
 2. An option sets its variable before the environment is read, so that children inherit it. An error about a bad value
    names the option or the variable that gave it.
 3. Lineage and limits of the tree come from the memo if there is one: changing a variable in `sh` buys neither depth
@@ -32,8 +32,7 @@ from quine.files import credentials
 from quine.files import urls as place
 from quine.providers import FILES, Config
 from quine.providers.vendors import KEYS, choose
-from transport.job import inherit
-from transport.wire import quickjson
+from transport import inherit, quickjson
 
 # command-line option -> its variable
 OPTIONS = {

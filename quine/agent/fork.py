@@ -24,7 +24,7 @@ from quine.agent.outcome import ForkedChild
 from quine.base import dirs, procs
 from quine.base.atomic import write_aside
 from quine.base.errors import DEFECT, complain
-from transport.wire import quickjson
+from transport import quickjson
 
 if TYPE_CHECKING:
     from quine.agent.children import Job

@@ -32,7 +32,7 @@ from quine.base.sessions import is_session, new_session
 from quine.providers import metering
 from quine.providers.relay import RelayGuest
 from quine.tape.writer import FileSink, RelaySink, Tape
-from transport.job import inherit
+from transport import inherit
 
 
 def start(mission: str, options: Mapping[str, Any], face: Face | None = None) -> int:

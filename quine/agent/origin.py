@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quine.agent.session import Life
 from quine.base.errors import NOT_STARTED, TRY_AGAIN, Failure
-from transport.job import inherit
-from transport.wire import quickjson
+from transport import inherit, quickjson
 
 if TYPE_CHECKING:
     from quine.agent.env import Settings

@@ -15,7 +15,7 @@ import stat
 
 from quine.agent.session import Life
 from quine.base.messages import Message
-from transport.wire import quickjson
+from transport import quickjson
 
 REMINDER = (
     "[REMINDER] A reply without a tool call does nothing: go on with sh, fork or exec, or end with exit."

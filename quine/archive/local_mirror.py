@@ -26,7 +26,7 @@ from quine.files.api import BLOCK, Entry, Tier
 from quine.tape import reader as tapes
 from quine.tape import registry
 from quine.tape.registry import Agent
-from transport.wire import quickjson
+from transport import quickjson
 
 AT_ONCE = 8  # files fetched at one time
 LOOK = 2.0  # seconds between two checks of an awaited session

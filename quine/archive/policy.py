@@ -19,8 +19,8 @@ import struct
 from quine.base.errors import Misconfigured
 from quine.files.urls import RESERVED
 from quine.providers.vendors import KEYS
+from transport import inherit
 from transport.address import own_command, start_time
-from transport.job import inherit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

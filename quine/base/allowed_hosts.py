@@ -7,7 +7,7 @@ Laws
 
 from __future__ import annotations
 
-from transport.wire import quickjson
+from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

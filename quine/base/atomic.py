@@ -16,7 +16,7 @@ import os
 import stat
 
 from quine.base.errors import write_all
-from transport.wire import quickjson
+from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

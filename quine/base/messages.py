@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from quine.base.errors import FAILED
-from transport.wire import quickjson
+from transport import quickjson
 
 Number = TypeVar("Number", int, float)
 

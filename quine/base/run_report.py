@@ -13,7 +13,7 @@ import os
 import stat
 
 from quine.base.errors import DENIED, NOT_STARTED, Failure, Misconfigured, complain, write_all
-from transport.wire import quickjson
+from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

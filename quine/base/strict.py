@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from transport import quickjson
 from transport.errors import RequestError
-from transport.wire import quickjson
 
 MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
 MAX_VALUES = 250_000  # JSON values in one body: each takes some hundred bytes here, two on the wire

@@ -33,7 +33,7 @@ from quine.budget.shared_counters import (
     inherited,
     release,
 )
-from transport.job.inherit import held_above
+from transport.inherit import held_above
 
 LEAST_REPLY = 256  # tokens: a shorter reply is not worth its prompt
 MOST_REPLY = 16384  # tokens reserved for a reply, if the tree has that many left

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from quine.base.errors import DEFECT, Failure, Misconfigured
-from transport.job.inherit import reopened
+from transport.inherit import reopened
 
 NAME = "quine-ledger"
 SHORTEST, LONGEST = 0.002, 0.2  # seconds between two tries for a free slot

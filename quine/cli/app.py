@@ -154,7 +154,7 @@ def _build(output: Path | None) -> int:
 def _asks_origin(inventory: Path | None) -> bool:
     from deploy.paths import find
     from quine.base.allowed_hosts import asks_origin
-    from transport.job import inherit
+    from transport import inherit
 
     return asks_origin(inventory is not None, find(os.environ), inherit.read())
 

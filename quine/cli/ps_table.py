@@ -15,7 +15,7 @@ import time
 from quine.base.errors import NOT_STARTED, OK
 from quine.tape import registry
 from quine.tape.registry import ALIVE, Agent
-from transport.wire import quickjson
+from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ Laws
 
 from __future__ import annotations
 
-from transport.job import inherit
-from transport.wire import quickjson
+from transport import inherit, quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 
 from quine.base.errors import Misconfigured
-from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from transport.lean import Mapping
 
 TYPE_CHECKING = False
@@ -34,9 +33,12 @@ SETTLE = 5.0  # seconds that abandoned handlers have to clean up
 
 def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
     """The tier of this process. Raises Misconfigured. If the origin is gone, the first operation raises the error."""
-    if environ.get("QUINE_FS") == GONE:
-        raise Misconfigured(NO_ORIGIN, GIVE_STORE)
-    if not environ.get("QUINE_FS"):
+    if store_url := environ.get("QUINE_FS"):
+        from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN  # here: every client loads this module
+
+        if store_url == GONE:
+            raise Misconfigured(NO_ORIGIN, GIVE_STORE)
+    else:
         from transport.rpc.call import Relay
 
         if (relay := Relay.from_environment()) is not None:
@@ -48,7 +50,7 @@ def tier_here(environ: Mapping[str, str] = os.environ) -> Tier:
     from quine.files.stores.registry import open_store
 
     data_dir = os.path.abspath(os.path.expanduser(environ.get("QUINE_DATA_DIR") or ".quine"))
-    store = open_store(environ.get("QUINE_FS") or "origin:", environ, data_dir)
+    store = open_store(store_url or "origin:", environ, data_dir)
     return Unreserved(bounded(store, environ))
 
 

@@ -20,10 +20,10 @@ from quine.base import procs
 from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured, write_all
 from quine.tape import registry
 from quine.tape.registry import Agent
+from transport import inherit
 from transport.client.output import Output
 from transport.detached import control
 from transport.errors import ProtocolError
-from transport.job import inherit
 from transport.status import Status, die_of, signal_name
 from transport.wire.frames import CHUNK, LIFE, Kind, pack
 from transport.wire.session import STDERR, STDIN, STDOUT

@@ -85,7 +85,7 @@ def callers_environment(values: dict[str, object]) -> dict[str, str]:
 
     With --on local it lacks secrets and the variables of the shared files, which the job requests like any other.
     """
-    from transport.job.inherit import scrubbed
+    from transport.inherit import scrubbed
 
     if values.get("on", "local") != "local":
         return {}
@@ -122,7 +122,7 @@ def caller(values: dict[str, object]) -> dict[str, object]:
     job. A user's own inventory on this machine is for plain jobs, and for callers that name it.
     """
     from quine.base.allowed_hosts import asks_origin
-    from transport.job import inherit
+    from transport import inherit
 
     inventory, memo = find_inventory(values, os.environ), inherit.read()
     context = {
@@ -154,9 +154,9 @@ def show(
     the spawn, and its services, when it is tried again. `on_refused` as in client.run. `stage` are the files that it
     needs, and those that it returns.
     """
+    from transport import inherit
     from transport.client import client
     from transport.client.output import Used
-    from transport.job import inherit
 
     inherit.hold_standard_streams()
     started, begun = time.time(), time.monotonic()

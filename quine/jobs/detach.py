@@ -26,10 +26,9 @@ from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
 from quine.jobs.client import caller, leave, services, show, starting_directory
 from quine.tape.registry import state_directory
-from transport import address
+from transport import address, inherit
 from transport.detached import supervisor
 from transport.detached.start import start
-from transport.job import inherit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

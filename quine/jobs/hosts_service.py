@@ -15,8 +15,8 @@ from deploy.hostlist import told
 from deploy.inventory import Inventory, load
 from quine.base.allowed_hosts import NAME
 from quine.base.strict import Strict, parse
+from transport import quickjson
 from transport.errors import Refused, RequestError
-from transport.wire import quickjson
 
 Ask = Callable[[str, bytes], bytes]
 

@@ -26,11 +26,11 @@ from quine.base.text import plain
 from quine.jobs.detach import verb_there
 from quine.tape.reader import HUGE
 from quine.tape.registry import ALIVE
+from transport import quickjson
 from transport.client import client
 from transport.errors import Refused
 from transport.node import rendezvous
 from transport.status import LONGEST, Status
-from transport.wire import quickjson
 
 ASK = 45.0  # seconds for all hosts to answer; the first dial of a host may have to send the binary
 MORE = 1.0  # seconds for the other hosts, if one answer is enough

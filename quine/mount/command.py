@@ -16,9 +16,8 @@ from quine.base.errors import NOT_STARTED, Failure, Misconfigured, complain
 from quine.base.errors import USAGE as WRONG_USAGE
 from quine.files.select import tier_here
 from quine.files.urls import absolute
-from transport import address
+from transport import address, inherit
 from transport.errors import Refused
-from transport.job import inherit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

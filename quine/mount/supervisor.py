@@ -20,8 +20,8 @@ from quine.files.layers import quota
 from quine.files.select import tier_here
 from quine.files.urls import settle
 from quine.mount import mounts, registry
+from transport import inherit
 from transport.errors import Refused
-from transport.job import inherit
 
 GRACE = 5.0  # seconds for a server to finish its operations after the unmount
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -40,8 +40,8 @@ from quine.base.messages import (
     too_deep,
     unheard,
 )
-from transport.job.inherit import VARIABLE
-from transport.wire import quickjson
+from transport import quickjson
+from transport.inherit import VARIABLE
 
 TIMEOUT = 600.0  # seconds for one reply, as for a server's
 LONGEST = 64 << 20  # bytes of a reply

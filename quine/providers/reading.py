@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from quine.base.messages import DEEPEST, Unavailable, too_deep
-from transport.wire import quickjson
+from transport import quickjson
 
 
 class Foreign(BaseModel):

@@ -21,8 +21,8 @@ from quine.base.messages import (
     Unavailable,
     unheard,
 )
+from transport import quickjson
 from transport.errors import RequestError
-from transport.wire import quickjson
 
 Ask = Callable[[str, bytes], bytes]
 

@@ -22,7 +22,7 @@ from quine.base.errors import Misconfigured
 from quine.base.messages import Message, Overflow, Refused, Reply, Request, unheard
 from quine.tape.normalize import Same
 from quine.tape.requests import Place, beside, children, context, meta, nested, steps, take
-from transport.wire import quickjson
+from transport import quickjson
 
 PATIENCE = 5.0  # seconds until a parent, which runs on meanwhile, must have recorded its fork on its tape
 PAUSE = 0.01

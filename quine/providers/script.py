@@ -18,7 +18,7 @@ from typing import Any
 
 from quine.base.errors import Misconfigured
 from quine.base.messages import Message, Refused, Reply, Request, ToolCall, Usage, unheard
-from transport.wire import quickjson
+from transport import quickjson
 
 KEYS = {"match", "wisdom", "reply", "usage", "repeat"}
 REPLY = {"text", "tool_calls"}

@@ -181,7 +181,7 @@ def _log(life: Life, environ: Mapping[str, str]) -> Callable[[str], None]:
     """Return the function that notes refused requests of a remote agent in its log at the origin."""
     from quine.agent.origin import is_relayed
     from quine.base.log import Log
-    from transport.job import inherit
+    from transport import inherit
 
     path = os.path.join(environ.get("QUINE_DATA_DIR") or ".quine", f"{life.session}.log")
     return Log("" if is_relayed(inherit.read()) else path).note
@@ -206,8 +206,8 @@ def _services(
     from quine.base.allowed_hosts import asker
     from quine.files import select
     from quine.jobs.client import reach
+    from transport import inherit
     from transport.errors import RequestError
-    from transport.job import inherit
 
     relayed = is_relayed(inherit.read())
     spent: dict[str, object] = {} if facts is None else facts

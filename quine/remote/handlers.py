@@ -50,8 +50,8 @@ from quine.remote.tape_receiver import MAX_SESSIONS, Arrivals
 from quine.tape.lines import digest
 from quine.tape.redact import Mask
 from quine.tape.writer import FileSink, MaskedSink, RelaySink, Sink
+from transport import quickjson
 from transport.errors import RequestError
-from transport.wire import quickjson
 
 LATEST = 2 * ANSWER[1]  # seconds after the deadline in which a remote agent may still finish
 

@@ -19,7 +19,7 @@ NODE_VARIABLES = ("QUINE_NODE_IDLE", "QUINE_TRACE")
 
 def node(words: list[str]) -> int:
     """`quine node --dial`, or the daemon: with `--ready-fd N` if a client started it, else in the foreground."""
-    from transport.job import inherit
+    from transport import inherit
     from transport.node import rendezvous
 
     if words == ["--dial"]:

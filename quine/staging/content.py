@@ -16,8 +16,8 @@ import struct
 
 from quine.staging.manifest import LARGEST, PERMISSIONS, SIZE, SPARSE, shown
 from quine.staging.scan import FACTS
+from transport import quickjson
 from transport.lean import blake2b
-from transport.wire import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

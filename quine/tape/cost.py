@@ -17,7 +17,7 @@ from quine.base.messages import Usage
 from quine.base.text import plain, table
 from quine.budget import prices
 from quine.tape.reader import Session, find, sessions, tree
-from transport.wire import quickjson
+from transport import quickjson
 
 
 class Row(NamedTuple):

@@ -14,8 +14,8 @@ import os
 from typing import Any, NamedTuple
 
 from quine.base.sessions import is_session
+from transport import quickjson
 from transport.status import Status
-from transport.wire import quickjson
 
 BLOCK = 1 << 13  # bytes; most first and last lines of a tape are shorter
 FORK = b'{"type":"fork",'  # how the line of a fork begins

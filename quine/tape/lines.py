@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quine.base.messages import Message, ToolResult
-from transport.wire import quickjson
+from transport import quickjson
 
 try:  # 4 ms of a 40 ms start: hashlib loads OpenSSL
     from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from quine.base.messages import Message
-from transport.wire import quickjson
+from transport import quickjson
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 VOLATILE = (

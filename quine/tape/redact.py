@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quine.tape.lines import seal
-from transport.wire import quickjson
+from transport import quickjson
 
 MASK = "<secret>"
 SHORTEST_SECRET = 8  # a shorter one would mask ordinary words

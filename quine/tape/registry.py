@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 from quine.base import procs
 from quine.tape.index import Index
-from transport import address
+from transport import address, quickjson
 from transport.status import LOST, Status, signal_name
-from transport.wire import quickjson
 
 ALIVE = ("running", "stopped", "queued", "connecting")  # the states of jobs that have not ended
 _boot = ""

@@ -18,7 +18,7 @@ from quine.tape.lines import entries
 from quine.tape.reader import Session, brief, find, moment
 from quine.tape.reader import tree as sessions_of
 from quine.tape.registry import Agent
-from transport.wire import quickjson
+from transport import quickjson
 
 MOMENTS = ("created_at", "timestamp")  # fields that hold a time
 DEEPEST = 40  # levels that are indented

@@ -26,8 +26,8 @@ from quine.tape import requests
 from quine.tape.lines import entries
 from quine.tape.normalize import Same
 from quine.tape.reader import Session, find, sessions
+from transport import quickjson
 from transport.address import own_command
-from transport.wire import quickjson
 
 LIMITS = {
     "turns": "QUINE_MAX_TURNS",

@@ -22,7 +22,7 @@ from quine.tape import registry
 from quine.tape.index import Index
 from quine.tape.lines import digest, parse, seal_holds
 from quine.tape.reader import files
-from transport.wire import quickjson
+from transport import quickjson
 
 OK, BROKEN, RUNNING, ENDLESS, TORN, UNCHAINED = "ok", "broken", "running", "no outcome", "torn", "no chain"
 SAID = {

@@ -24,8 +24,8 @@ from quine.base.errors import DEFECT, LOST, Failure
 from quine.base.messages import Message
 from quine.tape.lines import digest, parse, seal_holds
 from quine.tape.redact import Mask
+from transport import quickjson
 from transport.errors import RequestError
-from transport.wire import quickjson
 
 _MOST = 512  # buffers of one write; Linux takes 1024
 

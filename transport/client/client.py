@@ -14,14 +14,13 @@ import os
 import select
 import time
 
-from transport import address
+from transport import address, node_socket
 from transport.carrier.unix import Wire
 from transport.client.core import FATAL, FORWARDED, OURS, Core
 from transport.client.output import Output, Used
 from transport.client.signals import Caught
 from transport.errors import ProtocolError
 from transport.lean import signal
-from transport.node import rendezvous
 from transport.wire.session import STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False
@@ -63,8 +62,8 @@ def run(
     thread.
     """
     spawn.capability = os.urandom(16).hex()
-    for _ in range(rendezvous.TRIES):
-        face = Face(rendezvous.connect(), spawn, (stdin, stdout, stderr), services or {}, used)
+    for _ in range(node_socket.TRIES):
+        face = Face(_connected(), spawn, (stdin, stdout, stderr), services or {}, used)
         face.on_start, face.on_note, face.on_refused, face.on_sent = on_start, on_note, on_refused, on_sent
         try:
             if (status := face.run()) is not None:
@@ -72,7 +71,16 @@ def run(
         finally:
             face.close()
         # The node went idle while we connected, before it had read a byte. The next try starts another.
-    raise rendezvous.short_lived()
+    raise node_socket.short_lived()
+
+
+def _connected() -> socket.socket:
+    """Connect to the node of this machine, which is started first if there is none. Raises Refused."""
+    if connection := node_socket.try_connect():
+        return connection
+    from transport.node import rendezvous  # loaded only then: most clients find a node
+
+    return rendezvous.connect()
 
 
 class Face:
@@ -87,9 +95,9 @@ class Face:
         used: Used | None = None,
     ) -> None:
         self._core = Core(
-            spawn, {"build": address.build_hash(), "pid": os.getpid()}, self, used, rendezvous.log_path()
+            spawn, {"build": address.build_hash(), "pid": os.getpid()}, self, used, node_socket.log_path()
         )
-        self._wire = Wire(connection, self._core.session, rendezvous.CLIENT)
+        self._wire = Wire(connection, self._core.session, node_socket.CLIENT)
         self._spawn = spawn
         self._stdin = streams[STDIN]
         self._core.stdin_open = self._stdin >= 0

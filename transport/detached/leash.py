@@ -7,7 +7,7 @@ import os
 import select
 import signal
 
-from transport.job import inherit
+from transport import inherit
 from transport.status import NOT_STARTED
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from transport import quickjson
 from transport.detached.supervisor import Supervisor
 from transport.status import NOT_STARTED, Status
-from transport.wire import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

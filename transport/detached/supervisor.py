@@ -25,13 +25,12 @@ import signal
 import time
 from collections import deque
 
-from transport import address
+from transport import address, inherit, quickjson
 from transport.detached import control, spool
 from transport.detached.leash import Leash
 from transport.errors import ProtocolError, Refused
-from transport.job import inherit, process, termination
+from transport.job import process, termination
 from transport.status import NOT_STARTED, Status, signal_number
-from transport.wire import quickjson
 from transport.wire.frames import LIFE, Frame, Kind, pack
 from transport.wire.session import STDERR, STDIN, STDOUT
 

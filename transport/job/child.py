@@ -18,11 +18,10 @@ import resource
 import select
 import sys
 
-from transport.job import inherit
+from transport import inherit, quickjson
 from transport.job import workdir as folder
 from transport.lean import signal, socket
 from transport.status import NOT_STARTED, Status
-from transport.wire import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

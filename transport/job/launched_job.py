@@ -16,7 +16,8 @@ import signal
 import socket
 from collections import deque
 
-from transport.job import inherit, process, termination
+from transport import inherit
+from transport.job import process, termination
 from transport.job.child import Report, refusal
 from transport.status import LOST, Status
 

@@ -29,12 +29,11 @@ import select
 import sys
 import time
 
-from transport import address
-from transport.job import child, inherit, termination, workdir
+from transport import address, inherit, quickjson
+from transport.job import child, termination, workdir
 from transport.job.sessions import Session, Sessions
 from transport.job.table import Table, clear, say
 from transport.lean import deque, signal, socket
-from transport.wire import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

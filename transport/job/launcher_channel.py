@@ -6,9 +6,9 @@ import asyncio
 import os
 import socket
 
+from transport import quickjson
 from transport.carrier.unix import rights
 from transport.job.launcher import MESSAGE
-from transport.wire import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

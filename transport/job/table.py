@@ -16,8 +16,8 @@ import fcntl
 import os
 import time
 
-from transport import address
-from transport.job import inherit, termination
+from transport import address, inherit
+from transport.job import termination
 from transport.job import workdir as folder
 
 TYPE_CHECKING = False

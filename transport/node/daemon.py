@@ -20,20 +20,20 @@ import struct
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from transport import address
+from transport import address, inherit
 from transport.carrier.duplex import ClientDuplex, DialDuplex, Duplex, descriptors
 from transport.carrier.handshake import Greeter
 from transport.errors import LinkLost, ProtocolError, Refused
-from transport.job import inherit
 from transport.job.job import Job
 from transport.job.termination import PAUSE
 from transport.node import rendezvous
 from transport.node.hosts import TOLD, Hosts, Place
 from transport.node.link import Handler, Link
 from transport.node.relay import Relay
-from transport.node.rendezvous import BACKLOG, CLIENT, DIAL, STATUS, TAKEN
+from transport.node.rendezvous import BACKLOG
 from transport.node.served import Served
 from transport.node.side import Side
+from transport.node_socket import CLIENT, DIAL, STATUS, TAKEN
 from transport.spawn import LONGEST_CAPABILITY, Spawn
 from transport.status import DENIED, NOT_STARTED, Status
 from transport.wire.frames import Frame, Kind

@@ -18,12 +18,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from transport import quickjson
 from transport.errors import ProtocolError
 from transport.node.lending import Lending
 from transport.node.side import Side
 from transport.spawn import LEASE
 from transport.status import LOST, Status
-from transport.wire import quickjson
 from transport.wire.frames import LIFE, Frame, Kind
 from transport.wire.session import ASKED
 

@@ -15,12 +15,20 @@ import select
 import sys
 import time
 
-from transport import address
+from transport import address, inherit, quickjson
 from transport.carrier.unix import rights
 from transport.errors import Refused
-from transport.job import inherit
 from transport.lean import signal, socket
-from transport.wire import quickjson
+from transport.node_socket import (
+    DIAL,
+    STATUS,
+    TAKEN,
+    TRIES,
+    beside,
+    log_path,
+    short_lived,
+    try_connect,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,34 +37,17 @@ if TYPE_CHECKING:
 
     from transport.job.launcher_process import Beside
 
-CLIENT, DIAL, STATUS = b"C", b"D", b"S"  # the first byte on a node's socket
-TAKEN = b"+"  # the node's answer to a dial: the streams are its own now
 START_DEADLINE = 20.0  # seconds for the node to be ready on a machine that is busy
 BACKLOG = 1024  # xargs -P 300 must not see a refusal
-TRIES = 3  # attempts, each of which may meet a node that ends before it has read a byte
 MARK = 32  # bytes in the lock file
 LOG_LIMIT = 4 << 20  # bytes of log after which a node begins a new file
-
-
-def try_connect(path: str = "") -> socket.socket | None:
-    """A connection to the node, or None if no node listens; path "" is the socket of this build."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect(path or address.socket_path())
-    except (FileNotFoundError, ConnectionRefusedError):
-        connection.close()
-        return None
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def connect() -> socket.socket:
     """A connection to the node, which is started first if there is none. Raises Refused."""
     if connection := try_connect():
         return connection
-    with open(_path("start"), "ab") as lock:
+    with open(beside("start"), "ab") as lock:
         deadline = time.monotonic() + START_DEADLINE
         while not _lock(lock.fileno()):  # three hundred clients at once must start one node
             if connection := try_connect():
@@ -78,14 +69,6 @@ def _lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _path(suffix: str) -> str:
-    return f"{address.runtime_directory()}/{address.node_name()}.{suffix}"
-
-
-def log_path() -> str:
-    return _path("log")
 
 
 def rotate_log() -> None:
@@ -144,7 +127,7 @@ def bind() -> tuple[Listener, dict[str, object]] | None:
     """
     import socket
 
-    lock = os.open(_path("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(beside("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not _lock(lock):
         if living := try_connect():
             living.close()
@@ -244,11 +227,6 @@ def _hand_over(connection: socket.socket) -> bool:
     except ConnectionResetError:
         pass  # the node was killed
     return True
-
-
-def short_lived() -> Refused:
-    """The error after TRIES nodes that ended before they had read a byte."""
-    return Refused("the node of this machine ends as soon as it is started", f"look at {log_path()}")
 
 
 def status(path: str = "", seconds: float = START_DEADLINE) -> dict[str, Any] | None:

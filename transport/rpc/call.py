@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import select
 
+from transport import inherit
 from transport.errors import ProtocolError, RequestError
-from transport.job import inherit
 from transport.rpc.outgoing import RECEIVE, Asked, Connection, Pool
 from transport.wire.frames import CHUNK, Kind
 from transport.wire.session import STDIN, STDOUT, Session

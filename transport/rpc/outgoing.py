@@ -16,11 +16,10 @@ import select
 import threading
 import time
 
-from transport import address
+from transport import address, node_socket
 from transport.carrier.unix import rights
 from transport.errors import ProtocolError, RequestError, RequestLost
 from transport.lean import deque, socket
-from transport.node import rendezvous
 from transport.rpc.lendable import ROUND, Lends, write_at
 from transport.wire.frames import CHUNK, Kind
 from transport.wire.session import STDIN, STDOUT, Session
@@ -49,7 +48,7 @@ class Connection:
         try:
             self.socket.settimeout(deadline)
             self.socket.connect(path)
-            self.socket.sendall(rendezvous.CLIENT)
+            self.socket.sendall(node_socket.CLIENT)
         except BaseException:
             self.socket.close()
             raise

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import struct
 
+from transport import quickjson
 from transport.errors import ProtocolError
-from transport.wire import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from quine.base import procs
 from quine.base.errors import Failure, complain
 from quine.base.messages import Tool, Usage
 from quine.base.sessions import new_session
+from transport import quickjson
 from transport.address import own_command
 from transport.errors import Refused
 from transport.status import signal_number
-from transport.wire import quickjson
 
 if TYPE_CHECKING:
     from quine.agent.running import Running

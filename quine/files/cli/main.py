@@ -19,7 +19,7 @@ from quine.files.cli.context import Call
 from quine.files.cli.options import COMMANDS, OTHERS, PREFIX, number, parse, usage
 from quine.files.cli.output import Hungup, as_json, details, escaped
 from quine.files.cli.pool import failure
-from transport.job import inherit
+from transport import inherit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

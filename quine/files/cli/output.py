@@ -113,7 +113,7 @@ def human_size(size: float) -> str:
 
 def as_json(entry: Entry) -> bytes:
     """The entry as one line of JSON. `mtime` is in seconds since the epoch, `mode` is a number."""
-    from transport.wire import quickjson
+    from transport import quickjson
 
     fields: dict[str, object] = {
         "path": entry.path,

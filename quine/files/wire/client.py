@@ -18,8 +18,8 @@ import os
 from quine.files.api import BLOCK, Entry, OutcomeUnknown, Reader, Tier, Writer, check_range
 from quine.files.wire import protocol
 from quine.files.wire.protocol import COMMIT, LONGEST_TOLD, Garbled
+from transport import quickjson
 from transport.errors import RequestError, RequestLost
-from transport.wire import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from quine.base.errors import Failure
 from quine.files import paths
 from quine.files.api import Entry
-from transport.wire import quickjson
+from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

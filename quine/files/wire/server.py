@@ -17,8 +17,8 @@ import threading
 from quine.files.api import BLOCK, Entry, stale
 from quine.files.wire import protocol
 from quine.files.wire.protocol import COMMIT, Asked, Garbled
+from transport import quickjson
 from transport.errors import Abandoned
-from transport.wire import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

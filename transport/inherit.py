@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from transport.wire import quickjson
+from transport import quickjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
