@@ -70,7 +70,7 @@ def test_deep_nesting_is_an_error_and_no_crash(pair: object) -> None:
 def test_refuses_also_where_json_was_never_imported() -> None:
     code = """
 import sys
-from transport.wire import quickjson
+from transport import quickjson
 for bad in ('{"a', '"', '{"a" 1}', '[1', '"\\\\x"'):
     try:
         quickjson.loads(bad)
