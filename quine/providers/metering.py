@@ -43,7 +43,7 @@ def price(config: Config, limited: bool) -> Price | None:
     # Checked before the first reply, which would have to be paid: a file of prices can be wrong.
     if not prices.known(config.model) and limited:
         raise Misconfigured(
-            f"QUINE_MAX_COST is set, and the price of {config.model} is not known",
+            f"a limit on the cost needs a price, and the price of {config.model} is not known",
             "put it into a file and name that with QUINE_PRICES, or use QUINE_MAX_TOKENS",
         )
     return Price(config.model)
