@@ -83,7 +83,7 @@ BUY = {
 
 FORGING = """
 import os, sys
-from transport.job import inherit
+from transport import inherit
 fd = inherit.write({"environ": {}})
 os.set_inheritable(fd, True)
 OURS = ("QUINE_MAX", "QUINE_DEPTH", "QUINE_ROOT", "QUINE_SESSION")

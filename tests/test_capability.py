@@ -36,7 +36,7 @@ def data(tmp_path: Path) -> Path:
 # a process of a job that asks what it likes; each answer or refusal is a line
 ASK = """
 import json, os, sys
-from transport.job import inherit
+from transport import inherit
 from transport.errors import RequestError
 from transport.rpc.call import Relay
 memo = inherit.read()
@@ -107,7 +107,7 @@ def test_what_a_job_may_ask_and_what_not(lab: Lab, data: Path) -> None:
 @pytest.mark.long
 def test_a_capability_dies_with_its_job(lab: Lab, data: Path) -> None:
     """And is worth nothing beside another job's name, which every process of the node's user could know."""
-    tell = "$(echo ~/.cache/quine/*/venv/bin/python) -P -c 'import json; from transport.job import inherit; "
+    tell = "$(echo ~/.cache/quine/*/venv/bin/python) -P -c 'import json; from transport import inherit; "
     tell += 'print(json.dumps({k: v for k, v in inherit.read().items() if k in ("token", "capability")}))\''
     env = environment(
         lab, data,
@@ -134,7 +134,7 @@ def test_no_capability_and_no_key_where_others_look(lab: Lab, data: Path) -> Non
     """argv, environment, files and logs over there and here; in an agent, its shell, a nested one and its children."""
     canary = "canary-0a1b2c3d4e5f"
     lab.alias("k1", "h1", may_fork=["h2"])
-    tell = "$(echo ~/.cache/quine/*/venv/bin/python) -P -c 'from transport.job import inherit; "
+    tell = "$(echo ~/.cache/quine/*/venv/bin/python) -P -c 'from transport import inherit; "
     tell += 'print(inherit.read()["capability"])\' >&4'
     env = environment(
         lab, data,

@@ -546,7 +546,7 @@ def test_who_becomes_nobodys_child_still_counts_with_the_tree(tmp_path: Path) ->
 import os, sys
 from quine.files.layers import quota
 from quine.files.stores.local.store import Local
-from transport.job import inherit
+from transport import inherit
 told = int(sys.argv[2])
 book = quota.of_our_tree()
 if os.fork():
