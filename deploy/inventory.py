@@ -219,6 +219,8 @@ class Inventory:
         if term == "any":
             return set(self.hosts)
         if term == "local":
+            if where == term:
+                raise NoSuchHost("local is this machine, and no host of the inventory", "leave it out")
             raise NoSuchHost(f"{where!r} mixes this machine with others", "name local alone, or leave it out")
         if term.startswith("@"):
             found = {name for name, host in self.hosts.items() if term[1:] in host.tags}

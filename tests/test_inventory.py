@@ -114,6 +114,8 @@ def test_a_near_miss_is_guessed(fleet: Inventory, where: str, meant: str) -> Non
 def test_this_machine_is_never_mixed_in(fleet: Inventory) -> None:
     with pytest.raises(NoSuchHost, match="mixes this machine"):
         fleet.select("local,gpu1", {})
+    with pytest.raises(NoSuchHost, match="local is this machine"):
+        fleet.select("local", {})
 
 
 def test_without_an_inventory_nobody_is_known() -> None:

@@ -258,6 +258,7 @@ def test_an_unknown_id(agents: Agents) -> None:
         ("logs", "no id"),
         ("kill -HUP", "no id"),
         ("kill -l NOISE", "no such signal: 'NOISE'"),
+        ("kill -l 999", "no such signal: '999'"),
         ("kill -FOO x", "no such signal: 'FOO'\nquine: hint: quine kill -l\n"),
         ("kill x -99", "no such signal: '99'\nquine: hint: quine kill -l\n"),
         ("kill -s foo x", "no such signal: 'foo'\nquine: hint: quine kill -l\n"),

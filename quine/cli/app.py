@@ -189,7 +189,9 @@ def doctor(
 @app.command()
 def node(
     dial: Annotated[bool, typer.Option("--dial", help="hand stdin and stdout to the node here")] = False,
-    stop: Annotated[bool, typer.Option("--stop", help="end the node of this machine, and its jobs")] = False,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="end the node of this machine and its attached jobs")
+    ] = False,
     status: Annotated[bool, typer.Option("--status", help="print the node's state as JSON")] = False,
 ) -> int:
     """Run the daemon that serves this user here, in the foreground; commands start it when they need it."""

@@ -385,6 +385,6 @@ def _list_signals(names: list[str]) -> int:
                 print(signal_name(signal_number(str(int(name) - 128 if int(name) > 128 else int(name)))))
             else:
                 print(signal_number(name))
-        except ValueError as error:
-            raise Misconfigured(str(error), "quine kill -l") from None
+        except ValueError:
+            raise Misconfigured(f"no such signal: {name!r}", "quine kill -l") from None
     return OK

@@ -149,7 +149,11 @@ class Core:
     def closed(self) -> None:
         """The node has ended. If it never greeted, it has read nothing, and the job may be sent again."""
         if self.session.peer:
-            cure = f"quine ps --on {self._host} ends it, or else its lease does" if self._host else ""
+            cure = (
+                f"the next command that reaches {self._host} ends it, or else its lease does"
+                if self._host
+                else ""
+            )
             self.fail("the node of this machine ended", cure)
         else:
             self._end(None)
