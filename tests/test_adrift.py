@@ -35,7 +35,7 @@ def test_what_a_killed_node_ran_elsewhere_ends_when_the_next_one_comes_there(
         read_until(client.stdout.fileno(), b"up")
         killed_with_its_node(lab)
         assert client.wait(60) == 74
-        assert b"quine ps --on h1 " in client.stderr.read()
+        assert b"the next command that reaches h1 ends it" in client.stderr.read()
 
     def commands() -> list[tuple[str, ...]]:
         return [process.argv for process in lab["h1"].processes() if process.argv[0] == "sleep"]
