@@ -51,9 +51,15 @@ def texts_of_program(source: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
             continue
-        if held and token.start[0] != last + 1:
+        trailing = bool(
+            token.line[: token.start[1]].strip()
+        )  # a text of its own: its neighbours are about other lines
+        if held and (trailing or token.start[0] != last + 1):
             yield start, " ".join(held)
             held = []
+        if trailing:
+            yield token.start[0], token.string.lstrip("#: ").strip()
+            continue
         if not held:
             start = token.start[0]
         held.append(token.string.lstrip("#: ").strip())

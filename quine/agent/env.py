@@ -68,7 +68,7 @@ class Settings(NamedTuple):
     began: float = 0.0  # seconds since the epoch; start of the first session of this process
     masked: tuple[str, ...] = ()  # values masked on every tape
     top: bool = False  # this process is the topmost of its tree on this machine
-    ledger: Ledger | None = None  # what the tree may spend; set before a session begins
+    ledger: Ledger | None = None  # the budget of the tree; set before a session begins
     start: str = ""  # directory in which the tree was started, on this machine
     above: int = 0  # agents found above this process: a lower bound of its depth, whatever the memo says
 
