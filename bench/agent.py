@@ -12,8 +12,8 @@ from pathlib import Path
 
 from bench.measure import Row, alternate
 from tests.lab import Lab
-from tests.provider import chat
-from tests.provider.server import KEY, Provider, Said
+from tests.vendors import chat
+from tests.vendors.server import KEY, Provider, Said
 
 LEAVE = {"reply": {"tool_calls": [{"name": "exit", "arguments": {"status": "success"}}]}}
 

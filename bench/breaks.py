@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.measure import Row, timed
-from tests.breaks import MiB, dial_seconds, plan
 from tests.lab import Lab, Proxy
+from tests.system.breaks import MiB, dial_seconds, plan
 
 SIZE = 64 * MiB
 COMMANDS = 60

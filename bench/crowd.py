@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.measure import Row, alternate
-from tests.agents import OK, call, says, sh
-from tests.crowd import Crowd
 from tests.lab import Lab
+from tests.support.agents import OK, call, says, sh
+from tests.support.crowd import Crowd
 
 AGENTS = 200
 BRANCHES = 9

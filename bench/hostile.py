@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.measure import Row, timed
 from tests.lab import Host, Lab, Settings
-from tests.stage import Stage
+from tests.transport.node.hostile_hosts import Stage
 
 ROUNDS = 5
 COMMANDS = 5  # of one round, without the flood and with it
@@ -81,7 +81,7 @@ def _client(stage: Stage, bad: Host) -> Iterator[int]:
         yield next(
             int(path.parent.name)
             for path in Path("/proc").glob("[0-9]*/cmdline")
-            if b"double.py" in _read(path) and str(bad.home).encode() in _read(path)
+            if b"hostile_program.py" in _read(path) and str(bad.home).encode() in _read(path)
         )
         assert client.poll() is None and "link ended" not in stage.log(), stage.log()
     finally:

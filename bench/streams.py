@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.measure import Row, alternate
-from tests import streaming
 from tests.lab import Lab
+from tests.transport.rpc import streaming
 from transport.rpc.call import Relay
 from transport.rpc.incoming import Incoming, Streaming
 

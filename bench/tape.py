@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.measure import Row, alternate
 from quine.base.messages import Message, ToolResult
 from quine.tape.writer import FileSink, Tape
-from tests.agents import OK, QUINE, Agents, says, sh
 from tests.lab import Lab
+from tests.support.agents import OK, QUINE, Agents, says, sh
 from tests.support.sessions import write_sessions
 
 ENTRIES = 1000

@@ -39,18 +39,36 @@ WORKERS = str(os.cpu_count() or 2)
 
 # Module -> the tests that must notice a change of it, the quickest first.
 MODULES = {
-    "transport/wire/session.py": ["tests/test_session.py", "tests/test_line.py", "tests/test_streams.py"],
-    "transport/wire/outbox.py": ["tests/test_session.py", "tests/test_streams.py"],
-    "transport/wire/flow.py": ["tests/test_window.py", "tests/test_session.py"],
-    "transport/wire/resume.py": ["tests/test_line.py"],
-    "transport/job/job.py": ["tests/test_node.py", "tests/test_run.py"],
-    "transport/rpc/services.py": ["tests/test_services.py", "tests/test_streams.py"],
-    "quine/budget/ledger.py": ["tests/test_ledger.py", "tests/test_agent_budget.py"],
-    "quine/tape/lines.py": ["tests/test_tape.py", "tests/test_tape_masks.py", "tests/test_tape_verify.py"],
-    "quine/tape/redact.py": ["tests/test_tape_masks.py"],
-    "quine/tape/writer.py": ["tests/test_tape.py", "tests/test_tape_masks.py", "tests/test_tape_verify.py"],
-    "quine/files/layers/quota.py": ["tests/test_quota.py"],
-    "quine/files/layers/account.py": ["tests/test_quota.py"],
+    "transport/wire/session.py": [
+        "tests/transport/wire/test_session.py",
+        "tests/transport/wire/test_resume.py",
+        "tests/transport/rpc/test_streams.py",
+    ],
+    "transport/wire/outbox.py": [
+        "tests/transport/wire/test_session.py",
+        "tests/transport/rpc/test_streams.py",
+    ],
+    "transport/wire/flow.py": ["tests/transport/wire/test_flow.py", "tests/transport/wire/test_session.py"],
+    "transport/wire/resume.py": ["tests/transport/wire/test_resume.py"],
+    "transport/job/job.py": ["tests/transport/node/test_node.py", "tests/cli/test_run.py"],
+    "transport/rpc/services.py": [
+        "tests/transport/rpc/test_services.py",
+        "tests/transport/rpc/test_streams.py",
+    ],
+    "quine/budget/ledger.py": ["tests/budget/test_ledger.py", "tests/budget/test_agents.py"],
+    "quine/tape/lines.py": [
+        "tests/tape/test_tape.py",
+        "tests/tape/test_masks.py",
+        "tests/tape/test_verify.py",
+    ],
+    "quine/tape/redact.py": ["tests/tape/test_masks.py"],
+    "quine/tape/writer.py": [
+        "tests/tape/test_tape.py",
+        "tests/tape/test_masks.py",
+        "tests/tape/test_verify.py",
+    ],
+    "quine/files/layers/quota.py": ["tests/files/test_quota.py"],
+    "quine/files/layers/account.py": ["tests/files/test_quota.py"],
 }
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.console import Session  # noqa: E402 - the lab is no package of the distribution
+from tests.docs.console import Session  # noqa: E402 - the lab is no package of the distribution
 from tests.lab import Lab  # noqa: E402
 
 PREPARE = """

@@ -27,13 +27,13 @@ from typing import Any, TypeVar
 import hypothesis
 import pytest
 
-from tests.clouds import Azure, Google
+from tests.files.clouds import Azure, Google
+from tests.files.seaweed import Weed
+from tests.files.tiers import SERVERS
 from tests.lab import Lab, Settings, processes
 from tests.lab.host import Host
 from tests.lab.lab import LEASE
 from tests.lab.machine import RUN, SSHD, can_mount
-from tests.tiers import SERVERS
-from tests.weed import Weed
 
 # Seconds that a dying process, thread or descriptor of a test may take to be gone.
 STRAGGLERS = float(os.environ.get("LAB_STRAGGLERS", 60))

@@ -46,5 +46,5 @@ To add a fault: draw it in `drawing._fault`, with a weight; give Simulation a me
 To add a rule: a check that raises Violation in Simulation._judge (of each client that has ended), _watch (after every
 step) or at the end of `run`; and a row in `taken_back` that breaks it, or nobody knows that it works.
 
-To add a fix that the simulator has to miss: a row in `taken_back`, which tests/test_sim.py runs.
+To add a fix that the simulator has to miss: a row in `taken_back`, which tests/sim/test_sim.py runs.
 """

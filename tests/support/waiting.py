@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.agents import LOOK, PATIENCE
+from tests.support.agents import LOOK, PATIENCE
 
 
 def until(true: Callable[[], Any], what: str) -> Any:

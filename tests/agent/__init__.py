@@ -1,0 +1,1 @@
+"""Tests of an agent as a process: its loop, tools, signals, shell."""

@@ -1,0 +1,84 @@
+"""Captured output: however it is cut into pieces, the same is shown and the whole is kept."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quine.agent.capture import HEADERS, Capture, quoted
+from quine.agent.outcome import sections
+
+
+@given(
+    text=st.text(alphabet="aä€😀\n", max_size=120), cuts=st.lists(st.integers(1, 7)), limit=st.integers(0, 40)
+)
+def test_any_pieces(text: str, cuts: list[int], limit: int) -> None:
+    data = text.encode()
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "sub", "whole")
+        whole, pieces = Capture(limit, str(path)), Capture(limit, f"{path}.2")
+        whole.feed(data)
+        left = data
+        while left:
+            size = cuts[len(left) % len(cuts)] if cuts else 1
+            pieces.feed(left[:size])
+            left = left[size:]
+        shown = pieces.text()
+        assert shown.replace(f"{path}.2", str(path)) == whole.text()
+        assert pieces.total == len(data)
+        if len(data) <= limit:
+            assert shown == text
+            assert not path.parent.exists()
+        else:
+            assert path.read_bytes() == Path(f"{path}.2").read_bytes() == data
+            head, _, tail = shown.partition("\n...[Output Truncated")
+            tail = tail.split("]...\n", 1)[1]
+            assert text.startswith(head) and text.endswith(tail)  # whole characters at both cuts
+            assert len((head + tail).encode()) <= limit
+
+
+LINES = st.lists(
+    st.builds(
+        "{}{}{}".format,
+        st.sampled_from(["", " ", "\\", "\\\\"]),
+        st.sampled_from([*HEADERS, "[INFO]", "[", ""]),
+        st.sampled_from(["", " 0", "x"]),
+    ),
+    max_size=4,
+)
+
+
+@given(lines=LINES, newline=st.sampled_from(["\n", "\r", "\r\n", "\u2028"]))
+def test_no_output_can_be_taken_for_a_header(lines: list[str], newline: str) -> None:
+    text = newline.join(lines)
+    shown = quoted(text)
+    result = sections(0, shown, "")
+    assert [line for line in result.splitlines() if line.startswith(HEADERS)] == [
+        "[EXIT CODE] 0",
+        "[STDOUT]",
+        "[STDERR]",
+    ]
+    # and it can be told what it was: one backslash less before whatever stands behind backslashes and is a header
+    headers = "|".join(map(re.escape, HEADERS))
+    assert re.sub(rf"(^|(?<=[\n\r\u2028]))\\(\\*(?:{headers}))", r"\1\2", shown) == text
+    assert quoted("a [STDOUT]\n[INFO] b\n") == "a [STDOUT]\n[INFO] b\n"
+
+
+def test_both_ends_of_a_long_output_are_quoted(tmp_path: Path) -> None:
+    one = Capture(40, str(tmp_path / "whole"))
+    one.feed(b"[STDERR]\n" * 100)
+    shown = one.text()
+    assert len([line for line in shown.splitlines() if line.startswith(HEADERS)]) == 1
+    assert (tmp_path / "whole").read_bytes() == b"[STDERR]\n" * 100
+
+
+def test_every_header_is_known() -> None:
+    """A new one in the host loop, its tools and its notes has to be one that output cannot forge."""
+    root = Path(__file__).resolve().parents[2] / "quine"
+    texts = [path.read_text() for path in (*root.glob("*.py"), *root.glob("tools/*.py"))]
+    found = {match for text in texts for match in re.findall(r"""["'\n](\[[A-Z][A-Z ]+\])""", text)}
+    assert found - set(HEADERS) == set()

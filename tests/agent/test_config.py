@@ -1,0 +1,188 @@
+"""Configuration of an agent: what is refused before a life begins, and what becomes of its secrets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.agents import OK, QUINE, Agents, call, says, section, sh
+from transport import inherit
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Agents:
+    return Agents(tmp_path)
+
+
+# -- configuration ---------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"QUINE_MAX_TURNS": "x"}, b"QUINE_MAX_TURNS must be an integer"),
+        ({"QUINE_MAX_TURNS": "1_0"}, b"QUINE_MAX_TURNS must be an integer"),
+        ({"QUINE_MAX_TOKENS": "9" * 30}, b"QUINE_MAX_TOKENS must not be more than"),
+        ({"QUINE_MAX_AGENTS": str(2**32)}, b"QUINE_MAX_AGENTS must not be more than"),
+        ({"QUINE_SH_TIMEOUT": "9" * 400}, b"QUINE_SH_TIMEOUT must not be more than"),
+        ({"QUINE_DEADLINE": "1e300"}, b"QUINE_DEADLINE must be 0 or more, and not more than"),
+        ({"QUINE_MAX_DEPTH": "-1"}, b"QUINE_MAX_DEPTH must not be negative"),
+        ({"QUINE_API_TYPE": "telepathy"}, b"QUINE_API_TYPE must be one of"),
+        ({"QUINE_API_TYPE": "", "QUINE_API_BASE": ""}, b"no guest"),
+        ({"QUINE_API_TYPE": "replay", "QUINE_API_BASE": ""}, b"must be the path of the replay"),
+        ({"QUINE_API_TYPE": "program", "QUINE_API_BASE": "no-such-program"}, b"is no program"),
+        ({"QUINE_API_TYPE": "", "QUINE_API_BASE": "", "GEMINI_API_KEY": "k"}, b"QUINE_MODEL_ID is not set"),
+        ({"QUINE_API_TYPE": "openai", "QUINE_API_BASE": "http://x"}, b"QUINE_MODEL_ID is not set"),
+        ({"QUINE_API_TYPE": "openai", "QUINE_API_BASE": "x", "QUINE_MODEL_ID": "m"}, b"must begin with http"),
+        ({"QUINE_API_BASE": "/no/such/script"}, b"cannot be read"),
+        ({"QUINE_MAX_COST": "1", "QUINE_MODEL_ID": "m"}, b"the price of m is not known"),
+        ({"QUINE_MAX_COST": "nan"}, b"QUINE_MAX_COST must be 0 or more"),
+        ({"QUINE_DEADLINE": "soon"}, b"QUINE_DEADLINE must be a number"),
+        ({"QUINE_DATA_DIR": "/dev/null/x"}, b"QUINE_DATA_DIR"),
+    ],
+)  # fmt: skip
+def test_configuration_errors(agents: Agents, env: dict[str, str], words: bytes) -> None:
+    done = agents.run(says(OK), env=env)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"quine: error: ")
+    assert words in done.stderr
+    assert done.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--max-turns", "foo", "must be an integer, not 'foo'"),
+        ("--max-depth", "-1", "must not be negative, and is -1"),
+        ("--max-agents", "9" * 30, "must not be more than"),
+        ("--max-cost", "x", "must be a number, not 'x'"),
+        ("--deadline", "-1", "must be 0 or more"),
+    ],
+)
+def test_what_an_option_gave_is_named_by_the_option(
+    agents: Agents, option: str, value: str, words: str
+) -> None:
+    for place in ([], ["--on", "local"]):
+        done = agents.run(says(OK), options=[*place, f"{option}={value}"])
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert done.stderr.decode().startswith(f"quine: error: {option} {words}"), done
+    done = agents.run(options=[f"{option}=1"], env={"QUINE_SH_TIMEOUT": "x"})
+    assert done.stderr.startswith(b"quine: error: QUINE_SH_TIMEOUT must be an integer")
+
+
+def test_cwd_does_not_move_the_paths_of_the_caller(agents: Agents) -> None:
+    (agents.directory / "d").mkdir()
+    agents.script(says(sh("pwd >&4")), says(OK))
+    env = {"QUINE_DATA_DIR": "data", "QUINE_API_BASE": "script.jsonl"}
+    done = agents.run(options=["--cwd", "d", "--report", "r.json"], env=env)
+    assert (done.returncode, done.stdout) == (0, f"{agents.directory}/d\n".encode())
+    assert agents.tapes()
+    assert (agents.directory / "r.json").exists()
+    assert not list((agents.directory / "d").iterdir())
+
+
+def test_directories_that_are_not_there(agents: Agents) -> None:
+    agents.script(says(OK))
+    done = agents.run(options=["--cwd", "/no/such"])
+    assert done.returncode == 69
+    assert b"quine: error: --cwd /no/such: no such file or directory" in done.stderr
+    (agents.directory / "gone").mkdir()
+    command = " ".join(f"'{word}'" for word in QUINE)
+    script = ["sh", "-c", f"cd gone; rmdir ../gone; {command} work"]
+    got = subprocess.run(script, cwd=agents.directory, env=agents.env, capture_output=True)
+    assert got.returncode == 69
+    assert b"the working directory has been removed" in got.stderr
+
+
+def test_a_life_goes_on_where_its_directory_was_removed(agents: Agents) -> None:
+    done = agents.run(
+        says(sh("mkdir d; cd d; rmdir $PWD"), call("exec", argv=["/no/such"]), call("exec", wisdom={"n": "1"}),
+             wisdom="^{}$"),
+        says(sh("echo alive >&4"), OK, wisdom="."),
+    )  # fmt: skip
+    assert done.stdout == b"alive\n"
+
+
+def test_directories_of_ours_are_private(agents: Agents) -> None:
+    agents.data.mkdir(mode=0o755)
+    agents.data.chmod(0o755)
+    agents.run(
+        says(call("fork", intent="child"), sh("seq 9999"), match="^work"),
+        says(OK, match="^work"), says(OK, match="^child"),
+    )  # fmt: skip
+    assert agents.data.stat().st_mode & 0o777 == 0o755
+    for name in ("jobs", "outputs"):
+        assert (agents.data / name).stat().st_mode & 0o777 == 0o700
+
+
+def test_an_exhausted_script_says_so(agents: Agents) -> None:
+    done = agents.run(says(sh("true")))
+    assert done.returncode == 1
+    assert b"script.jsonl has no reply left for this mission\n" in done.stderr
+
+
+# -- secrets ---------------------------------------------------------------------------------------
+
+
+def test_no_secret_reaches_a_command_or_the_tape(agents: Agents) -> None:
+    canary = "canary-0123456789"
+    done = agents.run(
+        says(sh("env; cat /proc/self/environ; cat /proc/$PPID/cmdline"), sh(f"echo {canary}"), match="^outer"),
+        says(sh("quine inner"), match="^outer"), says(OK, match="^outer"),
+        says(sh("env"), match="^inner"), says(OK, match="^inner"),
+        mission="outer",
+        env={"OPENAI_API_KEY": canary, "MY_TOKEN": "t%1", "DB_PASSWORD": "p%1", "COPY": f"x{canary}y",
+             "KEYBOARD": "de"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    text = "".join(path.read_text() for path in agents.data.rglob("*") if path.is_file())
+    assert canary not in text
+    assert "t%1" not in text
+    assert "p%1" not in text
+    assert "KEYBOARD=de" in text
+    assert "<secret>" in agents.results("outer")[1]
+
+
+def test_a_nested_quine_has_the_key(agents: Agents) -> None:
+    code = "import sys; from quine.agent import env; s = env.adopt({}); print(s.secrets)"
+    done = agents.run(
+        says(sh(f"{sys.executable} -P -c '{code}' >&4")),
+        says(OK),
+        env={"OPENAI_API_KEY": "canary-0123456789"},
+    )
+    assert done.stdout == b"{'OPENAI_API_KEY': 'canary-0123456789'}\n"
+
+
+@pytest.mark.parametrize(
+    ("secret", "names"),
+    [
+        (True, "AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID GITHUB_PAT PGPASSWORD NPMTOKEN ACCESSTOKEN SSHPASS DB_PASS "
+               "db_pwd MYSQL_PWD HTTP_AUTH GOOGLE_APPLICATION_CREDENTIALS AZURE_CREDENTIAL QUINE_API_KEY KEY_OF_X"),
+        (False, "QUINE_MAX_TOKENS QUINE_CREDENTIALS_FD TOKENIZERS_PARALLELISM PWD OLDPWD PATH SSH_AUTH_SOCK KEYBOARD "
+                "COMPASS HOME PASSENGER QUINE_WISDOM_KEY"),
+    ],
+)  # fmt: skip
+def test_which_variables_are_secrets(secret: bool, names: str) -> None:
+    assert [name for name in names.split() if inherit.is_secret(name) != secret] == []
+
+
+def test_what_is_removed_is_masked_and_not_in_proc(agents: Agents) -> None:
+    done = agents.run(
+        says(sh("grep -c hunter22 /proc/$PPID/environ >&4; echo hunter22; echo t-1")), says(OK),
+        env={"DB_PASSWORD": "hunter22\n", "MY_TOKEN": "t%1"},
+    )  # fmt: skip
+    assert done.stdout == b"0\n"
+    assert section(agents.results()[0], "STDOUT") == "<secret>\nt-1\n"
+
+
+def test_a_key_that_no_header_can_carry(agents: Agents) -> None:
+    for key in ("sk-\x01canary", "sk-canaryé"):
+        env = {"QUINE_API_TYPE": "openai", "QUINE_API_BASE": "http://127.0.0.1:1", "QUINE_MODEL_ID": "m"}
+        done = agents.run(says(OK), env={**env, "QUINE_API_KEY": key})
+        assert done.returncode == 2
+        assert b"QUINE_API_KEY is no key" in done.stderr
+        assert b"canary" not in done.stderr

@@ -1,0 +1,59 @@
+"""An agent and the disk below its data directory: one that is read-only, and the modes of what it writes."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.lab.machine import UNSHARE
+from tests.support.agents import OK, call, says, sh
+from tests.support.places import Shell, needs_mounts
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+@needs_mounts
+def test_a_read_only_data_directory(place: Shell) -> None:
+    place.script(says(sh("echo no >&4")), says(OK))
+    place.data.mkdir()
+    mount = "mount -t tmpfs -o ro none data && exec quine work"
+    done = subprocess.run(
+        [*UNSHARE, "-m", "sh", "-c", mount], cwd=place.directory, env=place.env, capture_output=True
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+    words = f"quine: error: QUINE_DATA_DIR {place.data} cannot be written: read-only file system\n"
+    assert done.stderr.startswith(words.encode())
+    assert done.stderr.endswith(b"quine: hint: name another directory with QUINE_DATA_DIR\n")
+
+
+@pytest.mark.parametrize("umask", ["000", "022", "077"])
+def test_umasks(place: Shell, umask: str) -> None:
+    """What is ours is ours alone; what the commands make is as the user wants it."""
+    place.script(
+        says(
+            sh("umask >&4; touch made; mkdir dir; head -c 99999 /dev/zero"),
+            call("fork", intent="child"),
+            match="^work",
+        ),
+        says(sh("quine nested >nested 2>&1"), match="^work"),
+        says(OK),
+    )
+    done = place.sh(f"umask {umask}; quine --report report work")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"0{umask}\n".encode(), b"")
+    mask = int(umask, 8)
+    assert mode(place.directory / "made") == 0o666 & ~mask
+    assert mode(place.directory / "dir") == 0o777 & ~mask
+    ours = [place.data, *place.data.rglob("*")]
+    assert len(list(place.data.glob("*.jsonl"))) == 3 and len(ours) > 8
+    loose = {str(path): oct(mode(path)) for path in ours if mode(path) & 0o077}
+    assert loose == {}
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)

@@ -1,0 +1,1 @@
+"""Tests of copies of tapes and results."""

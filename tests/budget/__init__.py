@@ -1,0 +1,1 @@
+"""Tests of limits of a tree, the ledger and prices."""

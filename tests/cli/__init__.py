@@ -1,0 +1,1 @@
+"""Tests of the verbs, their messages and terminals."""

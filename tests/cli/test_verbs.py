@@ -1,0 +1,463 @@
+"""The verbs that people type: what they print, where, and how they end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quine import __version__
+from quine.base import cli_options as options
+from quine.base.errors import Misconfigured
+from quine.cli import help, tape
+from quine.cli.tape import HELP
+from quine.mount.mounts import lacking
+from tests.support.agents import OK, Agents, Started, says, sh
+from tests.vendors import chat
+from tests.vendors.server import KEY, Fault, Provider, Said
+from transport import address
+
+QUINE = str(Path(sys.prefix) / "bin" / "quine")
+EXAMPLE = Path(__file__).parents[2] / "inventory.example.toml"
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """With a short name: the node's socket would lie in it."""
+    folder = Path(tempfile.mkdtemp(prefix="h-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def quine(*words: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    base = {"HOME": str(home), "PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(home), "TMPDIR": str(home)}
+    return subprocess.run(
+        [QUINE, *words],
+        env=base | env,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_hosts_prints_what_the_inventory_says(home: Path) -> None:
+    done = quine("hosts", "--inventory", str(EXAMPLE), home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "HOST     ADDRESS              USER  SLOTS  THROUGH                      TAGS      ABOUT",
+        "bastion  bastion.example.org  me    8      -                            -         -",
+        "gpu1     10.0.0.11:22         me    8      bastion                      gpu,a100  8 x A100, scratch in /data",
+        "db1      db1                  me    8      me@bastion.example.org:2222  db        -",
+        "cluster  cluster              me    8      -                            -         -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        (["gpu1"], ["gpu1"]),
+        (["@gpu"], ["gpu1"]),
+        (["db1,bastion"], ["bastion", "db1"]),
+        (["any!cluster"], None),
+    ],
+)
+def test_hosts_takes_where(home: Path, where: list[str], names: list[str] | None) -> None:
+    done = quine("hosts", *where, "--inventory", str(EXAMPLE), home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert found == (names or ["bastion", "gpu1", "db1"])
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "error", "hint"),
+    [
+        ("chek", 2, "no such action: chek", "did you mean quine hosts check?"),
+        ("look", 69, "no such host: 'look'; known: ", "add a table"),
+    ],
+)
+def test_a_word_that_is_neither_check_nor_a_host(
+    home: Path, word: str, status: int, error: str, hint: str
+) -> None:
+    done = quine("hosts", word, "--inventory", str(EXAMPLE), home=home)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith(f"quine: error: {error}") and f"\nquine: hint: {hint}" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("words", "status", "error"),
+    [
+        ("hosts", 2, "there is no inventory"),
+        ("hosts check", 2, "there is no inventory"),
+        ("hosts gpu1", 2, "there is no inventory"),
+        ("hosts check gpu1", 2, "there is no inventory"),
+        ("hosts look any", 2, "no such action: look"),
+        ("hosts --inventory none.toml", 2, "none.toml: no such inventory"),
+        ("hosts --colour", 2, "no such option: --colour"),
+        ("deploy h1", 69, "no such host: 'h1'; there is no inventory"),
+        ("deploy", 69, "there is no inventory, so 'any' means no host"),
+        ("run --on @gpu -- true", 69, "there is no inventory, so '@gpu' means no host"),
+        ("ps --on any", 69, "there is no inventory, so 'any' means no host"),
+        ("deploy any -o x", 2, "--output belongs to quine deploy build"),
+        ("deploy build -o none/x", 69, "cannot write none/x"),
+        ("doctor please", 2, "got unexpected extra argument"),
+        ("node --status", 1, "no node of this build runs here"),
+        ("node --stop", 1, "no node of this build runs here"),
+        ("node --stop --status", 2, "one of --dial, --stop, --status"),
+        ("tape", 2, "missing "),
+        ("tape play", 2, "no such command 'play'"),
+        ("tape replay", 2, "no tapes in .quine"),
+        ("tape tree", 2, "no tapes in .quine"),
+        ("tape cost", 2, "no tapes in .quine"),
+        ("tape verify", 2, "no tapes in .quine"),
+        ("tape show a b", 2, "got unexpected extra argument"),
+        ("tape show --tree a", 2, "no such option: --tree"),
+        ("tape --json", 2, "no such option"),
+        ("tape ls a", 2, "got unexpected extra argument"),
+    ],
+)
+def test_what_is_wrong_is_said_once_on_stderr(home: Path, words: str, status: int, error: str) -> None:
+    if "build" in words:
+        pytest.importorskip("pex")
+    done = quine(*words.split(), home=home)
+    assert (done.returncode, done.stdout) == (status, ""), done
+    assert done.stderr.startswith("quine: error: ")
+    assert error in done.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "verb", "mission"),
+    [
+        (["--inventory", "X", "hosts"], "quine hosts --inventory X", "quine --inventory X -- hosts"),
+        (["-qv", "ps"], "quine ps -qv", "quine -qv -- ps"),
+        (["--on=a b", "run", "true"], "quine run '--on=a b' true", "quine '--on=a b' -- run true"),
+        (["-q", "xargs", "work"], "quine xargs -q work", "quine -q -- xargs work"),
+    ],
+)
+def test_options_before_a_verb_are_refused(home: Path, words: list[str], verb: str, mission: str) -> None:
+    """Taken as a mission it would spend money on the word "ps"."""
+    done = quine(*words, home=home)
+    assert (done.returncode, done.stdout) == (2, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("quine: error: options before ")
+    assert hint == f"quine: hint: the verb: {verb}; the mission: {mission}"
+
+
+@pytest.mark.parametrize(
+    ("words", "verb"),
+    [
+        (["hsots"], "hosts"),
+        (["dep1oy"], "deploy"),
+        (["-q", "tap"], "tape"),
+        (["ps?"], "ps"),
+        (["taep", "ls"], ""),
+        (["haste"], ""),
+    ],
+)
+def test_a_mission_that_is_nearly_a_verb_gets_a_hint_where_no_guest_is_set(
+    home: Path, words: list[str], verb: str
+) -> None:
+    done = quine(*words, home=home)
+    error, hint = done.stderr.splitlines()
+    assert done.returncode == 2 and error.startswith("quine: error: no guest")
+    expected = f"quine: hint: did you mean quine {verb}? for a mission: " if verb else "quine: hint: export "
+    assert hint.startswith(expected), done
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rnu", "--on", "db1", "--", "true"],
+        ["-q", "rum", "--", "true"],
+        ["pss", "--on", "a", "--", "b"],
+    ],
+)
+def test_what_reads_like_a_command_of_nearly_a_verb_is_refused(home: Path, words: list[str]) -> None:
+    """As a mission it would cost money, and the command would be run nowhere."""
+    done = quine(*words, home=home, QUINE_API_TYPE="script", QUINE_API_BASE="/dev/null")
+    before = words[: words.index("-q") + 1] if "-q" in words else []
+    rest = words[len(before) :]
+    verb = "ps" if rest[0] == "pss" else "run"
+    assert (done.returncode, done.stdout) == (2, "")
+    error, hint = done.stderr.splitlines()
+    assert error == f"quine: error: no such verb: {rest[0]}"
+    mission = " ".join(["quine", *before, "--", *rest])
+    assert hint == f"quine: hint: did you mean quine {verb}? for a mission: {mission}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rnu", "--on", "db1"],
+        ["--", "rnu", "--", "true"],
+        ["-q", "--", "rnu", "--", "x"],
+        ["compare", "a", "--", "b"],
+    ],
+)
+def test_plain_words_and_what_stands_behind_two_dashes_are_a_mission(home: Path, words: list[str]) -> None:
+    done = quine(*words, home=home)
+    assert done.returncode == 2 and done.stderr.startswith("quine: error: no guest"), done
+
+
+@pytest.mark.parametrize("words", [["-q", "--", "ps"], ["-q", "pst"], ["--", "ps"], ["-q", "ps -a"]])
+def test_what_is_a_mission_stays_one(home: Path, words: list[str]) -> None:
+    done = quine(*words, home=home)
+    assert done.returncode == 2 and done.stderr.startswith("quine: error: no guest"), done
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", ["hosts", "deploy", "doctor", "node"])
+def test_help(home: Path, verb: str) -> None:
+    done = quine(verb, "--help", home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"Usage: quine {verb} ")
+
+
+@pytest.mark.parametrize("command", ["", *HELP])
+def test_help_of_tapes(home: Path, command: str) -> None:
+    done = quine("tape", *command.split(), "-h", home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: quine tape {command}")
+    assert "--data-dir DIR" in done.stdout if command else all(f"  {name} " in done.stdout for name in HELP)
+
+
+def test_version_and_build(home: Path) -> None:
+    done = quine("--version", home=home)
+    assert done.stdout == f"quine {__version__} (build {address.build_hash()[:12]})\n"
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    return {line[6:16].strip(): line[:4].strip() for line in lines}
+
+
+def test_doctor_on_a_bare_machine(home: Path) -> None:
+    done = quine("doctor", home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert findings(done) == {
+        "python": "ok",
+        "kernel": "ok",
+        "runtime": "ok",
+        "data": "ok",
+        "guest": "warn",
+        "inventory": "warn",
+        "binary": "ok",
+        "ssh keys": "warn",
+        "ssh config": "ok",
+        "mount": "warn" if lacking()[0] else "ok",
+    }
+    assert not (home / ".quine").exists(), "looking changes nothing"
+
+
+def test_doctor_on_one_that_is_set_up(home: Path) -> None:
+    (home / ".ssh").mkdir()
+    (home / ".ssh" / "config").write_text(
+        "Host *\n  StrictHostKeyChecking=no\n  ForwardAgent=no\n  LocalForward=1 a:1\n  # ControlMaster auto\n"
+    )
+    (home / ".ssh" / "id_ed25519").touch()
+    (home / "guest.jsonl").touch()
+    done = quine(
+        "doctor",
+        home=home,
+        QUINE_INVENTORY=str(EXAMPLE),
+        QUINE_API_TYPE="script",
+        QUINE_API_BASE=str(home / "guest.jsonl"),
+    )
+    found = findings(done)
+    assert done.returncode == 0
+    assert [found[name] for name in ("guest", "inventory", "ssh keys", "ssh config")] == [
+        "ok",
+        "ok",
+        "ok",
+        "warn",
+    ]
+    assert "not obeyed: LocalForward\n" in done.stdout
+
+
+@pytest.mark.parametrize("where", ["config", "inventory"])
+def test_doctor_knows_keys_that_are_named(home: Path, where: str) -> None:
+    (home / ".ssh").mkdir()
+    (home / "lab key").touch()
+    if where == "config":
+        lines = "Host *\n  StrictHostKeyChecking accept-new\n  IdentityFile ~/lab key\n"
+        (home / ".ssh" / "config").write_text(lines)
+    else:
+        (home / "inventory.toml").write_text('[hosts.a]\nidentity = "~/lab key"\n')
+    done = quine("doctor", home=home)
+    assert (findings(done)["ssh keys"], findings(done)["ssh config"]) == ("ok", "ok")
+    assert f"{home}/lab key" in done.stdout
+
+
+def test_doctor_finds_what_is_broken(home: Path) -> None:
+    (home / "inventory.toml").write_text("[hosts.a]\nprot = 1\n")
+    (home / "file").touch()
+    done = quine("doctor", home=home, QUINE_DATA_DIR=str(home / "file"), XDG_RUNTIME_DIR="/" + "x" * 200)
+    found = findings(done)
+    assert done.returncode == 1
+    assert (found["inventory"], found["data"]) == ("fail", "fail")
+    assert "prot: unknown key" in done.stdout and "did you mean port?" in done.stdout
+
+
+def test_doctor_in_a_home_that_cannot_be_looked_into(home: Path) -> None:
+    """As `su` and `sudo` leave it; a name that is too long is refused to root as well."""
+    closed = "/" + "x" * 300
+    done = quine("doctor", home=home, HOME=closed, QUINE_DATA_DIR=f"{closed}/data")
+    found = findings(done)
+    assert done.stderr == ""
+    assert (found["ssh keys"], found["ssh config"]) == ("warn", "warn")
+
+
+def test_doctor_finds_that_hosts_cannot_be_sent_anything(home: Path) -> None:
+    (home / ".cache").touch()
+    (home / ".ssh").mkdir()
+    (home / ".ssh" / "config").mkdir()
+    done = quine("doctor", home=home)
+    assert (findings(done)["binary"], findings(done)["ssh config"]) == ("warn", "warn")
+    assert f"{home}/.cache: not a directory" in done.stdout
+
+
+def test_tapes_that_cannot_be_looked_at(home: Path) -> None:
+    for verb in ("ls", "tree", "verify"):
+        done = quine("tape", verb, home=home, QUINE_DATA_DIR="/" + "x" * 300)
+        assert done.returncode == 2 and "cannot be read: file name too long" in done.stderr, done
+
+
+def test_doctor_asks_the_agent(home: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(home / "agent"))
+        listener.listen(1)
+        listener.settimeout(120)
+        process = Started(
+            [QUINE, "doctor"],
+            env={"HOME": str(home), "PATH": "/usr/bin:/bin", "SSH_AUTH_SOCK": str(home / "agent")},
+            cwd=home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        with process:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(120)
+                assert connection.recv(5, socket.MSG_WAITALL) == b"\0\0\0\1\x0b"
+                connection.sendall(b"\0\0\0\5\x0c\0\0\0\2")
+                out, _ = process.communicate(timeout=120)
+    assert b"the agent holds 2" in out
+
+
+def test_typing_a_verb_does_not_load_what_it_does_not_use(home: Path) -> None:
+    code = "import sys, quine.cli.app; quine.cli.app.main(['node', '--status']); print(*sorted(sys.modules))"
+    env = {"HOME": str(home), "PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(home)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert not {"asyncssh", "httpx", "fsspec", "rich", "pex"} & set(done.stdout.split())
+
+
+TAPES = [
+    ("ls", "{stem:.18}"), ("show", "-> sh"), ("tree", "local"), ("cost", "total"), ("replay", "1 life replayed"),
+    ("replay --dry", '"ordinal":1'), ("verify", "{path}: ok: whole, 7 lines\n"), ("ls --json", '"{stem}"'),
+    ("cost --json", '"usd":null'), ("verify --json", '"state":"ok"'), ("verify {path} {stem}", "ok: whole"),
+    ("cost --tree {stem}", "total"), ("show {stem:.30} --data-dir data", "hello"),
+]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verbs", [TAPES[at : at + 4] for at in range(0, len(TAPES), 4)])
+def test_the_verbs_of_tapes(home: Path, verbs: list[tuple[str, str]]) -> None:
+    agents = Agents(home)
+    agents.run(says(sh("echo hello")), says(OK))
+    (path,) = agents.data.glob("*.jsonl")
+    facts = {"path": path, "stem": path.stem}
+    for words, shown in verbs:
+        done = quine("tape", *words.format(**facts).split(), home=home, QUINE_DATA_DIR=str(agents.data))
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert shown.format(**facts) in done.stdout, words
+
+
+def test_a_tape_that_was_changed_is_named(home: Path) -> None:
+    agents = Agents(home)
+    agents.run(says(sh("echo hello")), says(OK))
+    (path,) = agents.data.glob("*.jsonl")
+    path.write_bytes(path.read_bytes().replace(b"hello", b"hallo"))
+    done = quine("tape", "verify", home=home, QUINE_DATA_DIR=str(agents.data))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(f"{path}: line 4: changed")
+
+
+def test_prices_of_the_user_are_checked(home: Path) -> None:
+    agents = Agents(home)
+    agents.run(says(OK))
+    (home / "prices.toml").write_text("[models]\nscript = { input = 1 }\n")
+    env = {"QUINE_DATA_DIR": str(agents.data), "QUINE_PRICES": "prices.toml"}
+    done = quine("tape", "cost", home=home, **env)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == 'quine: error: prices.toml: models."script": output: is missing\n'
+    (home / "prices.toml").write_text("[models]\nscript = { input = 0, output = 0 }\n")
+    assert "0.0000" in quine("tape", "cost", home=home, **env).stdout
+
+
+def test_doctor_asks_the_guest_only_when_it_is_told_to(home: Path) -> None:
+    """A complete configuration is not called good: nothing was sent. One real call tells."""
+    with Provider(chat, Said("ok")) as provider:
+        env = {
+            "QUINE_API_TYPE": "openai",
+            "QUINE_API_BASE": f"{provider.base}/v1",
+            "QUINE_MODEL_ID": "m",
+            "QUINE_API_KEY": KEY,
+        }
+        plain = quine("doctor", home=home, **env)
+        assert (
+            f"openai at {provider.base}/v1: settings are complete, nothing was sent (--guest)" in plain.stdout
+        )
+        asked = quine("doctor", "--guest", home=home, **env)
+    assert findings(asked)["guest"] == "ok"
+    assert "m replied in " in asked.stdout and "100 tokens in, 10 out" in asked.stdout
+
+
+@pytest.mark.long
+def test_doctor_finds_a_wrong_key_and_a_dead_server(home: Path) -> None:
+    with Provider(chat, Fault(401, "auth")) as provider:
+        env = {
+            "QUINE_API_TYPE": "openai",
+            "QUINE_API_BASE": f"{provider.base}/v1",
+            "QUINE_MODEL_ID": "m",
+            "QUINE_API_KEY": KEY,
+        }
+        done = quine("doctor", "--guest", home=home, **env)
+    assert (done.returncode, findings(done)["guest"]) == (1, "fail") and KEY not in done.stdout
+    done = quine("doctor", "--guest", home=home, **env)  # its port is closed now
+    assert (done.returncode, findings(done)["guest"]) == (1, "fail")
+    assert "refused" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        (["--spool", "1k"], ["--output-limit", "1k"]),
+        (["--fetch=a", "--fetch", "b"], ["--returns=a", "--returns", "b"]),
+    ],
+)
+def test_another_spelling_of_an_option_is_the_option(old: list[str], now: list[str]) -> None:
+    for verb in ("agent", "run"):
+        assert options.parse(verb, [*old, "x"]) == options.parse(verb, [*now, "x"])
+    assert "--spool" not in help.usage("run")
+    with pytest.raises(Misconfigured, match="no such option: --fetch"):
+        options.parse("ps", ["--fetch=a"])
+
+
+def test_the_old_word_for_tape_archive_goes_on_working(capfd: pytest.CaptureFixture[str]) -> None:
+    for word in ("save", "archive"):
+        assert tape.main([word, "--help"]) == 0
+        assert capfd.readouterr().out.startswith("usage: quine tape archive")
+    tape.main(["--help"])
+    assert " save" not in capfd.readouterr().out

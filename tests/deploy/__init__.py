@@ -1,0 +1,1 @@
+"""Tests of inventory, build and installation."""

@@ -1,0 +1,252 @@
+"""The inventory: what is accepted, what is refused and how, and what a WHERE means."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deploy.inventory import ConfigError, Host, Inventory, find, jump_of, load
+from quine.remote.placement import settle
+from transport import rlimits
+from transport.errors import Misconfigured, NoSuchHost
+from transport.spawn import Spawn
+
+ROOT = Path(__file__).parents[2]
+
+FLEET = """
+[defaults]
+user = "me"
+slots = 4
+[hosts.gpu1]
+tags = ["gpu", "a100"]
+[hosts.gpu2]
+tags = ["gpu"]
+slots = 2
+[hosts.bad3]
+tags = ["gpu"]
+[hosts.db1]
+tags = ["db"]
+slots = 0
+"""
+
+
+def inventory(tmp_path: Path, text: str) -> Inventory:
+    path = tmp_path / "inventory.toml"
+    path.write_text(text)
+    return load(path, {})
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Inventory:
+    return inventory(tmp_path, FLEET)
+
+
+def names(hosts: list[Host]) -> str:
+    return " ".join(host.name for host in hosts)
+
+
+def test_the_example_names_every_key_and_is_valid() -> None:
+    path = ROOT / "inventory.example.toml"
+    known = load(path, {})
+    assert set(known.hosts) == {"bastion", "gpu1", "db1", "cluster"}
+    text = path.read_text()
+    for key in Host.model_fields.keys() - {"name"}:
+        assert re.search(rf"^{key} = ", text, re.MULTILINE), f"{key} is not in the example"
+
+
+def test_defaults_are_overridden_by_a_host(fleet: Inventory) -> None:
+    assert [host.slots for host in fleet.hosts.values()] == [4, 2, 4, 0]
+    assert fleet.host("gpu2").user == "me"
+    bare = Host(name="x")
+    assert (bare.destination, bare.slots, bare.workdir, bare.lease) == ("x", 0, "~/quine", 600)
+
+
+@pytest.mark.parametrize(
+    ("where", "meant"),
+    [
+        ("gpu1", "gpu1"),
+        ("any", "gpu1 gpu2 bad3 db1"),
+        ("@gpu", "gpu1 gpu2 bad3"),
+        ("@gpu!bad3", "gpu1 gpu2"),
+        ("@gpu!@a100", "gpu2 bad3"),
+        ("db1,gpu1", "gpu1 db1"),
+        ("!bad3", "gpu1 gpu2 db1"),
+        ("!bad3!db1", "gpu1 gpu2"),
+        ("@gpu,@db!bad3", "gpu1 gpu2 db1"),
+        ("@gpu!bad3,@db", "gpu1 gpu2 db1"),
+        ("any!local", "gpu1 gpu2 bad3 db1"),
+        (" gpu1 , gpu2 ", "gpu1 gpu2"),
+    ],
+)
+def test_where_means(fleet: Inventory, where: str, meant: str) -> None:
+    assert names(fleet.matching(where)) == meant
+
+
+@pytest.mark.parametrize("where", ["gpu9", "@cpu", "", ",", "gpu1!gpu1", "any!any", "!nobody", "gpu1,nobody"])
+def test_where_that_means_nobody_names_those_it_knows(fleet: Inventory, where: str) -> None:
+    with pytest.raises(NoSuchHost, match="known: gpu1, gpu2, bad3, db1; tags: @a100, @db, @gpu") as caught:
+        fleet.matching(where)
+    assert caught.value.status == 69
+
+
+@pytest.mark.parametrize(
+    ("where", "meant"),
+    [
+        ("gpu11", "gpu1"),
+        ("GPU1", "gpu1"),
+        ("all", "any"),
+        ("ALL", "any"),
+        ("*", "any"),
+        ("gpu1 gpu2", "gpu1,gpu2"),
+        ("@db gpu1", "@db,gpu1"),
+        ("@GPU", "@gpu"),
+    ],
+)
+def test_a_near_miss_is_guessed(fleet: Inventory, where: str, meant: str) -> None:
+    with pytest.raises(NoSuchHost) as caught:
+        fleet.matching(where)
+    assert caught.value.hint == f"did you mean {meant}?"
+    assert fleet.matching(meant)
+
+
+def test_this_machine_is_never_mixed_in(fleet: Inventory) -> None:
+    with pytest.raises(NoSuchHost, match="mixes this machine"):
+        fleet.select("local,gpu1", {})
+    with pytest.raises(NoSuchHost, match="local is this machine"):
+        fleet.select("local", {})
+
+
+def test_without_an_inventory_nobody_is_known() -> None:
+    for where in ("any", "@gpu", "me@a:22"):
+        with pytest.raises(NoSuchHost, match=r"^there is no inventory, so '.*' means no host"):
+            Inventory({}).select(where, {})
+    with pytest.raises(NoSuchHost, match=r"^no such host: 'db1'; there is no inventory"):
+        Inventory({}).select("db1", {})
+
+
+def test_select_takes_the_one_with_most_free_slots(fleet: Inventory) -> None:
+    assert fleet.select("@gpu", {}).name == "gpu1"
+    assert fleet.select("@gpu", {"gpu1": 1}).name == "bad3"
+    assert fleet.select("@gpu", {"gpu1": 3, "bad3": 3}).name == "gpu2"
+    assert fleet.select("any", {"db1": 100}).name == "db1", "no limit is most"
+    assert fleet.select("@gpu", {"gpu1": 5, "gpu2": 2, "bad3": 9}).name == "gpu2", "all are full: the least"
+
+
+def test_a_host_that_needs_what_is_not_built_takes_no_part_in_the_choice(tmp_path: Path) -> None:
+    known = inventory(
+        tmp_path,
+        "[hosts.a]\ntransport = 'slurm'\n[hosts.b]\nlimits = { pids = 9 }\n"
+        "[hosts.c]\ninference = 'direct'\nslots = 2\n[hosts.d]\nslots = 1\n",
+    )
+    assert (known.select("any", {}).name, known.select("any", {}, agent=True).name) == ("c", "d")
+    for name, why in (
+        ("a", 'transport = "slurm" is not built yet'),
+        ("b", "limit pids needs a cgroup: not built yet"),
+        ("c", 'inference = "direct" is not built yet'),
+    ):
+        with pytest.raises(Misconfigured) as caught:
+            known.select(name, {}, agent=True)
+        assert (caught.value.status, caught.value.detail, caught.value.host) == (2, why, name)
+    assert known.select("c", {}).name == "c"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("4096", 4096), ("1k", 1024), ("8G", 8 << 30), ("8GiB", 8 << 30), ("8gb", 8 << 30), ("1.5G", 3 << 29)],
+)
+def test_every_size_that_an_inventory_takes_can_be_set(tmp_path: Path, text: str, number: int) -> None:
+    """One table of names and one parser: what is valid here is no error over there."""
+    for name in rlimits.RLIMITS:
+        known = inventory(tmp_path, f"[hosts.a]\nlimits = {{ {name} = '{text}' }}")
+        spawn = Spawn(["x"])
+        settle(spawn, known.host("a"))
+        assert rlimits.parse(spawn.limits) == [(rlimits.RLIMITS[name], number)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[hosts.a]\nprot = 1", r"\[hosts.a\]: prot: unknown key"),
+        ("[defaults]\nuse = 1", r"\[defaults\]: use: unknown key"),
+        ("[host.a]", r"\[host\]: unknown table"),
+        ("hosts = 1", "hosts: must be a table"),
+        ("[hosts]\na = 1", r"\[hosts.a\]: must be a table"),
+        ("[hosts.a]\nport = 0", r"\[hosts.a\]: port: .*greater than or equal to 1"),
+        ("[hosts.a]\nport = '22'", r"\[hosts.a\]: port: .*valid integer"),
+        ("[hosts.a]\nport = true", r"\[hosts.a\]: port: .*valid integer"),
+        ("[hosts.a]\nslots = -1", r"\[hosts.a\]: slots"),
+        ("[hosts.a]\nlease = inf", r"\[hosts.a\]: lease"),
+        ("[hosts.a]\ntags = 'gpu'", r"\[hosts.a\]: tags"),
+        ("[hosts.a]\ntags = [1]", r"\[hosts.a\]: tags.0"),
+        ("[hosts.a]\ntags = ['a,b']", r"\[hosts.a\]: tags.0"),
+        (
+            "[hosts.a]\naddress = '-oProxyCommand=x'",
+            r"\[hosts.a\]: address: '-oProxyCommand=x' is not an address",
+        ),
+        ('[hosts.a]\naddress = "h\\u0007"', r"\[hosts.a\]: address"),
+        ("[hosts.a]\naddress = 'a\\nb'", r"\[hosts.a\]: address"),
+        ("[hosts.a]\nuser = '-l'", r"\[hosts.a\]: user"),
+        ("[hosts.-a]", "is not a name"),
+        ("[hosts.'a b']", "is not a name"),
+        ('[hosts."a\\u001b"]', "is not a name"),
+        ("[hosts.any]", "any is a word of WHERE"),
+        ("[hosts.local]", "local is a word of WHERE"),
+        ("[hosts.a]\nname = 'b'", r"\[hosts.a\]: name: unknown key"),
+        ("[hosts.a]\nlimits = { ram = 1 }", "unknown limit 'ram'; known are .*stack, mem, pids"),
+        ("[hosts.a]\nlimits = { mem = 'much' }", "'much' is neither a number nor a size"),
+        ("[hosts.a]\nlimits = { mem = -1 }", "limit mem: '-1' is neither"),
+        ("[hosts.a]\nlimits = { as = '1.5' }", "limit as: '1.5' is neither"),
+        ("[hosts.a]\nlimits = { as = '9999999T' }", "limit as: '9999999T' is too much"),
+        ("[hosts.a]\nenv = { A = 1 }", r"\[hosts.a\]: env.A"),
+        ("[hosts.a]\nenv = { 'A=B' = '1' }", "cannot be an environment variable"),
+        ("[hosts.a]\ninference = 'maybe'", r"\[hosts.a\]: inference"),
+        ("[hosts.a]\ntransport = 'rsh'", r"\[hosts.a\]: transport"),
+        ("[hosts.a]\nidentity = ''", r"\[hosts.a\]: identity"),
+        ("[hosts.a]\njump = 'b'", r"\[hosts.a\]: jump: no such host: 'b'"),
+        ("[hosts.a]\njump = 'me@h:99999'", r"\[hosts.a\]: jump: 'me@h:99999'"),
+        ("[hosts.a]\njump = '-x@h'", r"\[hosts.a\]: jump"),
+        ("[hosts.a]\njump = 'b'\n[hosts.b]\njump = 'a'", "goes in a circle: a -> b -> a"),
+        ("[hosts.a]\nmay_fork = ['@gpu']", r"\[hosts.a\]: may_fork: no host has the tag @gpu"),
+        ("[hosts.a]\n[hosts.a]", "not TOML: .*twice"),
+        ("[hosts.a", "not TOML: expected"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        inventory(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path}/inventory.toml: ")
+    assert caught.value.status == 2
+
+
+def test_an_inventory_that_is_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such inventory"):
+        load(tmp_path / "none.toml", {})
+    with pytest.raises(ConfigError, match="no such inventory"):
+        load(None, {"QUINE_INVENTORY": str(tmp_path / "none.toml")})
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"cannot be read"):
+        load(tmp_path / "binary.toml", {})
+
+
+def test_where_the_inventory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = {"HOME": str(tmp_path / "home")}
+    assert find(env) is None
+    assert load(None, env).hosts == {}
+    config = tmp_path / "home" / ".config" / "quine" / "inventory.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("[hosts.far]")
+    assert find(env) == config
+    (tmp_path / "inventory.toml").write_text("[hosts.near]")
+    assert list(load(None, env).hosts) == ["near"]
+    assert find({**env, "QUINE_INVENTORY": "~/x"}) == Path("~/x").expanduser()
+
+
+def test_a_jump_is_a_host_or_a_place(tmp_path: Path) -> None:
+    known = inventory(tmp_path, "[hosts.a]\njump = 'b'\n[hosts.b]\njump = 'me@[::1]:2200'\n[hosts.c]")
+    assert jump_of(known.host("a"), known) == known.host("b")
+    place = jump_of(known.host("b"), known)
+    assert place is not None and (place.user, place.destination, place.port) == ("me", "::1", 2200)
+    assert jump_of(known.host("c"), known) is None

@@ -1,0 +1,1 @@
+"""Tests of `quine fs` and its verbs."""

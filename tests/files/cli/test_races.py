@@ -1,0 +1,85 @@
+"""`quine fs` on directories of this machine in which somebody exchanges a directory for a link at the worst moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quine.files.cli import localfs
+from quine.files.cli.get import get
+from quine.files.cli.main import Call
+from quine.files.cli.put import put
+from quine.files.cli.sync import sync
+from quine.files.stores.memory import Memory, forget
+from tests.files.tiers import below
+from tests.files.tiers import get as content
+from tests.files.tiers import put as keep
+
+
+@pytest.fixture
+def tier() -> Iterator[Memory]:
+    name = f"races-{os.urandom(8).hex()}"
+    yield Memory(name)
+    forget(name)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for top, text in (("tree", "ours"), ("secret", "mine")):
+        (tmp_path / top / "d").mkdir(parents=True)
+        (tmp_path / top / "d" / "f").write_text(text)
+    return tmp_path / "tree"
+
+
+def exchanged(tree: Path, what: str) -> None:
+    (tree / what).rename(tree.parent / f"away-{os.urandom(4).hex()}")
+    (tree / what).symlink_to(tree.parent / "secret" / what)
+
+
+@pytest.mark.parametrize("what", ["d", "d/f"])
+@pytest.mark.parametrize("how", ["put", "sync", "checksum"])
+def test_what_was_found_and_is_a_link_now_is_not_put(
+    tier: Memory, tree: Path, how: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = localfs.walk
+
+    def swapping(*args: Any, **more: Any) -> Iterator[localfs.Found]:
+        for found in walk(*args, **more):
+            if found.path == "d/f":
+                exchanged(tree, what)
+            yield found
+
+    if how == "checksum":
+        keep(tier, "t/d/f", b"four", mtime=1.0)
+    monkeypatch.setattr(localfs, "walk", swapping)
+    if how == "put":
+        status = put(Call("put", {"recursive": True, "jobs": "1"}, [str(tree), "t"], tier))
+    else:
+        values = {"jobs": "1", "checksum": how == "checksum"}
+        status = sync(Call("sync", values, [str(tree), "tier:t"], tier))
+    assert status == 1
+    assert all(content(tier, entry.path) != b"mine" for entry in tier.walk("") if entry.is_file)
+
+
+def test_what_is_named_may_be_a_link(tier: Memory, tree: Path) -> None:
+    (tree / "link").symlink_to("d")
+    (tree / "d" / "g").symlink_to("f")
+    assert put(Call("put", {"recursive": True, "follow": True}, [str(tree / "link"), "t"], tier)) == 0
+    assert put(Call("put", {}, [str(tree / "d" / "g"), "one"], tier)) == 0
+    assert below(tier) == ["one", "t"] and below(tier, "t") == ["f", "g"]
+
+
+def test_a_directory_that_is_a_link_now_is_not_filled(
+    tier: Memory, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was made, or stood there, when it was looked at."""
+    keep(tier, "d/f", b"theirs")
+    exchanged(tree, "d")
+    monkeypatch.setattr(os.path, "islink", lambda path: False)
+    status = get(Call("get", {"recursive": True, "jobs": "1"}, ["d", str(tree)], tier))
+    assert status == 1
+    assert (tree.parent / "secret" / "d" / "f").read_text() == "mine"

@@ -1,0 +1,349 @@
+"""`quine fs sync`: after it both sides are alike, and a second one moves nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quine.files.api import Entry, Reader, Writer
+from quine.files.cli.compare import same_time
+from quine.files.cli.main import Call
+from quine.files.cli.sync import sync
+from quine.files.exclusions import own
+from quine.files.layers.reserved import Unreserved
+from quine.files.stores.local.store import Local
+from quine.files.stores.memory import Memory
+from tests.files import tiers
+from tests.files.commands import Shelf, fill, snapshot
+
+NAMES = st.sampled_from(["a", "b", "c d", "é", "\udcff", ".h", "-x", "*"])
+PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+TREES = st.dictionaries(PATHS, st.none() | st.binary(max_size=3), max_size=8)
+
+
+class Counted(Memory):
+    """A store that notes what it was asked to change and to read."""
+
+    def __init__(self) -> None:
+        super().__init__(f"sync-{os.urandom(8).hex()}")
+        self.changes: list[str] = []
+        self.reads: list[str] = []
+
+    def create(self, path: str, **more: Any) -> Writer:
+        self.changes.append(f"put {path}")
+        return super().create(path, **more)
+
+    def mkdir(self, path: str, exist_ok: bool = False) -> None:
+        self.changes.append(f"mkdir {path}")
+        super().mkdir(path, exist_ok)
+
+    def remove(self, path: str, recursive: bool = False) -> None:
+        self.changes.append(f"remove {path}")
+        super().remove(path, recursive)
+
+    def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        self.reads.append(path)
+        return super().open(path, offset, length)
+
+
+def plant(top: str, tree: dict[str, bytes | None]) -> None:
+    """None is a directory. A path below what is a file already is left out. A time goes with a content."""
+    os.makedirs(top, exist_ok=True)
+    for path, content in sorted(tree.items(), key=lambda item: os.fsencode(item[0])):
+        whole = os.path.join(top, path)
+        try:
+            os.makedirs(whole if content is None else os.path.dirname(whole), exist_ok=True)
+            if content is not None and not os.path.isdir(whole):
+                with open(whole, "wb") as file:
+                    file.write(content)
+                os.utime(whole, (0, zlib.crc32(content) + 0.5))
+        except (FileExistsError, NotADirectoryError):
+            continue
+
+
+def here(top: str) -> dict[str, object]:
+    return {
+        os.fsdecode(path): value if isinstance(value, str) else (value[0], value[2])  # type: ignore[index]
+        for path, value in snapshot(Path(top)).items()
+    }
+
+
+def there(tier: Memory, top: str) -> dict[str, object]:
+    def value(entry: Entry) -> object:
+        if not entry.is_file:
+            return "directory"
+        with tier.open(entry.path) as reader:
+            return b"".join(iter(reader.read, b"")), round(entry.mtime, 3)
+
+    return {entry.path[len(top) + 1 :]: value(entry) for entry in tier.walk(top)}
+
+
+def run(tier: Memory, source: str, target: str, **values: object) -> int:
+    return sync(Call("sync", {"delete": True, "force": True, **values}, [source, target], tier))
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="sync-") as folder:
+        yield folder
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=60)
+@given(source=TREES, before=TREES, checksum=st.booleans(), jobs=st.sampled_from(["1", "3"]))
+def test_both_sides_are_alike_and_a_second_time_nothing_moves(
+    place: str, source: dict[str, bytes | None], before: dict[str, bytes | None], checksum: bool, jobs: str
+) -> None:
+    top = tempfile.mkdtemp(dir=place)
+    local, other = f"{top}/source", f"{top}/other"
+    more = {"checksum": checksum, "jobs": jobs}
+    tier = Counted()
+    plant(local, source)
+    plant(other, before)
+    assert run(tier, other, "tier:t", **more) == 0
+    assert there(tier, "t") == here(other), "into nothing"
+    assert run(tier, local, "tier:t", **more) == 0
+    assert contents(there(tier, "t"), checksum) == contents(here(local), checksum), "over another tree"
+    tier.changes.clear()
+    assert run(tier, local, "tier:t", **more) == 0
+    assert tier.changes == [], "nothing to do"
+    assert run(tier, "tier:t", other, **more) == 0
+    assert contents(here(other), checksum) == contents(there(tier, "t"), checksum), "and back"
+    tier.reads.clear()
+    assert run(tier, "tier:t", other) == 0
+    assert checksum or tier.reads == []
+    assert tier.changes == []
+    shutil.rmtree(top)
+
+
+def contents(tree: dict[str, object], only: bool) -> dict[str, object]:
+    """Where contents are compared, a time alone is no reason to send."""
+    return {path: value[0] if only and isinstance(value, tuple) else value for path, value in tree.items()}
+
+
+@given(seconds=st.floats(0, 4e9), unit=st.sampled_from([1, 1000]), later=st.floats(1.0, 1e6))
+def test_times_are_compared_as_far_as_both_sides_keep_them(seconds: float, unit: int, later: float) -> None:
+    assert same_time(seconds, seconds)
+    assert same_time(seconds, int(seconds * unit) / unit)
+    assert not same_time(seconds, seconds + later + 1e-3)
+
+
+# -- whatever the store ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=tiers.makers())
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tiers.Store]:
+    if server := tiers.SERVERS.get(request.param):
+        request.getfixturevalue(server)
+    with tiers.MAKERS[request.param](request, tmp_path) as made:
+        yield made
+        made.tier.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_second_sync_sends_nothing_whatever_the_store(store: tiers.Store, tmp_path: Path) -> None:
+    """A listing of some stores knows neither the time nor the mode that a file was given."""
+    store.needs("mtime")
+    sent: list[str] = []
+    create = store.tier.create
+
+    def noted(path: str, **more: Any) -> Writer:
+        sent.append(path)
+        return create(path, **more)
+
+    store.tier.create = noted  # type: ignore[method-assign]
+    source, back = tmp_path / "source", tmp_path / "back"
+    fill(source, {b"a": b"1", b"run": b"2", b"d/b c": b"3", b"d/\xc3\xa9": b"", b"d/e/f": b"x" * 100_000})
+    (source / "run").chmod(0o755)
+    for number, path in enumerate([source / "a", source / "d/b c"]):
+        os.utime(path, (0, 1_600_000_000.25 + number))
+    target = "tier:some/where"
+    assert run(store.tier, str(source), target) == 0 and len(sent) == 5
+    assert run(store.tier, str(source), target) == 0 and len(sent) == 5
+    (source / "a").write_bytes(b"9")
+    (source / "run").chmod(0o700)
+    assert run(store.tier, str(source), target) == 0 and sorted(sent[5:]) == [
+        "some/where/a",
+        "some/where/run",
+    ]
+    assert run(store.tier, target, str(back)) == 0
+    assert whole_seconds(snapshot(back)) == whole_seconds(snapshot(source))
+    before = {path: os.lstat(path).st_ino for path in back.rglob("*")}
+    assert run(store.tier, target, str(back)) == 0
+    assert {path: os.lstat(path).st_ino for path in back.rglob("*")} == before, "nothing was fetched again"
+    (source / "d/e/f").unlink()
+    assert run(store.tier, str(source), target) == 0
+    with pytest.raises(FileNotFoundError):
+        store.tier.stat("some/where/d/e/f")
+
+
+def whole_seconds(tree: dict[bytes, object]) -> dict[bytes, object]:
+    return {
+        path: (value[0], value[1], int(value[2])) if isinstance(value, tuple) else value
+        for path, value in tree.items()
+    }
+
+
+# -- as a command ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    shelf = Shelf(tmp_path)
+    fill(tmp_path / "s", {b"same": b"same", b"new": b"new", b"d/changed": b"2", b"d/e/": b""})
+    fill(shelf.tier / "t", {b"same": b"same", b"extra/x/y": b"", b"d/changed": b"1", b"old": b""})
+    for path in (tmp_path / "s/same", shelf.tier / "t/same"):
+        os.utime(path, (5, 5))
+    os.utime(shelf.tier / "t/d/changed", (6, 6))  # of the same size, and perhaps written in the same tick
+    return shelf
+
+
+def test_a_dry_run_says_it_and_does_nothing(shelf: Shelf) -> None:
+    before = snapshot(shelf.tier)
+    assert shelf.ok("sync", "-n", "s", "tier:t") == b"put d/changed\nmkdir d/e\nput new\n"
+    assert shelf.ok("sync", "--dry-run", "--delete", "s", "tier:t").endswith(
+        b"put new\ndelete extra\ndelete old\n"
+    )
+    assert snapshot(shelf.tier) == before
+    assert shelf.ok("sync", "-n", "tier:t", "none") == b"get d/changed\nget extra/x/y\nget old\nget same\n"
+    assert not (shelf.directory / "none").exists()
+
+
+def test_what_is_more_stays_unless_it_shall_go(shelf: Shelf) -> None:
+    shelf.ok("sync", "s", "tier:t")
+    assert (shelf.tier / "t/extra/x/y").exists() and (shelf.tier / "t/d/changed").read_bytes() == b"2"
+    done = shelf.run("sync", "-v", "--delete", "s", "tier:t")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"delete extra\ndelete old\n")
+    assert snapshot(shelf.tier / "t") == snapshot(shelf.directory / "s")
+    (shelf.directory / "s/same").chmod(0o600)
+    shelf.ok("sync", "--delete", "tier:t", "s")
+    assert (shelf.directory / "s/same").stat().st_mode & 0o777 == 0o644, "a mode is mended without sending"
+
+
+def test_a_directory_where_a_file_was(shelf: Shelf) -> None:
+    fill(shelf.directory / "s", {b"old/now/a": b"directory"})
+    shutil.rmtree(shelf.tier / "t/d/")
+    fill(shelf.tier / "t", {b"new/was/a": b"directory"})
+    error = shelf.fails("sync", "s", "tier:t")
+    assert "t/new: is a directory there, and a file in the source; --delete replaces it" in error
+    assert "t/old: is a file there, and a directory in the source" in error
+    assert (shelf.tier / "t/d/changed").read_bytes() == b"2", "the rest is done"
+    shelf.ok("sync", "--delete", "s", "tier:t")
+    assert snapshot(shelf.tier / "t") == snapshot(shelf.directory / "s")
+
+
+def test_nothing_is_removed_where_the_source_was_not_seen_whole(shelf: Shelf) -> None:
+    (shelf.directory / "s/broken").symlink_to("nowhere")
+    error = shelf.fails("sync", "-L", "--delete", "s", "tier:t")
+    assert "s/broken: no such file" in error and "nothing is removed" in error
+    assert (shelf.tier / "t/old").exists() and (shelf.tier / "t/new").exists()
+
+
+def test_what_is_behind_a_link_that_was_refused_stays(shelf: Shelf) -> None:
+    """A directory was moved to another disk, and a link put in its place: its copy is not what is to go."""
+    shelf.ok("sync", "s", "tier:t")
+    (shelf.directory / "s/d").rename(shelf.directory / "elsewhere")
+    (shelf.directory / "s/d").symlink_to("../elsewhere")
+    assert "s/d: a symbolic link" in shelf.fails("sync", "--delete", "s", "tier:t")
+    assert (shelf.tier / "t/d/changed").read_bytes() == b"2" and (shelf.tier / "t/d/e").is_dir()
+    assert not (shelf.tier / "t/extra").exists(), "what is nowhere in the source goes"
+    shelf.ok("sync", "-L", "--delete", "s", "tier:t")
+    assert (shelf.tier / "t/d/changed").read_bytes() == b"2"
+
+
+def test_a_link_here_is_no_way_out(shelf: Shelf) -> None:
+    outside = shelf.directory / "outside"
+    outside.mkdir()
+    out = shelf.directory / "out"
+    out.mkdir()
+    (out / "d").symlink_to(outside)
+    assert "out/d: is a link there, and a directory in the source" in shelf.fails("sync", "tier:t", "out")
+    shelf.ok("sync", "--delete", "tier:t", "out")
+    assert snapshot(out) == snapshot(shelf.tier / "t")
+    assert not list(outside.iterdir())
+
+
+def test_what_is_quines_own_is_no_part_of_a_tree(shelf: Shelf) -> None:
+    """The data directory, and a tier that is a directory, lie in most trees that somebody works in."""
+    tape = shelf.directory / "data/a.jsonl"
+    tape.write_bytes(b"a tape")
+    fill(shelf.tier / "t", {b"data/fs/t/old": b"of another tree", b"data/b": b""})
+    shelf.ok("put", "-r", ".", "p")
+    assert sorted(os.listdir(shelf.tier / "p")) == ["s"]
+    shelf.ok("sync", ".", "tier:q")
+    assert sorted(os.listdir(shelf.tier / "q")) == ["s"]
+    before = snapshot(shelf.tier)
+    shelf.ok("sync", "--delete", "tier:t", ".")
+    assert snapshot(shelf.tier) == before and tape.read_bytes() == b"a tape"
+    assert sorted(os.listdir(shelf.directory)) == ["d", "data", "extra", "old", "same"], "all else is as told"
+
+    shelf.env["QUINE_FS"] = f"file://{shelf.directory}/extra/store"
+    fill(shelf.directory / "extra/store/u", {b"new": b"new"})
+    shelf.ok("sync", "--delete", "tier:u", ".")
+    assert sorted(os.listdir(shelf.directory)) == ["data", "extra", "new"]
+    assert sorted(os.listdir(shelf.directory / "extra")) == ["store"]
+    fill(shelf.directory / "extra/store/v", {b"extra": b"a file where the store is"})
+    assert "the tier, is in it" in shelf.fails("sync", "--delete", "tier:v", ".")
+    assert (shelf.directory / "extra/store/u/new").exists()
+    shelf.ok("put", "-r", "data/fs/t", "/")
+    assert (shelf.directory / "extra/store/t/data/b").exists(), "who names it means it"
+
+
+def test_a_tree_that_is_got_does_not_come_into_what_is_quines_own(shelf: Shelf) -> None:
+    shelf.env |= {"QUINE_DATA_DIR": ".quine", "QUINE_FS": "origin:store"}
+    (shelf.directory / ".quine").mkdir()
+    (shelf.directory / ".quine" / "tape.jsonl").write_text("mine")
+    names = {
+        b".quine/tape.jsonl": b"forged",
+        b"store/t/a": b"forged",
+        b"store/new": b"forged",
+        b"b/.quine/x": b"2",
+    }
+    fill(shelf.directory / "store" / "t", {b"a": b"1", **names})
+    shelf.ok("get", "-r", "-T", "t", ".")
+    assert (shelf.directory / ".quine" / "tape.jsonl").read_text() == "mine"
+    assert (shelf.directory / "store" / "t" / "a").read_text() == "1"
+    assert not (shelf.directory / "store" / "new").exists()
+    assert (shelf.directory / "a").read_text() == "1"
+    assert (shelf.directory / "b" / ".quine" / "x").read_text() == "2", "only our own"
+
+
+class Elsewhere(Memory):
+    """The tier of a job: a directory of its origin, of that name."""
+
+    def url_of(self, path: str) -> str:
+        return f"file:///srv/work/{path}"
+
+
+def test_a_directory_of_the_origin_is_none_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUINE_DATA_DIR", "/var/data")
+    assert own(Elsewhere("elsewhere"), "/srv") == frozenset()
+    assert own(Local("/srv/work"), "/srv") == {"work"} == own(Unreserved(Local("/srv/work")), "/srv")
+    assert own(Local("/srv/work"), "/var") == {"data"}
+
+
+def test_contents_are_compared_when_asked(shelf: Shelf) -> None:
+    fill(shelf.directory / "s", {b"same": b"sane"})
+    os.utime(shelf.directory / "s/same", (5, 5))
+    shelf.ok("sync", "s", "tier:t")
+    assert (shelf.tier / "t/same").read_bytes() == b"same", "size and time are those of the source"
+    assert shelf.ok("sync", "-nc", "s", "tier:t") == b"put same\n"
+    shelf.ok("sync", "-c", "s", "tier:t")
+    assert (shelf.tier / "t/same").read_bytes() == b"sane"
+
+
+def test_what_has_to_be_a_directory(shelf: Shelf) -> None:
+    assert "s/new: not a directory" in shelf.fails("sync", "s/new", "tier:t")
+    assert "t/same: not a directory" in shelf.fails("sync", "tier:t/same", "x")
+    assert "nothing: no such file" in shelf.fails("sync", "nothing", "tier:t")
+    assert "none: no such file" in shelf.fails("sync", "tier:none", "x")
+    assert "t/same: not a directory" in shelf.fails("sync", "s", "tier:t/same")

@@ -1,0 +1,124 @@
+"""`quine fs` as a user calls it, in a directory with a tier of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.support.agents import QUINE
+
+HOSTILE = (  # names that a filesystem allows
+    b"a b", b"new\nline", b"-rf", b"--", b"caf\xc3\xa9", b"cafe\xcc\x81", b"\xff\xfe", b"star*", b"q?", b"[x]",
+    b"back\\slash", b'quo"te\'s', b"~", b"%2e%2e", b".hidden", b"tier:x", b"\x1b[31m", b"\t", b"n" * 255, b"#",
+    b"$HOME", b"...",
+)  # fmt: skip
+
+
+class Shelf:
+    """The directory is where commands run; `tier` is where the files of the tier lie."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.tier = directory / "data" / "fs"
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(directory),
+            "LANG": "C.UTF-8",
+            "QUINE_DATA_DIR": str(directory / "data"),
+            "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
+        }
+
+    def popen(self, *words: str | bytes | Path, **more: Any) -> subprocess.Popen[bytes]:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([*QUINE, "fs", *words], cwd=self.directory, env=self.env, **(streams | more))
+
+    def run(
+        self, *words: str | bytes | Path, input: bytes | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        stdin = subprocess.DEVNULL if input is None else subprocess.PIPE
+        with self.popen(*words, stdin=stdin) as process:
+            out, err = process.communicate(input, timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def ok(self, *words: str | bytes | Path, input: bytes | None = None) -> bytes:
+        """Its stdout; it must have gone well, and in silence."""
+        done = self.run(*words, input=input)
+        assert (done.returncode, done.stderr) == (0, b""), done
+        return done.stdout
+
+    def fails(self, *words: str | bytes | Path, status: int = 1, input: bytes | None = None) -> str:
+        """What it said; nothing on stdout."""
+        done = self.run(*words, input=input)
+        assert (done.returncode, done.stdout) == (status, b""), done
+        assert done.stderr.startswith(b"quine: error: ")
+        return done.stderr.decode()
+
+    def sh(self, line: str) -> subprocess.CompletedProcess[bytes]:
+        """A line of bash with pipefail, in which `fs` is the command."""
+        words = " ".join(f"'{word}'" for word in [*QUINE, "fs"])
+        code = f'set -o pipefail; fs() {{ {words} "$@"; }}\n{line}'
+        return subprocess.run(
+            ["bash", "-c", code],
+            cwd=self.directory,
+            env=self.env,
+            capture_output=True,
+            timeout=120,
+            check=False,
+        )
+
+    def parts(self) -> list[Path]:
+        """What lies about of files that were being made, on either side."""
+        kept = (
+            [path for path in (self.tier / ".quine-parts").rglob("*") if path.is_file()]
+            if self.tier.exists()
+            else []
+        )
+        return kept + list(self.directory.rglob("*.part"))
+
+
+def snapshot(top: Path) -> dict[bytes, object]:
+    """All below a directory: content, mode and time of files; directories."""
+    found: dict[bytes, object] = {}
+    for folder, directories, files in os.walk(os.fsencode(top)):
+        directories[:] = [name for name in directories if name != b".quine-parts"]
+        for name in directories:
+            found[os.path.relpath(os.path.join(folder, name), os.fsencode(top))] = "directory"
+        for name in files:
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            with open(path, "rb") as file:
+                content = file.read()
+            found[os.path.relpath(path, os.fsencode(top))] = (
+                content,
+                status.st_mode & 0o777,
+                round(status.st_mtime, 3),
+            )
+    return found
+
+
+def many(top: Path, names: Iterable[bytes]) -> None:
+    """Empty files in a directory that is there. They are links to one: a disk at work takes its time for inodes."""
+    first: bytes | None = None
+    for name in names:
+        path = os.path.join(os.fsencode(top), name)
+        try:
+            if first is not None:
+                os.link(first, path)
+                continue
+        except OSError:  # as many links as the filesystem has
+            pass
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+        first = path
+
+
+def fill(top: Path, files: dict[bytes, bytes]) -> None:
+    """Make files and the directories above them; a path that ends with / is an empty directory."""
+    for path, content in files.items():
+        whole = os.path.join(os.fsencode(top), path)
+        os.makedirs(whole if path.endswith(b"/") else os.path.dirname(whole), exist_ok=True)
+        if not path.endswith(b"/"):
+            with open(whole, "wb") as file:
+                file.write(content)

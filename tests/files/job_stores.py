@@ -1,0 +1,76 @@
+"""A door to the tier of a job on another host: its own right to ask, used from this process over its own node and link.
+
+Laws
+1. All hosts of the lab are on this machine, so the socket of their node can be reached from here: what is asked goes
+   by the very way that the job's own requests go, and nothing of it is doubled.
+2. The job lives as long as the door is open, and no longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quine.files.wire.client import Remote
+from tests.support.agents import until
+from transport.rpc.call import Relay
+
+if TYPE_CHECKING:
+    from tests.lab import Lab
+
+TELL = """import os, sys
+print(os.pread(int(os.environ["QUINE_CREDENTIALS_FD"]), 1 << 16, 0).decode(), flush=True)
+sys.stdin.read()"""
+
+
+class Door:
+    """`memo` is what the job was given, `face` the process that answers it, `root` where its files are."""
+
+    def __init__(self, face: subprocess.Popen[bytes], root: Path) -> None:
+        assert face.stdout
+        self.face = face
+        self.root = root
+        line = face.stdout.readline()
+        assert line, f"no job: {face.stderr.read() if face.stderr else b''!r}"
+        self.memo: dict[str, Any] = json.loads(line)
+
+    def relay(self, **more: str) -> Relay:
+        """The job's; with `token` or `capability`, one that claims another's."""
+        memo = {**self.memo, **more}
+        return Relay(memo["socket"], memo["token"], memo["capability"])
+
+    def tier(self, **more: str) -> Remote:
+        return Remote(self.relay(**more))
+
+    def kept(self) -> list[str]:
+        """Every file below the root but what parts are kept in, whether it is shown or not."""
+        return sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file())
+
+    def settled(self, *wanted: str) -> None:
+        """Until exactly these files are there: what was given up is dropped on the origin's own time."""
+        until(lambda: self.kept() == sorted(wanted))
+
+
+@contextlib.contextmanager
+def opened(
+    lab: Lab, host: str, root: Path, env: Mapping[str, str] | None = None, *options: str
+) -> Iterator[Door]:
+    """A job on a host whose tier is the directory `root` at the origin."""
+    words = ["run", *options, "--on", host, "--", "python3", "-c", TELL]
+    env = {"QUINE_FS": f"origin:{root}", **(env or {})}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with lab.popen(words, env=env, **pipes) as face:  # type: ignore[arg-type]
+        try:
+            yield Door(face, root)
+        finally:
+            assert face.stdin
+            with contextlib.suppress(BrokenPipeError):
+                face.stdin.close()
+            try:
+                face.wait(120)
+            except subprocess.TimeoutExpired:
+                face.kill()

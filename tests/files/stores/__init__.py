@@ -1,0 +1,1 @@
+"""Tests of every kind of store behind one suite."""

@@ -1,0 +1,1 @@
+"""Tests of the file service of a job, over a link."""

@@ -1,0 +1,1 @@
+"""Tests of parsers, fed with broken recordings."""

@@ -1,0 +1,1 @@
+"""Tests of detached jobs, ps, wait, kill, retry."""

@@ -1,0 +1,657 @@
+"""--detach, ps, attach, logs, wait, kill: jobs that outlive who asked for them, found again from anywhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deploy.inventory import load
+from quine.base.sessions import is_session, new_session
+from quine.jobs import logind, remote
+from quine.remote.placement import DETACHED_LEASE, settle
+from tests.lab import Lab, processes
+from tests.lab.lab import BUILDS
+from tests.lab.machine import UNSHARE, can_mount
+from tests.support.detached import detach, folder, record
+from tests.support.detached import go as go
+from tests.support.values import JSON
+from tests.support.waiting import until
+from transport import address
+from transport.spawn import Spawn
+
+
+def facts(lab: Lab, job: str, *words: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    done = lab.run(["ps", "-a", "--json", *words], env=env, check=True)
+    (fact,) = [fact for fact in map(json.loads, done.stdout.splitlines()) if fact["id"] == job]
+    found: dict[str, Any] = fact
+    return found
+
+
+# -- here ------------------------------------------------------------------------------------------
+
+
+def test_it_runs_on_and_is_found_by_its_id(lab: Lab, go: Path) -> None:
+    job = detach(lab, "--", "sh", "-c", f"echo out; echo err >&2; read x <{go}; echo late; exit 7")
+    fact = facts(lab, job)
+    assert (fact["state"], fact["code"], fact["host"], fact["root"]) == ("running", None, "local", job)
+    both = [folder(job, lab.home) / name for name in ("stdout", "stderr")]
+    until(lambda: all(path.read_bytes() for path in both), "it has spoken")
+    assert lab.run(["logs", job]).stdout == b"out\n"
+    face = lab.popen(["attach", job[:20]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert face.stdout and face.stdout.readline() == b"out\n"
+    go.write_text("\n")
+    assert face.communicate(timeout=120) == (b"late\n", b"err\n")
+    assert face.returncode == 7
+    assert lab.run(["wait", job]).returncode == 7
+    fact = facts(lab, job)
+    assert (fact["state"], fact["code"]) == ("exited", 7)
+    again = lab.run(["attach", job])
+    assert (again.returncode, again.stdout, again.stderr) == (7, b"out\nlate\n", b"err\n")
+    assert lab.run(["attach", "--from", "4", job]).stdout == b"late\n"
+    assert lab.run(["attach", "--from=end", job]).stdout == b""
+    assert b"\n  " not in lab.run(["ps"]).stdout and job[:18].encode() not in lab.run(["ps"]).stdout
+
+
+@pytest.mark.parametrize("verb", ["wait", "ps --all", "logs", "attach"])
+def test_who_asks_in_a_directory_that_was_removed(lab: Lab, tmp_path: Path, verb: str) -> None:
+    job = detach(lab, "--", "true")
+    (tmp_path / "gone").mkdir()
+    script = f"rmdir ../gone; exec quine {verb} {'' if verb == 'ps --all' else job}"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path / "gone", env=lab.env, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_it_leaves_as_the_job_left(lab: Lab) -> None:
+    job = detach(lab, "--", "sh", "-c", "kill -SEGV $$")
+    assert lab.run(["wait", job]).returncode == 139
+    assert lab.run(["attach", job]).returncode == -signal.SIGSEGV
+    assert facts(lab, job)["signal"] == "SEGV"
+
+
+def test_what_does_not_start_leaves_nothing(lab: Lab) -> None:
+    kept = lab.home / ".local/state/quine/jobs"
+    before = set(kept.iterdir()) if kept.exists() else set()
+    done = lab.run(["run", "--detach", "--", "no-such-command"])
+    assert (done.returncode, done.stdout) == (127, b"")
+    assert done.stderr == b"quine: error: command not found: no-such-command\n"
+    assert lab.run(["run", "--detach", "--cwd", "/no/such", "--", "true"]).returncode == 69
+    assert set(kept.iterdir()) <= before
+
+
+@pytest.mark.long
+def test_fifty_megabytes_byte_for_byte_to_two_at_once(lab: Lab) -> None:
+    size = 50 << 20
+    code = f"import sys,random; sys.stdout.buffer.write(random.Random(7).randbytes({size}))"
+    expected = subprocess.run(["python3", "-c", code], capture_output=True, check=True).stdout
+    job = detach(lab, "--", "python3", "-c", code)
+    both = [lab.popen(["attach", job, *more], stdout=subprocess.PIPE) for more in ((), ("--from", "1000001"))]
+    first, second = (face.communicate(timeout=120)[0] for face in both)
+    assert [face.returncode for face in both] == [0, 0]
+    assert hashlib.sha256(first).digest() == hashlib.sha256(expected).digest()
+    assert second == expected[1000001:]
+
+
+def test_an_attached_one_ends_and_the_job_does_not(lab: Lab, go: Path) -> None:
+    job = detach(lab, "--", "sh", "-c", f"echo up; read x <{go}; echo done")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
+        face = lab.popen(["attach", job], stdout=subprocess.PIPE)
+        assert face.stdout and face.stdout.readline() == b"up\n"
+        face.send_signal(number)
+        assert face.wait(120) == -number
+        face.stdout.close()
+    assert facts(lab, job)["state"] == "running"
+    head = lab.sh(f"quine attach {job} | head -1")
+    assert (head.stdout, head.stderr) == (b"up\n", b"")
+    go.write_text("\n")
+    assert lab.run(["attach", job]).stdout == b"up\ndone\n"
+
+
+def test_signals_reach_the_whole_group(lab: Lab) -> None:
+    job = detach(lab, "--", "sh", "-c", "sleep 8631 & trap 'echo usr' USR1; echo up; wait; wait; sleep 8632")
+    until(lambda: (folder(job, lab.home) / "stdout").read_bytes() == b"up\n", "it is up")
+    assert lab.run(["kill", "-0", job]).returncode == 0
+    assert lab.run(["kill", "-STOP", job]).returncode == 0
+    until(lambda: facts(lab, job)["state"] == "stopped", "it is stopped")
+    assert lab.run(["kill", job]).returncode == 0
+    assert lab.run(["wait", job]).returncode == 143
+    done = lab.run(["kill", job])
+    assert (done.returncode, done.stderr) == (1, f"quine: error: {job}: it has ended\n".encode())
+    job = detach(lab, "--", "sleep", "8633")
+    assert lab.run(["kill", "-s", "KILL", job]).returncode == 0
+    assert lab.run(["wait", job]).returncode == 137
+
+
+def test_its_stdin_is_ours_taken_whole(lab: Lab) -> None:
+    data = os.urandom(3_000_000)
+    job = detach(lab, "--", "cat", input=data)
+    assert lab.run(["attach", job]).stdout == data
+    job = detach(lab, "--", "sh", "-c", "readlink /proc/self/fd/0; cat")
+    assert lab.run(["attach", job]).stdout == b"/dev/null\n"
+
+
+def test_stdin_of_those_attached(lab: Lab) -> None:
+    job = detach(lab, "--stdin", "--", "cat")
+    assert lab.run(["wait", "--timeout=0", job]).returncode == 124
+    face = lab.popen(["attach", job], stdout=subprocess.PIPE)  # stdin is /dev/null: left alone
+    for text in (b"one\n", b"\0\xff\n"):
+        feeder = lab.popen(
+            ["attach", "--stdin", "--from=end", job], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert feeder.stdin and feeder.stdout
+        feeder.stdin.write(text)
+        feeder.stdin.flush()
+        assert feeder.stdout.readline() == text
+        feeder.kill()  # no end of file: its input may have had more
+        feeder.communicate()
+    done = lab.run(["attach", "-i", "--from", "end", job], input=b"last" * 100_000)
+    assert (done.returncode, done.stdout) == (0, b"last" * 100_000)
+    assert face.communicate(timeout=120)[0] == b"one\n\0\xff\n" + b"last" * 100_000
+    job = detach(lab, "--", "true")
+    done = lab.run(["attach", "--stdin", job])
+    assert done.returncode == 2 and b"is not open" in done.stderr
+
+
+def test_at_the_quota_it_waits_until_somebody_reads(lab: Lab, tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    job = detach(
+        lab,
+        "--output-limit",
+        "64k",
+        "--",
+        "sh",
+        "-c",
+        f"head -c 3000000 /dev/zero; echo end >&2; touch {over}",
+    )
+    spool = folder(job, lab.home) / "stdout"
+    until(lambda: spool.stat().st_size == 65536, "the quota is reached")
+    assert lab.run(["wait", "--timeout=0.3", job]).returncode == 124
+    assert lab.run(["logs", job]).stdout == bytes(65536)
+    assert spool.stat().st_size == 65536 and not over.exists()
+    done = lab.run(["attach", job])
+    assert (done.returncode, done.stdout, done.stderr) == (0, bytes(3_000_000), b"end\n")
+    assert over.exists()
+
+
+def with_a_disk(lab: Lab, tmp_path: Path, script: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a script that may mount one at "$1", in a mount namespace of its own."""
+    (tmp_path / "disk").mkdir()
+    return subprocess.run(
+        [*UNSHARE, "-m", "sh", "-c", script, "sh", str(tmp_path / "disk")],
+        env=lab.env,
+        capture_output=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
+def test_a_full_disk_makes_it_wait(lab: Lab, tmp_path: Path) -> None:
+    """In a mount namespace of this test's, whose script grows the disk when the spool does not grow any more.
+
+    --options-mode: what the table of mounts says of its owner is not known in a namespace of users.
+    """
+    script = """set -e
+mount -t tmpfs -o size=1m lab "$1"
+export XDG_STATE_HOME="$1"
+job=$(quine run --detach -- sh -c 'head -c 3000000 /dev/zero; exit 5')
+while [ "$(df --output=avail "$1" | tail -1)" -gt 0 ]; do :; done
+quine wait --timeout=0.3 "$job" && exit 9 || [ $? -eq 124 ]
+mount --options-mode ignore -o remount,size=8m "$1"
+quine attach "$job"
+"""
+    done = with_a_disk(lab, tmp_path, script)
+    assert (done.returncode, len(done.stdout), done.stderr) == (5, 3_000_000, b"")
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
+def test_a_full_disk_takes_the_record_all_the_same(lab: Lab, tmp_path: Path) -> None:
+    script = """set -e
+mount -t tmpfs -o size=1m lab "$1"
+export XDG_STATE_HOME="$1"
+job=$(quine run --detach -- sleep 8635)
+cat /dev/zero >"$1/much" 2>/dev/null || :
+quine kill "$job"
+quine wait "$job" || exit
+"""
+    done = with_a_disk(lab, tmp_path, script)
+    assert (done.returncode, done.stderr) == (143, b"")
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
+def test_a_full_disk_is_said_with_its_cure(lab: Lab, tmp_path: Path) -> None:
+    script = """mount -t tmpfs -o size=1m lab "$1"
+export XDG_STATE_HOME="$1" QUINE_NODE_NAME=h7
+mkdir -p "$1/quine/jobs"
+cat /dev/zero >"$1/much" 2>/dev/null
+quine run --detach -- true
+"""
+    done = with_a_disk(lab, tmp_path, script)
+    assert (done.returncode, done.stdout) == (69, b"")
+    assert done.stderr.startswith(
+        b"quine: h7: error: cannot start: no space left on device\nquine: h7: hint: "
+    )
+
+
+def test_its_supervisor_is_killed(lab: Lab, tmp_path: Path) -> None:
+    """PIPE is ignored, because a shell says on stderr that its command was terminated, and nobody reads that."""
+    told = tmp_path / "told"
+    job = detach(
+        lab,
+        "--",
+        "sh",
+        "-c",
+        f"trap '' PIPE; trap 'echo TERM >{told}; exit 3' TERM; echo up; while :; do sleep 0.01; done",
+    )
+    until(lambda: (folder(job, lab.home) / "stdout").read_bytes() == b"up\n", "it is up")
+    face = lab.popen(["attach", job], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert face.stdout and face.stdout.readline() == b"up\n"
+    os.kill(record(job, lab.home)["supervisor"], signal.SIGKILL)
+    until(told.exists, "the kernel has told the job")
+    err = face.communicate(timeout=120)[1].decode()
+    if face.returncode == 74:
+        assert err.startswith(f"quine: error: {job}: process ") and "its supervisor was killed" in err
+    else:
+        assert face.returncode == 3, "nobody has reaped it yet, so the kernel still knew"
+    assert lab.run(["wait", job]).returncode in (3, 74)
+    assert facts(lab, job)["state"] in ("exited", "lost")
+    assert lab.run(["logs", job]).stdout == b"up\n"
+    assert lab.run(["kill", job]).returncode == 1
+
+
+@pytest.mark.long
+def test_what_it_left_behind_holds_its_output_for_a_second(lab: Lab) -> None:
+    """Its process is gone and reaped, and nothing is written down yet: it is not over, and by no means lost."""
+    job = detach(lab, "--", "sh", "-c", "sleep 3 & echo said; exit 3")
+    state = until(lambda: (f := facts(lab, job)["state"]) != "running" and f, "it is over")
+    assert state == "exited"
+    done = lab.run(["attach", job])
+    assert (done.returncode, done.stdout) == (3, b"said\n")
+
+
+def test_what_is_meant_for_its_supervisor_is_told_to_the_job(lab: Lab) -> None:
+    """A machine that goes down sends TERM to everybody: the record is still written."""
+    job = detach(lab, "--", "sh", "-c", "trap 'exit 9' TERM; echo up; while :; do sleep 0.01; done")
+    until(lambda: (folder(job, lab.home) / "stdout").read_bytes(), "it is up")
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM):
+        os.kill(record(job, lab.home)["supervisor"], number)
+    assert lab.run(["wait", job]).returncode == 9
+
+
+def test_its_socket_takes_no_nonsense(lab: Lab, go: Path) -> None:
+    from transport.wire.frames import GREETING, LIFE, Frame, Kind, encode
+
+    job = detach(lab, "--", "sh", "-c", f"read x <{go}; echo whole")
+    path = folder(job, lab.home) / "socket"
+    frames = [
+        Frame(Kind.ACK, stream=1, offset=1 << 63),
+        Frame(Kind.SIGNAL, stream=LIFE, payload=b'{"signal":"NOISE"}'),
+    ]
+    frames += [Frame(Kind.SPAWN, payload=b"{}"), Frame(Kind.DATA, stream=1, payload=b"x"), Frame(Kind.SIGNAL)]
+    for data in [b"x" * 100_000, GREETING + b"\xff" * 18, *(GREETING + encode(frame) for frame in frames)]:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(20)
+            peer.connect(str(path))
+            try:
+                peer.sendall(data)
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(4096):
+                    pass
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+    idle = [socket.socket(socket.AF_UNIX) for _ in range(70)]
+    for peer in idle:
+        peer.setblocking(False)
+        peer.connect_ex(str(path))
+    for peer in idle:
+        peer.close()
+    go.write_text("\n")
+    assert lab.run(["attach", job]).stdout == b"whole\n"
+
+
+def test_the_same_id_starts_nothing_twice(lab: Lab, tmp_path: Path) -> None:
+    job = new_session()
+    words = ["run", "--detach", "--job", job, "--", "sh", "-c", f"echo x >>{tmp_path}/ran"]
+    for _ in range(2):
+        done = lab.run(words)
+        assert (done.returncode, done.stdout.decode(), done.stderr) == (0, f"{job}\n", b"")
+    assert lab.run(["wait", job]).returncode == 0
+    assert (tmp_path / "ran").read_text() == "x\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["../x", "/etc", "", "0" * 36, "01a20150-5255-7bab-bc94-25f5d212af4/", "a\nb", "\x1b[2J"]
+)
+def test_an_id_that_is_none(lab: Lab, text: str) -> None:
+    planted = lab.home / ".local/state/quine/x"
+    planted.mkdir(parents=True, exist_ok=True)
+    (planted / "job").write_text('{"pid":1}')
+    for verb in ("attach", "logs", "wait", "kill"):
+        done = lab.run([verb, "--on=local", text])
+        assert done.returncode == 2, done.stderr
+        assert b"no such job" in done.stderr
+    if text:
+        done = lab.run(["run", "--detach", f"--job={text}", "--", "true"])
+        assert done.returncode == 2 and b"is not a UUID" in done.stderr
+    shutil.rmtree(planted)
+
+
+def test_one_that_was_started_is_not_again_and_leaves_no_folder(lab: Lab) -> None:
+    job = new_session()
+    for _ in range(2):
+        assert detach(lab, "--job", job, "--on", "h2", "--", "true") == job
+        lab.run(["wait", "--on", "h2", job], check=True)
+        # its folder goes with its supervisor, which may be a moment behind its word
+        until(lambda: not (lab["h2"].home / "quine" / job).exists(), "its folder is gone")
+
+
+def test_two_hundred_are_listed_at_once(lab: Lab, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    for n in range(200):
+        path = state / "quine/jobs" / new_session()
+        path.mkdir(parents=True)
+        facts = {"pid": os.getpid(), "started": 1, "boot_id": address.boot_id(), "node": os.uname().nodename}
+        (path / "job").write_text(
+            json.dumps({**facts, "supervisor": 1, "supervisor_started": 1, "intent": f"n{n}"})
+        )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = lab.run(["ps", "-a"], env={"XDG_STATE_HOME": str(state)}, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+    )  # of this process, whoever else works
+    # an agent of another test may be about to end
+    planted = [line for line in done.stdout.splitlines() if re.search(rb" n\d+$", line.rstrip())]
+    assert len(planted) == 200
+    assert all(b"  lost  " in line for line in planted), "recycled pids fool nobody"
+
+
+def test_ended_ones_are_forgotten_after_a_month(lab: Lab, tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+    job = detach(lab, "--", "true", env=env)
+    assert lab.run(["wait", job], env=env).returncode == 0
+    old = tmp_path / "quine/jobs" / ("0000" + job[4:])
+    os.rename(tmp_path / "quine/jobs" / job, old)
+    lab.run(["wait", detach(lab, "--", "true", env=env)], env=env, check=True)
+    assert old.exists(), "an old id, but it ended now"
+    os.utime(old / "status", (1, 1))
+    lab.run(["wait", detach(lab, "--", "true", env=env)], env=env, check=True)
+    assert not old.exists()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.binary(max_size=60) | st.dictionaries(st.sampled_from([*remote._FIELDS, "host"]), JSON).map(json.dumps)
+)
+def test_what_a_host_lists_is_foreign(line: str | bytes) -> None:
+    raw = line if isinstance(line, bytes) else line.encode()
+    for data in (raw, raw.replace(b"{", b'{"id":"%s",' % new_session().encode(), 1)):
+        fact = remote._fact(data, "h1")
+        assert not fact or (
+            fact["host"] == "h1" and is_session(fact["id"]) and isinstance(fact["state"], str)
+        )
+        assert not fact or f"{fact['seconds']:.1f}{fact['mission'][:1]}{fact['root'][:1]}"
+
+
+def test_options_that_need_it(lab: Lab) -> None:
+    for words in (["run", "--stdin"], ["run", "--spool=1k"], ["--output-limit=1k"]):
+        assert lab.run([*words, "--", "true"]).returncode == 2
+    for words in (["--spool=0"], ["--spool=x"], ["--report=x"]):
+        assert lab.run(["run", "--detach", *words, "--", "true"]).returncode == 2
+
+
+# -- durable ---------------------------------------------------------------------------------------
+
+LOGINCTL = """#!/bin/sh
+case "$*" in
+    *KillUserProcesses*) echo KillUserProcesses=$KILLS; echo KillExcludeUsers=; echo KillOnlyUsers= ;;
+    *Linger*) echo Linger=no ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("kills", ["yes", "no"])
+def test_where_it_is_not_durable_that_is_said(lab: Lab, tmp_path: Path, kills: str) -> None:
+    (tmp_path / "loginctl").write_text(LOGINCTL)
+    (tmp_path / "loginctl").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{lab.env['PATH']}", "XDG_SESSION_ID": "1", "KILLS": kills}
+    done = lab.run(["run", "--detach", "--", "true"], env=env)
+    assert done.returncode == 0
+    said = b"quine: warning: not durable here: the system ends it when you log out (KillUserProcesses=yes)\n"
+    hint = b"quine: hint: loginctl enable-linger, then start it again\n"
+    assert done.stderr == (said + hint if kills == "yes" else b"")
+    lab.run(["wait", done.stdout.decode().strip()], check=True)
+
+
+SYSTEMD_RUN = """#!/bin/sh
+[ "$*" = "--user --scope -q true" ] && exit 0
+shift 4
+echo moved >>"$MOVES"
+exec "$@"
+"""
+
+
+def test_where_it_lingers_it_is_moved_out_of_the_session(lab: Lab, tmp_path: Path) -> None:
+    for name, text in (
+        ("loginctl", LOGINCTL.replace("Linger=no", "Linger=yes")),
+        ("systemd-run", SYSTEMD_RUN),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    env = {
+        "PATH": f"{tmp_path}:{lab.env['PATH']}",
+        "XDG_SESSION_ID": "1",
+        "KILLS": "yes",
+        "MOVES": f"{tmp_path}/moves",
+    }
+    job = detach(lab, "--", "sh", "-c", 'cat; echo "$QUINE_MOVED."', env=env, input="in\n")
+    assert (tmp_path / "moves").read_text() == "moved\n"
+    assert lab.run(["attach", job]).stdout == b"in\n.\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "place"),
+    [
+        ("0::/user.slice/user-7.slice/session-3.scope\n", "session"),
+        ("1:name=systemd:/user.slice/user-7.slice/session-c1.scope\n0::/\n", "session"),
+        ("0::/user.slice/user-7.slice/user@7.service/app.slice/x.scope\n", "manager"),
+        ("0::/system.slice/ssh.service\n", ""),
+        ("0::/\n", "session"),
+    ],
+)
+def test_whose_scope_it_is(cgroup: str, place: str) -> None:
+    assert logind.scope(cgroup, {"XDG_SESSION_ID": "3"}, 7) == place
+    assert logind.scope("0::/\n", {}, 7) == ""
+
+
+# -- over there ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(lab: Lab) -> Iterator[dict[str, str]]:
+    """The environment of another origin: another home and runtime directory, the same right to log in."""
+    home, run = lab.directory / "other", lab.home.parent.parent / "o2"
+    run.mkdir(mode=0o700, exist_ok=True)
+    (home / ".cache/quine").mkdir(parents=True, exist_ok=True)
+    if not (home / ".cache/quine/build").exists():
+        (home / ".cache/quine/build").symlink_to(BUILDS)
+    env = {"HOME": str(home), "XDG_RUNTIME_DIR": str(run)}
+    yield env
+    lab.run(["node", "--stop"], env=env)  # it is one of this lab's, and not the one that others look for
+
+
+@pytest.mark.long
+def test_it_outlives_both_nodes_and_another_origin_finds_it(
+    lab: Lab, other: dict[str, str], go: Path
+) -> None:
+    job = detach(lab, "--on", "h1", "--", "sh", "-c", f"echo out; echo err >&2; read x <{go}; pwd; exit 7")
+    home = lab["h1"].home
+    assert record(job, home)["pid"] and not folder(job, lab.home).exists()
+    for there in (lab["h1"], lab):
+        daemons = [process for process in there.processes() if process.daemon or process.guard]
+        for process in daemons:
+            if process.daemon and "--dial" not in process.argv:  # the guard then ends what is the node's
+                processes.kill(process.pid)
+        assert processes.wait_gone(daemons, 30) == []
+    assert processes.find(record(job, home)["pid"]) and processes.find(record(job, home)["supervisor"])
+    fact = facts(lab, job, "--on", "any", env=other)
+    assert (fact["state"], fact["host"], fact["pid"]) == ("running", "h1", record(job, home)["pid"])
+    until(lambda: (folder(job, home) / "stderr").read_bytes(), "it has spoken")
+    assert lab.run(["logs", "--both", "--on=h1", job], env=other).stderr == b"err\n"
+    face = lab.popen(
+        ["attach", "--from", "1", job], env=other, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert face.stdout and face.stdout.readline() == b"ut\n"
+    go.write_text("\n")
+    out, err = face.communicate(timeout=120)
+    assert (face.returncode, out.decode(), err) == (7, f"{home}/quine/{job}\n", b"err\n")
+    assert lab.run(["wait", job]).returncode == 7
+    assert not (home / "quine" / job).exists(), "an empty directory is not left behind"
+    assert lab.run(["kill", "--on", "h1", job], env=other).returncode == 1
+    assert lab.run(["wait", "--on", "h2", job]).returncode == 2
+
+
+@pytest.mark.long
+def test_signals_and_stdin_cross(lab: Lab) -> None:
+    data = os.urandom(300_000)
+    job = detach(lab, "--on", "h1", "--env", "A=b c", "--", "sh", "-c", 'cat; echo "$A"', input=data)
+    assert lab.run(["attach", job]).stdout == data + b"b c\n"
+    job = detach(lab, "--on", "h1", "--stdin", "--", "cat")
+    done = lab.run(["attach", "--stdin", "--on", "h1", job], input=data)
+    assert (done.returncode, done.stdout) == (0, data)
+    job = detach(lab, "--on", "h1", "--", "sleep", "8634")
+    face = lab.popen(["attach", "--on", "h1", job])
+    assert lab.run(["kill", "-s", "USR1", job]).returncode == 0
+    assert face.wait(120) == -signal.SIGUSR1
+    job, more = (detach(lab, "--on", host, "--", "sh", "-c", "exit 4") for host in ("h1", "h2"))
+    assert lab.run(["wait", job, more]).returncode == 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("clear", ["", "env -i HOME=$HOME PATH=$PATH LAB_HOST=$LAB_HOST "])
+def test_it_holds_nothing_of_the_job_that_started_it(lab: Lab, go: Path, clear: str) -> None:
+    """Who holds a job's memo belongs to that job and ends with it."""
+    line = (
+        f"{clear}quine run --detach -- sh -c 'readlink /proc/self/fd/* /proc/$PPID/fd/*; env; read x <{go}'"
+    )
+    job = lab.run(["run", "--on", "h1", "--", "sh", "-c", line], check=True).stdout.decode().strip()
+    assert record(job, lab["h1"].home)["pid"]
+    go.write_text("\n")
+    said = lab.run(["attach", "--on", "h1", job]).stdout
+    assert b"LAB_HOST=" in said and b"pipe:[" in said
+    assert b"memfd" not in said and b"QUINE_CREDENTIALS_FD" not in said
+
+
+@pytest.mark.long
+def test_a_home_that_machines_share(lab: Lab, go: Path) -> None:
+    """The directory of a job lies on all of them; only the one that runs it can tell."""
+    job = detach(lab, "--on", "h1", "--", "sh", "-c", f"echo up; read x <{go}; exit 6")
+    home, facts_there = lab["h1"].home, record(job, lab["h1"].home)
+    for here in (lab.home, lab["h2"].home):
+        folder(job, here).mkdir(parents=True)
+        (folder(job, here) / "job").write_text(
+            json.dumps({**facts_there, "node": "h1", "boot_id": "another"})
+        )
+        (folder(job, here) / "stdout").symlink_to(folder(job, home) / "stdout")
+    try:
+        fact = facts(lab, job, "--on", "h2,h1")
+        assert (fact["state"], fact["host"]) == ("running", "h1")
+        assert facts(lab, job)["state"] == "unknown"
+        face = lab.popen(["attach", job], stdout=subprocess.PIPE)
+        assert face.stdout and face.stdout.readline() == b"up\n"
+        go.write_text("\n")
+        face.communicate(timeout=120)
+        assert face.returncode == 6
+    finally:
+        for here in (lab.home, lab["h2"].home):
+            shutil.rmtree(folder(job, here))
+
+
+def test_who_removes_its_directory_gets_no_record(lab: Lab, go: Path) -> None:
+    job = detach(lab, "--", "sh", "-c", f"read x <{go}")
+    supervisor = record(job, lab.home)["supervisor"]
+    shutil.rmtree(folder(job, lab.home))
+    go.write_text("\n")
+    until(lambda: processes.find(supervisor) is None, "its supervisor has gone")
+
+
+@pytest.mark.long
+def test_who_cannot_be_asked_is_told_of_once(lab: Lab, go: Path) -> None:
+    job = detach(lab, "--on", "h1", "--", "sh", "-c", f"read x <{go}")
+    lab.alias("gone", "h2", 1)
+    done = lab.run(["ps", "--on", "h1,gone"])
+    assert job[:18].encode() in done.stdout
+    assert done.stderr.count(b"quine: gone: error: ") == 1 and done.stderr.count(b"error") == 1
+    done = lab.run(["wait", "--timeout=0", job])
+    assert done.returncode == 124
+    go.write_text("\n")
+    assert lab.run(["wait", job]).returncode == 0
+    assert lab.run(["ps", "--on", "nobody"]).returncode == 69
+
+
+@pytest.mark.long
+def test_a_host_without_a_free_slot_answers(lab: Lab, go: Path) -> None:
+    one = lab.alias("one", "h1", slots=1)
+    busy = lab.popen(["run", "--on", one, "--", "sh", "-c", f"echo up; read x <{go}"], stdout=subprocess.PIPE)
+    try:
+        assert busy.stdout and busy.stdout.readline() == b"up\n"
+        assert lab.run(["ps", "--on", one], timeout=120).returncode == 0
+    finally:
+        go.write_text("\n")
+        busy.communicate(timeout=120)
+
+
+# -- agents ----------------------------------------------------------------------------------------
+
+
+def says(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"reply": {"tool_calls": [{"name": name, "arguments": arguments}]}}
+
+
+@pytest.mark.parametrize("where", [(), ("--on", "h1")])
+def test_an_agent(lab: Lab, tmp_path: Path, go: Path, where: tuple[str, ...]) -> None:
+    replies = [
+        says("sh", command=f"cat <&3 >&4; read x <{go}; echo $QUINE_NODE_NAME >&5"),
+        says("exit", status=3, stderr="so"),
+    ]
+    env = {**lab.script(replies, f"{tmp_path.name}.jsonl"), "QUINE_DATA_DIR": str(tmp_path / "data")}
+    done = lab.run(["--detach", *where, "shout"], env=env, input="material\n")
+    assert (done.returncode, done.stderr) == (0, b"")
+    job = done.stdout.decode().strip()
+    until(lambda: (tmp_path / "data" / f"{job}.jsonl").exists(), "it has a tape under its id")
+    fact = until(lambda: (f := facts(lab, job, env=env))["mission"] == "shout" and f, "it is listed")
+    assert (fact["state"], fact["host"]) == ("running", where[1] if where else "local")
+    go.write_text("\n")
+    done = lab.run(["attach", job], env=env)
+    name = where[1].encode() if where else b""
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"material\n", name + b"\nso\n")
+    assert lab.run(["wait", job], env={"QUINE_DATA_DIR": str(tmp_path / "none")}).returncode == 3
+
+
+def test_a_detached_face_is_waited_for_over_there() -> None:
+    host = load(Path(__file__).parents[2] / "inventory.example.toml", {}).hosts["gpu1"]
+    leases = []
+    for context in ({}, {"detached": False}, {"detached": True}):
+        spawn = Spawn(["x"], context=context)
+        settle(spawn, host)
+        leases.append(spawn.lease)
+    assert leases == [host.lease, host.lease, DETACHED_LEASE] and host.lease < 3600 < DETACHED_LEASE
+
+
+def test_an_agent_without_a_guest_is_refused_at_once(lab: Lab) -> None:
+    done = lab.run(["--detach", "mission"])
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"quine: hint: " in done.stderr

@@ -1,0 +1,253 @@
+"""`--retry N` and `--idempotent`: what is tried again, where, and what never is. Against real sshd."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quine.agent.children import Status as Told
+from quine.jobs.client import LONG, Notes
+from tests.cli.screen import Screen
+from tests.lab import Lab
+from tests.support.agents import OK, call, says
+from tests.support.remote_agents import tapes
+from tests.system.breaks import QUIET
+
+# On its first host it kills the node, which is its launcher's parent, so nobody can tell how it ended; then it says
+# where it is.
+ONCE = 'if mkdir "$0" 2>/dev/null; then {} kill -9 $(ps -o ppid= -p $PPID); else {}; fi'
+
+
+@pytest.fixture
+def dead(lab: Lab) -> Iterator[str]:
+    """A host whose port nobody listens on, before all others in the inventory's order and the emptiest."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, not listening: refused, and nobody else's
+        for name in ("h1", "h2", "h3"):
+            lab.alias(f"{name}-one", name, slots=1)
+        lab.alias("dead", "h1", port=held.getsockname()[1])
+        yield "dead"
+
+
+def once(path: Path, first: str = "", then: str = "echo $QUINE_NODE_NAME") -> list[str]:
+    return ["sh", "-c", ONCE.format(f"{first}{';' if first else ''}", then), str(path)]
+
+
+# -- never started ---------------------------------------------------------------------------------
+
+
+def test_another_host_is_tried(lab: Lab, dead: str) -> None:
+    where = ["--on", "dead,h1-one"]  # no limit of slots comes before one of them
+    done = lab.run(["run", *where, "--", "cat"], input="material")
+    assert (done.returncode, done.stdout) == (69, b"")
+    done = lab.run(["run", *where, "--retry", "1", "--", "cat"], input="material")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"material", b"")
+    done = lab.run(["run", "-v", *where, "--retry", "1", "--", "sh", "-c", "exit 3"])
+    first, *rest = done.stderr.decode().splitlines()
+    assert done.returncode == 3
+    assert first.startswith("quine: dead: try 1: unreachable: ") and first.endswith("; trying again")
+    assert [line for line in rest if " try " in line] == []
+
+
+def test_all_have_failed_and_the_last_failure_is_told(lab: Lab, dead: str, tmp_path: Path) -> None:
+    """A host that has failed comes last and is tried again; what is said, once, is what happened last."""
+    lab.alias("dead-2", "h1", port=1)
+    words = ["run", "-v", "--report", "r", "--on", "dead,dead-2", "--retry", "2", "--", "true"]
+    done = lab.run(words, cwd=tmp_path)
+    assert done.returncode == 69
+    tries = [line.split(": ")[1] for line in done.stderr.decode().splitlines() if ": try " in line]
+    assert tries == ["dead", "dead-2"] and done.stderr.count(b"error: ") == 1
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["state"], report["host"]) == ("unreachable", "dead")
+
+
+def test_an_agent_is_tried_elsewhere(lab: Lab, dead: str, tmp_path: Path) -> None:
+    lines = [says(call("sh", command="cat <&3 >&4")), says(OK)]
+    env = {**lab.script(lines, "retry.jsonl"), "QUINE_DATA_DIR": str(tmp_path)}
+    done = lab.run(["--on", "dead,h1-one", "--retry", "1", "work"], env=env, input="material")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"material", b"")
+    assert len(tapes(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("words", [["sh", "-c", "exit 69"], ["sh", "-c", "kill -9 $$"], ["no-such-command"]])
+def test_what_has_an_answer_is_not_tried_again(lab: Lab, words: list[str]) -> None:
+    done = lab.run(["run", "-v", "--on", "h1,h2", "--retry", "3", "--idempotent", "--", *words])
+    assert done.returncode in (69, -9, 127) and b": try " not in done.stderr
+
+
+def test_what_is_about_no_host_is_not_tried_again(lab: Lab) -> None:
+    done = lab.run(["run", "-v", "--on", "h9", "--retry", "3", "--", "true"])
+    assert done.returncode == 69 and b": try " not in done.stderr
+
+
+def test_stdin_is_whole_for_whom_it_is_read(lab: Lab, dead: str) -> None:
+    """Nothing of it was read for the host that failed: what is left over is there for the next command."""
+    line = "printf 'one\\ntwo\\n' | { quine run --on dead --retry 1 -- cat; cat; }"
+    done = lab.sh(line)
+    assert done.stdout == b"one\ntwo\n" and b"quine: dead: error: " in done.stderr
+
+
+# -- lost ------------------------------------------------------------------------------------------
+
+
+def test_lost_is_not_tried_again(lab: Lab, tmp_path: Path) -> None:
+    done = lab.run(["run", "-v", "--on", "h1,h2", "--retry", "3", "--", *once(tmp_path / "once")])
+    assert done.returncode == 74 and b": try " not in done.stderr
+
+
+def test_lost_is_tried_again_where_that_is_harmless(lab: Lab, tmp_path: Path) -> None:
+    words = ["run", "-v", "--on", "h1,h2", "--retry", "3", "--idempotent", "--"]
+    done = lab.run([*words, *once(tmp_path / "once")])
+    assert (done.returncode, done.stdout) == (0, b"h2\n"), done.stderr
+    assert done.stderr.count(b"quine: h1: try 1: lost: ") == 1 and done.stderr.count(b": try ") == 1
+
+
+def test_the_same_host_again_where_there_is_no_other(lab: Lab, tmp_path: Path) -> None:
+    done = lab.run([*QUIET, "--on", "h1", "--retry", "1", "--idempotent", "--", *once(tmp_path / "once")])
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"h1\n", b"")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "unread"])
+def test_lost_with_a_part_of_stdin(lab: Lab, tmp_path: Path, kind: str) -> None:
+    """A file is read again from where it was; of a pipe that was read nothing is guessed."""
+    (tmp_path / "material").write_text("skipped\nmaterial\n")
+    read = "" if kind == "unread" else "head -n 1 >/dev/null"
+    words = [*QUIET, "--on", "h1,h2", "--retry", "1", "--idempotent", "--"]
+    words += once(tmp_path / "once", read, "echo up; cat")
+    if kind == "file":
+        with (tmp_path / "material").open("rb", buffering=0) as material:
+            material.seek(8)
+            process = lab.popen(
+                words, stdin=material.fileno(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            out, err = process.communicate(timeout=120)
+        assert (process.returncode, out, err) == (0, b"up\nmaterial\n", b"")
+        return
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = lab.popen(words, **pipes)
+    if kind == "pipe":
+        out, err = process.communicate(b"material\n", timeout=120)
+        assert (process.returncode, out) == (74, b"") and b"not tried again: some of its stdin" in err
+    else:
+        assert process.stdout and process.stdout.readline() == b"up\n"  # the second one has begun
+        out, err = process.communicate(b"material\n", timeout=120)
+        assert (process.returncode, out, err) == (0, b"material\n", b"")
+
+
+def test_lost_with_a_part_of_its_output(lab: Lab, tmp_path: Path) -> None:
+    """Nobody downstream could tell the two beginnings apart."""
+    words = ["run", "--on", "h1,h2", "--retry", "1", "--idempotent", "--"]
+    process = lab.popen(
+        [*words, "sh", "-c", "echo up; read line; kill -9 $(ps -o ppid= -p $PPID)"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout and process.stdout.readline() == b"up\n"
+    out, err = process.communicate(b"go\n", timeout=120)
+    assert (process.returncode, out) == (74, b"") and b"not tried again: some of its output" in err
+
+
+def test_a_lost_agent_lives_again_as_another_session(lab: Lab, tmp_path: Path) -> None:
+    command = f"mkdir {tmp_path}/once && kill -9 $(ps -o ppid= -p $(ps -o ppid= -p $PPID)); echo $QUINE_NODE_NAME >&4"
+    lines = [says(call("sh", command=command)), says(OK)]
+    env = {**lab.script(lines, "again.jsonl"), "QUINE_DATA_DIR": str(tmp_path / "data")}
+    words = ["--on", "h1,h2", "--retry", "1", "--idempotent", "--report", str(tmp_path / "r"), "work"]
+    done = lab.run(words, env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"h2\n", b"")
+    written = [path.stem for path in (tmp_path / "data").glob("*.jsonl")]
+    assert len(written) == 2 and json.loads((tmp_path / "r").read_text())["session"] == max(written)
+    assert lab.wait_idle() == []
+
+
+def test_leaving_by_keys_is_no_reason_to_come_back(lab: Lab) -> None:
+    with Screen() as screen:
+        words = ["run", "-t", "--on", "h1,h2", "--retry", "3", "--idempotent", "--", "cat"]
+        client = screen.start(lab, words)
+        screen.type(b"a\r")
+        screen.wait(b"a\r\na\r\n")
+        screen.type(b"~.")
+        assert client.wait(120) == 74
+        screen.wait(b"not tried again")
+
+
+def test_a_signal_ends_the_pause_before_the_next_try(lab: Lab, dead: str) -> None:
+    process = lab.popen(["run", "-v", "--on", "dead", "--retry", "99", "--", "true"], stderr=subprocess.PIPE)
+    assert process.stderr
+    for number in (b"1", b"2", b"3"):
+        assert b"quine: dead: try " + number in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGINT
+
+
+# -- usage, and what is said -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--retry", "1", "--", "true"], b"it needs --on WHERE"),
+        (["run", "--on", "h1", "--idempotent", "--", "true"], b"it needs --retry N"),
+        (["run", "--on", "h1", "--retry", "x", "--", "true"], b"--retry x: should be a number"),
+        (["run", "--on", "h1", "--retry", "-1", "--", "true"], b"--retry -1: must not be negative"),
+        (["--retry", "1", "work"], b"it needs --on WHERE"),
+        (["--idempotent", "work"], b"it needs --retry N"),
+    ],
+)
+def test_usage(lab: Lab, words: list[str], said: bytes) -> None:
+    done = lab.run(words)
+    assert (done.returncode, done.stdout) == (2, b"") and said in done.stderr
+
+
+def test_what_a_guest_is_told_of_a_lost_child() -> None:
+    line = Told(74, "lost", "", "connection lost: gone; the command was started (pid 7)").line()
+    assert line.startswith("[STATE] lost: connection lost: gone; the command was started (pid 7); ")
+    assert "its work may have happened, in whole or in part" in line
+    assert Told(69, "unreachable", "", "no route").line() == "[STATE] unreachable: no route; it never started"
+    assert Told(0).line() == "" and Told(137, "signaled", "KILL").line() == "[SIGNAL] KILL"
+
+
+def test_a_guest_is_told_of_a_lost_child(lab: Lab, tmp_path: Path) -> None:
+    """The whole line: a child over there kills its node."""
+    lines: list[dict[str, Any]] = [
+        says(call("fork", intent="child", host="h1", wait=True), match="^root"),
+        says(OK, match="^root"),
+        says(call("sh", command="kill -9 $(ps -o ppid= -p $(ps -o ppid= -p $PPID))"), match="^child"),
+        says(OK, match="^child"),
+    ]
+    env = {**lab.script(lines, "lost.jsonl"), "QUINE_DATA_DIR": str(tmp_path)}
+    assert lab.run(["root"], env=env).returncode == 0
+    told = [entry["data"]["content"] for entry in tapes(tmp_path)["root"] if entry["type"] == "tool_result"]
+    assert "[EXIT CODE] 74" in told[0] and "its work may have happened" in told[0]
+    assert lab.wait_idle() == []
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_lost_connection_is_told_when_it_takes_long(capfd: pytest.CaptureFixture[str], raw: bool) -> None:
+    end = "\r\n" if raw else "\n"
+
+    def said(values: dict[str, object], *notes: dict[str, object]) -> str:
+        speaker = Notes(values, raw)
+        for note in notes:
+            speaker.hear(note)
+        return capfd.readouterr().err
+
+    down: dict[str, object] = {"up": False, "seconds": 0.0, "why": "gone", "host": "h1"}
+    long, longer = {**down, "seconds": LONG}, {**down, "seconds": LONG + 5}
+    up = {**down, "up": True, "seconds": 12.3, "why": ""}
+    assert said({}, down, up) == ""
+    assert said({}, down, long, longer, up, up) == (
+        f"quine: h1: connection lost 10 s ago; reconnecting: gone{end}quine: h1: reconnected after 12 s{end}"
+    )
+    assert said({"verbose": True}, down, up, down).count("\n") == 3
+    assert said({"quiet": True}, long) == ""
+    assert "\x1b" not in said({"verbose": True}, {**down, "host": "\x1b]0;x\x07"})
+    assert said({"verbose": True}, {}, {"up": "no", "seconds": "x"}) == ""

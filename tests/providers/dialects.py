@@ -1,0 +1,362 @@
+"""One suite for every dialect; each brings its class, its strict vendor and where that one lives.
+
+What is sent is judged by the vendor's own rules (tests/vendors), what is received is compared with what was said.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quine.base.messages import GuestError, Message, Overflow, Refused, Reply, Request, Unavailable
+from quine.providers.http import HttpGuest
+from tests.support.agents import Agents
+from tests.tape.conversations import (
+    ASKED,
+    CALLS,
+    Step,
+    answered,
+    conversation,
+    replaced,
+    saids,
+    sent,
+    steps,
+    through_a_tape,
+    tree,
+)
+from tests.vendors.server import KEY, Cut, Fault, Inside, Provider, Raw, Said, Slow, Turn, Whole
+
+HI = Said("hi, wörld 🂡", usage=(100, 10, 40))
+
+
+SLOW_OR_SHARED = [HealthCheck.differing_executors, HealthCheck.too_slow]
+
+
+def examples(count: int) -> settings:
+    """The suite is inherited, and each class is a test of its own."""
+    return settings(max_examples=count, deadline=None, suppress_health_check=SLOW_OR_SHARED)
+
+
+def name(turns: Any) -> str:
+    """The id of a test with these turns."""
+    turns = turns if isinstance(turns, tuple) and not hasattr(turns, "_fields") else (turns,)
+    return "+".join(type(turn).__name__ for turn in turns)
+
+
+class Patient(Provider):
+    """A client that leaves in the middle of an answer may reset its connection: that is its right."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class Guest(HttpGuest):
+    """Does not wait between its tries, but says how long it would have."""
+
+    def __init__(self, dialect: Any, base: str, key: str = KEY) -> None:
+        self.pauses: list[float] = []
+        super().__init__(dialect, base, key, pause=self.pauses.append)
+
+
+class Conformance:
+    dialect: Any
+    vendor: ModuleType
+    model: str
+    path = ""  # of the base
+    kind: str
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def check(self, body: Any, dialect: Any = None) -> None:
+        """The vendor takes it."""
+        dialect = dialect or self.dialect(self.model)
+        url = dialect.url(f"http://host{self.path}")
+        headers = {name.lower(): value for name, value in dialect.headers(KEY).items()}
+        wrong = self.vendor.check(headers, url.removeprefix("http://host"), sent(body))
+        assert wrong is None, wrong
+
+    def streamed(self, events: list[tuple[str, Any]]) -> Any:
+        """The body that these events make."""
+        stream = self.dialect(self.model).stream()
+        complete = [stream.feed(*event) for event in events]
+        assert complete[-1] and not any(complete[:-1])
+        return stream.whole()
+
+    def infer(self, *plan: Turn, request: Request = ASKED) -> tuple[Reply, Guest, Provider]:
+        with Patient(self.vendor, *plan) as provider:
+            guest = Guest(self.dialect(self.model), provider.base + self.path)
+            try:
+                return guest.infer(request), guest, provider
+            finally:
+                guest.close()
+
+    # -- what is sent ------------------------------------------------------------------------------
+
+    @examples(60)
+    @given(steps)
+    def test_the_vendor_takes_every_conversation(self, lived: list[Step]) -> None:
+        messages = conversation(self.dialect(self.model), self.vendor, lived)
+        self.check(self.dialect(self.model).body(ASKED._replace(messages=messages)))
+
+    @examples(40)
+    @given(steps, st.data())
+    @pytest.mark.long
+    def test_the_vendor_takes_what_is_left_of_a_conversation(
+        self, lived: list[Step], data: st.DataObject
+    ) -> None:
+        """Messages that are missing are no reason to be refused: a tape may be torn, or edited."""
+        messages = conversation(self.dialect(self.model), self.vendor, lived)
+        kept = data.draw(st.lists(st.booleans(), min_size=len(messages), max_size=len(messages)))
+        left = [message for message, keep in zip(messages, kept, strict=True) if keep]
+        self.check(self.dialect(self.model).body(ASKED._replace(messages=left)))
+
+    @examples(30)
+    @given(steps, saids)
+    def test_what_was_sent_once_is_sent_again(self, lived: list[Step], said: Said) -> None:
+        """The prefix stays: the caches of all vendors live on that."""
+        dialect = self.dialect(self.model)
+        messages = conversation(self.dialect(self.model), self.vendor, lived)
+        reply = dialect.reply(sent(self.vendor.reply_json(said)))
+        before = self.said(dialect.body(ASKED._replace(messages=messages)))
+        longer = [*messages, *answered(reply.message), Message("user", "go on")]
+        after = self.said(dialect.body(ASKED._replace(messages=longer)))
+        assert json.dumps(after[: len(before)]) == json.dumps(before)
+
+    def said(self, body: Any) -> list[Any]:
+        """The body's parts in the order of its prefix, without marks that are no part of it."""
+        raise NotImplementedError
+
+    def test_the_limit_of_the_output(self) -> None:
+        dialect = self.dialect(self.model)
+        assert "16384" in json.dumps(dialect.body(ASKED))
+        assert "777" in json.dumps(dialect.body(ASKED._replace(output=777)))
+        self.check(dialect.body(ASKED._replace(output=1)))
+
+    def test_no_key_no_header(self) -> None:
+        headers = self.dialect(self.model).headers("")
+        assert not {"authorization", "x-api-key", "x-goog-api-key"} & {name.lower() for name in headers}
+
+    # -- what is received --------------------------------------------------------------------------
+
+    @examples(60)
+    @given(saids)
+    def test_a_streamed_answer_is_the_whole_answer(self, said: Said) -> None:
+        dialect = self.dialect(self.model)
+        body = self.vendor.reply_json(said)
+        reply = dialect.reply(body)
+        assert dialect.reply(self.streamed(list(self.vendor.events(body, said)))) == reply
+        assert reply.message.text == said.text or not said.text.strip()
+        assert [(c.name, c.args) for c in reply.message.tool_calls] == [
+            (c["name"], c["arguments"]) for c in said.calls
+        ]
+        assert reply.stop == ("tool" if said.calls else "end")
+        assert through_a_tape(reply.message) == reply.message
+        assert Reply.from_json(json.loads(json.dumps(reply.to_json()))) == reply
+
+    @examples(30)
+    @given(saids)
+    def test_an_answer_goes_back_as_it_came(self, said: Said) -> None:
+        dialect = self.dialect(self.model)
+        body = self.vendor.reply_json(said)
+        message = through_a_tape(dialect.reply(self.streamed(list(self.vendor.events(body, said)))).message)
+        next_body = dialect.body(ASKED._replace(messages=[*ASKED.messages, *answered(message)]))
+        assert json.dumps(self.returned(next_body)) == json.dumps(self.returnable(body))
+
+    def returned(self, body: Any) -> list[Any]:
+        """What a body has of the one reply in it."""
+        raise NotImplementedError
+
+    def returnable(self, answer: Any) -> list[Any]:
+        """What the vendor wants back of its answer."""
+        raise NotImplementedError
+
+    def test_a_cut_stream_is_no_answer(self) -> None:
+        events = list(self.vendor.reply_events(Said("text", CALLS, "thought")))
+        for length in range(len(events)):
+            stream = self.dialect(self.model).stream()
+            assert sum(stream.feed(*event) for event in events[:length]) == 0
+            with pytest.raises(Unavailable, match="cut"):
+                stream.whole()
+
+    @examples(150)
+    @given(st.data())
+    def test_nothing_that_comes_breaks_it(self, data: st.DataObject) -> None:
+        """An answer of which anything was replaced is an answer, or a GuestError; nothing else, and it can be kept."""
+        odd = st.sampled_from(
+            (
+                None,
+                True,
+                0,
+                -1,
+                1.5,
+                float("inf"),
+                "",
+                "x",
+                [],
+                {},
+                [[]],
+                [{}],
+                {"a": []},
+                ["x"],
+                {"type": "x"},
+            )
+        )
+        dialect = self.dialect(self.model)
+        said = Said("text", CALLS[:2], "thought")
+        body = self.vendor.reply_json(said)
+        events = list(self.vendor.events(body, said))
+        try:
+            if data.draw(st.booleans()):
+                reply = dialect.reply(replaced(body, data.draw, odd))
+            else:
+                stream = dialect.stream()
+                for name, event in replaced(events, data.draw, odd, 2):
+                    stream.feed(name, event)
+                reply = dialect.reply(stream.whole())
+        except GuestError as error:
+            assert str(error)
+        else:
+            message = through_a_tape(reply.message)
+            sent(dialect.body(ASKED._replace(messages=[*ASKED.messages, *answered(message)])))
+
+    @pytest.mark.parametrize("status", [200, 400, 401, 403, 404, 413, 429, 500, 503])
+    def test_errors_of_any_shape(self, status: int) -> None:
+        dialect = self.dialect(self.model)
+        shapes = (
+            *(
+                None,
+                [],
+                {},
+                "",
+                "<html>",
+                5,
+                {"error": None},
+                {"error": "x"},
+                {"error": []},
+                {"detail": [{}]},
+            ),
+            [{"error": {"details": 1}}],
+            {"error": {"code": {}, "message": [], "details": [None, {"violations": [1]}]}},
+        )
+        for shape in shapes:
+            assert isinstance(dialect.fault(status, shape), GuestError)
+
+    def test_stops(self) -> None:
+        dialect = self.dialect(self.model)
+        for stop in ("length", "refusal"):
+            reply = dialect.reply(self.vendor.reply_json(Said("", stop=stop)))
+            assert reply.stop == stop
+            assert bool(reply.message.text) is (stop == "refusal")
+
+    def test_usage(self) -> None:
+        usage = self.dialect(self.model).reply(self.vendor.reply_json(HI)).usage
+        assert (usage.input, usage.output, usage.cache_read, usage.reasoning) == (100, 10, 40, 5)
+
+    # -- against a server --------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        "turns",
+        [
+            (HI,),
+            (Slow(HI),),
+            (Whole(HI),),
+            (Fault(429, "rate", {"Retry-After": "3"}), HI),
+            (Fault(500, "server"), HI),
+            (Fault(503, "overloaded"), Fault(529, "overloaded"), HI),
+            (Inside("overloaded", HI, 1), HI),
+            (Inside("server"), HI),
+            (Cut(HI, 1), HI),
+            (Cut(HI, 1, torn=True), HI),
+            (Raw(502, b"<html><title>Bad Gateway</title></html>", "text/html"), HI),
+            (Raw(200, b"<html>a captive portal</html>", "text/html"), HI),
+            (Raw(200, b'{"choices": ['), HI),
+            (Raw(200, b"data: {not json\n\n", "text/event-stream"), HI),
+            (Raw(200, b"", "text/event-stream"), HI),
+            (Raw(200, b""), HI),
+        ],
+        ids=name,
+    )
+    def test_tried_again_until_it_works(self, turns: tuple[Turn, ...]) -> None:
+        reply, guest, provider = self.infer(*turns)
+        assert reply.message.text == HI.text
+        assert len(guest.pauses) == len(turns) - 1
+        assert len({json.dumps(body) for body in provider.bodies}) == 1
+        if isinstance(turns[0], Fault) and turns[0].headers:
+            assert 3 <= guest.pauses[0] <= 4
+
+    @pytest.mark.parametrize(
+        ("turn", "kind"),
+        [
+            (Fault(401, "auth"), Refused),
+            (Fault(404, "model"), Refused),
+            (Fault(400, "bad"), Refused),
+            (Fault(429, "quota"), Refused),
+            (Fault(400, "overflow"), Overflow),
+            (Fault(413, "bad"), Overflow),
+            (Inside("overflow"), Overflow),
+            (Inside("auth", HI, 1), Refused),
+        ],
+        ids=name,
+    )  # fmt: skip
+    def test_never_tried_again(self, turn: Turn, kind: type[GuestError]) -> None:
+        with pytest.raises(kind) as caught:
+            self.infer(turn)
+        assert KEY not in str(caught.value)
+
+    def test_an_answer_of_nothing(self) -> None:
+        reply, _, _ = self.infer(Said())
+        assert (reply.message.text, reply.message.tool_calls, reply.stop) == ("", (), "end")
+        self.check(self.dialect(self.model).body(ASKED._replace(messages=[*ASKED.messages, reply.message])))
+
+    def test_it_is_learned_what_a_server_does_not_take(self) -> None:
+        """One request more, the first time; afterwards it is not sent again. The same refusal once more is final."""
+        for message, gone in self.refusals():
+            refusal = Fault(400, "bad", message=message)
+            with Patient(self.vendor, refusal, HI, HI, refusal) as provider:
+                guest = Guest(self.dialect(self.model), provider.base + self.path)
+                for _ in range(2):
+                    assert guest.infer(ASKED).message.text == HI.text
+                with pytest.raises((Refused, Overflow)):
+                    guest.infer(ASKED)
+                guest.close()
+            assert [gone in json.dumps(body) for body in provider.bodies] == [True, False, False, False], (
+                message
+            )
+            assert guest.pauses == []
+
+    def refusals(self) -> list[tuple[str, str]]:
+        """Messages of a 400, and what then is no longer sent."""
+        raise NotImplementedError
+
+    # -- a whole agent -----------------------------------------------------------------------------
+
+    def test_an_agent_and_its_clones(self, tmp_path: Path) -> None:
+        """Commands, two children at the same time, and the end; the vendor finds nothing wrong with any request."""
+        agents = Agents(tmp_path)
+        with Patient(self.vendor, choose=tree) as provider:
+            agents.env |= {
+                "QUINE_API_TYPE": self.kind,
+                "QUINE_API_BASE": provider.base + self.path,
+                "QUINE_API_KEY": KEY,
+                "QUINE_MODEL_ID": self.model,
+            }
+            done = agents.run(mission="play")
+            assert (done.returncode, done.stdout, done.stderr) == (0, b"parent\n", b"")
+        assert len(provider.requests) == 3 + 2 * 2
+        assert sorted((tmp_path / name).read_text() for name in ("left", "right")) == ["left\n", "right\n"]
+        for path in tmp_path.rglob("*"):
+            assert not path.is_file() or KEY.encode() not in path.read_bytes()
+        # A child's first request begins with all that its parent's last one before the fork said.
+        told = sorted((self.said(body) for body in provider.bodies), key=len)
+        forked = next(body for body in told if "parent" in json.dumps(body[-1]))
+        clones = [body for body in told if "You are the child" in json.dumps(body)]
+        assert len(clones) == 4
+        assert all(json.dumps(clone[: len(forked)]) == json.dumps(forked) for clone in clones)

@@ -1,0 +1,282 @@
+"""Agents on other machines: their face here, their guest and their tape at the origin. Against real sshd."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import Lab, processes
+from tests.support.agents import until
+from tests.support.remote_agents import environment, leave, tapes
+from tests.support.waiting import read_until
+
+
+def sh(command: str, **guard: str) -> dict[str, Any]:
+    return {**guard, "reply": {"tool_calls": [{"name": "sh", "arguments": {"command": command}}]}}
+
+
+def fork(children: list[dict[str, str]], **rest: Any) -> dict[str, Any]:
+    guard = {"match": rest.pop("match")} if "match" in rest else {}
+    arguments = {"children": children, "wait": True, **rest}
+    return {**guard, "reply": {"tool_calls": [{"name": "fork", "arguments": arguments}]}}
+
+
+@pytest.fixture
+def data(lab: Lab, tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def files(top: Path) -> list[Path]:
+    """Those below it, while a node may remove folders there."""
+    return [
+        path for folder, _, names in os.walk(top) for name in names if (path := Path(folder, name)).is_file()
+    ]
+
+
+def test_an_agent_over_there_with_its_face_here(lab: Lab, data: Path) -> None:
+    env = environment(
+        lab, data, sh("cat <&3 | tr a-z A-Z >&4; echo $QUINE_NODE_NAME; echo note >&5"), leave()
+    )
+    done = lab.run(["--on", "h1", "shout"], env=env, input="material\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"MATERIAL\n", b"note\n")
+    (tape,) = tapes(data).values()
+    assert tape[0]["type"] == "meta" and tape[-1]["type"] == "outcome"
+    assert tape[0]["data"]["node"] == "h1"
+    assert any("h1" in str(entry["data"].get("content")) for entry in tape)
+    assert not [path for path in files(lab["h1"].home) if path.suffix == ".jsonl"], (
+        "no tape and no script over there"
+    )
+
+
+@pytest.mark.parametrize("status", [1, 3, 63])
+def test_the_verdict_crosses(lab: Lab, data: Path, status: int) -> None:
+    done = lab.run(["--on", "h1", "fail"], env=environment(lab, data, leave(status)))
+    assert (done.returncode, done.stderr) == (status, b"it failed\n")
+
+
+def test_in_the_middle_of_a_pipeline(lab: Lab, data: Path) -> None:
+    env = environment(lab, data, sh("grep -v b <&3 >&4"), leave())
+    done = lab.sh("printf 'a\\nb\\nc\\n' | quine --on h1 'drop the b' | sort -r; echo done", env=env)
+    assert (done.stdout, done.stderr) == (b"c\na\ndone\n", b"")
+
+
+def test_three_agents_in_a_pipeline_on_three_hosts(lab: Lab, data: Path) -> None:
+    replies = [sh("{ cat <&3; echo $QUINE_NODE_NAME; } >&4"), leave()]
+    env = environment(lab, data, *replies)
+    done = lab.sh("echo go | quine --on h1 one | quine --on h2 two | quine --on h3 three", env=env)
+    assert (done.stdout, done.stderr) == (b"go\nh1\nh2\nh3\n", b"")
+    assert {mission: tape[0]["data"]["node"] for mission, tape in tapes(data).items()} == {
+        "one": "h1",
+        "two": "h2",
+        "three": "h3",
+    }
+
+
+def test_head_ends_an_agent_over_there(lab: Lab, data: Path) -> None:
+    env = environment(lab, data, sh("yes >&4; echo yes ended with $?"), leave())
+    done = lab.sh("quine --on h1 flood | head -1", env=env)
+    assert done.stdout == b"y\n"
+    assert lab.wait_idle() == []
+
+
+def test_a_quine_inside_an_agents_shell_over_there(lab: Lab, data: Path) -> None:
+    """Its guest and its tape are the origin's, though it is started as a plain command."""
+    env = environment(
+        lab,
+        data,
+        sh("quine nested >&4; echo $?", match="^outer"),
+        leave(match="^outer"),
+        sh("echo from within >&4", match="^nested"),
+        leave(match="^nested"),
+    )
+    done = lab.run(["--on", "h1", "outer"], env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"from within\n", b"")
+    found = tapes(data)
+    assert set(found) == {"outer", "nested"}
+    assert found["nested"][0]["data"]["parent_session_id"] == found["outer"][0]["data"]["session_id"]
+    assert found["nested"][0]["data"]["node"] == "h1"
+
+
+def test_forks_land_on_other_hosts_at_the_same_time(lab: Lab, data: Path, tmp_path: Path) -> None:
+    """Two children meet: each waits for what the other does."""
+    for name in ("a", "b"):
+        subprocess.run(["mkfifo", tmp_path / name], check=True)
+    meet = f"if [ $QUINE_NODE_NAME = h1 ]; then timeout 60 sh -c 'echo x >{tmp_path}/a; cat {tmp_path}/b'; "
+    meet += f"else timeout 60 sh -c 'cat {tmp_path}/a; echo x >{tmp_path}/b'; fi >/dev/null "
+    meet += "&& echo $QUINE_NODE_NAME >&4"
+    env = environment(
+        lab,
+        data,
+        fork([{"intent": "child one", "host": "h1"}, {"intent": "child two", "host": "h2"}], match="^root"),
+        leave(match="^root"),
+        sh(meet, match="^child"),
+        leave(match="^child"),
+    )
+    done = lab.run(["root"], env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    found = tapes(data)
+    result = next(e["data"]["content"] for e in found["root"] if e["type"] == "tool_result")
+    assert "[STDOUT]\nh1\n" in result and "[STDOUT]\nh2\n" in result
+    root = found["root"][0]["data"]["session_id"]
+    for mission, node in (("child one", "h1"), ("child two", "h2")):
+        meta = found[mission][0]["data"]
+        assert (meta["node"], meta["parent_session_id"]) == (node, root)
+    tree = lab.run(["tape", "tree"], env=env)
+    assert tree.stdout.count(b" h1 ") == 1 and tree.stdout.count(b" h2 ") == 1
+
+
+def test_the_clone_knows_what_its_parent_knows(lab: Lab, data: Path) -> None:
+    env = environment(
+        lab,
+        data,
+        sh("echo the secret word is xyzzy", match="^root"),
+        fork([{"intent": "child", "host": "h1"}], match="^root"),
+        leave(match="^root"),
+        leave(match="^child"),
+    )
+    assert lab.run(["root"], env=env).returncode == 0
+    found = tapes(data)
+    meta = found["child"][0]["data"]
+    assert meta["cloned"]["session"] == found["root"][0]["data"]["session_id"]
+
+
+def test_local_forks_of_an_agent_over_there(lab: Lab, data: Path) -> None:
+    env = environment(
+        lab,
+        data,
+        fork([{"intent": "child one"}, {"intent": "child two"}], match="^root"),
+        sh("echo both >&4", match="^root"),
+        leave(match="^root"),
+        sh("echo $QUINE_NODE_NAME >&4", match="^child"),
+        leave(match="^child"),
+    )
+    done = lab.run(["--on", "h1", "root"], env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"both\n", b"")
+    assert [tape[0]["data"]["node"] for tape in tapes(data).values()] == ["h1"] * 3
+
+
+def test_an_unknown_host_is_told_to_the_guest_and_nothing_runs_here(lab: Lab, data: Path) -> None:
+    env = environment(
+        lab,
+        data,
+        fork([{"intent": "child", "host": "h9"}], match="^root"),
+        leave(match="^root"),
+        sh("exit 1", match="^child"),
+    )
+    assert lab.run(["root"], env=env).returncode == 0
+    found = tapes(data)
+    assert set(found) == {"root"}
+    result = next(e["data"]["content"] for e in found["root"] if e["type"] == "tool_result")
+    assert "[EXIT CODE] 69" in result and "no such host" in result
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
+def test_signals_end_an_agent_over_there(lab: Lab, data: Path, name: str) -> None:
+    command = "sh -c 'trap \"echo int >&4\" INT; echo up >&4; while :; do sleep 0.05; done'"
+    env = environment(lab, data, sh(command), leave())
+    process = lab.popen(["--on", "h1", "sleep"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    read_until(process.stdout.fileno(), b"up\n")
+    process.send_signal(getattr(signal, f"SIG{name}"))
+    # The first is for the command, two within a second are for the agent: the next, if they are slow.
+    if name == "INT":
+        while os.read(process.stdout.fileno(), 65536):
+            process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == -getattr(signal, f"SIG{name}"), err
+    (tape,) = tapes(data).values()
+    assert tape[-1]["data"]["termination_mode"] == "signal"
+    assert lab.wait_idle() == []
+
+
+def test_kill_9_of_the_root_ends_its_children_over_there(lab: Lab, data: Path) -> None:
+    env = environment(
+        lab,
+        data,
+        fork([{"intent": "child", "host": "h1"}], match="^root"),
+        sh("echo up >&5; sleep 60", match="^child"),
+    )
+    process = lab.popen(["root"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def called() -> bool:
+        """The child is there when its tape has its first tool call."""
+        assert process.poll() is None
+        return len(tapes(data).get("child", ())) > 2
+
+    until(called, 60)
+    for job in lab.processes():
+        if not (job.daemon or job.guard):
+            processes.kill(job.pid)
+    process.communicate()
+    assert lab.wait_idle() == []
+
+
+def test_no_key_reaches_the_host(lab: Lab, data: Path) -> None:
+    canary = "canary-0a1b2c3d4e5f"
+    env = environment(
+        lab,
+        data,
+        sh("env; cat /proc/$PPID/environ /proc/$PPID/cmdline | tr '\\0' '\\n'; ls -R ~"),
+        leave(),
+    )
+    done = lab.run(["--on", "h1", "look"], env={**env, "OPENAI_API_KEY": canary, "QUINE_API_KEY": canary})
+    assert done.returncode == 0
+    text = "".join(path.read_text() for path in data.rglob("*") if path.is_file())
+    assert canary not in text and "QUINE_NODE_NAME=h1" in text
+    for path in files(lab["h1"].home):
+        if ".cache/quine" not in str(path):
+            assert canary.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("where", ["h1", "here"])
+def test_the_report_of_an_agent(lab: Lab, data: Path, tmp_path: Path, where: str) -> None:
+    env = environment(lab, data, {**sh("true"), "usage": {"input": 7, "output": 3}}, leave())
+    place = ["--on", "h1"] if where == "h1" else []
+    lab.run([*place, "--report", tmp_path / "r", "m"], env=env, check=True)
+    report = json.loads((tmp_path / "r").read_text())
+    host = "h1" if where == "h1" else "local"
+    assert (report["state"], report["code"], report["signal"], report["host"]) == ("exited", 0, None, host)
+    assert (report["tokens_in"], report["tokens_out"]) == (7, 3)
+    assert report["seconds"] > 0 and report["pid"] > 1 and report["rusage"]["maxrss"] > 0
+    assert [report["session"]] == [tape[0]["data"]["session_id"] for tape in tapes(data).values()]
+
+
+def test_the_report_follows_an_agent_through_exec(lab: Lab, data: Path, tmp_path: Path) -> None:
+    again = {
+        "reply": {"tool_calls": [{"name": "exec", "arguments": {"wisdom": {"n": "1"}}}]},
+        "wisdom": "^\\{\\}$",
+    }
+    env = environment(lab, data, again, leave(3))
+    done = lab.run(["--report", "r", "m"], env=env, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["state"], report["code"]) == ("exited", 3)
+
+
+def test_on_local_is_the_same_line_without_a_link(lab: Lab, data: Path) -> None:
+    env = environment(lab, data, sh("cat <&3 >&4; echo $A; pwd"), leave())
+    done = lab.run(["--on", "local", "m"], env={**env, "A": "1"}, input="x")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"x", b"")
+    (tape,) = tapes(data).values()
+    result = next(entry["data"]["content"] for entry in tape if entry["type"] == "tool_result")
+    assert result.startswith(f"[EXIT CODE] 0\n[STDOUT]\n1\n{lab.work}\n")
+
+
+def test_what_is_not_built_is_said_and_not_ignored(lab: Lab, data: Path) -> None:
+    env = environment(lab, data, leave())
+    lab.alias("direct", "h1", inference="direct")
+    done = lab.run(["--on", "direct", "m"], env=env)
+    assert done.returncode == 2 and b"not built yet" in done.stderr
+
+
+def test_verbose_speaks_on_stderr_alone(lab: Lab, data: Path) -> None:
+    done = lab.run(["run", "-v", "--on", "h1", "--", "echo", "x"])
+    assert done.stdout == b"x\n"
+    assert b"quine: started with pid " in done.stderr and b"quine: h1: exited 0 after " in done.stderr

@@ -1,0 +1,435 @@
+"""What an origin answers, and an agent that has its origin elsewhere, joined by a function call."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quine.agent import env, origin, personas
+from quine.agent.env import Settings
+from quine.agent.session import Life
+from quine.agent.tools import TOOLS
+from quine.base.errors import Failure
+from quine.base.messages import (
+    GuestError,
+    Message,
+    Overflow,
+    Refused,
+    Reply,
+    Request,
+    ToolCall,
+    Unavailable,
+    Usage,
+)
+from quine.base.sessions import new_session
+from quine.budget.ledger import Ledger
+from quine.budget.limits import Limits
+from quine.providers.relay import RelayGuest
+from quine.remote import handlers
+from quine.tape.lines import digest, read
+from quine.tape.writer import RelaySink, Tape
+from tests.fuzz.mutate import peak
+from transport.errors import RequestError
+
+Services = dict[str, Any]
+
+
+@pytest.fixture
+def life() -> Life:
+    return Life(new_session(), new_session(), "mission", wisdom={"a": "b"}, limits=Limits(concurrent=2))
+
+
+@pytest.fixture
+def ledger(life: Life) -> Iterator[Ledger]:
+    ledger = Ledger.create(life.limits)
+    yield ledger
+    os.close(ledger.fd)
+
+
+@pytest.fixture
+def services(life: Life, ledger: Ledger, tmp_path: Path) -> Services:
+    script = tmp_path / "s.jsonl"
+    script.write_text('{"match": "^m", "reply": {"text": "first"}}\n{"reply": {"tool_calls": []}}\n')
+    environ = {
+        "QUINE_API_TYPE": "script",
+        "QUINE_API_BASE": str(script),
+        "QUINE_DATA_DIR": str(tmp_path / "data"),
+    }
+    return handlers.services(life, ledger, environ)
+
+
+def ask(services: Services) -> Any:
+    return lambda name, body: services[name](body)
+
+
+def meta(session: str, root: str, parent: str = "", depth: int = 0, born: str = "fork") -> dict[str, Any]:
+    return {
+        "session_id": session,
+        "root_session_id": root,
+        "parent_session_id": parent,
+        "depth": depth,
+        "born": born,
+    }
+
+
+def told_life(services: Services) -> Life:
+    """As another machine is told it, less the age of the tree."""
+    return Life.from_json(json.loads(services["life"](b"")))._replace(age=0.0)
+
+
+def test_the_age_of_a_tree_goes_across(life: Life, tmp_path: Path) -> None:
+    """The clock of the other machine is its own, so it is told how long ago the tree began."""
+    ledger = Ledger.create(life.limits, begun=personas.now() - 50_000_000_000)
+    try:
+        environ = {"QUINE_API_TYPE": "script", "QUINE_API_BASE": "/dev/null", "QUINE_DATA_DIR": str(tmp_path)}
+        told = Life.from_json(json.loads(handlers.services(life, ledger, environ)["life"](b"")))
+        assert 50 <= told.age < 50 + 60
+    finally:
+        os.close(ledger.fd)
+
+
+def test_life_goes_across(services: Services, life: Life) -> None:
+    assert told_life(services) == life
+
+
+def test_a_whole_life_goes_across() -> None:
+    call = ToolCall.parse("c", "sh", '{"command": "x"}')
+    life = Life(
+        new_session(), new_session(), "m", cloned=("s", 3), hidden=True, material="pipe",
+        context=(Message("system", "s"), Message("assistant", "t", (call,), raw={"chat": {"x": 1}}, reasoning="r")),
+    )  # fmt: skip
+    assert Life.from_json(json.loads(json.dumps(life.to_json()))) == life
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"session": "../x"}, {"root": "x"}, {"depth": "1"}, {"depth": True}, {"limits": {"turns": "x"}}, {"limits": 3},
+     {"material": "gold"}, {"context": [{"role": "boss", "content": ""}]}, {"context": 1}, {"more": 1},
+     {"wisdom": {"a": 1}},
+     {"mission": None}, {"cloned": "x"}, {"hidden": 1}],
+)  # fmt: skip
+def test_what_is_no_life_is_refused(life: Life, change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not a life"):
+        Life.from_json({**life.to_json(), **change})
+
+
+def test_infer(services: Services, life: Life) -> None:
+    guest = RelayGuest(ask(services))
+    request = Request([Message("user", "x")], TOOLS, life.session, "mission")
+    assert guest.infer(request) == Reply(Message("assistant", "first"))
+    assert guest.infer(request._replace(ordinal=1)).message.text == ""
+    with pytest.raises(Refused, match="has no reply left for this mission"):
+        guest.infer(request._replace(ordinal=2))
+
+
+@pytest.mark.parametrize("error", [Unavailable("u"), Overflow("o"), Refused("r"), GuestError("g")])
+def test_errors_of_the_guest_cross_by_kind(
+    services: Services, life: Life, error: GuestError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        def infer(self, request: Request) -> Reply:
+            raise error
+
+    monkeypatch.setattr("quine.providers.build", lambda config: Failing())
+    with pytest.raises(type(error), match=str(error)) as caught:
+        RelayGuest(ask(services)).infer(Request([], TOOLS, life.session))
+    assert type(caught.value) is type(error)
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"message": {"role": "x"}}', b"3", b"\xff"])
+def test_a_garbled_answer_is_an_error_of_the_guest(answer: bytes) -> None:
+    with pytest.raises(GuestError):
+        RelayGuest(lambda name, body: answer).infer(Request([], TOOLS))
+
+
+def test_a_reply_goes_across() -> None:
+    message = Message("assistant", "t", (ToolCall.parse("c", "sh", "{"),), raw={"chat": {}})
+    reply = Reply(message, Usage(1, 2, 3, 4, 5), "tool")
+    assert Reply.from_json(json.loads(json.dumps(reply.to_json()))) == reply
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("infer", b"not json"), ("infer", b"{}"), ("infer", b"[]"), ("infer", b"\xff\xfe"),
+        ("infer", b'{"session":"s","mission":"m","ordinal":-1,"wisdom":{},"messages":[]}'),
+        ("infer", b'{"session":"s","mission":"m","ordinal":0,"wisdom":{},"messages":[{"role":"boss"}]}'),
+        ("infer", b'{"session":"s","mission":"m","ordinal":0,"wisdom":{},"messages":[],"more":1}'),
+        ("infer", b'{"session":"s","mission":"m","ordinal":0,"wisdom":{},"messages":[{"role":"user","content":"",'
+                  b'"tool_calls":["x"]}]}'),
+        ("infer", b"[" * 100_000), ("infer", b"1" * 5000),
+        ("tape", b"{}"), ("tape", b'{"session":"../../etc/passwd","lines":["{}"]}'),
+        ("tape", b'{"session":"x","lines":[]}'),
+    ],
+)  # fmt: skip
+def test_bad_requests_are_refused(services: Services, name: str, body: bytes) -> None:
+    with pytest.raises(RequestError):
+        services[name](body)
+
+
+def test_half_a_surrogate_pair_goes_across(services: Services, life: Life, tmp_path: Path) -> None:
+    guest = RelayGuest(ask(services))
+    odd = "m\udc80\ud83d"
+    call = ToolCall("c", "sh", {"\udc80": odd})
+    request = Request(
+        [Message("user", odd), Message("assistant", odd, (call,))], TOOLS, life.session, odd, 0, {"a": odd}
+    )
+    assert guest.infer(request).message.text == "first"
+    tape = Tape(RelaySink(ask(services), life.session))
+    tape.add("meta", {**meta(life.session, life.root), "mission": odd})
+    tape.sync()
+    (entry,) = read(str(tmp_path / "data" / f"{life.session}.jsonl"))
+    assert entry["data"]["mission"] == odd
+
+
+def test_tape_arrives_as_it_was_written(services: Services, life: Life, tmp_path: Path) -> None:
+    tape = Tape(RelaySink(ask(services), life.session))
+    tape.add("meta", meta(life.session, life.root))
+    tape.message(Message("user", "hello\n\u2028 ä"))
+    path = tmp_path / "data" / f"{life.session}.jsonl"
+    assert not path.exists()
+    tape.sync()
+    assert len(read(str(path))) == 2
+    tape.add("outcome", {"exit_code": 0})
+    tape.sync()
+    tape.add("message", {"role": "user", "content": "a life that goes on after a failed exec"})
+    tape.sync()
+    entries = read(str(path))
+    assert [e["seq"] for e in entries] == [0, 1, 2, 3]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_tapes_of_others_are_out_of_reach(services: Services, life: Life, tmp_path: Path) -> None:
+    def put(session: str, *lines: str) -> None:
+        services["tape"](json.dumps({"session": session, "lines": lines}).encode())
+
+    def line(seq: int, kind: str = "message", prev: str = "", **data: Any) -> str:
+        return json.dumps({"type": kind, "data": data, "seq": seq, "ts": 1.0, "prev": prev})
+
+    def after(text: str) -> str:
+        return digest(text.encode())
+
+    first = line(0, "meta", **meta(life.session, life.root))
+    put(life.session, first, line(1, prev=after(first)))
+    other = new_session()
+    (tmp_path / "data").mkdir(exist_ok=True)
+    (tmp_path / "data" / f"{other}.jsonl").write_text("kept\n")
+    with pytest.raises(RequestError, match="cannot be written"):
+        put(other, line(0, "meta", **meta(other, life.root, life.session, 1)))
+    assert (tmp_path / "data" / f"{other}.jsonl").read_text() == "kept\n"
+    fresh = new_session()
+    good = line(0, "meta", **meta(fresh, life.root, life.session, 1))
+    for bad in (
+        [line(0, "message")],
+        [line(0, "meta", **meta(fresh, new_session(), life.session, 1))],
+        [line(0, "meta", **meta(new_session(), life.root, life.session, 1))],
+        [line(1, "meta", **meta(fresh, life.root, life.session, 1))],
+        [good + "\n" + line(1)],
+        [good, "not json"],
+        [good, line(2)],
+        [good, line(1)],
+        [good, line(1, "Evil Type", after(good))],
+        # above its parent, or of one that is not known here
+        [line(0, "meta", **meta(fresh, life.root, life.session, 0))],
+        [line(0, "meta", **meta(fresh, life.root, new_session(), 1))],
+        [line(0, "meta", **meta(fresh, life.root, "", 0))],
+        [line(0, "meta", **meta(fresh, life.root, life.session, True))],
+        [line(0, "meta", **meta(fresh, life.root, life.session, life.limits.depth))],
+    ):
+        with pytest.raises(RequestError):
+            put(fresh, *bad)
+    assert not (tmp_path / "data" / f"{fresh}.jsonl").exists()
+    second = line(1, prev=after(good))
+    put(fresh, good, second)
+    for bad in ([second], [line(3)], [good], [line(2)], [line(2, prev=after(good))]):
+        with pytest.raises(RequestError):
+            put(fresh, *bad)
+    put(fresh, line(2, prev=after(second)))
+    assert len(read(str(tmp_path / "data" / f"{fresh}.jsonl"))) == 3
+    renewed = new_session()
+    put(renewed, line(0, "meta", **meta(renewed, life.root, fresh, 1, "exec")))
+
+
+def test_an_inference_is_answered_once_and_only_to_a_session_of_the_job(
+    services: Services, life: Life
+) -> None:
+    guest = RelayGuest(ask(services))
+    request = Request([Message("user", "x")], TOOLS, life.session, "mission")
+    with pytest.raises(Unavailable, match="not of this job"):
+        guest.infer(request._replace(session=new_session()))
+    guest.infer(request)
+    with pytest.raises(Unavailable, match="asked for already"):
+        guest.infer(request)
+    guest.infer(request._replace(ordinal=1))
+
+
+def test_one_inference_of_a_session_at_a_time(
+    services: Services, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    class Nosy:
+        def infer(self, request: Request) -> Reply:
+            if not seen:
+                seen.append("")
+                with pytest.raises(Unavailable, match="asked for already") as caught:
+                    RelayGuest(ask(services)).infer(request._replace(ordinal=7))
+                seen.append(str(caught.value))
+            return Reply(Message("assistant", "x"))
+
+    monkeypatch.setattr("quine.providers.build", lambda config: Nosy())
+    RelayGuest(ask(services)).infer(Request([], TOOLS, life.session))
+    assert len(seen) == 2
+
+
+def test_blocks_of_a_provider_come_back_only_where_they_came_from(
+    life: Life, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the clone's memory, and of replies to it; a forged one would be sent to the provider as its own."""
+    sent: list[Request] = []
+    notes: list[str] = []
+
+    class Echo:
+        def infer(self, request: Request) -> Reply:
+            sent.append(request)
+            return Reply(
+                Message("assistant", "x", raw={"anthropic": [{"signature": "s1", "b": 1, "a": 0.1}]})
+            )
+
+    monkeypatch.setattr("quine.providers.build", lambda config: Echo())
+    (tmp_path / "s.jsonl").touch()
+    environ = {
+        "QUINE_API_TYPE": "script",
+        "QUINE_API_BASE": str(tmp_path / "s.jsonl"),
+        "QUINE_DATA_DIR": str(tmp_path),
+    }
+    cloned = Message("assistant", "old", raw={"anthropic": [{"signature": "s0"}]})
+    life = life._replace(context=(cloned,))
+    guest = RelayGuest(ask(handlers.services(life, ledger, environ, None, notes.append)))
+    request = Request([cloned], TOOLS, life.session)
+    reply = guest.infer(request).message
+    forged = [
+        reply._replace(raw={"anthropic": [{"signature": "s2"}]}),
+        # Another order is another block.
+        reply._replace(raw={"anthropic": [{"signature": "s1", "a": 0.1, "b": 1}]}),
+    ]
+    guest.infer(request._replace(messages=[cloned, reply, *forged], ordinal=1))
+    assert [message.raw for message in sent[1].messages] == [cloned.raw, reply.raw, None, None]
+    assert [message.text for message in sent[1].messages] == ["old", "x", "x", "x"]
+    assert len(notes) == 1 and "2 blocks" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        '[{"role":"user","content":["x"]}]',
+        '[{"role":"user","content":null}]',
+        '[{"role":"assistant","content":"","tool_calls":[{"id":"1","name":"sh","arguments":'
+        + '{"a":' * 300 + "1" + "}" * 300 + "}]}]",
+        "[" + '{"role":"user","content":"","reasoning_content":""},' * 100_001 + "{}]",
+    ],
+    ids=["list", "null", "deep", "many"],
+)  # fmt: skip
+def test_what_is_no_conversation_of_ours(services: Services, life: Life, messages: str) -> None:
+    body = f'{{"session":"{life.session}","mission":"m","ordinal":0,"wisdom":{{}},"messages":{messages}}}'
+    with pytest.raises(RequestError, match="infer: "):
+        services["infer"](body.encode())
+
+
+def test_brackets_are_not_worth_their_memory(services: Services, life: Life) -> None:
+    """Thirty megabytes of them would be two thousand in memory; as much text is as much memory."""
+    parts = f'{{"session":"{life.session}","mission":"m","ordinal":0,"wisdom":{{}},"messages":[%s]}}'
+    with pytest.raises(RequestError, match="more than 250000 values"):
+        services["infer"]((parts % ("[],[]," * 1_000_000 + "[]")).encode())
+    text = json.dumps({"role": "user", "content": '[],{"\\,' * 200_000})
+    assert services["infer"]((parts % text).encode())
+
+
+def between(services: Services, life: Life, ledger: Ledger) -> Services:
+    """The face of a child of `life`, with that one's origin."""
+    return handlers.between(life, ledger, ask(services))
+
+
+def test_a_face_on_the_way_passes_on_what_is_its_childs(
+    services: Services, life: Life, ledger: Ledger, tmp_path: Path
+) -> None:
+    own = Tape(RelaySink(ask(services), life.session))
+    own.add("meta", meta(life.session, life.root))
+    own.sync()
+    child = life._replace(session=new_session(), parent=life.session, depth=1, mission="mission of a child")
+    face = between(services, child, ledger)
+    assert told_life(face) == child
+    tape = Tape(RelaySink(ask(face), child.session))
+    tape.add("meta", meta(child.session, life.root, life.session, 1))
+    tape.sync()
+    guest = RelayGuest(ask(face))
+    request = Request([Message("user", "x")], TOOLS, child.session, child.mission)
+    assert guest.infer(request).message.text == "first"
+    with pytest.raises(Unavailable, match="asked for already"):
+        guest.infer(request)
+    with pytest.raises(Unavailable, match="not of this job"):  # which the origin would have answered
+        guest.infer(request._replace(session=life.session))
+    own.add("message", {"role": "user", "content": "x"})
+    with pytest.raises(Failure, match="parent or depth"):
+        RelaySink(ask(face), life.session).put([b'{"type":"meta","data":{"session_id":"%s","root_session_id":"%s"},'
+            b'"seq":0,"ts":1,"prev":""}' % (life.session.encode(), life.root.encode())])  # fmt: skip
+    own.sync()
+    assert len(read(str(tmp_path / "data" / f"{life.session}.jsonl"))) == 2
+    assert len(read(str(tmp_path / "data" / f"{child.session}.jsonl"))) == 1
+
+
+def test_no_secret_goes_out(life: Life, ledger: Ledger, tmp_path: Path) -> None:
+    environ = {"OPENAI_API_KEY": "canary-0123456789", "QUINE_MODEL_ID": "m", "QUINE_DATA_DIR": str(tmp_path)}
+    services = handlers.services(life, ledger, environ)
+    assert b"canary" not in services["life"](b"")
+
+
+def test_settings_hold_the_secrets_apart() -> None:
+    assert "secrets" in Settings._fields
+
+
+def test_a_mission_that_cannot_be_asked_for_is_not_guessed(tmp_path: Path) -> None:
+    settings = env.adopt({}, {"QUINE_DATA_DIR": str(tmp_path)})
+
+    def refuse(why: str) -> Any:
+        def ask(name: str, body: bytes) -> bytes:
+            raise RequestError(why)
+
+        return ask
+
+    assert origin.assigned(settings, refuse("no service named 'life' at the origin")) is None
+    with pytest.raises(Failure) as caught:
+        origin.assigned(settings, refuse("the origin cannot be reached"))
+    assert caught.value.status == 75
+    with pytest.raises(Failure) as caught:
+        origin.assigned(settings, lambda name, body: b"{}")
+    assert caught.value.status == 69
+
+
+BOMBS = {
+    "lists": b"[" + b"[]," * 10_000_000 + b"[]]",
+    "depth": b"[" * 20_000_000,
+    "numbers": b'{"a":[' + b"1," * 1_000_000 + b"1]}",
+    "quotes": b'"\\"' * 9_000_000 + b"," * 999_999,
+    "texts": b"[" + b'"",' * 10_000_000 + b'""]',
+}
+
+
+@pytest.mark.parametrize("body", BOMBS.values(), ids=BOMBS)
+def test_a_body_is_no_bomb(services: Services, body: bytes) -> None:
+    """Sixty megabytes of small values would be two gigabytes here; they are refused unread."""
+    before = peak()
+    with pytest.raises(RequestError, match=r"infer: (more than 250000 values|not JSON|.*JSON)"):
+        services["infer"](body)
+    assert peak() - before < 3 * len(body)
+
+
+def test_what_a_conversation_quotes_may_hold_any_number_of_commas(services: Services, life: Life) -> None:
+    text = '1,2,[3],{"a"\\\\},' * 100_000
+    request = Request([Message("user", text)], TOOLS, life.session, "mission")
+    assert RelayGuest(ask(services)).infer(request).message.text == "first"

@@ -1,0 +1,1 @@
+"""Tests of files that are sent with a job and brought back."""

@@ -1,0 +1,282 @@
+"""Staging against who speaks its words himself, and against what somebody has laid in its way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quine.staging import apply, renames, scan, spec
+from quine.staging import remote_main as there_
+from quine.staging import source as tree
+from quine.staging.content import Feed, tell
+from quine.staging.manifest import IMPLIED, SIZE, Manifest, parse
+from quine.staging.proxy import Staging
+from quine.staging.source import Tree
+from tests.staging.wired import Relay, bring, inside, stage
+from tests.staging.wired import cache as cache
+from tests.staging.wired import here as here
+from tests.staging.wired import there as there
+from transport.errors import RequestError
+
+
+@pytest.mark.parametrize(
+    ("spot", "name"),
+    [(b"0", b"../planted"), (b"0", b"/planted"), (b"0", b"d/../../planted"), (b"../../../kept", b"mine")],
+)
+def test_a_journal_leads_nowhere_else(here: Path, tmp_path: Path, spot: bytes, name: bytes) -> None:
+    """It may have come with an archive that was unpacked there."""
+    (here / "d").mkdir()
+    top = here / ".quine-aside-0123"
+    (top / "new").mkdir(parents=True)
+    (top / "new" / "0").write_text("planted")
+    (tmp_path / "kept").write_text("mine")
+    (top / "journal").write_bytes(spot + b"\0" + name + b"\0")
+    renames.recover(os.fsencode(here))
+    assert not (tmp_path / "planted").exists() and not Path("/planted").exists()
+    assert (tmp_path / "kept").read_text() == "mine"
+    assert sorted(path.name for path in here.iterdir() if path != top) == ["d"]
+
+
+def three(here: Path, there: Path) -> None:
+    for name in ("a", "b", "c"):
+        (there / name).write_text("new")
+        (here / name).write_text("old")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_who_renames_and_is_killed_before_it_began_has_brought_nothing(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(here, there)
+    monkeypatch.setattr(apply.Layout, "commit", lambda layout, undo: os.kill(os.getpid(), signal.SIGKILL))
+    failure, _ = bring(here, there, "*")
+    assert "killed" in failure
+    assert contents(here) == dict.fromkeys("abc", "old")
+
+
+def test_who_renames_and_is_killed_in_the_middle_has_it_finished(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(here, there)
+    caller, rename = os.getpid(), os.rename
+
+    def dying(source: bytes, target: bytes, **more: int) -> None:
+        if target == b"b" and os.getpid() != caller:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", dying)
+    assert bring(here, there, "*") == ("", [])
+    assert contents(here) == dict.fromkeys("abc", "new")
+
+
+def test_what_can_neither_be_renamed_nor_taken_back_is_left_to_the_next(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(here, there)
+    rename, broken = os.rename, [False]
+
+    def failing(source: bytes, target: bytes, **more: int) -> None:
+        broken[0] |= target == b"c"
+        if broken[0]:
+            raise OSError(5, "Input/output error", target)
+        rename(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", failing)
+    assert "input/output error" in bring(here, there, "*")[0]
+    monkeypatch.undo()
+    renames.recover(os.fsencode(here))
+    assert contents(here) == dict.fromkeys("abc", "new")
+
+
+def test_what_was_brought_is_not_the_next_conversations(here: Path, there: Path) -> None:
+    """It ends by something that nobody has thought of, after a first one that was good."""
+    three(here, there)
+    staging = Staging([], ["*"], str(here))
+    taking = staging.taking()
+    relay = Relay(taking.taken)
+    with inside(there):
+        assert there_._give_back(relay, staging.key)  # type: ignore[arg-type]
+    assert not taking.failure
+    taking._check = lambda manifest: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    with inside(there), pytest.raises(RequestError):
+        there_._give_back(relay, staging.key)  # type: ignore[arg-type]
+    relay.close()
+    assert taking.failure
+    assert taking.layout
+    taking.layout.close()
+
+
+def test_a_failure_that_is_no_text_is_told(here: Path, there: Path) -> None:
+    (here / "a").write_text("a")
+    staging = Staging(["a"], ["a"], str(here))
+    giving, taking = staging.giving(), staging.taking()
+    for service in (giving.given, taking.taken):
+        relay = Relay(service)
+        with relay.stream("stage") as asked:
+            tell(asked, {"say": "failed", "why": "\ud800 \x1b"})  # type: ignore[arg-type]
+            asked.end()
+            assert asked.read(1) == b""
+        relay.close()
+    assert giving.failure.endswith(r"\ud800 \x1b")
+    assert taking.failure.endswith(r"\ud800 \x1b")
+
+
+@pytest.mark.parametrize("pattern", ["**/x", "**/a/**/a/**/x"])
+def test_a_name_of_very_many_parts_is_soon_compared(pattern: str) -> None:
+    deep = b"/".join([b"a"] * 1900)
+    assert not spec.allowed(deep, [pattern])
+    assert spec.allowed(deep + b"/x", [pattern])
+
+
+def steps(work: Callable[[], object]) -> int:
+    """How many calls it makes, which is no matter of the machine."""
+    count = 0
+
+    def step(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    sys.setprofile(step)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_many_names_are_not_each_compared_with_all_others(here: Path) -> None:
+    many = 1000
+    for number in range(many):
+        (here / f"{number:03}").mkdir()
+        (here / f"{number:03}" / "f").touch()
+        (here / f"{number:03}" / "l").symlink_to("f")
+    named = [f"{number:03}/{name}" for number in range(many) for name in "fl"]
+    assert steps(lambda: spec.sources(named, str(here))) < 400 * many
+    assert steps(lambda: spec.matching(["*/f", "*/l"], str(here))) < 400 * many
+    manifest = Manifest()
+    for number in range(many):
+        manifest.add(b"%03d" % number, stat.S_IFDIR | 0o755 | IMPLIED, 0)
+        manifest.add(b"%03d/f" % number, stat.S_IFREG | 0o644, 0, 0, bytes(SIZE))
+        manifest.add(b"%03d/l" % number, stat.S_IFLNK | 0o777, 0, 0, b"f")
+    taking = Staging([], ["*/f", "*/l"], str(here)).taking()
+    assert steps(lambda: taking._check(parse(manifest.pack()))) < 400 * many
+
+
+def test_a_directory_named_with_what_stands_before_a_dot(here: Path, there: Path) -> None:
+    """`.` is all there is, whatever else was named and matches."""
+    (there / "+x").write_text("x")
+    assert bring(here, there, "*", ".") == ("", [])
+    assert contents(here) == {"+x": "x"}
+
+
+def test_a_content_that_stands_twice_is_whole_twice(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write takes less than it was given where the disk is nearly full."""
+    content = os.urandom(3_000_000)
+    for name in ("a", "b"):
+        (here / name).write_bytes(content)
+    write = os.write
+    monkeypatch.setattr(
+        apply.os, "write", lambda fd, data: write(fd, memoryview(data)[: max(1, len(data) * 2 // 3)])
+    )
+    stage(here, there, "a", "b")
+    assert [(there / name).read_bytes() == content for name in ("a", "b")] == [True, True]
+
+
+def test_a_job_that_has_started_reads_no_more(here: Path, there: Path) -> None:
+    (here / "a").write_text("as it was when it started")
+    staging = Staging(["a"], [], str(here))
+    giving = staging.giving()
+    relay = Relay(giving.given)
+    try:
+        with inside(there):
+            from quine.staging import remote_main as side
+
+            assert side._staged(relay, staging.key)  # type: ignore[arg-type]
+        (here / "a").write_text("for nobody over there")
+        line = relay.stream("stage")
+        tell(line, {"say": "in", "has": ""})
+        with pytest.raises(RequestError):
+            Feed(line).hear()
+        line = relay.stream("stage")
+        tell(line, {"say": "failed", "why": "I never ran"})
+        line.end()
+        with pytest.raises(RequestError):
+            line.read(1)
+        assert not giving.failure
+    finally:
+        relay.close()
+
+
+@pytest.mark.parametrize("size", [10, 3_000_000])
+@pytest.mark.parametrize("moment", ["listed", "looked at"])
+def test_a_directory_that_is_a_link_by_now_is_not_followed(
+    here: Path, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, size: int
+) -> None:
+    """Somebody exchanges it between the steps of a look, or between the look and the reading."""
+    for top in (here / "t", tmp_path / "secret"):
+        (top / "d").mkdir(parents=True)
+        (top / "d" / "f").write_bytes(top.name[:1].encode() * size)
+
+    def exchange() -> None:
+        if not (here / "t" / "d").is_symlink():
+            (here / "t" / "d").rename(tmp_path / "away")
+            (here / "t" / "d").symlink_to(tmp_path / "secret" / "d")
+
+    look, into = scan.look, scan._look_into
+
+    def looked(*args: Any, **more: Any) -> Any:
+        found = look(*args, **more)
+        if more.get("whole"):  # the other side looks at what it has, at the same time
+            exchange()
+        return found
+
+    def listed(fd: int, *more: Any) -> Any:
+        found = into(fd, *more)
+        if any(name == b"d" for name, _ in found[2]):
+            exchange()
+        return found
+
+    if moment == "listed":
+        monkeypatch.setattr(scan, "_look_into", listed)
+    else:
+        monkeypatch.setattr(scan, "look", looked)
+    monkeypatch.setattr(tree, "settled", lambda take, found: (found, True))
+    with pytest.raises(RequestError):
+        stage(here, there, "t")
+    assert not any(path.is_file() and path.read_bytes()[:1] == b"s" for path in there.rglob("*"))
+
+
+def test_a_directory_above_what_was_asked_for_keeps_its_mode(
+    here: Path,
+    there: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for top in (here, there):
+        (top / "out").mkdir()
+    (here / "out").chmod(0o750)
+    (there / "out" / "a").write_text("x")
+    imply = Tree._imply
+
+    def named(self: Any) -> None:
+        imply(self)
+        for index, name in enumerate(self._manifest.names):
+            if name == b"out":
+                self._manifest.modes[index] = self._manifest.modes[index] & ~IMPLIED | 0o777
+
+    monkeypatch.setattr(Tree, "_imply", named)
+    failure, _ = bring(here, there, "out/a")
+    assert "was not asked for" in failure
+    assert stat.S_IMODE((here / "out").stat().st_mode) == 0o750

@@ -1,0 +1,204 @@
+"""What lies aside and who may clear it away; what comes back is what was announced; what is sent is what was seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from quine.files.stores.local import dirfd
+from quine.staging import apply as laying
+from quine.staging import content, receiver, renames, scan, store
+from quine.staging import remote_main as over_there
+from quine.staging.apply import Layout
+from quine.staging.content import Changed, measure
+from quine.staging.manifest import Manifest
+from quine.staging.proxy import Staging
+from quine.staging.scan import ASIDE
+from quine.staging.source import Tree
+from tests.staging.wired import Relay, bring, inside
+from tests.staging.wired import cache as cache
+from tests.staging.wired import here as here
+from tests.staging.wired import there as there
+
+
+@pytest.fixture
+def layout(here: Path) -> Iterator[Layout]:
+    made = Layout(os.fsencode(here), Manifest(), {}, {})
+    yield made
+    made.close()
+    assert list(here.iterdir()) == []
+
+
+def test_what_somebody_holds_is_not_cleared_away(here: Path, layout: Layout) -> None:
+    layout.open()
+    renames.recover(os.fsencode(here))
+    assert len(list(here.iterdir())) == 1
+
+
+def test_what_is_made_and_not_locked_yet_is_not_cleared_away(
+    here: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever clears away comes between the two steps."""
+    mkdir = os.mkdir
+
+    def made(name: Any, mode: int, *, dir_fd: int) -> None:
+        mkdir(name, mode, dir_fd=dir_fd)
+        renames.recover(os.fsencode(here))
+
+    monkeypatch.setattr(os, "mkdir", made)
+    layout.open()
+    assert len(list(here.iterdir())) == 1
+
+
+def aside(here: Path, name: bytes) -> Path:
+    """Left by a crash: a content on its way to `name`, below `here`."""
+    top = here / f"{os.fsdecode(ASIDE)}0"
+    (top / "new").mkdir(parents=True)
+    (top / "new" / "0").write_text("new")
+    (top / "journal").write_bytes(b"0\0" + name + b"\0")
+    return top
+
+
+def test_what_a_crash_left_is_finished_and_cleared_away(here: Path) -> None:
+    aside(here, b"x")
+    renames.recover(os.fsencode(here))
+    assert [(path.name, path.read_text()) for path in here.iterdir()] == [("x", "new")]
+
+
+def test_what_another_user_left_is_not_ours_to_finish(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top = aside(here, b"x")
+    monkeypatch.setattr(os, "getuid", lambda: top.stat().st_uid + 1)
+    renames.recover(os.fsencode(here))
+    assert list(here.iterdir()) == [top]
+
+
+@pytest.mark.parametrize("name", [b"../x", b"d/../../x", b"./x", b"/x"])
+def test_a_journal_that_leads_out_is_not_ours(here: Path, name: bytes) -> None:
+    (here / "d").mkdir()
+    top = aside(here, name)
+    renames.recover(os.fsencode(here))
+    assert sorted(here.iterdir()) == sorted([top, here / "d"])
+    assert not (here.parent / "x").exists()
+
+
+def test_what_comes_back_is_what_was_announced(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (there / "a").write_text("x")
+    init = Tree.__init__
+
+    def lying(self: Tree, *args: Any, **more: Any) -> None:
+        init(self, *args, **more)
+        self.digest = "0" * 64
+
+    monkeypatch.setattr(Tree, "__init__", lying)
+    failure, _ = bring(here, there, "a")
+    assert "another manifest than was announced" in failure
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [99, 100])
+def test_no_more_comes_back_than_can_be(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(receiver, "MOST_BACK", 99)
+    (there / "a").write_bytes(bytes(size))
+    failure, _ = bring(here, there, "a")
+    assert ("more than can be" in failure) == (size == 100)
+    assert len(list(here.iterdir())) == (size == 99)
+
+
+def test_a_file_that_changes_while_it_is_sent_is_said_to(here: Path) -> None:
+    path = here / "a"
+    path.write_bytes(b"1" * 100)
+
+    class Line:
+        def write(self, data: bytes) -> None:
+            path.write_bytes(b"2" * 200)
+
+    facts = measure(os.fsencode(path)).facts
+    with pytest.raises(Changed):
+        content.send(Line(), os.fsencode(path), facts, False)  # type: ignore[arg-type]
+
+
+def test_what_is_renamed_is_renamed_by_a_process_that_no_signal_to_ours_reaches(tmp_path: Path) -> None:
+    class Renaming:
+        def commit(self, undo: bool) -> None:
+            blocked = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+            facts = [undo, os.getsid(0) == os.getpid(), blocked]
+            (tmp_path / "facts").write_text(json.dumps(facts))
+
+        def is_journalled(self) -> bool:
+            return False
+
+        def leave(self) -> None:
+            pass
+
+        close = leave
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert receiver._apart(Renaming(), os.fsencode(tmp_path)) == ""  # type: ignore[arg-type]
+    undo, apart, blocked = json.loads((tmp_path / "facts").read_text())
+    assert undo and apart
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= set(blocked)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
+def test_a_signal_at_any_line_leaves_nothing_aside(here: Path, there: Path, cache: Path, step: int) -> None:
+    """A directory of its own stayed for ever: the signal had come between the mkdir and the open of it."""
+    (here / "t" / "d").mkdir(parents=True)
+    for name in ("a", "d/b"):
+        (here / "t" / name).write_text(name)
+    (here / "t" / "l").symlink_to("a")
+    staging = Staging(["t"], [], str(here))
+    ours = {module.__file__ for module in (laying, renames, dirfd, content, store, over_there)}
+    lines = 0
+    while _ends_at_line(lines, ours, staging, there):
+        assert not list(there.glob(".quine*")), lines
+        for what in (there / "t", cache):
+            shutil.rmtree(what, ignore_errors=True)
+        lines += step
+    assert lines > 100
+    assert not list(there.glob(".quine*"))
+    assert (there / "t" / "d" / "b").read_text() == "d/b"
+
+
+def _ends_at_line(lines: int, ours: set[str | None], staging: Staging, there: Path) -> bool:
+    """Lay out in a process to which the signal comes after so many lines of `ours`. False: there are not so many."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename not in ours:
+            return None
+        if event == "line":
+            lines -= 1
+            if lines < 0:
+                raise over_there._Ended(
+                    signal.SIGTERM
+                )  # ends the tracing, as a first signal ends the heeding
+        return trace
+
+    if pid := os.fork():
+        return {0: True, 1: False}[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])]
+    status = 2
+    try:
+        relay = Relay(staging.giving().given)
+        sys.settrace(trace)
+        with inside(there):
+            over_there._staged(relay, scan.ONCE)  # type: ignore[arg-type]
+        status = 1
+    except over_there._Ended:
+        status = 0
+    finally:
+        sys.settrace(None)
+        os._exit(status)

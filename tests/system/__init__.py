@@ -1,0 +1,1 @@
+"""Tests of the whole program: broken links, killed processes, secrets, examples."""

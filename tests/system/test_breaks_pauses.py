@@ -1,0 +1,351 @@
+"""The link is down for a while: what happens meanwhile, what comes of it later, and when it is given up.
+
+Here it goes down in all the ways that it can: reset, silent, half open, the far node or the network stopped, sshd
+gone; QUINE_TEST_BREAKS=200 waits as long as the pauses of people and machines are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab, Proxy, Settings, processes
+from tests.lab.host import Host
+from tests.lab.network import can_separate
+from tests.support.agents import until
+from tests.support.machine import nodes
+from tests.support.waiting import read_until
+from tests.system import breaks
+from tests.system.breaks import LONG, PYTHON, MiB, down, face
+
+# A command that lives until it is told to end, by a file of its own: nothing has to cross the link for that.
+PATIENT = "echo up; while [ ! -e {go} ]; do sleep 0.05; done; echo done; exit 7"
+
+
+@contextmanager
+def up(lab: Lab, host: str, script: str, *options: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A command over there that has said `up`."""
+    with face(lab, "run", *options, "--on", host, "--", "sh", "-c", script) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\n")
+        yield process
+
+
+def job_of(host: Host, word: object) -> processes.Process:
+    """The shell whose argv holds the word; not what it forks, which has its argv until it execs."""
+    jobs = [job for job in host.jobs() if any(str(word) in text for text in job.argv)]
+    (found,) = [job for job in jobs if job.ppid not in {other.pid for other in jobs}]
+    return found
+
+
+def alone(lab: Lab, host: str, proxy: Proxy) -> None:
+    """A link by way of this proxy and no other: tests before this one leave theirs, which have another lease."""
+    proxy.cut()
+    lab.run(["run", "--on", host, "--", "true"], check=True)
+    until(lambda: proxy.connections() == 1)
+
+
+def far_node(host: Host) -> processes.Process:
+    """The one that stays: what it forks has its argv until it execs, and one that was replaced takes its time to go."""
+    found: list[processes.Process] = []
+
+    def single() -> bool:
+        found[:] = nodes(host.processes())
+        return len(found) == 1
+
+    until(single)
+    return found[0]
+
+
+# -- within the lease ------------------------------------------------------------------------------
+
+
+def test_what_ends_meanwhile_has_its_whole_record(
+    lab: Lab, through: Callable[..., str], tmp_path: Path
+) -> None:
+    host, proxy = through("h1"), lab["h1"].proxy
+    go, report = tmp_path / "go", tmp_path / "report"
+    work = PATIENT.format(go=go).replace("echo done", "seq 200000 | sort -n | tail -1")
+    with up(lab, host, work, "--report", report) as process:
+        job = job_of(lab["h1"], go)
+        with down(proxy):
+            go.touch()
+            assert processes.wait_gone([job], 30) == []
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (7, b"200000\n", b"")
+    told = json.loads(report.read_text())
+    assert (told["state"], told["code"], told["host"], told["pid"]) == ("exited", 7, host, job.pid)
+    assert told["rusage"]["maxrss"] > 0 and told["seconds"] > 0
+
+
+def test_signals_sent_meanwhile_arrive_once(lab: Lab, through: Callable[..., str]) -> None:
+    """Each is another one, because pending ones of a kind are one to the kernel."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    names = ("USR1", "USR2", "ALRM", "HUP")
+    far = "import signal, sys\nfor name in sys.argv[1:]:\n"
+    far += " signal.signal(getattr(signal, 'SIG' + name), lambda n, _: print(signal.Signals(n).name, flush=True))\n"
+    far += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nprint('up', flush=True)\nwhile True: signal.pause()"
+    with face(lab, "run", "--on", host, "--", PYTHON, "-c", far, *names) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"up\n")
+        for name in names:
+            with down(proxy):
+                process.send_signal(getattr(signal, f"SIG{name}"))
+            assert read_until(process.stdout.fileno(), b"\n", 30) == f"SIG{name}\n".encode()
+        with down(proxy):
+            process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (9, b"", b"")
+
+
+def test_a_pause_holds_the_producers_and_loses_nothing(lab: Lab, through: Callable[..., str]) -> None:
+    """Silence at first, as a pulled cable: both ends go on writing until their windows are full."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    size = (64 if LONG else 16) * MiB
+    with face(lab, "run", "--on", host, "--", "cat") as process:
+
+        def heal() -> None:
+            proxy.cut()
+            proxy.heal()
+
+        later = threading.Timer(5 if LONG else 1, heal)
+
+        def between(number: int) -> None:
+            if number == 16:
+                proxy.blackhole()
+                later.start()
+
+        result = breaks.carried(process, 5, 5, size, between)
+        later.join()
+    assert result == ("", 0, b"")
+
+
+def test_a_command_sent_meanwhile_runs_once(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    """Its link was there when the node wrote to it: only the new connection tells what arrived."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    ran = tmp_path / "ran"
+    with up(lab, host, PATIENT.format(go=tmp_path / "go")) as first:
+        proxy.half_open()
+        with face(lab, "run", "--on", host, "--", "sh", "-c", f"echo ran >>{ran}; echo ran") as second:
+            proxy.cut()
+            out, err = second.communicate(timeout=120)
+            assert (second.returncode, out, err) == (0, b"ran\n", b"")
+        (tmp_path / "go").touch()
+        assert first.communicate(timeout=120) == (b"done\n", b"")
+    assert breaks.lines(ran) == ["ran"]
+
+
+# -- every way to go down --------------------------------------------------------------------------
+
+
+def survives(lab: Lab, host: str, go: Path, broken: Callable[[], None]) -> None:
+    """Both streams and the record of a job cross what `broken` does to the link, and so does the next command."""
+    with face(
+        lab, "run", "--on", host, "--", "sh", "-c", f"echo up; cat; {PATIENT.format(go=go)}"
+    ) as process:
+        assert process.stdin and process.stdout
+        read_until(process.stdout.fileno(), b"up\n")
+        process.stdin.write(b"before\n")
+        process.stdin.flush()
+        read_until(process.stdout.fileno(), b"before\n")
+        broken()
+        process.stdin.write(b"after\n")
+        process.stdin.flush()
+        read_until(process.stdout.fileno(), b"after\n", 60)
+        process.stdin.close()
+        read_until(process.stdout.fileno(), b"up\n", 30)
+        go.touch()
+        assert (process.wait(120), process.stdout.read()) == (7, b"done\n")
+        assert process.stderr and process.stderr.read() == b""
+    assert lab.run(["run", "--on", host, "--", "echo", "next"]).stdout == b"next\n"
+
+
+@pytest.mark.long
+def test_a_half_open_connection(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    """Packets vanish and nobody is told: silence ends it. Late, the old connection wakes up: nobody listens to it."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    alone(lab, host, proxy)
+    accepted = proxy.accepted()
+
+    def half_open() -> None:
+        assert proxy.half_open() == 1
+
+    survives(lab, host, tmp_path / "go", half_open)
+    assert proxy.accepted() == accepted + 1
+    proxy.heal()
+    assert lab.run(["run", "--on", host, "--", "echo", "next"]).stdout == b"next\n"
+    assert proxy.accepted() == accepted + 1
+
+
+@pytest.mark.long
+def test_a_half_open_connection_that_wakes_up_too_late(
+    lab: Lab, through: Callable[..., str], tmp_path: Path
+) -> None:
+    """What it still carries was sent again by the new one."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    size = 8 * MiB
+    with face(lab, "run", "--on", host, "--", "cat") as process:
+
+        def between(number: int) -> None:
+            if number == 16:
+                proxy.half_open()
+            elif number in (64, 66, 68):  # the link is up again
+                proxy.heal()
+                lab.run(["run", "--on", host, "--", "true"], check=True)
+
+        result = breaks.carried(process, 6, 6, size, between)
+    assert result == ("", 0, b"")
+
+
+@pytest.mark.long
+def test_the_far_node_is_stopped_for_a_while(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    host = through("h1")
+
+    def stop() -> None:
+        node = far_node(lab["h1"])
+        processes.kill(node.pid, signal.SIGSTOP)
+        try:
+            time.sleep(10 if LONG else 2)
+        finally:
+            processes.kill(node.pid, signal.SIGCONT)
+
+    survives(lab, host, tmp_path / "go", stop)
+
+
+@pytest.mark.long
+def test_sshd_is_restarted(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    host = through("h1")
+
+    def restart() -> None:
+        lab["h1"].stop()
+        time.sleep(10 if LONG else 1)
+        lab["h1"].start()
+
+    survives(lab, host, tmp_path / "go", restart)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not can_separate(), reason="needs root, iproute2 and network namespaces")
+def test_the_network_of_a_host_is_down_for_a_while(own_lab: Callable[..., Lab], tmp_path: Path) -> None:
+    lab = own_lab([], lease=60)
+    network = lab.add("far", Settings(network=True)).network
+    assert network is not None
+    lab.run(["run", "--on", "far", "--", "true"], check=True)
+
+    def vanish() -> None:
+        network.down()
+        time.sleep(20 if LONG else 3)
+        network.up()
+
+    survives(lab, "far", tmp_path / "go", vanish)
+
+
+# -- beyond the lease, and other ends --------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_beyond_the_lease_it_is_lost_here_and_ended_there(
+    lab: Lab, through: Callable[..., str], tmp_path: Path
+) -> None:
+    host, proxy = through("h1", lease=1), lab["h1"].proxy
+    script = f"trap 'echo TERM >{tmp_path}/died; exit' TERM; echo up; while :; do sleep 0.02; done"
+    with up(lab, host, script) as process:
+        begun = time.monotonic()  # before it is down: from then on the lease runs
+        with down(proxy):
+            _, err = process.communicate(timeout=120)
+            took = time.monotonic() - begun
+            assert process.returncode == 74
+            assert lab.wait_idle() == []
+    assert err.startswith(f"quine: {host}: error: connection lost: ".encode())
+    assert b"was started (pid " in err and b"its outcome is not known" in err
+    assert breaks.lines(tmp_path / "died") == ["TERM"]
+    assert 0.9 < took < 25
+    assert lab.run(["run", "--on", host, "--", "echo", "again"]).stdout == b"again\n"
+
+
+@pytest.mark.long
+def test_two_leases_on_one_link(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    """Each job has its own: the short one is given up, the long one goes on over the same line."""
+    short, long, proxy = through("h1", lease=1), through("h1"), lab["h1"].proxy
+    with (
+        up(lab, short, "echo up; exec sleep 60") as first,
+        up(lab, long, PATIENT.format(go=tmp_path / "go")) as second,
+    ):
+        with down(proxy):
+            first.communicate(timeout=120)
+            assert first.returncode == 74
+        (tmp_path / "go").touch()
+        assert second.communicate(timeout=120) == (b"done\n", b"")
+        assert second.returncode == 7
+    assert lab.wait_idle() == []
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["link back", "lease over"])
+def test_the_client_is_killed_meanwhile(
+    lab: Lab, through: Callable[..., str], tmp_path: Path, back: bool
+) -> None:
+    host, proxy = through("h1", lease=60 if back else 1), lab["h1"].proxy
+    with up(lab, host, PATIENT.format(go=tmp_path / "go")) as process:
+        job = job_of(lab["h1"], tmp_path / "go")
+        with down(proxy):
+            process.kill()
+            process.communicate()
+            if not back:
+                assert processes.wait_gone([job], 30) == []
+        assert processes.wait_gone([job], 30) == []
+
+
+def test_a_node_that_is_stopped_is_not_waited_for(own_lab: Callable[..., Lab], tmp_path: Path) -> None:
+    """It says so to the other ends: over there the job ends at once, and not when its lease is over."""
+    lab = own_lab(["h1"], lease=60)
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    with up(
+        lab, "h1", f"trap 'echo TERM >{tmp_path}/died; exit' TERM; echo up; while :; do sleep 0.02; done"
+    ):
+        job = job_of(lab["h1"], "died")
+        lab.run(["node", "--stop"], check=True)
+        assert processes.wait_gone([job], 30) == []
+    assert breaks.lines(tmp_path / "died") == ["TERM"]
+
+
+def test_the_far_node_is_killed_meanwhile(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
+    """The one that comes after it does not know the link: the job is lost at once, not after the lease."""
+    host, proxy = through("h1"), lab["h1"].proxy
+    with up(lab, host, "echo up; exec sleep 61") as process:
+        node = far_node(lab["h1"])
+        with down(proxy):
+            os.kill(node.pid, signal.SIGKILL)
+            assert processes.wait_gone([node], 30) == []
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 74
+    assert err.startswith(f"quine: {host}: error: ".encode()) and b"was started (pid " in err
+    assert b"its outcome is not known" in err and err.count(b"\n") <= 2
+    assert lab.run(["run", "--on", host, "--", "echo", "again"]).stdout == b"again\n"
+    for job in lab["h1"].jobs():  # who ends what a killed node leaves is another test
+        processes.kill(job.pid)
+
+
+@pytest.mark.long
+def test_an_idle_link_that_breaks_is_dialled_by_the_next_command(own_lab: Callable[..., Lab]) -> None:
+    """That command is not told of the break. The proxy is this test's: links of others would be counted."""
+    lab = own_lab(["h1"])
+    proxy = lab["h1"].proxy
+    host = lab.alias("h1x", "h1", proxy)
+    lab.run(["run", "--on", host, "--", "true"], check=True)
+    until(lambda: proxy.connections() == 1)
+    accepted = proxy.accepted()
+    assert proxy.cut() == 1
+    time.sleep(1)  # the door is open: whoever dials is counted
+    assert proxy.accepted() == accepted
+    done = lab.run(["run", "--on", host, "--", "echo", "next"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"next\n", b"")
+    assert proxy.accepted() == accepted + 1

@@ -1,0 +1,1 @@
+"""Tests of tapes: writing, reading, masks, replay, verification."""

@@ -1,0 +1,1 @@
+"""Tests of SSH below a link."""

@@ -1,0 +1,352 @@
+"""The launcher beside a node: a file system that does not answer, a launcher that is killed, many endings at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from quine.mount import mounts
+from tests.lab import Lab, processes
+from tests.mount.mounting import needs_fuse
+from tests.support.launchers import Started, Told, beside, close, comes, order, released
+from tests.support.launchers import started as started
+from transport import address
+from transport.job import launched_job, termination
+from transport.job.launcher_client import Launching
+from transport.job.sessions import LAST, TICK, Session, Sessions
+
+
+@pytest.fixture
+def dead(tmp_path: Path) -> Iterator[Path]:
+    """A mount whose server never answers; whatever waits for it is let go at the end."""
+    path = tmp_path / "dead"
+    path.mkdir()
+    server = mounts.mount(str(path), "quine-test")
+    try:
+        yield path
+    finally:
+        os.close(server)
+        mounts.unmount(str(path))
+
+
+@needs_fuse
+def test_a_node_serves_others_while_a_job_starts_on_a_dead_mount(
+    own_lab: Callable[..., Lab], dead: Path
+) -> None:
+    lab = own_lab(["h1"])
+    stuck = [lab.popen(["run", "--on", "local", "--cwd", str(dead), "--", "true"]) for _ in range(10)]
+    try:
+        until = time.monotonic() + 60
+        while (
+            len(json.loads(lab.run(["node", "--status"], timeout=60).stdout or b"{}").get("running", ())) < 10
+        ):
+            assert time.monotonic() < until
+        done = lab.run(["run", "--on", "local", "--", "echo", "healthy"], timeout=60)
+        assert (done.returncode, done.stdout) == (0, b"healthy\n")
+    finally:
+        for each in stuck:
+            each.kill()
+            each.communicate()
+
+
+@pytest.mark.long
+@needs_fuse
+@pytest.mark.parametrize("at", ["directory", "folder", "program", "limited program"])
+def test_a_start_that_hangs_is_given_up_and_never_runs(
+    started: Started, dead: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    orders = {
+        "directory": order("true", cwd=str(dead)),
+        "folder": order("true", cwd=f"{dead}/f", folder=f"{dead}/f"),
+        "program": order(f"{dead}/program"),
+        "limited program": order(f"{dead}/program", limits=[(7, 64)]),
+    }
+
+    async def main(launcher: Launching) -> None:
+        first, stuck, other = Told(), Told(), Told()
+        close_later = launcher.start(order("true"), first)
+        assert [(await first.news.get())[0] for _ in range(2)] == ["started", "exited"]  # the launcher is up
+        close(close_later)
+        with monkeypatch.context() as short:
+            short.setattr(launched_job, "DEADLINE", 1.0)
+            launcher.start(orders[at], stuck)
+        healthy = launcher.start(order("true"), other)
+        assert (await other.news.get())[0] == "started"
+        told, status = await stuck.news.get()
+        assert told == "not started" and status and status.state == "unreachable", status
+        assert "no answer" in status.detail
+        told, status = await other.news.get()
+        assert told == "exited" and status and status.code == 0
+        await comes(released(launcher))  # it is killed, whatever it hangs in
+        assert stuck.news.empty()
+        close(healthy)
+
+    started.run(main)
+
+
+@pytest.mark.long
+@needs_fuse
+def test_of_starts_that_hang_together_each_is_given_up_and_none_stays(
+    started: Started, dead: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that stays would run when the mount answers, and was said to have never started."""
+    monkeypatch.setattr(launched_job, "DEADLINE", 2.0)
+
+    async def main(launcher: Launching) -> None:
+        stuck = [Told() for _ in range(20)]
+        for each in stuck:
+            launcher.start(order(f"{dead}/program"), each)
+        for each in stuck:
+            told, status = await each.news.get()
+            assert told == "not started" and status and status.state == "unreachable", status
+        await comes(released(launcher))
+
+    started.run(main)
+
+
+@needs_fuse
+def test_a_start_that_hangs_keeps_no_stream_of_another_job_open(started: Started, dead: Path) -> None:
+    async def main(launcher: Launching) -> None:
+        stuck, other = Told(), Told()
+        cat = launcher.start(order("cat"), other)
+        assert (await other.news.get())[0] == "started"
+        hung = launcher.start(order(f"{dead}/program"), stuck)
+        await comes(lambda: hung.made)
+        os.close(cat.stdin)
+        told, status = await asyncio.wait_for(other.news.get(), launched_job.DEADLINE / 2)
+        assert told == "exited" and status and status.code == 0
+        os.kill(hung.made, signal.SIGKILL)
+        assert [(await stuck.news.get())[0] for _ in range(2)] == ["started", "exited"]
+        for fd in (cat.stdout, cat.stderr):
+            os.close(fd)
+        close(hung)
+
+    started.run(main)
+
+
+def test_jobs_start_and_end_and_what_they_left_is_killed(
+    started: Started, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(termination, "PAUSE", 0.3)
+    script = "trap '' TERM; sh -c 'trap \"\" TERM; while :; do sleep 61; done' & echo $!; wait; sleep 61"
+
+    async def main(launcher: Launching) -> None:
+        told = Told()
+        made = tmp_path / "made"
+        running = launcher.start(order("sh", "-c", script, cwd=str(made), folder=str(made)), told)
+        assert (await told.news.get())[0] == "started" and made.is_dir()
+        below = int(await asyncio.to_thread(os.read, running.stdout, 20))
+        running.end()
+        running.end()
+        assert [(await told.news.get())[0] for _ in range(2)] == ["exited", "gone"]
+        assert processes.find(below) is None or not termination.members(running.pid)
+        await comes(lambda: not made.exists() and released(launcher)())
+        close(running)
+
+    started.run(main)
+
+
+def test_a_job_that_is_stopped_goes_on_to_hear_that_it_is_to_end(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(termination, "PAUSE", 60.0)
+
+    async def main(launcher: Launching) -> None:
+        told = Told()
+        running = launcher.start(order("sh", "-c", "trap 'exit 9' TERM; echo up; kill -STOP $$"), told)
+        assert (await told.news.get())[0] == "started"
+        assert await asyncio.to_thread(os.read, running.stdout, 20) == b"up\n"
+        running.end()
+        what, status = await told.news.get()
+        assert what == "exited" and status and status.code == 9
+        assert (await told.news.get())[0] == "gone"
+        close(running)
+
+    started.run(main)
+
+
+def test_a_job_that_is_to_end_before_it_has_started_ends_when_it_has(started: Started) -> None:
+    async def main(launcher: Launching) -> None:
+        told = Told()
+        running = launcher.start(order("sleep", "61"), told)
+        running.end()
+        assert (await told.news.get())[0] == "started"
+        what, status = await told.news.get()
+        assert what == "exited" and status and status.signal == "TERM"
+        assert (await told.news.get())[0] == "gone"
+        close(running)
+
+    started.run(main)
+
+
+def test_an_order_of_megabytes_arrives_whole(started: Started) -> None:
+    """Its messages and those of others wait for nobody."""
+    words = {f"BULK_{n}": "x" * 100_000 for n in range(15)}
+
+    async def main(launcher: Launching) -> None:
+        told = [Told() for _ in range(8)]
+        large = order("sh", "-c", "env | grep -c BULK_")
+        large.env = {**large.env, **words}
+        jobs = [launcher.start(large, each) for each in told]
+        for running, each in zip(jobs, told, strict=True):
+            what, status = await each.news.get()
+            assert what == "started", status
+            assert os.read(running.stdout, 100) == b"15\n"
+            what, status = await each.news.get()
+            assert what == "exited" and status and status.code == 0
+            close(running)
+
+    started.run(main)
+
+
+def test_what_does_not_start_says_why(started: Started) -> None:
+    large = order("true")
+    large.env = {**large.env, "QUINE_TEST": "x" * 3_000_000}
+    expected = [
+        (order("no-such-command"), ("exited", 127, "command not found: no-such-command")),
+        (order("/etc/passwd"), ("exited", 126, "cannot execute /etc/passwd: Permission denied")),
+        (order("true", cwd="/no/such"), ("unreachable", 69, "no such directory: /no/such")),
+        (
+            order("true", folder="/etc/passwd/x", cwd="/etc/passwd/x"),
+            ("unreachable", 69, "cannot make /etc/passwd/x: Not a directory"),
+        ),
+        (order("a\0b"), ("unreachable", 69, "cannot start a")),
+        (large, ("unreachable", 69, "cannot start true: Argument list too long")),
+    ]
+
+    async def main(launcher: Launching) -> None:
+        for given, (state, code, detail) in expected:
+            told = Told()
+            launcher.start(given, told)
+            what, status = await told.news.get()
+            assert what == "not started" and status
+            assert (status.state, status.code) == (state, code) and status.detail.startswith(detail), status
+        await comes(released(launcher))
+
+    started.run(main)
+
+
+def test_many_jobs_raise_the_nodes_limit_and_not_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if found[1] < 1024:
+        pytest.skip("the hard limit here is too low")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, found[1]))
+    with beside(tmp_path, monkeypatch) as started:
+
+        async def main(launcher: Launching) -> None:
+            told = [Told() for _ in range(100)]
+            jobs = [launcher.start(order("sh", "-c", "ulimit -Sn; ulimit -Hn"), each) for each in told]
+            for each in told:
+                assert (await each.news.get())[0] == "started"
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 256
+            for running in jobs:
+                data = await asyncio.to_thread(os.read, running.stdout, 100)
+                assert data.split() == [b"256", str(found[1]).encode()]
+                close(running)
+
+        started.run(main)
+    resource.setrlimit(resource.RLIMIT_NOFILE, found)
+
+
+# -- many at one time ------------------------------------------------------------------------------
+
+
+def sleepers(count: int, script: str) -> list[subprocess.Popen[bytes]]:
+    made = [
+        subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+        for _ in range(count)
+    ]
+    for each in made:
+        assert each.stdout and each.stdout.readline()
+        each.stdout.close()
+    return made
+
+
+def test_a_thousand_endings_cost_one_look_at_proc_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    left = {pid: {pid + 1} for pid in range(10_000_000, 10_002_000, 2)}
+
+    def look(wanted: set[int]) -> dict[int, set[int]]:
+        looks.append(len(wanted))
+        return {pid: set(left[pid]) for pid in wanted if left.get(pid)}
+
+    def send(pid: int, number: int) -> None:
+        if number == signal.SIGKILL:
+            left[pid - 1].discard(pid)
+
+    monkeypatch.setattr(termination, "by_session", look)
+    monkeypatch.setattr(termination, "send", send)
+    sessions, gone = Sessions(), []  # type: ignore[var-annotated]
+    for pid in left:
+        session = Session(pid, 0.0, 5.0, lambda pid=pid: gone.append(pid))  # type: ignore[misc]
+        sessions.end(session)
+        session.reaped = True
+    turns = 0
+    now = 0.0
+    while len(gone) < 1000:
+        due = sessions.due()
+        assert due is not None
+        now, turns = max(now, due), turns + 1
+        sessions.turn(now)
+        assert len(looks) <= turns and now < 5 + LAST + 10 * TICK
+    assert not any(left.values())
+    assert len(looks) <= 5 / TICK + 10
+
+
+def test_real_sessions_are_ended_together_with_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, look = [], termination.by_session  # type: ignore[var-annotated]
+
+    def counted(wanted: set[int]) -> dict[int, set[int]]:
+        looks.append(len(wanted))
+        return look(wanted)
+
+    monkeypatch.setattr(termination, "by_session", counted)
+    made = sleepers(30, "trap '' TERM; echo up; sleep 61; :")
+    sessions, gone = Sessions(), []  # type: ignore[var-annotated]
+    begun = time.monotonic()
+    for each in made:
+        session = Session(each.pid, begun, 0.5, lambda: gone.append(0))
+        sessions.end(session)
+        each.session = session  # type: ignore[attr-defined]
+    while len(gone) < len(made):
+        due = sessions.due()
+        assert due is not None and time.monotonic() < begun + 60
+        time.sleep(max(0, due - time.monotonic()))
+        sessions.turn(time.monotonic())
+        for each in made:
+            if each.returncode is None and each.poll() is not None:
+                assert each.returncode == -signal.SIGKILL
+                sessions.reaped(each.session, time.monotonic())  # type: ignore[attr-defined]
+    assert len(looks) <= (time.monotonic() - begun) / TICK + 1
+
+
+def test_a_number_that_is_somebody_elses_by_now_ends_nobody() -> None:
+    """A leader that was reaped, its number given to a process that leads a session of its own."""
+    (stranger,) = sleepers(1, "echo up; sleep 61; :")
+    try:
+        sessions, gone = Sessions(), []  # type: ignore[var-annotated]
+        session = Session(stranger.pid, 0.0, 0.0, lambda: gone.append(0))
+        sessions.end(session)
+        session.reaped = True
+        for _ in range(4):
+            sessions.turn(100.0)
+        assert gone == [0] and stranger.poll() is None
+        assert address.start_time(stranger.pid)
+        with open(f"/proc/{stranger.pid}/stat", "rb") as file:
+            assert file.read().rpartition(b") ")[2][:1] not in (b"T", b"Z")  # it was not stopped either
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(stranger.pid, signal.SIGKILL)
+        stranger.wait()

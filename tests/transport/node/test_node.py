@@ -1,0 +1,414 @@
+"""The node against peers that break the rules: their own link ends, everybody else is served."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab, Process, clear_peak, peak_rss
+from tests.support.agents import until
+from tests.support.waiting import read_until
+from transport.node import rendezvous as starter
+from transport.wire.frames import (
+    GREETING,
+    HEADER,
+    LIFE,
+    MAX_PAYLOAD,
+    NAMES,
+    VERSION,
+    Frame,
+    Kind,
+    encode,
+    pack,
+)
+
+MiB = 1 << 20
+
+
+@pytest.fixture
+def call(lab: Lab) -> Iterator[Callable[[], socket.socket]]:
+    """Open connections to the origin's node, as a client or as whatever one pretends to be."""
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))
+    made: list[socket.socket] = []
+
+    def connect() -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(30)
+        connection.connect(str(path))
+        made.append(connection)
+        return connection
+
+    yield connect
+    for connection in made:
+        connection.close()
+
+
+def node(lab: Lab) -> Process:
+    return next(process for process in lab.processes() if process.daemon)
+
+
+def hello(lab: Lab, **change: object) -> bytes:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from transport.address import build_hash; print(build_hash())",
+        ],
+        capture_output=True,
+        env=lab.env,
+        check=True,
+    )
+    body = {"version": VERSION, "build": done.stdout.decode().strip(), **change}
+    return b"C" + GREETING + encode(Frame(Kind.HELLO, 0, 0, 0, pack(body)))
+
+
+def ended(connection: socket.socket) -> bool:
+    """The node closed it, in an orderly way and within the timeout."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def alive(lab: Lab) -> bool:
+    done = lab.run(["run", "--on", "h1", "--", "echo", "alive"])
+    return done.stdout == b"alive\n" and done.stderr == b""
+
+
+SPAWN = {"id": "a1", "argv": ["true"], "tree": "t"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"X",
+        b"D",  # a dial without its descriptors
+        b"C" + b"\xff" * 100_000,
+        b"C" + GREETING + HEADER.pack(MAX_PAYLOAD + 1, Kind.HELLO, 0, 0, 0),
+        b"C" + GREETING + encode(Frame(Kind.PING)),
+        b"C" + GREETING + encode(Frame(Kind.HELLO, payload=b"[]")),
+        b"C" + GREETING + encode(Frame(Kind.HELLO, payload=pack({"version": 99}))),
+    ],
+    ids=["unknown", "dial", "noise", "huge", "no hello", "no object", "version"],
+)
+def test_a_bad_beginning(lab: Lab, call: Callable[[], socket.socket], data: bytes) -> None:
+    connection = call()
+    connection.sendall(data)
+    assert ended(connection)
+    assert alive(lab)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [Frame(Kind.SPAWN, 1, 0, 0, b"nonsense")],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": []}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": [1]}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["a\0b"]}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "tree": "../../etc"}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "env": {"A=B": "c"}}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "lease": -1}))],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "surprise": 1}))],
+        [Frame(Kind.SPAWN, 2, 0, 0, pack(SPAWN))],
+        [Frame(Kind.DATA, 7, 0, 0, b"x")],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["cat"]})), Frame(Kind.DATA, 1, 0, 5, b"hole")],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["cat"]})), Frame(Kind.ACK, 1, 1, 99)],
+        [Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["cat"]})), Frame(Kind.DATA, 1, 1, 0, b"mine")],
+        [Frame(Kind.SPAWN, 1, 1, 0, b"x" * MAX_PAYLOAD)] * 70,
+        [Frame(Kind.EXIT, 2, LIFE, 0, pack({}))],
+    ],
+)
+def test_bad_frames_end_their_link_and_its_jobs(
+    lab: Lab, call: Callable[[], socket.socket], frames: list[Frame]
+) -> None:
+    connection = call()
+    try:
+        connection.sendall(hello(lab) + b"".join(map(encode, frames)))
+    except BrokenPipeError:
+        pass  # it did not wait for the rest
+    assert ended(connection)
+    assert lab.wait_idle() == []
+    assert alive(lab)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"\xff" * 70_000, GREETING + b"\xff" * 100, GREETING + encode(Frame(Kind.SPAWN, 1, 0, 0, b"{}"))],
+    ids=["nothing", "noise", "frames", "no hello"],
+)
+def test_garbage_on_the_line_of_a_dial(lab: Lab, garbage: bytes) -> None:
+    """The far node meets it over a real ssh, beside its real origin."""
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    python = next((lab["h1"].home / ".cache" / "quine").glob("*/venv/bin/python"))
+    dial = subprocess.run(
+        [*lab.ssh("h1"), f"{python} -P -m quine node --dial"],
+        input=garbage,
+        capture_output=True,
+        env=lab.env,
+        timeout=120,
+        check=False,
+    )
+    assert dial.stdout.startswith(GREETING) and b"Traceback" not in dial.stderr
+    assert alive(lab)
+
+
+def test_another_build_is_not_served(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    connection = call()
+    connection.sendall(hello(lab, build="0" * 64) + encode(Frame(Kind.SPAWN, 1, 0, 0, pack(SPAWN))))
+    assert ended(connection)
+
+
+def test_a_request_without_a_token_is_refused(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    connection = call()
+    body = pack({"name": "infer", "token": "0" * 32})
+    connection.sendall(hello(lab) + encode(Frame(Kind.REQUEST, 1, 0, 0, body)))
+    read_until(connection.fileno(), b"origin is gone")
+
+
+def test_a_flood_beyond_the_window_is_cut_off(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    """A client that ignores its credit, to a command that does not read, cannot fill the node."""
+    connection = call()
+    connection.sendall(
+        hello(lab) + encode(Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["sleep", "60"]})))
+    )
+    before = clear_peak(node(lab).pid)  # other tests have used it
+    payload, offset = b"x" * MAX_PAYLOAD, 0
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        while offset < 100 * MiB:
+            connection.sendall(encode(Frame(Kind.DATA, 1, 0, offset, payload)))
+            offset += len(payload)
+    assert offset < 20 * MiB
+    assert peak_rss(node(lab).pid) - before < 100 * MiB
+    assert lab.wait_idle() == []
+
+
+def test_half_a_frame_for_ever_disturbs_nobody(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    connection = call()
+    connection.sendall((hello(lab) + encode(Frame(Kind.SPAWN, 1, 0, 0, pack(SPAWN))))[:-5])
+    assert alive(lab)
+
+
+def test_fuzz(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    """Two hundred connections of random frames, lawful headers and unlawful ones, while a stream goes through."""
+    rng = random.Random(20261121)
+    start = hello(lab)
+    stream = lab.popen(
+        ["run", "--on", "h1", "--", "sh", "-c", "head -c 30000000 /dev/zero"], stdout=subprocess.PIPE
+    )
+    for _ in range(200):
+        connection = call()
+        data = bytearray(start) if rng.random() < 0.8 else bytearray(rng.randbytes(rng.randint(1, 200)))
+        for _ in range(rng.randint(0, 12)):
+            frame = Frame(
+                rng.choice(sorted(NAMES)),
+                rng.choice([0, 1, 1, 2, 3, 5, 2**32 - 1]),
+                rng.choice([0, 0, 1, 2, 3, LIFE]),
+                rng.choice([0, 0, 1, 7, 2**64 - 1]),
+                rng.choice([b"", b"{}", rng.randbytes(20), pack(SPAWN), pack({"signal": "TERM"})]),
+            )
+            data += encode(frame)
+        for _ in range(rng.randint(0, 3)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        try:
+            connection.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        connection.close()
+    assert stream.stdout
+    assert len(stream.stdout.read()) == 30_000_000
+    assert stream.wait(120) == 0
+    stream.stdout.close()
+    assert lab.wait_idle() == []
+    log = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.log")).read_text()
+    assert "Traceback" not in log, log[-3000:]
+
+
+def test_the_runtime_directory_must_be_ours_alone(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    trap = tmp_path / "run" / f"quine-{os.getuid()}"
+    trap.mkdir(mode=0o755)
+    trap.chmod(0o755)
+    done = lab.run(["run", "--on", "h1", "--", "true"], env={"XDG_RUNTIME_DIR": str(tmp_path / "run")})
+    assert done.returncode == 69 and b"is not a directory of yours alone" in done.stderr
+
+
+def test_the_socket_is_the_users_alone(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.long
+def test_status_and_stop(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    assert lab.run(["node", "--status"]).returncode != 0
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    done = lab.run(["node", "--status"], check=True)
+    facts = json.loads(done.stdout)
+    (line,) = facts["lines"]
+    assert facts["hosts"]["h1"] == {"up": True, "running": 0, "queued": 0}
+    assert line["name"] == "h1" and line["up"] and line["reconnects"] == 0 and len(line["link"]) == 32
+    assert line["bytes_in"] > 0 < line["bytes_out"] and line["frames_in"] > 0
+    job = lab.popen(
+        ["run", "--on", "h1", "--", "sh", "-c", "echo up; read line"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert job.stdout
+    read_until(job.stdout.fileno(), b"up\n")
+    lab["h1"].kill_sessions()
+    over_there = json.loads(lab.run(["run", "--on", "h1", "--", "quine", "node", "--status"]).stdout)
+    (line,) = over_there["lines"]
+    assert over_there["jobs"] == 2 and line["name"] == "origin" and line["reconnects"] == 1
+    assert "sh -c echo up; read line" in [each["command"] for each in over_there["running"]]
+    (line,) = json.loads(lab.run(["node", "--status"], check=True).stdout)["lines"]
+    assert line["up"] and line["reconnects"] == 1
+    job.communicate(b"\n", timeout=120)
+    lab.run(["node", "--stop"], check=True)
+    assert not [process for process in lab.processes() if process.daemon]
+    assert alive(lab)  # and the next command starts another
+
+
+def test_an_idle_node_goes(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    lab.run(["run", "--on", "h1", "--", "true"], env={"QUINE_NODE_IDLE": "0.2"}, check=True)
+    until(lambda: not any(process.daemon for process in lab.processes()))
+    assert alive(lab)
+
+
+@pytest.mark.long
+def test_a_node_that_ends_slowly_does_not_block_the_next(own_lab: Callable[..., Lab]) -> None:
+    """It gives its jobs their pause; meanwhile the next command starts its successor and waits for it."""
+    lab = own_lab(["h1"])
+    job = lab.popen(
+        ["run", "--on", "local", "--", "sh", "-c", "trap '' TERM; echo up; sleep 60"], stdout=subprocess.PIPE
+    )
+    assert job.stdout and job.stdout.readline() == b"up\n"
+    os.kill(node(lab).pid, 15)
+    assert job.wait(120) == 74
+    job.stdout.close()
+    assert alive(lab)
+    assert lab.wait_idle() == []
+
+
+def test_a_node_whose_socket_was_removed_ends(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    lab.run(["run", "--on", "local", "--", "true"], env={"QUINE_NODE_IDLE": "2"}, check=True)
+    next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock")).unlink()
+    assert alive(lab)
+
+
+def test_a_stale_socket_and_a_killed_node_do_not_block_the_next(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    lab.run(["run", "--on", "h1", "--", "true"], check=True)
+    os.kill(node(lab).pid, 9)
+    assert alive(lab)
+
+
+def test_a_lock_has_one_name_and_its_holders_an_order(tmp_path: Path) -> None:
+    """As long as a file is open nothing else has its inode, so a copy, or what replaces it, is another one."""
+    said = []
+    for name in ("one", "one", "copy"):
+        if name == "copy":
+            shutil.copy(tmp_path / "one", tmp_path / "copy")
+        fd = os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600)
+        said.append(starter.seat(fd))
+        os.close(fd)
+    first, second, other = said
+    assert first["origin"] == second["origin"] != other["origin"]
+    assert first["began"] < second["began"]  # type: ignore[operator]
+
+
+def test_a_lock_that_cannot_be_marked_has_no_name(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    fd = os.open(path, os.O_RDONLY)
+    assert starter.seat(fd) == {}
+    path.write_bytes(b"\xff" * 32)
+    assert starter.seat(fd) == {}
+    os.close(fd)
+
+
+def test_a_job_inherits_nothing_of_who_started_the_node(own_lab: Callable[..., Lab]) -> None:
+    lab = own_lab(["h1"])
+    env = {"QUINE_SESSION_ID": "s", "QUINE_MAX_TURNS": "3", "QUINE_API_BASE": "b", "A": "1"}
+    starter = f"trap '' QUIT USR1; ulimit -Sf 4; exec {lab.quine} run --on local -- true"
+    subprocess.run(["sh", "-c", starter], env=lab.overlaid(env), cwd=lab.work, check=True)
+    script = "env; grep SigIgn /proc/self/status; ulimit -f"
+    done = lab.run(["run", "--on", "local", "--", "sh", "-c", script], check=True)
+    lines = done.stdout.decode().splitlines()
+    assert {line.partition("=")[0] for line in lines if line.startswith("QUINE_")} == {
+        "QUINE_CREDENTIALS_FD",
+        "QUINE_INVENTORY",
+    }
+    libc = 0b11 << 31  # 32 and 33 are the C library's own
+    assert int(lines[-2].split()[1], 16) & ~libc == 0 and lines[-1] == "unlimited" and "A=1" not in lines
+
+
+def test_a_job_here_has_its_callers_environment(lab: Lab, tmp_path: Path) -> None:
+    for place in ([], ["--report", tmp_path / "r"], ["--on", "local"]):
+        done = lab.run(["run", *place, "--", "sh", "-c", "echo $A; pwd"], env={"A": "1"}, cwd=tmp_path)
+        assert done.stdout.decode() == f"1\n{tmp_path}\n", place
+
+
+def test_a_signal_that_no_machine_has_is_ignored(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    connection = call()
+    frames = [
+        Frame(Kind.SPAWN, 1, 0, 0, pack({**SPAWN, "argv": ["sh", "-c", "read x; echo lives"]})),
+        Frame(Kind.SIGNAL, 1, LIFE, 1, pack({"signal": "NOPE"})),
+        Frame(Kind.DATA, 1, 0, 0, b"x\n"),
+    ]
+    connection.sendall(hello(lab) + b"".join(map(encode, frames)))
+    read_until(connection.fileno(), b"lives")
+
+
+def test_the_same_id_twice_is_one_job(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    connection = call()
+    body = pack({**SPAWN, "argv": ["sh", "-c", "echo started; cat"]})
+    connection.sendall(
+        hello(lab) + encode(Frame(Kind.SPAWN, 1, 0, 0, body)) + encode(Frame(Kind.SPAWN, 3, 0, 0, body))
+    )
+    answer = b""
+    while b"its id runs already" not in answer or b"started" not in answer:
+        data = connection.recv(65536)
+        assert data, answer
+        answer += data
+    assert answer.count(b"started") == 1
+
+
+def test_a_jobs_end_is_the_end_of_all_it_held(lab: Lab, call: Callable[[], socket.socket]) -> None:
+    """Clients that are killed, commands that cannot be started: the node is left as it was."""
+    import json
+
+    def facts() -> tuple[int, int]:
+        return json.loads(lab.run(["node", "--status"], check=True).stdout)["jobs"], len(
+            os.listdir(f"/proc/{node(lab).pid}/fd")
+        )
+
+    lab.run(["run", "--on", "local", "--", "true"], check=True)
+    until(lambda: facts()[0] == 0)  # not even a job of the test before
+    before = facts()
+    for _ in range(4):
+        process = lab.popen(
+            ["run", "--on", "local", "--", "sh", "-c", "echo up; sleep 60"], stdout=subprocess.PIPE
+        )
+        assert process.stdout and process.stdout.readline() == b"up\n"
+        process.kill()
+        process.communicate()
+        lab.run(["run", "--on", "local", "--", "x" * 70_000])
+    assert lab.wait_idle() == []
+    until(lambda: facts() <= before)

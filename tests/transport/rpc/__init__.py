@@ -1,0 +1,1 @@
+"""Tests of requests and streams of jobs."""

@@ -1,0 +1,90 @@
+"""Streaming requests of jobs on other machines, over real sshd: whole, and over cuts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+from tests.system import breaks
+from tests.system.breaks import CUTS, LONG, MiB
+from tests.transport.rpc import streaming
+
+pytestmark = pytest.mark.timeout(300 + 15 * CUTS)
+
+
+def asked(lab: Lab, *words: object) -> str:
+    """What a job says that asks so; its face and the job end well, and say nothing else."""
+    argv, more = streaming.command(lab, *map(str, words))
+    done = subprocess.run(argv, capture_output=True, timeout=120 + 20 * CUTS, check=False, **more)
+    assert (done.returncode, done.stderr) == (0, b""), done
+    return done.stdout.decode().rstrip("\n")
+
+
+def test_bytes_cross(lab: Lab) -> None:
+    assert asked(lab, "h1", "put", 3_000_001) == "same"
+    assert asked(lab, "h1", "get", 3_000_001) == "same"
+    assert asked(lab, "h1", "both", 3_000_001) == "same"
+    assert asked(lab, "h1", "files", 3_000_001) == "3000001 3000001 same"
+    assert asked(lab, "h1", "refused", 3_000_001).endswith("RequestError / enough of that")
+
+
+def test_two_hundred_at_one_time(lab: Lab) -> None:
+    assert asked(lab, "h1", "many", 200, 100_000) == "same"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("threads", [1, 16])
+def test_short_ones_use_few_connections(lab: Lab, threads: int) -> None:
+    count = 10_000 if LONG else 500
+    assert int(asked(lab, "h1", "short", count, threads)) <= threads + 1
+
+
+def test_a_handler_that_does_not_read_holds_a_window(lab: Lab) -> None:
+    assert int(asked(lab, "h1", "held", 100 * MiB)) <= 2 * (1 << 16)
+
+
+def test_a_fork_asks_on_its_own(lab: Lab) -> None:
+    assert asked(lab, "h1", "forked") == "0 after"
+
+
+def test_streams_that_wait_hold_up_nobody(lab: Lab) -> None:
+    assert asked(lab, "h1", "mixed", 100) == "cba same"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "end"), [("closed", "abandoned"), ("killed", "abandoned"), ("ended", "whole")]
+)
+def test_only_the_end_is_an_end(lab: Lab, tmp_path: Path, how: str, end: str) -> None:
+    """Who gives up or is killed before it leaves a handler that knows; after it the body counts."""
+    argv, more = streaming.command(lab, "h1", "die", 60_000, how)
+    noted = tmp_path / "noted"
+    subprocess.run(argv, capture_output=True, timeout=120, check=False, **{**more, "cwd": tmp_path})
+    said = noted.read_text() if noted.exists() else ""
+    assert how != "closed" or said
+    if said:  # a face that leaves with its job waits for no handler, which may be about to say it
+        size = int(said.split()[1])
+        assert said == f"{end} {size}\n" and (end == "abandoned" or size == 60_000)
+
+
+def test_a_face_leaves_with_its_job_whoever_waits_in_it(lab: Lab) -> None:
+    argv, more = streaming.command(lab, "h1", "leave")
+    done = subprocess.run(argv, capture_output=True, timeout=120, check=False, **more)
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"", b"")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("verb", ["put", "get", "both"])
+def test_over_cuts(lab: Lab, through: Callable[..., str], verb: str) -> None:
+    host, proxy = through("h1", lease=120), lab["h1"].proxy
+    size, cuts = (1024 * MiB, CUTS) if LONG else (16 * MiB, 6)
+    assert asked(lab, host, "put", 1) == "same"  # the link is there
+    done, seed = proxy.cuts(), os.getpid()
+    proxy.cut_after(*breaks.plan(seed, cuts, size))
+    assert asked(lab, host, verb, size) == "same", seed
+    assert proxy.cuts() - done == cuts, seed

@@ -1,0 +1,1 @@
+"""Tests of the protocol without I/O."""
