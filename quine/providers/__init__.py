@@ -6,7 +6,6 @@ May import: base, budget, tape, transport.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import NamedTuple
 
 from quine.base.messages import Guest
@@ -86,6 +85,8 @@ def build(config: Config) -> Guest:
             from quine.providers.replay import ReplayGuest
 
             return ReplayGuest(config.base)
+    from importlib import import_module
+
     from quine.providers.http import HttpGuest
 
     module, _, name = DIALECTS[config.kind].partition(".")
