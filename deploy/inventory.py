@@ -163,6 +163,7 @@ class Inventory:
         avoid: Sequence[str] = (),
         agent: bool = False,
         pick: str = "",
+        asking: str | None = None,
     ) -> Host:
         """Return the host of `matching` with most free slots (no limit counts as most); ties go to the first.
 
@@ -171,6 +172,8 @@ class Inventory:
 
         `pick`, the id of a job, chooses by rendezvous hashing instead: the same id always gets the same host, whatever
         its load, as long as that host matches. So nothing has to remember where a job was started.
+
+        `asking` names the host of the agent that asks, if one does: Denied if it may use none of them.
         """
 
         def free(host: Host) -> tuple[int, bool, int]:
@@ -178,7 +181,7 @@ class Inventory:
             failed = -avoid.count(host.name)
             return (failed, True, -used) if host.slots == 0 else (failed, False, host.slots - used)
 
-        matching = self.matching(where)
+        matching = self.matching(where) if asking is None else self._allowed(asking, where)
         ready = [host for host in matching if not host.unbuilt(agent)]
         if not ready:
             first = matching[0]
@@ -193,26 +196,18 @@ class Inventory:
         )
         return Inventory({each: found for each, found in self.hosts.items() if each in may}, self.path)
 
-    def select_from(
-        self,
-        name: str,
-        where: str,
-        running: Mapping[str, int],
-        avoid: Sequence[str] = (),
-        agent: bool = False,
-        pick: str = "",
-    ) -> Host:
-        """`select` on behalf of an agent on host `name`. Raises Denied, which names only hosts that it may use."""
-        if name not in self.hosts:
-            raise Denied("this host is not in the inventory of the origin any more", host=name)
-        reach = self.within_reach(name)
+    def _allowed(self, asking: str, where: str) -> list[Host]:
+        """Return the hosts of `matching` that an agent on host `asking` may use. Denied names no other one."""
+        if asking not in self.hosts:
+            raise Denied("this host is not in the inventory of the origin any more", host=asking)
+        reach = self.within_reach(asking)
         try:
-            return reach.select(where, running, avoid, agent, pick)
+            return reach.matching(where)
         except NoSuchHost:
             known = ", ".join(reach.hosts)
-            hint = f"see may_fork of [hosts.{name}] in the inventory of the origin"
+            hint = f"see may_fork of [hosts.{asking}] in the inventory of the origin"
             raise Denied(
-                f"may_fork does not allow {where!r} from here; allowed: {known}", hint, name
+                f"may_fork does not allow {where!r} from here; allowed: {known}", hint, asking
             ) from None
 
     def _term(self, term: str, where: str) -> set[str]:

@@ -10,9 +10,7 @@ stdout carries the report and the tree, stderr the steps of the demo itself. The
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -56,19 +54,12 @@ def demo(directory: Path) -> int:
 
         say(f"gzip -dc examples/access.log.gz | quine '{MISSION}'  # {log.count(bytes([10]))} lines")
         step = time.monotonic()
-        agent = lab.popen([MISSION], stdin=subprocess.PIPE, stdout=None, env=env)
-        try:
-            agent.communicate(log, timeout=120)
-        finally:
-            agent.kill()
-            agent.wait()
+        agent = lab.run([MISSION], input=log, env=env, timeout=120, shown=True)
         say(f"  status {agent.returncode} in {time.monotonic() - step:.1f} s")
 
         say("quine tape tree")
         print(flush=True)
-        tree = lab.run(["tape", "tree"], env=env)
-        os.write(1, tree.stdout)
-        os.write(2, tree.stderr)
+        tree = lab.run(["tape", "tree"], env=env, shown=True)
     say(f"all in {time.monotonic() - began:.1f} s; the hosts are down, their homes stay in {directory}")
     return agent.returncode or tree.returncode
 

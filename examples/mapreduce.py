@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -38,17 +37,10 @@ def mapreduce(url: str) -> int:
         print("mapreduce: three hosts are up; the first job of each brings the binary there", file=sys.stderr)
         deployed = lab.run(["deploy", "any"], env=env, timeout=300)
         sys.stderr.buffer.write(deployed.stderr)
-        agent = lab.popen([MISSION], stdin=subprocess.PIPE, stdout=None, env=env)
-        try:
-            agent.communicate(log, timeout=300)
-        finally:
-            agent.kill()
-            agent.wait()
+        agent = lab.run([MISSION], input=log, env=env, timeout=300, shown=True)
         for words in (["tape", "tree"], ["fs", "ls", "-R"]):
             print(f"\n$ quine {' '.join(words)}", flush=True)
-            shown = lab.run(words, env=env)
-            os.write(1, shown.stdout)
-            os.write(2, shown.stderr)
+            lab.run(words, env=env, shown=True)
         return agent.returncode
 
 

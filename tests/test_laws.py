@@ -44,7 +44,6 @@ IMPORTERS = {
         "deploy/inventory.py",
         "quine/base/strict.py",
         "quine/remote/tape_receiver.py",
-        "quine/providers/chat.py",
         "quine/providers/reading.py",
         "quine/remote/handlers.py",
     },

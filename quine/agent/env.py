@@ -232,14 +232,14 @@ def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None =
     return fd
 
 
-def lineage(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[str, str, int]:
+def lineage(settings: Settings) -> tuple[str, str, int]:
     """Return (parent's session, root's session, own depth); without a lineage ("", "", agents found above)."""
     told = settings.memo.get("lineage")
     if not isinstance(told, dict):
         told = {
-            "session": environ.get("QUINE_SESSION_ID"),
-            "root": environ.get("QUINE_ROOT_SESSION"),
-            "depth": _integer(environ, "QUINE_DEPTH", 0),
+            "session": os.environ.get("QUINE_SESSION_ID"),
+            "root": os.environ.get("QUINE_ROOT_SESSION"),
+            "depth": _integer(os.environ, "QUINE_DEPTH", 0),
         }
     parent, root = told.get("session"), told.get("root")
     if not is_session(parent) or not is_session(root):
@@ -279,9 +279,9 @@ def _memos(held: list[tuple[int, int, str]]) -> list[dict[str, object]]:
     return memos
 
 
-def ensure_quine(data_dir: str, environ: MutableMapping[str, str] = os.environ) -> None:
+def ensure_quine(data_dir: str) -> None:
     """Make `quine` available on PATH, also if it was started by a path or as a module. OSError if it cannot."""
-    places = environ.get("PATH", os.defpath).split(os.pathsep)
+    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
     if any(os.access(os.path.join(place, "quine"), os.X_OK) for place in places if place):
         return
     beside = os.path.dirname(sys.executable)
@@ -291,7 +291,7 @@ def ensure_quine(data_dir: str, environ: MutableMapping[str, str] = os.environ) 
         text = f'#!/bin/sh\nexec {quote(sys.executable)} -P -m quine "$@"\n'
         atomic.write(os.path.join(beside, "quine"), text.encode(), 0o700, own=True)
     # Last, not first: the user's python and tools take precedence over those beside this interpreter.
-    environ["PATH"] = os.pathsep.join([*places, beside])
+    os.environ["PATH"] = os.pathsep.join([*places, beside])
 
 
 def unfit(text: str) -> str:

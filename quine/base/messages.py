@@ -185,6 +185,17 @@ class Request(NamedTuple):
     output: int = 0
     cost: float = 0.0
 
+    def to_json(self) -> dict[str, Any]:
+        """Return all but the tools and the cost: not every guest is told these."""
+        return {
+            "session": self.session,
+            "mission": self.mission,
+            "ordinal": self.ordinal,
+            "wisdom": dict(self.wisdom),
+            "output": self.output,
+            "messages": [message.to_json() for message in self.messages],
+        }
+
 
 class Reply(NamedTuple):
     """A reply; `stop` is end, tool, length (the reply was cut), context (the window filled up), refusal or pause."""

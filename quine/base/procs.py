@@ -122,17 +122,6 @@ def now() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
-def group(number: int) -> list[int]:
-    """The pids in a process group. Most groups are empty when this is called, so ask the kernel first."""
-    try:
-        os.killpg(number, 0)
-    except ProcessLookupError:
-        return []
-    except PermissionError:
-        pass
-    return [process.pid for process in everyone() if process.group == number]
-
-
 def children(pid: int) -> frozenset[int]:
     """The children of a single-threaded process; empty if /proc does not list them."""
     try:

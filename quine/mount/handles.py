@@ -58,9 +58,6 @@ class Handles:
     def pop(self, number: int) -> Handle | None:
         return self._open.pop(number, None)
 
-    def all(self) -> list[int]:
-        return list(self._open)
-
 
 def process_of(thread: int) -> int:
     """Return the process of a thread; 0 if it is not visible to us."""

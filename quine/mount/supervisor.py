@@ -67,13 +67,13 @@ def keep(path: str, ready: int, target: int = 0, detach: bool = True) -> int:
             place.leave()
         _tell(ready, "error", *_words(error))
         return 1
-    server = _fork_server(place, fd, ready, watched)
+    server = _fork_server(place, fd, ready)
     os.close(fd)
     os.close(ready)
     return _watch(place, server, watched, woken)
 
 
-def _fork_server(place: registry.Place, fd: int, ready: int, watched: int) -> int:
+def _fork_server(place: registry.Place, fd: int, ready: int) -> int:
     keeper = os.getpid()
     above = os.pidfd_open(keeper)
     server = os.fork()

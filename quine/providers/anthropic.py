@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from operator import index as integer
+from typing import Any, ClassVar
 
 from quine.base.messages import (
     GuestError,
@@ -25,11 +26,10 @@ from quine.base.messages import (
     Tool,
     ToolCall,
     ToolResult,
-    Unavailable,
     Usage,
 )
 from quine.providers import faults
-from quine.providers.reading import Foreign, number, read, refused, unused
+from quine.providers.reading import Dialect, Foreign, Stream, number, unused
 from quine.providers.turns import User, arguments, output, own, split
 
 NAME = "anthropic"
@@ -58,21 +58,6 @@ STOPS = {
 }
 
 
-# Optional parts of a request, and the pattern of an error that refuses them.
-SPARE = {
-    "output": re.compile(
-        r"max_tokens: \d+ >|exceed context limit|max_(completion_)?tokens\W.{0,40}too large"
-    ),
-    "thinking": re.compile(
-        r"^\W?thinking\b|adaptive thinking|when \W?thinking\W? is enabled|thinking.*not support",
-        re.IGNORECASE,
-    ),
-    # Thinking blocks that were sent back.
-    "thoughts": re.compile(r"signature\W? in \W?thinking|\bthinking\b.{0,80}cannot be modified"),
-    "cache": re.compile(r"cache_control"),
-}
-
-
 class _Block(Foreign):
     type: str
     text: str | None = None
@@ -89,10 +74,19 @@ class _Answer(Foreign):
     usage: dict[str, Any] | None = None
 
 
-class AnthropicDialect:
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._without: frozenset[str] = frozenset()  # replaced, never changed: threads share a dialect
+class AnthropicDialect(Dialect):
+    SPARE: ClassVar = {
+        "output": re.compile(
+            r"max_tokens: \d+ >|exceed context limit|max_(completion_)?tokens\W.{0,40}too large"
+        ),
+        "thinking": re.compile(
+            r"^\W?thinking\b|adaptive thinking|when \W?thinking\W? is enabled|thinking.*not support",
+            re.IGNORECASE,
+        ),
+        # Thinking blocks that were sent back.
+        "thoughts": re.compile(r"signature\W? in \W?thinking|\bthinking\b.{0,80}cannot be modified"),
+        "cache": re.compile(r"cache_control"),
+    }
 
     def url(self, base: str) -> str:
         return f"{base}/messages" if base.endswith("/v1") else f"{base}/v1/messages"
@@ -132,9 +126,7 @@ class AnthropicDialect:
         return _Stream(self.fault)
 
     def reply(self, data: Any) -> Reply:
-        if isinstance(data, dict) and data.get("error"):
-            raise self.fault(200, data)
-        answer = read(_Answer, data)
+        answer = self._answer(_Answer, data)
         raw = list(data["content"])
         calls = _calls(answer.content, raw)
         text = "\n".join(block.text for block in answer.content if block.type == "text" and block.text)
@@ -149,45 +141,24 @@ class AnthropicDialect:
         said = faults.told(data)
         if status == 200:
             status = STATUS.get(said.kind, status)
-        fault = faults.judge(status, said)
-        if learned := refused(SPARE, status, said.message):
-            self._without |= learned
-            return faults.Adapted(fault)
-        return fault
+        return self._adapted(faults.judge(status, said), status, said.message)
 
 
-class _Stream:
+class _Stream(Stream):
     """message_start, then blocks with their deltas, then message_delta and message_stop."""
 
     def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
-        self._fault = fault
+        super().__init__(fault)
         self._message: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._pieces: dict[int, dict[str, list[str]]] = {}  # joined once: a long text comes in thousands
-        self._complete = False
 
-    def feed(self, event: str, data: Any) -> bool:
-        if isinstance(data, dict) and data.get("type", event) == "error":
-            raise self._fault(200, data)
-        try:
-            self._take(data["type"], data)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise Unavailable(f"the server's stream cannot be read at {event or 'an event'}") from None
-        return self._complete
-
-    def whole(self) -> Any:
-        if not self._complete:
-            raise Unavailable("the server's answer was cut")
-        return {**self._message, "content": [self._block(index) for index in sorted(self._blocks)]}
-
-    def _take(self, kind: str, data: dict[str, Any]) -> None:
-        match kind:
+    def _take(self, event: str, data: Any) -> bool:
+        match data["type"]:
             case "message_start":
                 self._message = dict(data["message"])
             case "content_block_start":
-                index = data["index"]
-                if not isinstance(index, int):
-                    raise TypeError("an index that is no integer")
+                index = integer(data["index"])
                 self._blocks[index] = dict(data["content_block"])
                 self._pieces[index] = {}
             case "content_block_delta":
@@ -199,7 +170,11 @@ class _Stream:
             case "message_stop":
                 if not self._message:
                     raise ValueError("a stream without a beginning")
-                self._complete = True
+                return True
+        return False
+
+    def _body(self) -> dict[str, Any]:
+        return {**self._message, "content": [self._block(index) for index in sorted(self._blocks)]}
 
     def _delta(self, index: int, delta: dict[str, Any]) -> None:
         block = self._blocks[index]

@@ -1,12 +1,9 @@
 """The dialect of chat completions, as OpenAI defined it and llama.cpp, Ollama, vLLM and others speak it.
 
 Laws
-1. No socket, no clock. Input is checked by pydantic models that demand little, because servers differ in every optional
-   field.
-2. Requests use the least that all servers take: role system, text contents, no tool_choice. Fields of a message that
+1. Requests use the least that all servers take: role system, text contents, no tool_choice. Fields of a message that
    only some know (reasoning, signatures) are sent only if they came from the server itself.
-3. An optional field that a server refuses is left out from then on. This is the only thing that a dialect learns.
-4. A tool call keeps the argument string that was received; another spelling of it would cost the prefix cache.
+2. A tool call keeps the argument string that was received; another spelling of it would cost the prefix cache.
 """
 
 from __future__ import annotations
@@ -14,9 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from typing import Any, ClassVar
 
 from quine.base.messages import (
     GuestError,
@@ -32,115 +27,92 @@ from quine.base.messages import (
 )
 from quine.providers import turns
 from quine.providers.chatstream import ChatStream, plain
-from quine.providers.faults import Adapted, judge, told
+from quine.providers.faults import judge, told
+from quine.providers.reading import Dialect, Foreign, amount, number, spelled, unused
 
 # Fields sent back to the server as they came; the rest of its message is for the client alone.
 REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 RETURNED = ("content", "tool_calls", *REASONING, "refusal")
 
-HUGE = 1e15  # no count of tokens and no price is larger
 CUT = ("length", "model_length")  # finish reasons: the limit of the output
 BROKEN = ("error", "abort", "insufficient_system_resource")  # the server failed on the way
-
-# The changes that a dialect can learn, and the pattern of the error that teaches each.
-LESSONS = {
-    "no usage": re.compile(r"\bstream_options\b"),
-    "no stream": re.compile(
-        r"tools with stream|\bstream(ing)?\b.{0,40}(not |un)(supported|permitted|allowed)"
-    ),
-    "max_completion_tokens": re.compile(r"\bmax_completion_tokens\b"),
-    "no reasoning": re.compile(r"\breasoning(_content|_details)?\b"),
-    "no effort": re.compile(r"tools with reasoning_effort"),
-}
-OPENAI = "max_completion_tokens", "developer", "cache key"  # ways that api.openai.com need not teach
+OPENAI, OPENROUTER = "api.openai.com", "openrouter.ai"
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
-class _Function(_Model):
+class _Function(Foreign):
     name: str
-    arguments: str = ""
-
-    @field_validator("arguments", mode="before")
-    @classmethod
-    def _text(cls, value: Any) -> Any:
-        """Accept an object, or nothing, as some servers send it."""
-        if isinstance(value, dict):
-            return json.dumps(value)
-        return "" if value is None else value
+    arguments: str | dict[str, Any] | None = None
 
 
-class _Call(_Model):
+class _Call(Foreign):
     id: str | int | None = None
     function: _Function
 
 
-class _Answer(_Model):
-    content: str | None = None
+class _Message(Foreign):
+    content: str | list[Any] | None = None  # some reasoning models answer in parts
     tool_calls: list[_Call] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning_content: str | list[Any] | None = None
+    reasoning: str | list[Any] | None = None
     refusal: str | None = None
 
-    @field_validator("content", "reasoning_content", "reasoning", mode="before")
-    @classmethod
-    def _parts(cls, value: Any) -> Any:
-        """Join the parts in which some reasoning models answer."""
-        return plain(value) if isinstance(value, list) else value
 
-
-class _Choice(_Model):
-    message: _Answer
+class _Choice(Foreign):
+    message: _Message
     finish_reason: str | None = None
 
 
-class _Response(_Model):
+class _Answer(Foreign):
     id: str | int | None = None
     choices: list[_Choice]
     usage: dict[str, Any] | None = None
 
 
-class ChatDialect:
+class ChatDialect(Dialect):
+    SPARE: ClassVar = {
+        "usage": re.compile(r"\bstream_options\b"),
+        "stream": re.compile(
+            r"tools with stream|\bstream(ing)?\b.{0,40}(not |un)(supported|permitted|allowed)"
+        ),
+        "max_tokens": re.compile(r"\bmax_completion_tokens\b"),
+        "reasoning": re.compile(r"\breasoning(_content|_details)?\b"),
+        "effort": re.compile(r"tools with reasoning_effort"),
+    }
+    REFUSALS: ClassVar = (400, 422, 500)
+
     def __init__(self, model: str) -> None:
-        self._model = model
-        self._ways: frozenset[str] = frozenset()  # replaced, never changed: threads share a dialect
-        self._base = ""
+        super().__init__(model)
+        self._base = self._host = ""
 
     def url(self, base: str) -> str:
         self._base = base
-        host = re.sub(r"^https?://|[:/].*$", "", base.lower())
-        if host == "api.openai.com":
-            self._ways |= {*OPENAI}
+        self._host = re.sub(r"^https?://|[:/].*$", "", base.lower())
+        if self._host == OPENAI:
+            self._without |= {"max_tokens"}  # the vendor need not teach it
             base = base if "/" in base.partition("://")[2] else f"{base}/v1"
-        elif host == "openrouter.ai":
-            self._ways |= {"cost"}
         return base if base.endswith("/chat/completions") else f"{base}/chat/completions"
 
-    def headers(self, key: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {key}"} if key else {}
-
     def body(self, request: Request) -> dict[str, Any]:
-        ways = self._ways
+        without = self._without
         body: dict[str, Any] = {"model": self._model}
         if request.tools:  # some servers refuse an empty list
             body["tools"] = [_tool(tool) for tool in request.tools]
-        body["messages"] = [_message(message, ways) for message in request.messages]
+        system = "developer" if self._host == OPENAI else "system"
+        body["messages"] = [_message(message, system, "reasoning" in without) for message in request.messages]
         if request.output > 0:
-            limit = "max_completion_tokens" if "max_completion_tokens" in ways else "max_tokens"
+            limit = "max_completion_tokens" if "max_tokens" in without else "max_tokens"
             body[limit] = request.output
-        if "no effort" in ways and request.tools:
+        if "effort" in without and request.tools:
             body["reasoning_effort"] = "none"
-        if "cache key" in ways:
+        if self._host == OPENAI:
             # Conversations with the same beginning, such as clones of one agent, must meet the same cache.
             first = request.messages[0].text if request.messages else ""
             body["prompt_cache_key"] = hashlib.sha256(first.encode("utf-8", "replace")).hexdigest()[:32]
-        if "cost" in ways:
-            body["usage"] = {"include": True}
-        if "no stream" not in ways:
+        if self._host == OPENROUTER:
+            body["usage"] = {"include": True}  # with the cost
+        if "stream" not in without:
             body["stream"] = True
-            if "no usage" not in ways:
+            if "usage" not in without:
                 body["stream_options"] = {"include_usage": True}
         return body
 
@@ -148,40 +120,28 @@ class ChatDialect:
         return ChatStream(self.fault)
 
     def reply(self, data: Any) -> Reply:
-        if isinstance(data, dict) and data.get("error"):
-            raise self.fault(200, data)
-        try:
-            response = _Response.model_validate(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise Unavailable(f"the server's answer is no reply: {where}: {first['msg'].lower()}") from None
-        if not response.choices:
+        answer = self._answer(_Answer, data)
+        if not answer.choices:
             raise Unavailable("the server's answer holds no choice")
-        choice = response.choices[0]
+        choice = answer.choices[0]
+        said = choice.message
         if choice.finish_reason in BROKEN:
             raise Unavailable(f"the server's answer ends in an error: {choice.finish_reason}")
         given = data["choices"][0]["message"]
         raw = {k: v for k, v in given.items() if k in RETURNED and v not in (None, [])}
-        calls = _calls(choice.message, raw, str(response.id or ""))
         message = Message(
             "assistant",
-            choice.message.content or choice.message.refusal or "",
-            calls,
-            reasoning=choice.message.reasoning_content or choice.message.reasoning or "",
+            plain(said.content) or said.refusal or "",
+            _calls(said, raw, str(answer.id or "")),
+            reasoning=plain(said.reasoning_content) or plain(said.reasoning),
             raw={"chat": raw},
         )
-        return Reply(message, _usage(response.usage), _stop(choice))
+        return Reply(message, _usage(answer.usage), _stop(choice))
 
     def fault(self, status: int, data: Any) -> GuestError:
         said = told(data)
         fault = _hinted(judge(status, said), status, said.message, self._base)
-        if status in (400, 422, 500) and not isinstance(fault, Overflow):
-            lessons = {lesson for lesson, pattern in LESSONS.items() if pattern.search(said.message)}
-            if lessons:
-                self._ways |= lessons
-                return Adapted(fault)
-        return fault
+        return fault if isinstance(fault, Overflow) else self._adapted(fault, status, said.message)
 
 
 def _hinted(fault: GuestError, status: int, message: str, base: str) -> GuestError:
@@ -197,15 +157,15 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _message(message: Message, ways: frozenset[str]) -> dict[str, Any]:
+def _message(message: Message, system: str, bare: bool) -> dict[str, Any]:
+    """Return the message as it is sent: instructions as the role `system`, a `bare` one without its reasoning."""
     if message.result is not None:
         return {"role": "tool", "tool_call_id": message.result.call_id, "content": message.result.text}
     if message.role != "assistant":
-        system = "developer" if "developer" in ways else "system"
         return {"role": system if message.role == "system" else message.role, "content": message.text}
     if message.raw is not None and "chat" in message.raw and turns.named(message, "chat"):
         raw = message.raw["chat"]
-        if "no reasoning" in ways:
+        if bare:
             raw = {name: value for name, value in raw.items() if name not in REASONING}
         return {"role": "assistant", "content": None if raw.get("tool_calls") else "", **raw}
     sent: dict[str, Any] = {"role": "assistant", "content": message.text}
@@ -224,46 +184,36 @@ def _sent_call(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def _calls(answer: _Answer, raw: dict[str, Any], salt: str) -> tuple[ToolCall, ...]:
-    """Return the calls, each with a unique id: some servers send none, or the same one twice."""
-    calls: list[ToolCall] = []
-    seen: set[str] = set()
-    for index, call in enumerate(answer.tool_calls or ()):
-        call_id = str(call.id) if call.id not in (None, "") else ""
-        if not call_id or call_id in seen:
-            # derived from the answer's id, so that the calls of the next turn get other ids
-            call_id = "call_" + hashlib.sha256(f"{salt} {index} {sorted(seen)}".encode()).hexdigest()[:16]
-        seen.add(call_id)
-        calls.append(ToolCall.parse(call_id, call.function.name, call.function.arguments))
+def _calls(said: _Message, raw: dict[str, Any], answer: str) -> tuple[ToolCall, ...]:
+    """Return the calls. Those in `raw` get the same ids, and text as arguments."""
+    taken: set[str] = set()
+    # An id that is made is sent back, so the calls of another answer need other ones.
+    made = f"call_{hashlib.sha256(answer.encode('utf-8', 'replace')).hexdigest()[:16]}_"
+    calls = tuple(
+        ToolCall.parse(unused(call.id, taken, made), call.function.name, spelled(call.function.arguments))
+        for call in said.tool_calls or ()
+    )
     if calls:
         raw["tool_calls"] = [
             {
                 "type": "function",
                 **given,
                 "id": call.id,
-                "function": {**given["function"], "arguments": call.raw or "{}"},
+                "function": {**given["function"], "arguments": call.raw},
             }
             for call, given in zip(calls, raw["tool_calls"], strict=True)
         ]
-    return tuple(calls)
+    return calls
 
 
 def _usage(usage: dict[str, Any] | None) -> Usage:
-    """Return the usage; a missing, partial or null count is 0."""
-
-    def number(*path: str) -> Any:
-        value: Any = usage
-        for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value if isinstance(value, int | float) and 0 <= value < HUGE else 0
-
     return Usage(
-        int(number("prompt_tokens")),
-        int(number("completion_tokens")),
-        int(number("prompt_tokens_details", "cached_tokens")),
-        int(number("prompt_tokens_details", "cache_write_tokens")),
-        int(number("completion_tokens_details", "reasoning_tokens")),
-        float(number("cost")),
+        number(usage, "prompt_tokens"),
+        number(usage, "completion_tokens"),
+        number(usage, "prompt_tokens_details", "cached_tokens"),
+        number(usage, "prompt_tokens_details", "cache_write_tokens"),
+        number(usage, "completion_tokens_details", "reasoning_tokens"),
+        float(amount(usage, "cost")),
     )
 
 

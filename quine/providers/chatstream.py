@@ -13,15 +13,16 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from quine.base.messages import GuestError, Unavailable
+from quine.base.messages import GuestError
+from quine.providers.reading import Stream
 
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _JOINED = ("text", "summary", "data")  # of one piece of reasoning_details
 
 
-class ChatStream:
+class ChatStream(Stream):
     def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
-        self._fault = fault
+        super().__init__(fault)
         self._id = ""
         self._texts: dict[str, list[str]] = {}
         self._details: list[dict[str, Any]] = []
@@ -30,17 +31,11 @@ class ChatStream:
         self._at: dict[Any, int] = {}  # index -> place in _calls
         self._begun = False
         self._finish: str | None = None
-        self._done = False
         self._usage: Any = None
 
-    def feed(self, event: str, data: Any) -> bool:
+    def _take(self, event: str, data: Any) -> bool:
         if data == "[DONE]":
-            self._done = True
             return True
-        if event == "error" or (isinstance(data, dict) and data.get("error")):
-            raise self._fault(200, data)
-        if not isinstance(data, dict):
-            raise Unavailable("a chunk of the stream is no object")
         self._id = self._id or str(data.get("id") or "")
         if isinstance(data.get("usage"), dict):
             self._usage = data["usage"]
@@ -49,9 +44,7 @@ class ChatStream:
             self._choice(choices[0])
         return False
 
-    def whole(self) -> Any:
-        if not self._done and self._finish is None:
-            raise Unavailable("the server's answer was cut before its end")
+    def _body(self) -> dict[str, Any]:
         if not self._begun:
             return {"choices": [], "usage": self._usage}
         message: dict[str, Any] = {"role": "assistant", "content": None}
@@ -69,6 +62,7 @@ class ChatStream:
         self._begun = True
         if isinstance(choice.get("finish_reason"), str):
             self._finish = choice["finish_reason"]
+            self._complete = True
         delta = choice.get("delta") or choice.get("message")
         if not isinstance(delta, dict):
             return

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote
 
 from quine.base.errors import USAGE
@@ -28,15 +28,10 @@ from quine.base.messages import (
     Usage,
 )
 from quine.providers import faults
-from quine.providers.reading import Foreign, number, read, refused, unused
+from quine.providers.reading import Dialect, Foreign, Stream, number, unused
 from quine.providers.turns import User, arguments, output, own, split
 
 NAME = "gemini"
-# Optional parts of a request, and the pattern of an error that refuses them.
-SPARE = {
-    "output": re.compile(r"max_?output_?tokens", re.IGNORECASE),
-    "signatures": re.compile(r"thought.?signature", re.IGNORECASE),
-}
 TOKEN = "continuationToken"
 UNSIGNED = (
     "skip_thought_signature_validator"  # for a call without a valid signature, such as one of another model
@@ -78,11 +73,15 @@ class _Answer(Foreign):
     usageMetadata: dict[str, Any] | None = None
 
 
-class GeminiDialect:
+class GeminiDialect(Dialect):
+    SPARE: ClassVar = {
+        "output": re.compile(r"max_?output_?tokens", re.IGNORECASE),
+        "signatures": re.compile(r"thought.?signature", re.IGNORECASE),
+    }
+
     def __init__(self, model: str) -> None:
-        self._model = model.removeprefix("models/")
+        super().__init__(model.removeprefix("models/"))
         self._signs = not re.match(r"gemini-[12]\b", self._model)
-        self._without: frozenset[str] = frozenset()  # replaced, never changed: threads share a dialect
 
     def url(self, base: str) -> str:
         if not re.search(r"/v\d+\w*$", base):
@@ -123,9 +122,7 @@ class GeminiDialect:
         return _Stream(self.fault)
 
     def reply(self, data: Any) -> Reply:
-        if _error(data):
-            raise self.fault(200, data)
-        answer = read(_Answer, data)
+        answer = self._answer(_Answer, data)
         if not answer.candidates:
             if reason := (answer.promptFeedback or {}).get("blockReason"):
                 raise Refused(f"the prompt was blocked: {faults.printable(str(reason))}")
@@ -162,12 +159,9 @@ class GeminiDialect:
         if status == 429 and _used_up(details, said.message):
             return Refused(shown, "the account has no quota left", USAGE)
         fault = faults.judge(status, said)
-        if learned := refused(SPARE, status, said.message):
-            self._without |= learned
-            return faults.Adapted(fault)
         if isinstance(fault, Unavailable):
             fault.after = _delay(details)
-        return fault
+        return self._adapted(fault, status, said.message)
 
     def _parts(self, reply: Message) -> list[dict[str, Any]]:
         kept = own(reply, NAME)
@@ -185,38 +179,29 @@ class GeminiDialect:
         return parts
 
 
-class _Stream:
+class _Stream(Stream):
     """Assembles the events: each is an answer with new parts only, and the last one has the reason."""
 
     def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
-        self._fault = fault
-        self._answer: dict[str, Any] = {}
+        super().__init__(fault)
+        self._whole: dict[str, Any] = {}
         self._candidate: dict[str, Any] = {}
         self._parts: list[dict[str, Any]] = []
-        self._complete = False
 
-    def feed(self, event: str, data: Any) -> bool:
-        if _error(data):
-            raise self._fault(200, data)
-        try:
-            self._answer.update(data)
-            for candidate in _list(data.get("candidates"))[:1]:
-                content = candidate.get("content") or {}
-                self._parts += [dict(part) for part in _list(content.get("parts"))]
-                self._candidate.update(candidate)
-            feedback = data.get("promptFeedback") or {}
-            self._complete = bool(self._candidate.get("finishReason") or feedback.get("blockReason"))
-        except (TypeError, ValueError, AttributeError):
-            raise Unavailable("the server's stream cannot be read") from None
-        return self._complete
+    def _take(self, event: str, data: Any) -> bool:
+        self._whole.update(data)
+        for candidate in _list(data.get("candidates"))[:1]:
+            content = candidate.get("content") or {}
+            self._parts += [dict(part) for part in _list(content.get("parts"))]
+            self._candidate.update(candidate)
+        feedback = data.get("promptFeedback") or {}
+        return bool(self._candidate.get("finishReason") or feedback.get("blockReason"))
 
-    def whole(self) -> Any:
-        if not self._complete:
-            raise Unavailable("the server's answer was cut")
+    def _body(self) -> dict[str, Any]:
         if not self._candidate:
-            return self._answer
+            return self._whole
         content = {"role": "model", "parts": _joined(self._parts)}
-        return {**self._answer, "candidates": [{**self._candidate, "content": content}]}
+        return {**self._whole, "candidates": [{**self._candidate, "content": content}]}
 
 
 def _joined(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
@@ -30,6 +30,7 @@ from quine.base.errors import FAILED, USAGE, Misconfigured
 from quine.base.messages import DEEPEST, GuestError, Refused, Reply, Request, Unavailable, too_deep
 from quine.providers import sse
 from quine.providers.faults import Adapted, printable
+from quine.providers.reading import Dialect, Stream
 from quine.tape.redact import Mask
 
 # Tries after the first one, by HTTP status: throttling is worth more tries than a defect of the server.
@@ -48,42 +49,6 @@ NO_PROXY: dict[str, httpx.BaseTransport | None] = {f"all://{host}": None for hos
 LARGEST = 64 << 20  # bytes of a body
 LARGEST_STREAM = 4 * LARGEST  # on the wire each token has an envelope of some 200 bytes around it
 LINGER = 0.5  # seconds that a complete answer may take to end
-
-
-class Stream(Protocol):
-    """Assembles one streamed answer. Each answer needs a new one."""
-
-    def feed(self, event: str, data: Any) -> bool:
-        """Take one event; return True if the answer is complete.
-
-        `event` is its name or "", `data` is parsed JSON or the text "[DONE]". Raise a GuestError for an error event.
-        """
-
-    def whole(self) -> Any:
-        """Return the body of the same answer without streaming.
-
-        Raise Unavailable if the stream was cut before its end.
-        """
-
-
-class Dialect(Protocol):
-    """Pure: values to a request, an answer to values. It never sees a socket."""
-
-    def url(self, base: str) -> str:
-        """Return the URL to POST to. `base` is as configured, without a slash at its end. Called before `body`."""
-
-    def headers(self, key: str) -> dict[str, str]: ...
-
-    def body(self, request: Request) -> dict[str, Any]:
-        """Return the request body. It asks for a stream, unless the URL already does."""
-
-    def stream(self) -> Stream: ...
-
-    def reply(self, data: Any) -> Reply:
-        """Return the reply in a whole body. Raise a GuestError if `data` is an error, or not a reply."""
-
-    def fault(self, status: int, data: Any) -> GuestError:
-        """Return the error for an HTTP status and a body (parsed JSON, or text) that is not a reply."""
 
 
 class HttpGuest:

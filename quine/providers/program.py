@@ -71,12 +71,7 @@ class ProgramGuest:
         body = quickjson.dumps(
             {
                 "model": self._model,
-                "session": request.session,
-                "mission": request.mission,
-                "ordinal": request.ordinal,
-                "wisdom": dict(request.wisdom),
-                "output": request.output,
-                "messages": [message.to_json() for message in request.messages],
+                **request.to_json(),
                 "tools": [tool._asdict() for tool in request.tools],
             }
         ).encode()

@@ -1,22 +1,29 @@
-"""Checks of server data, for all dialects: it is untrusted, so it is checked once, here, before it is used.
+"""The form of a dialect, and its checks of server data: it is untrusted, so it is checked here before it is used.
 
 Laws
 1. Data that is not a reply raises Unavailable, whatever its fault: a wrong type, a depth, a NaN. `read` raises nothing
-   else.
+   else, and the events of a stream raise nothing else but the error that they hold.
 2. Data that passes can be kept on a tape and sent back.
+3. A streamed answer is assembled into the body that it is without streaming, so each dialect reads only that.
+4. An optional part of a request that a server refuses is left out from then on. A dialect learns nothing else.
 """
 
 from __future__ import annotations
 
+import abc
 import itertools
+import json
 import re
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from quine.base.messages import DEEPEST, Unavailable, too_deep
+from quine.base.messages import DEEPEST, GuestError, Reply, Request, Unavailable, too_deep
+from quine.providers.faults import Adapted
 from transport import quickjson
+
+HUGE = 1e15  # no count of tokens and no price is larger
 
 
 class Foreign(BaseModel):
@@ -45,20 +52,120 @@ def read(model: type[Model], data: Any) -> Model:
 
 def number(data: Any, *path: str) -> int:
     """Return a count somewhere in an object; 0 if it is missing, partial or null."""
+    return int(amount(data, *path))
+
+
+def amount(data: Any, *path: str) -> float:
     for key in path:
         data = data.get(key) if isinstance(data, dict) else None
-    return data if isinstance(data, int) and not isinstance(data, bool) and data > 0 else 0
+    counts = isinstance(data, int | float) and not isinstance(data, bool)
+    return data if counts and 0 < data < HUGE else 0
 
 
-def unused(wanted: object, taken: set[str]) -> str:
-    """Return the id of a call and add it to `taken`; a new id if the server sent none, or the same one twice."""
+def unused(wanted: object, taken: set[str], made: str = "call_") -> str:
+    """Return the id of a call and add it to `taken`.
+
+    The id is new, and begins with `made`, if the server sent none, or the same one twice.
+    """
     text = str(wanted) if isinstance(wanted, str | int) and wanted != "" else ""
     if not text or text in taken:
-        text = next(name for n in itertools.count(len(taken)) if (name := f"call_{n}") not in taken)
+        text = next(name for n in itertools.count(len(taken)) if (name := f"{made}{n}") not in taken)
     taken.add(text)
     return text
 
 
-def refused(fields: Mapping[str, re.Pattern[str]], status: int, text: str) -> frozenset[str]:
-    """Return the optional fields that an error of status 400 or 422 refuses; each pattern matches a refusal."""
-    return frozenset(name for name, look in fields.items() if status in (400, 422) and look.search(text))
+def spelled(arguments: str | dict[str, Any] | None) -> str:
+    """Return the arguments of a call as text. Some servers send an object, or nothing."""
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments or "{}"
+
+
+def failed(data: Any) -> bool:
+    """Return True for an error in the place of an answer; it may be the one element of an array."""
+    data = data[0] if isinstance(data, list) and data else data
+    return isinstance(data, dict) and bool(data.get("error") or data.get("type") == "error")
+
+
+class Stream(abc.ABC):
+    """Assembles one streamed answer. Each answer needs a new one."""
+
+    def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
+        self._fault = fault
+        self._complete = False  # set with the last event, or by the dialect before optional ones
+
+    def feed(self, event: str, data: Any) -> bool:
+        """Take one event; return True if it is the last one.
+
+        `event` is its name or "", `data` is parsed JSON or the text "[DONE]". Raise a GuestError for an error event.
+        """
+        if event == "error" or failed(data):
+            raise self._fault(200, data)
+        try:
+            last = self._take(event, data)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            where = f" at {event}" if event else ""
+            raise Unavailable(f"the server's stream cannot be read{where}") from None
+        self._complete = self._complete or last
+        return last
+
+    def whole(self) -> Any:
+        """Return the body of the same answer without streaming.
+
+        Raise Unavailable if the stream was cut before its end.
+        """
+        if not self._complete:
+            raise Unavailable("the server's answer was cut")
+        return self._body()
+
+    @abc.abstractmethod
+    def _take(self, event: str, data: Any) -> bool:
+        """Take one event; return True if it is the last one. May raise as a wrong access to `data` does."""
+
+    @abc.abstractmethod
+    def _body(self) -> dict[str, Any]: ...
+
+
+class Dialect(abc.ABC):
+    """Pure: values to a request, an answer to values. It never sees a socket."""
+
+    SPARE: ClassVar[Mapping[str, re.Pattern[str]]] = {}  # optional parts, and the error that refuses each
+    REFUSALS: ClassVar[tuple[int, ...]] = (400, 422)  # statuses of such an error
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._without: frozenset[str] = frozenset()  # replaced, never changed: threads share a dialect
+
+    @abc.abstractmethod
+    def url(self, base: str) -> str:
+        """Return the URL to POST to. `base` is as configured, without a slash at its end. Called before `body`."""
+
+    def headers(self, key: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    @abc.abstractmethod
+    def body(self, request: Request) -> dict[str, Any]:
+        """Return the request body. It asks for a stream, unless the URL already does."""
+
+    @abc.abstractmethod
+    def stream(self) -> Stream: ...
+
+    @abc.abstractmethod
+    def reply(self, data: Any) -> Reply:
+        """Return the reply in a whole body. Raise a GuestError if `data` is an error, or not a reply."""
+
+    @abc.abstractmethod
+    def fault(self, status: int, data: Any) -> GuestError:
+        """Return the error for an HTTP status and a body (parsed JSON, or text) that is not a reply."""
+
+    def _answer(self, model: type[Model], data: Any) -> Model:
+        """Return `data` as the model. Raise the error that stands in its place."""
+        if failed(data):
+            raise self.fault(200, data)
+        return read(model, data)
+
+    def _adapted(self, fault: GuestError, status: int, message: str) -> GuestError:
+        """Leave out from now on what the error refuses; return Adapted if that is something, else `fault`."""
+        refused = {part for part, refusal in self.SPARE.items() if refusal.search(message)}
+        if status not in self.REFUSALS or not refused:
+            return fault
+        self._without |= refused
+        return Adapted(fault)

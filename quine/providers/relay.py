@@ -42,17 +42,7 @@ class RelayGuest:
         self.cost = 0.0  # dollars of the last inference
 
     def infer(self, request: Request) -> Reply:
-        body = quickjson.dumps(
-            {
-                "session": request.session,
-                "mission": request.mission,
-                "ordinal": request.ordinal,
-                "wisdom": dict(request.wisdom),
-                "output": request.output,
-                "cost": request.cost,
-                "messages": [message.to_json() for message in request.messages],
-            }
-        )
+        body = quickjson.dumps({"cost": request.cost, **request.to_json()})
         try:
             answer: Any = quickjson.loads(self._ask("infer", body.encode()))
             if fault := answer.get("error"):

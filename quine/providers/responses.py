@@ -13,11 +13,12 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from operator import index as integer
+from typing import Any, ClassVar
 
 from quine.base.messages import GuestError, Message, Reply, Request, Tool, ToolCall, Unavailable, Usage
 from quine.providers import faults
-from quine.providers.reading import Foreign, number, read, refused, unused
+from quine.providers.reading import Dialect, Foreign, Stream, number, spelled, unused
 from quine.providers.turns import User, arguments, output, own, split
 
 NAME = "responses"
@@ -31,16 +32,6 @@ STATUS = {  # of an error inside a reply or a stream, after a 200
     "context_length_exceeded": 400,
 }
 END = {"response.completed", "response.incomplete", "response.failed", "response.cancelled"}
-
-# Optional parts of a request, and the pattern of an error that refuses them: "param: message".
-SPARE = {
-    "output": re.compile(r"max_(output_)?tokens"),
-    "include": re.compile(r"^include\b|['\"`]include['\"`]|encrypted content is not", re.IGNORECASE),
-    "thoughts": re.compile(  # items that were sent back
-        r"encrypted content.*could not be|required .reasoning. item|required following item", re.IGNORECASE
-    ),
-    "prompt_cache_key": re.compile(r"prompt_cache_key"),
-}
 
 
 class _Part(Foreign):
@@ -65,16 +56,19 @@ class _Answer(Foreign):
     usage: dict[str, Any] | None = None
 
 
-class ResponsesDialect:
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._without: frozenset[str] = frozenset()  # replaced, never changed: threads share a dialect
+class ResponsesDialect(Dialect):
+    SPARE: ClassVar = {  # the message is "param: message"
+        "output": re.compile(r"max_(output_)?tokens"),
+        "include": re.compile(r"^include\b|['\"`]include['\"`]|encrypted content is not", re.IGNORECASE),
+        "thoughts": re.compile(  # items that were sent back
+            r"encrypted content.*could not be|required .reasoning. item|required following item",
+            re.IGNORECASE,
+        ),
+        "prompt_cache_key": re.compile(r"prompt_cache_key"),
+    }
 
     def url(self, base: str) -> str:
         return f"{base}/responses"
-
-    def headers(self, key: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def body(self, request: Request) -> dict[str, Any]:
         told, without = split(request.messages, NAME), self._without
@@ -103,9 +97,7 @@ class ResponsesDialect:
         return _Stream(self.fault)
 
     def reply(self, data: Any) -> Reply:
-        if isinstance(data, dict) and data.get("error"):
-            raise self.fault(200, data)
-        answer = read(_Answer, data)
+        answer = self._answer(_Answer, data)
         if answer.status not in (None, "completed", "incomplete"):
             raise Unavailable(f"the server's answer is {faults.printable(answer.status)}")
         raw = list(data["output"])
@@ -127,44 +119,31 @@ class ResponsesDialect:
             status = STATUS.get(said.code, STATUS.get(said.kind, status))
             if said.code.startswith(("invalid_", "bio_", "data_residency", "misalignment")):
                 status = 400  # another try would not help
-        fault = faults.judge(status, said)
-        if learned := refused(SPARE, status, f"{_param(data)}: {said.message}"):
-            self._without |= learned
-            return faults.Adapted(fault)
-        return fault
+        return self._adapted(faults.judge(status, said), status, f"{_param(data)}: {said.message}")
 
 
-class _Stream:
+class _Stream(Stream):
     """Collects the items as they are done, then the whole reply; the deltas add nothing to them."""
 
     def __init__(self, fault: Callable[[int, Any], GuestError]) -> None:
-        self._fault = fault
+        super().__init__(fault)
         self._items: dict[int, dict[str, Any]] = {}
-        self._answer: dict[str, Any] | None = None
+        self._reply: dict[str, Any] = {}
 
-    def feed(self, event: str, data: Any) -> bool:
-        try:
-            kind = data.get("type") or event
-            if kind == "error":
-                raise self._fault(200, data)
-            if kind == "response.output_item.done":
-                index = data.get("output_index", len(self._items))
-                if not isinstance(index, int):
-                    raise TypeError("an index that is no integer")
-                self._items[index] = dict(data["item"])
-            elif kind in END:
-                self._answer = dict(data["response"])
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise Unavailable(f"the server's stream cannot be read at {event or 'an event'}") from None
-        return self._answer is not None
+    def _take(self, event: str, data: Any) -> bool:
+        kind = data.get("type") or event
+        if kind == "response.output_item.done":
+            self._items[integer(data.get("output_index", len(self._items)))] = dict(data["item"])
+        elif kind in END:
+            self._reply = dict(data["response"])
+            return True
+        return False
 
-    def whole(self) -> Any:
-        if self._answer is None:
-            raise Unavailable("the server's answer was cut")
+    def _body(self) -> dict[str, Any]:
         done = [self._items[index] for index in sorted(self._items)]
-        told = self._answer.get("output")
+        told = self._reply.get("output")
         # Some servers leave the list at the end empty, others send no event for each item.
-        return {**self._answer, "output": told if isinstance(told, list) and len(told) > len(done) else done}
+        return {**self._reply, "output": told if isinstance(told, list) and len(told) > len(done) else done}
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
@@ -219,11 +198,10 @@ def _calls(items: list[_Item], raw: list[Any]) -> tuple[ToolCall, ...]:
     for index, item in enumerate(items):
         if item.type != "function_call":
             continue
-        given = item.arguments
-        text = json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given or "{}"
+        text = spelled(item.arguments)
         call = ToolCall.parse(unused(item.call_id, taken), item.name, text)
         calls.append(call)
-        if item.call_id != call.id or given != text:
+        if item.call_id != call.id or item.arguments != text:
             raw[index] = {**raw[index], "call_id": call.id, "arguments": text}
     return tuple(calls)
 

@@ -9,44 +9,10 @@ Laws
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from quine.base.errors import Misconfigured, NoGuest
-from quine.providers import FILES, KNOWN, Config
+from quine.providers import FILES, KNOWN, VENDORS, Config
 
-OPENAI = "https://api.openai.com/v1"
-
-
-class Vendor(NamedTuple):
-    """A vendor. `kinds` are its dialects, the default first; `compatible` is the one for another base of its kind."""
-
-    kinds: tuple[str, ...]
-    keys: tuple[str, ...]
-    bases: tuple[str, ...]
-    base: str
-    compatible: str
-
-
-VENDORS = (
-    # The vendor refuses tools with reasoning on chat completions; compatible servers speak nothing else.
-    Vendor(("responses", "openai"), ("OPENAI_API_KEY",), ("OPENAI_BASE_URL",), OPENAI, "openai"),
-    Vendor(
-        ("anthropic",),
-        ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
-        ("ANTHROPIC_BASE_URL",),
-        "https://api.anthropic.com",
-        "anthropic",
-    ),
-    Vendor(
-        ("gemini",),
-        ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
-        ("GOOGLE_GEMINI_BASE_URL",),
-        "https://generativelanguage.googleapis.com",
-        "gemini",
-    ),
-    Vendor(("openai",), ("OPENROUTER_API_KEY",), (), "https://openrouter.ai/api/v1", "openai"),
-    Vendor(("openai",), (), ("OLLAMA_HOST",), "", "openai"),
-)
 KEYS = ("QUINE_API_KEY", *(key for vendor in VENDORS for key in vendor.keys))
 HINT = (
     "export ANTHROPIC_API_KEY=… QUINE_MODEL_ID=… (or OPENAI_API_KEY, GEMINI_API_KEY), or "
@@ -88,25 +54,25 @@ def _vendor(known: Mapping[str, str], kind: str, key: str) -> tuple[str, str, st
     """Return (kind, base, key) from the vendors' own variables; ("", "", "") if none is set."""
     for vendor in VENDORS:
         found_key, found_base = _first(known, vendor.keys), _first(known, vendor.bases)
-        if (kind and kind not in vendor.kinds) or not (found_key or found_base):
+        if (kind and kind not in vendor.dialects) or not (found_key or found_base):
             continue
         if vendor.bases == ("OLLAMA_HOST",):
             return kind or "openai", _ollama(found_base), key
         foreign = bool(found_base) and _host(found_base) != _host(vendor.base)
         return (
-            kind or (vendor.compatible if foreign else vendor.kinds[0]),
+            kind or (vendor.compatible if foreign else vendor.kind),
             found_base or vendor.base,
             key or found_key,
         )
     if key and kind:
-        return kind, next(vendor.base for vendor in VENDORS if kind in vendor.kinds), key
+        return kind, next(vendor.base for vendor in VENDORS if kind in vendor.dialects), key
     return "", "", ""
 
 
 def _kind_of(base: str) -> str:
     """Return the dialect of an address without a configured one: most servers speak chat completions."""
     return next(
-        (vendor.kinds[0] for vendor in VENDORS if vendor.base and _host(vendor.base) == _host(base)), "openai"
+        (vendor.kind for vendor in VENDORS if vendor.base and _host(vendor.base) == _host(base)), "openai"
     )
 
 

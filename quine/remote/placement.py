@@ -41,10 +41,8 @@ class Placer:
         failed = avoid if isinstance(avoid, list) else []
         pick = str(spawn.context.get("pick") or "")
         asking = spawn.context.get("from")  # the host of the requesting job; set only by our node
-        if isinstance(asking, str):
-            host = inventory.select_from(asking, spawn.where, running, failed, spawn.own, pick)
-        else:
-            host = inventory.select(spawn.where, running, failed, spawn.own, pick)
+        asking = asking if isinstance(asking, str) else None
+        host = inventory.select(spawn.where, running, failed, spawn.own, pick, asking)
         agent = spawn.context.get("ssh_agent")
         ssh_agent = agent if isinstance(agent, str) else None
 

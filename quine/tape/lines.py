@@ -55,11 +55,6 @@ def parse(line: bytes) -> dict[str, Any]:
     return entry
 
 
-def read(path: str) -> list[dict[str, Any]]:
-    """Return the entries of a tape."""
-    return [entry for _, entry in entries(path)]
-
-
 def message_of(entry: dict[str, Any]) -> Message | None:
     """Return the message that an entry recorded; None for another kind of entry. Raise ValueError for a broken one."""
     kind, data = entry["type"], entry["data"]

@@ -11,15 +11,17 @@ Laws
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from quine.base.errors import Misconfigured, complain
 from quine.base.messages import Usage
 from quine.base.text import plain as plain
 from quine.tape.index import LONGEST, ends
 from quine.tape.lines import entries, parse
+
+Result = TypeVar("Result")
 
 HUGE = 1e15  # no count, time or size of quine is larger
 MILLISECONDS = 1e11  # the reference counts in them; as seconds that is the year 5138
@@ -122,12 +124,7 @@ def heads(folder: Path) -> dict[str, Head]:
     """Return the first line of each tape, by id; a file that is not a tape is named on stderr."""
     found: dict[str, Head] = {}
     for path in files(folder):
-        try:
-            head = _head(path)
-        except (OSError, ValueError) as error:
-            _no_tape(error)
-            continue
-        if head is not None:
+        if (head := _tried(_head, path)) is not None:
             found[head.id] = head
     return {id: one if one.root else one._replace(root=_root(found, id)) for id, one in found.items()}
 
@@ -158,18 +155,22 @@ def _read(wanted: Iterable[Head]) -> dict[str, Session]:
     """Return the sessions of some heads. Reads each tape from its first to its last line."""
     found: dict[str, Session] = {}
     for head in wanted:
-        try:
-            session = summary(head.path)
-        except (OSError, ValueError) as error:
-            _no_tape(error)
-            continue
-        if session is not None:
+        if (session := _tried(summary, head.path)) is not None:
             found[head.id] = session._replace(root=head.root)
     return found
 
 
-def _no_tape(error: Exception) -> None:
-    complain(f"not a tape: {plain(str(error), newlines=False)}")
+def _tried(read: Callable[[Path], Result | None], path: Path) -> Result | None:
+    """Return the result for a tape; None, with a complaint, for another file."""
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        complain(f"not a tape: {plain(str(error), newlines=False)}")
+        return None
+
+
+def none_in(folder: Path) -> Misconfigured:
+    return Misconfigured(f"no tapes in {folder}", "see QUINE_DATA_DIR and --data-dir")
 
 
 def files(folder: Path) -> list[Path]:
@@ -231,7 +232,7 @@ def find(folder: Path, session: str) -> Session:
     if not session:
         known = heads(folder)
         if not known:
-            raise Misconfigured(f"no tapes in {folder}", "see QUINE_DATA_DIR and --data-dir")
+            raise none_in(folder)
         return _one(max(known.values(), key=lambda head: (head.top, head.begun)), folder)
     return _one(_named(folder, session), folder)
 
@@ -240,7 +241,7 @@ def _named(folder: Path, session: str) -> Head:
     """Return the head of the one tape whose name begins with `session`."""
     paths = files(folder)
     if not paths:
-        raise Misconfigured(f"no tapes in {folder}", "see QUINE_DATA_DIR and --data-dir")
+        raise none_in(folder)
     fit = [path for path in paths if path.name.removesuffix(".jsonl").startswith(session)]
     if len(fit) != 1:
         many = "no session" if not fit else f"{len(fit)} sessions"

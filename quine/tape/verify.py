@@ -21,7 +21,7 @@ from quine.base.text import plain
 from quine.tape import registry
 from quine.tape.index import Index
 from quine.tape.lines import digest, parse, seal_holds
-from quine.tape.reader import files
+from quine.tape.reader import files, none_in
 from transport import quickjson
 
 OK, BROKEN, RUNNING, ENDLESS, TORN, UNCHAINED = "ok", "broken", "running", "no outcome", "torn", "no chain"
@@ -75,7 +75,7 @@ def paths(folder: Path, wanted: list[str]) -> list[Path]:
     if not wanted:
         found = files(folder)
         if not found:
-            raise Misconfigured(f"no tapes in {folder}", "see QUINE_DATA_DIR and --data-dir")
+            raise none_in(folder)
         return found
     chosen: list[Path] = []
     for word in wanted:

@@ -18,8 +18,9 @@ from quine.agent import fork as birth
 from quine.agent.children import Job, Status
 from quine.agent.session import Life
 from quine.base.sessions import new_session
-from quine.tape.lines import message_of, read
+from quine.tape.lines import message_of
 from tests.support.agents import OK, UNTIL_ENDED, Agents, call, left, says, section, sh
+from tests.tape.tapes import read
 
 
 @pytest.fixture

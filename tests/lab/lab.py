@@ -227,14 +227,18 @@ class Lab:
         timeout: float = TIMEOUT,
         cwd: Path | None = None,
         check: bool = False,
+        shown: bool = False,
     ) -> subprocess.CompletedProcess[bytes]:
-        """`quine ARGS…` at the origin. `env` is laid over the lab's (None unsets). No input: /dev/null."""
+        """`quine ARGS…` at the origin. `env` is laid over the lab's (None unsets). No input: /dev/null.
+
+        `shown`: its output and its errors go where those of this process go.
+        """
         data = input.encode() if isinstance(input, str) else input
         process = self.popen(
             args,
             stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=None if shown else subprocess.PIPE,
+            stderr=None if shown else subprocess.PIPE,
             env=env,
             cwd=cwd,
         )

@@ -272,13 +272,13 @@ def test_what_may_fork_means(name: str, reach: str) -> None:
     inventory = Inventory(HOSTS)
     for each in (*HOSTS, "nowhere", "@nothing"):
         if each in reach:
-            assert inventory.select_from(name, each, {}).name == each
+            assert inventory.select(each, {}, asking=name).name == each
         else:
             with pytest.raises(Denied) as caught:
-                inventory.select_from(name, each, {})
+                inventory.select(each, {}, asking=name)
             assert caught.value.status == 77
     if reach:
-        assert inventory.select_from(name, "any", {}).name == reach[0]
+        assert inventory.select("any", {}, asking=name).name == reach[0]
 
 
 def test_only_our_own_node_says_where_a_job_comes_from(tmp_path: Path) -> None:

@@ -31,9 +31,10 @@ from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
 from quine.providers.relay import RelayGuest
 from quine.remote import handlers
-from quine.tape.lines import digest, read
+from quine.tape.lines import digest
 from quine.tape.writer import RelaySink, Tape
 from tests.fuzz.mutate import peak
+from tests.tape.tapes import read
 from transport.errors import RequestError
 
 Services = dict[str, Any]

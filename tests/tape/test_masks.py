@@ -16,10 +16,11 @@ from quine.base.errors import Failure
 from quine.base.messages import Message, ToolCall, ToolResult
 from quine.base.sessions import new_session
 from quine.tape import verify
-from quine.tape.lines import digest, message_of, read
+from quine.tape.lines import digest, message_of
 from quine.tape.redact import MASK, NAMES, PLAIN, Mask
 from quine.tape.writer import FileSink, MaskedSink, Tape
 from tests.support.agents import OK, Agents, says, sh
+from tests.tape.tapes import read
 
 HOSTILE = [
     'ü"quoted"\\ünicode',

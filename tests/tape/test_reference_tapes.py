@@ -11,9 +11,10 @@ import pytest
 from quine.base.errors import Misconfigured
 from quine.base.messages import ToolCall
 from quine.tape import cost, render, requests, verify
-from quine.tape.lines import message_of, read
+from quine.tape.lines import message_of
 from quine.tape.reader import moment, sessions
 from quine.tape.replay import dry, replay
+from tests.tape.tapes import read
 
 ROOT, CHILD = "679c7ab2-db0d-4cee-8f5c-366c156f063d", "d78cf630-7357-4852-8355-1b53d866d7bc"
 MILLISECONDS = 1771287370189

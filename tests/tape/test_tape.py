@@ -14,8 +14,9 @@ from quine.base.errors import Failure, Misconfigured
 from quine.base.messages import Message, ToolCall, ToolResult
 from quine.base.sessions import is_session, new_session
 from quine.tape import cost, render, verify
-from quine.tape.lines import message_of, read
+from quine.tape.lines import message_of
 from quine.tape.writer import FileSink, Tape
+from tests.tape.tapes import read
 
 
 def write(folder: Path, session: str, parent: str = "", root: str = "", **more: object) -> Tape:

@@ -1,8 +1,8 @@
 """The interface below a link: bytes both ways between two nodes, whatever carries them.
 
 Laws
-1. A duplex is used in two phases: first by awaiting `read` (the bootstrap talks in lines), then, from
-   `attach` on, by callbacks alone (the greeter, and the link after it). Buffered bytes are delivered first.
+1. From `attach` on a duplex is used by callbacks alone (of the greeter, and of the link after it). Bytes that came
+   before are delivered first.
 2. `write` never blocks and never drops; a writer obeys `pause_writing` and `resume_writing`.
 3. `connection_lost` is called exactly once, and nothing is called after it.
 """
@@ -47,15 +47,9 @@ class DuplexProtocol(Protocol):
 class Duplex(Protocol):
     """Bytes both ways."""
 
-    async def read(self) -> bytes:
-        """Return the next bytes as they came, b"" at end of file. Only before `attach`."""
-
     def write(self, data: bytes) -> None: ...
 
     def writelines(self, chunks: list[bytes]) -> None: ...
-
-    async def drain(self) -> None:
-        """Wait until the write buffer is below its high-water mark. Only before `attach`."""
 
     def attach(self, protocol: DuplexProtocol) -> None: ...
 
@@ -89,12 +83,6 @@ class FdDuplex:
         for fd in {read_fd, write_fd}:
             os.set_blocking(fd, False)
             enlarge(fd)
-
-    async def read(self) -> bytes:
-        raise NotImplementedError("a local duplex has no bootstrap phase")
-
-    async def drain(self) -> None:
-        raise NotImplementedError("a local duplex has no bootstrap phase")
 
     def attach(self, protocol: DuplexProtocol) -> None:
         self._protocol = protocol

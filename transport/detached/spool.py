@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20  # size asked for each pipe, and the most that is read at once
 F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
-STREAMS = ("stdout", "stderr")
 
 
 class Spool:

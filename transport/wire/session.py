@@ -214,11 +214,6 @@ class Session:
         self.spare += sum(flow.window - INITIAL_WINDOW for flow in channel.flows)
         self._outbox.forget(channel.number, streams)
 
-    @property
-    def noise(self) -> bytes:
-        """The last 512 bytes that arrived before the greeting."""
-        return self._decoder.noise
-
     # -- sending -----------------------------------------------------------------------------------
 
     def open(self, kind: int, body: dict[str, Any], asker: Asker | None = None) -> int:

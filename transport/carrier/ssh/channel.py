@@ -63,7 +63,10 @@ def _within_window(channel: Any, received: Callable[[bytes, int | None], None]) 
 
 
 class SshDuplex:
-    """The channel as a `Duplex`. `stderr` is the tail of the command's stderr, `exit` its exit status."""
+    """The channel as a `Duplex`. `stderr` is the tail of the command's stderr, `exit` its exit status.
+
+    Until `attach` it is used by awaiting `read` and `drain`: the bootstrap talks in lines.
+    """
 
     def __init__(self) -> None:
         self.connections: Sequence[Connection] = ()  # those of the jump hosts, then the channel's own
@@ -87,6 +90,7 @@ class SshDuplex:
         return self._ended or ""
 
     async def read(self) -> bytes:
+        """Return the next bytes as they came, b"" at end of file."""
         while not self._buffer and self._ended is None:
             self._news.clear()
             await self._news.wait()
@@ -107,6 +111,7 @@ class SshDuplex:
                 self._channel.write(data)
 
     async def drain(self) -> None:
+        """Wait until the write buffer is below its high-water mark."""
         await self._writable.wait()
         if self._ended is not None:
             raise ConnectionResetError(self._ended or "end of file")
