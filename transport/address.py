@@ -22,6 +22,7 @@ NEW = 2_000_000_000  # ns; a file modified more recently may change again within
 SUN_PATH = 100  # bytes of a Unix socket's path; 108 on Linux, 104 on BSD
 
 _build = ""
+_boot = ""
 
 
 def build_hash() -> str:
@@ -155,12 +156,15 @@ def socket_path() -> str:
 
 
 def boot_id() -> str:
-    """Names this boot of this machine, so that a pid is never confused with one of another boot."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename
+    """Names this boot of this machine, so that a pid is never confused with one of another boot. Read once."""
+    global _boot
+    if not _boot:
+        try:
+            with open("/proc/sys/kernel/random/boot_id") as file:
+                _boot = file.read().strip()
+        except OSError:
+            _boot = os.uname().nodename
+    return _boot
 
 
 def start_time(pid: int) -> int:

@@ -14,6 +14,7 @@ import stat
 import time
 
 from quine.files.stores.local import dirfd
+from transport import address
 
 NAME = ".quine-parts"
 AGAIN = 600.0  # seconds from one sweep to the next
@@ -97,11 +98,4 @@ def _lock(file: int, unsure: bool = True) -> bool:
 
 def _machine() -> str:
     """Return a short id of this machine, which changes with each boot."""
-    global _boot
-    if not _boot:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            _boot = file.read().replace("-", "")[:12]
-    return _boot
-
-
-_boot = ""
+    return address.boot_id().replace("-", "")[:12]
