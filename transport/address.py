@@ -87,10 +87,10 @@ def _noted(path: str, seen: str) -> str:
 
 
 def _note(path: str, text: str) -> None:
+    from transport import atomic  # here: every client loads this module
+
     try:
-        with open(f"{path}.{os.getpid()}", "x") as file:
-            file.write(text)
-        os.rename(f"{path}.{os.getpid()}", path)
+        atomic.write(path, text.encode(), 0o600, own=True)
     except OSError:
         pass  # the next process reads the sources again
 

@@ -19,7 +19,7 @@ from quine.files.api import BLOCK, FILE_MODE, Entry, Tier, Writer, error
 from quine.files.stores.spool import expect_room, keep, spool
 from quine.mount import protocol
 from quine.mount.protocol import inode_of
-from transport.rpc.lendable import write_at
+from transport.writes import write_at
 
 
 class Draft:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from quine.files.api import BLOCK, Entry, Range, Reader, Writer, error, stale
 from quine.files.stores.local.dirfd import about
+from transport.writes import write_all
 
 LEAST_HOLE = 64 * 1024  # bytes; reading a shorter one is faster than reporting it
 MOST_HOLES = 1024  # in one file; the rest are read as zeros
@@ -129,10 +130,8 @@ class Part(Writer):
         self._arrive = arrive
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        left = memoryview(data)
         with about(self._path):
-            while left:
-                left = left[os.write(self._fd, left) :]
+            write_all(self._fd, data)
 
     def take(self, fd: int, length: int) -> int:
         """Append by copy_file_range, which shares the blocks on some filesystems, and the rest by reads and writes."""
