@@ -34,7 +34,6 @@ QUICK = (
     0.1  # seconds; after a faster piece the next is twice as large, because each piece has a cost on a link
 )
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-WITHIN = DIRECTORY | os.O_NOFOLLOW
 PERMISSIONS = 0o777  # bits of a mode that are kept: a store must not bring in setuid programs
 
 
@@ -221,7 +220,7 @@ class Folder:
 
     def __init__(self, path: str, follow: bool = True) -> None:
         self.path = path
-        self.fd = os.open(path, DIRECTORY if follow else WITHIN)
+        self.fd = os.open(path, DIRECTORY if follow else dirfd.FOLDER)
 
     def shown(self, relative: str) -> str:
         return os.path.join(self.path, relative) if relative else self.path
@@ -239,7 +238,7 @@ class Folder:
             except OSError as refused:
                 raise OSError(refused.errno, refused.strerror, self.shown(relative)) from None
         try:
-            return os.open(name, WITHIN, dir_fd=fd)
+            return os.open(name, dirfd.FOLDER, dir_fd=fd)
         except OSError as refused:
             if refused.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise OSError(

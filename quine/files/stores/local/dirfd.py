@@ -20,6 +20,8 @@ TRIES = 100  # tries of an operation whose target directory is removed meanwhile
 _LINK = "is a symlink; the files tier does not follow symlinks"
 _OTHER = "is neither file nor directory"
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# Flags to open a directory that is listed, too. Unlike _WALK they need read permission.
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
