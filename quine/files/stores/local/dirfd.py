@@ -103,13 +103,7 @@ def empty(root: int, name: str, ours: bool = False) -> None:
         with contextlib.suppress(FileNotFoundError), within(root, path) as below:
             if ours:
                 os.chmod(f"/proc/self/fd/{below}", 0o700)
-            listed = readable(below)
-            try:
-                with os.scandir(listed) as found:
-                    inside = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
-            finally:
-                os.close(listed)
-            for each, is_directory in inside:
+            for each, is_directory in [(one.name, one.is_dir(follow_symlinks=False)) for one in scan(below)]:
                 if is_directory:
                     todo.append(f"{path}/{each}")
                 else:
@@ -129,6 +123,16 @@ def top(path: str) -> int:
 def readable(fd: int) -> int:
     """Open the directory of an O_PATH descriptor for listing or fsync."""
     return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+
+
+def scan(fd: int) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in the directory of an O_PATH descriptor. An entry is to be asked while the scan is open."""
+    listed = readable(fd)
+    try:
+        with os.scandir(listed) as found:
+            yield from found
+    finally:
+        os.close(listed)
 
 
 def sync(fd: int) -> None:

@@ -64,12 +64,7 @@ class Parts:
 
 def sweep(directory: int) -> None:
     """Remove the parts of dead writers."""
-    listed = dirfd.readable(directory)
-    try:
-        names = os.listdir(listed)
-    finally:
-        os.close(listed)
-    for name in names:
+    for name in [each.name for each in dirfd.scan(directory)]:
         with contextlib.suppress(OSError):  # moved or removed meanwhile, or another user's
             file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
             try:
