@@ -28,7 +28,7 @@ from pathlib import Path
 
 from deploy import paths
 from deploy.install import NAME, distribution
-from transport import address
+from transport import address, atomic
 from transport.errors import Refused
 
 # Cures for a ~/.cache without room, here or on a host, and for one here that we may not write.
@@ -286,10 +286,7 @@ def _copy(path: Path, out: Path) -> None:
     """Write aside and rename: a file that runs as `out` at this moment must not change."""
     _check_place(out)
     try:
-        aside = out.with_name(f".{out.name}.{os.getpid()}")
-        shutil.copyfile(path, aside)
-        aside.chmod(0o755 & ~_umask())
-        aside.rename(out)
+        atomic.write(str(out), path.read_bytes(), 0o755 & ~_umask(), own=True)
     except OSError as error:
         raise Refused(f"cannot write {out}: {error.strerror}") from None
 

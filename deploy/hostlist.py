@@ -14,6 +14,7 @@ import os
 
 from deploy import paths
 from transport import quickjson
+from transport.atomic import write_aside
 
 try:  # hashlib loads OpenSSL, which takes longer than all of the rest
     from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]
@@ -159,7 +160,4 @@ def _keep(name: str, value: object) -> None:
         lists = [os.path.join(folder, each) for each in os.listdir(folder) if each.endswith(".list")]
         for old in sorted(lists, key=os.path.getmtime)[:-MOST_LISTS]:
             os.unlink(old)
-        aside = os.path.join(folder, f".{name}.{os.getpid()}")
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(quickjson.dumps(value))
-        os.rename(aside, os.path.join(folder, name))
+        write_aside(os.path.join(folder, name), value)

@@ -15,8 +15,9 @@ import os
 import sys
 import time
 
-from quine.base.errors import DEFECT, LOST, Failure, NoGuest, complain, write_all
+from quine.base.errors import DEFECT, LOST, Failure, NoGuest, complain
 from transport import inherit
+from transport.writes import write_all
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 

@@ -1,1 +1,1 @@
-"""Tests: a folder for each room of the program, fast and without sleeps; `tests.lab` has real sshd hosts."""
+"""Tests: flat, fast, without sleeps; `tests.lab` gives them real sshd hosts."""

@@ -22,6 +22,7 @@ NEW = 2_000_000_000  # ns; a file modified more recently may change again within
 SUN_PATH = 100  # bytes of a Unix socket's path; 108 on Linux, 104 on BSD
 
 _build = ""
+_boot = ""
 
 
 def build_hash() -> str:
@@ -86,10 +87,10 @@ def _noted(path: str, seen: str) -> str:
 
 
 def _note(path: str, text: str) -> None:
+    from transport import atomic  # here: every client loads this module
+
     try:
-        with open(f"{path}.{os.getpid()}", "x") as file:
-            file.write(text)
-        os.rename(f"{path}.{os.getpid()}", path)
+        atomic.write(path, text.encode(), 0o600, own=True)
     except OSError:
         pass  # the next process reads the sources again
 
@@ -155,12 +156,15 @@ def socket_path() -> str:
 
 
 def boot_id() -> str:
-    """Names this boot of this machine, so that a pid is never confused with one of another boot."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return os.uname().nodename
+    """Names this boot of this machine, so that a pid is never confused with one of another boot. Read once."""
+    global _boot
+    if not _boot:
+        try:
+            with open("/proc/sys/kernel/random/boot_id") as file:
+                _boot = file.read().strip()
+        except OSError:
+            _boot = os.uname().nodename
+    return _boot
 
 
 def start_time(pid: int) -> int:

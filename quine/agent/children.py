@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.signals import Signals
 from quine.base import dirs, procs
-from quine.base.atomic import write_aside
 from transport import quickjson
 from transport.address import boot_id
+from transport.atomic import write_aside
 
 GRACE = 5.0  # seconds; a child that receives TERM first ends its own shell and children
 LEFT = 1.0  # seconds for processes left by a child that another program had replaced (exec)

@@ -17,9 +17,9 @@ from quine.agent.loop import Loop
 from quine.agent.outcome import End
 from quine.agent.session import Life
 from quine.base import procs
-from quine.base.atomic import write_aside
 from quine.base.errors import DEFECT, Failure, complain
 from transport import quickjson
+from transport.atomic import write_aside
 
 
 def report(settings: Settings, life: Life, end: End) -> None:

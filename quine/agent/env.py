@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from quine.agent import personas
 from quine.agent.session import Life
-from quine.base import atomic, dirs, exposure, sizes
+from quine.base import dirs, exposure, sizes
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
 from quine.base.sessions import is_session
@@ -32,7 +32,7 @@ from quine.files import credentials
 from quine.files import urls as place
 from quine.providers import FILES, Config
 from quine.providers.vendors import KEYS, choose
-from transport import inherit, quickjson
+from transport import atomic, inherit, quickjson
 
 # command-line option -> its variable
 OPTIONS = {

@@ -22,9 +22,9 @@ from quine.agent.capture import Capture
 from quine.agent.children import Status
 from quine.agent.outcome import ForkedChild
 from quine.base import dirs, procs
-from quine.base.atomic import write_aside
 from quine.base.errors import DEFECT, complain
 from transport import quickjson
+from transport.atomic import write_aside
 
 if TYPE_CHECKING:
     from quine.agent.children import Job

@@ -19,7 +19,6 @@ from pathlib import Path
 from quine.archive import policy
 from quine.archive.upload import RESULTS, Copies
 from quine.base import dirs
-from quine.base.atomic import write_aside
 from quine.base.errors import LOST, Failure
 from quine.base.sessions import is_session
 from quine.files.api import BLOCK, Entry, Tier
@@ -27,6 +26,7 @@ from quine.tape import reader as tapes
 from quine.tape import registry
 from quine.tape.registry import Agent
 from transport import quickjson
+from transport.atomic import Aside, write_aside
 
 AT_ONCE = 8  # files fetched at one time
 LOOK = 2.0  # seconds between two checks of an awaited session
@@ -181,17 +181,13 @@ def _fetch(tier: Tier, entry: Entry, folder: Path) -> str:
     name = entry.path.removeprefix(f"{policy.PLACE}/")
     target = folder / name
     dirs.make(str(target.parent))
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with tier.open(entry.path) as reader, open(aside, "wb") as file:
+        with tier.open(entry.path) as reader, Aside(str(target), 0o600, own=True) as file:
             while block := reader.read(BLOCK):
                 file.write(block)
-        aside.rename(target)
+            file.commit()
     except FileNotFoundError:
         return ""
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()
     return name
 
 

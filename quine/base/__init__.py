@@ -1,4 +1,4 @@
-"""base: used by every other room: errors, text, sizes, directories, the log, processes, atomic file replacement.
+"""base: used by every other room: errors, text, sizes, directories, the log, processes.
 
 May import: deploy, transport.
 """

@@ -9,7 +9,7 @@ Laws
 
 from __future__ import annotations
 
-import os
+from transport.writes import write_all
 
 OK = 0
 FAILED = 1
@@ -73,17 +73,3 @@ def say(text: str, fd: int = 2) -> None:
         write_all(fd, text.encode("utf-8", "replace"))
     except OSError:
         pass
-
-
-def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, also if another process has made the open file non-blocking. Raises OSError."""
-    left = memoryview(data)
-    while left:
-        try:
-            left = left[os.write(fd, left) :]
-        except BlockingIOError:
-            import select
-
-            poll = select.poll()
-            poll.register(fd, select.POLLOUT)
-            poll.poll()

@@ -12,8 +12,9 @@ import fcntl
 import os
 import stat
 
-from quine.base.errors import DENIED, NOT_STARTED, Failure, Misconfigured, complain, write_all
+from quine.base.errors import DENIED, NOT_STARTED, Failure, Misconfigured, complain
 from transport import quickjson
+from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _check_descriptor(fd: int) -> None:
 
 
 def _check_file(path: str) -> None:
-    from quine.base.atomic import Aside
+    from transport.atomic import Aside
 
     try:
         there = os.stat(path)
@@ -60,7 +61,7 @@ def _check_file(path: str) -> None:
 
 
 def write(target: str, status: Status, where: str = "local", **facts: object) -> None:
-    """Write the report, whole, to a descriptor number or to a file (quine/base/atomic.py). A failure is printed.
+    """Write the report, whole, to a descriptor number or to a file (transport/atomic.py). A failure is printed.
 
     `where` is the requested host, recorded if none was chosen. `cost` and `agents` are null if no ledger counts them.
     For a plain command all fields about agents are null.
@@ -73,7 +74,7 @@ def write(target: str, status: Status, where: str = "local", **facts: object) ->
         if target.isdecimal():
             write_all(int(target), data)
         else:
-            from quine.base import atomic
+            from transport import atomic
 
             atomic.write(target, data)
     except OSError as error:

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple
 
 from quine.files import paths as names
+from transport.writes import write_all
 
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755  # for stores that keep no modes
 BLOCK = 1024 * 1024  # bytes that a copy reads or writes at once
@@ -83,9 +84,7 @@ class Reader(abc.ABC):
     def give(self, fd: int, size: int) -> int:
         """As `data`, but write the bytes to `fd` at its position. Return how many; 0 at the end."""
         block = self.data(min(size, BLOCK))
-        left = memoryview(block)
-        while left:
-            left = left[os.write(fd, left) :]
+        write_all(fd, block)
         return len(block)
 
     def read(self, size: int = BLOCK) -> bytes:

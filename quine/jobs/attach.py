@@ -17,7 +17,7 @@ import select
 import time
 
 from quine.base import procs
-from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured, write_all
+from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured
 from quine.tape import registry
 from quine.tape.registry import Agent
 from transport import inherit
@@ -27,6 +27,7 @@ from transport.errors import ProtocolError
 from transport.status import Status, die_of, signal_name
 from transport.wire.frames import CHUNK, LIFE, Kind, pack
 from transport.wire.session import STDERR, STDIN, STDOUT
+from transport.writes import write_all
 
 INTERVAL = 0.2  # seconds between two reads of a growing file
 STEP = 1 << 18  # bytes read from a file at once

@@ -187,7 +187,7 @@ def _living(facts: dict[str, Any], pid: object, kind: str) -> Living | None:
         host=str(facts.get("host") or "local"),
         pid=process.pid,
         started=process.started,
-        boot=registry.boot_id(),
+        boot=address.boot_id(),
         begun=now - registry.number(facts.get("seconds")),
         last=now,
         parent="",

@@ -29,6 +29,7 @@ from quine.tape.registry import state_directory
 from transport import address, inherit
 from transport.detached import supervisor
 from transport.detached.start import start
+from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -222,8 +223,7 @@ def _taken(jobs: str) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.unlink(path)
     while data := _read_stdin():
-        while data:
-            data = data[os.write(fd, data) :]
+        write_all(fd, data)
     if not os.lseek(fd, 0, os.SEEK_CUR):
         os.close(fd)
         return null

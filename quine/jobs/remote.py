@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from quine.base.cli_options import find_inventory
-from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain, write_all
+from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain
 from quine.base.sessions import SHOWN, is_session
 from quine.base.text import plain
 from quine.jobs.detach import verb_there
@@ -31,6 +31,7 @@ from transport.client import client
 from transport.errors import Refused
 from transport.node import rendezvous
 from transport.status import LONGEST, Status
+from transport.writes import write_all
 
 ASK = 45.0  # seconds for all hosts to answer; the first dial of a host may have to send the binary
 MORE = 1.0  # seconds for the other hosts, if one answer is enough

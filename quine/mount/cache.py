@@ -14,7 +14,7 @@ import threading
 
 from quine.files.api import BLOCK, Entry, Reader, Tier, stale
 from quine.files.stores.spool import spool
-from transport.rpc.lendable import write_at
+from transport.writes import write_at
 
 WHOLE = 1 << 20  # bytes; a file up to this size is fetched when it is opened
 NEAR = 4 << 20  # bytes; a shorter gap is read, not jumped over

@@ -15,11 +15,12 @@ import stat
 import threading
 import time
 
-from quine.files.api import BLOCK, FILE_MODE, Entry, Tier, Writer, error
+from quine.files.api import BLOCK, FILE_MODE, Entry, Tier, error, pour
+from quine.files.stores.local.io import LocalReader, known
 from quine.files.stores.spool import expect_room, keep, spool
 from quine.mount import protocol
 from quine.mount.protocol import inode_of
-from transport.rpc.lendable import write_at
+from transport.writes import write_at
 
 
 class Draft:
@@ -130,9 +131,12 @@ class Draft:
             # The file may have been replaced: these pages need not be those of that version.
             self.base = None
             return self.committed
-        size = os.fstat(self._fd).st_size
-        with tier.create(self.path, mode=self.mode & 0o777, mtime=self.mtime, size=size) as writer:
-            _pour(self._fd, size, writer)
+        facts = os.fstat(self._fd)
+        with (
+            LocalReader(os.dup(self._fd), known(self.path, facts), facts, 0, None) as reader,
+            tier.create(self.path, mode=self.mode & 0o777, mtime=self.mtime, size=facts.st_size) as writer,
+        ):
+            pour(reader, writer)
             entry = writer.commit()
         self.base = self.committed = entry
         return entry
@@ -147,25 +151,3 @@ class Draft:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
-
-
-def _pour(fd: int, size: int, writer: Writer) -> None:
-    """Copy a local file into a writer, holes as holes."""
-    at = 0
-    while at < size:
-        try:
-            data = os.lseek(fd, at, os.SEEK_DATA)
-            end = os.lseek(fd, data, os.SEEK_HOLE)
-        except OSError as wrong:
-            if wrong.errno != errno.ENXIO:
-                raise
-            data = end = size  # nothing but a hole is left
-        if data > at:
-            writer.hole(data - at)
-        at = data
-        while at < end:
-            block = os.pread(fd, min(BLOCK, end - at), at)
-            if not block:
-                raise error(errno.EIO, "")
-            writer.write(block)
-            at += len(block)

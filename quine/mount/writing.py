@@ -32,9 +32,7 @@ def create(state: State, request: Request) -> Parts:
     mode &= 0o777
     base: Entry | None = None
     if flags & os.O_EXCL:
-        with state.tier.create(path, if_absent=True, mode=mode, size=0) as writer:
-            base = writer.commit()
-        state.changed(path)
+        base = _create_empty(state, path, mode)
     draft = Draft(path, base, mode)
     draft.begin()
     draft.dirty = base is None
@@ -48,11 +46,17 @@ def mknod(state: State, request: Request) -> Parts:
     kind = request.args[0] & 0o170000
     if kind not in (0, 0o100000):
         raise error(errno.EPERM, path)  # a store holds no pipes, sockets or devices
-    with state.tier.create(path, if_absent=True, mode=request.args[0] & 0o777, size=0) as writer:
-        entry = writer.commit()
-    state.changed(path)
+    entry = _create_empty(state, path, request.args[0] & 0o777)
     with state.lock:
         return (entry_of(state, state.nodes.of(entry)),)
+
+
+def _create_empty(state: State, path: str, mode: int) -> Entry:
+    """Create an empty file. Raises EEXIST."""
+    with state.tier.create(path, if_absent=True, mode=mode, size=0) as writer:
+        entry = writer.commit()
+    state.changed(path)
+    return entry
 
 
 def write(state: State, request: Request) -> Parts:

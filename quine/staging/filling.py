@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 
+from quine.files.stores.local.dirfd import FOLDER
 from quine.staging.content import BLOCK, Broken, Feed, blank, blocks, extents, head, parse_head
 from quine.staging.manifest import PERMISSIONS, SIZE, SPARSE, Manifest, shown
-from quine.staging.renames import FOLDER
 from transport.lean import blake2b
-from transport.rpc.lendable import write_all, write_at
+from transport.writes import write_all, write_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

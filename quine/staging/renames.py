@@ -15,6 +15,7 @@ import os
 import stat
 
 from quine.files.stores.local import dirfd
+from quine.files.stores.local.dirfd import FOLDER
 from quine.staging.scan import ASIDE
 
 NO_LINKS = (
@@ -24,7 +25,6 @@ NO_LINKS = (
     errno.ENOSYS,
     errno.EMLINK,
 )  # errors of link() that mean: this file cannot be linked
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Conflict(OSError):
@@ -61,20 +61,19 @@ class Parents:
         return self._fd, last
 
     def _folder(self, path: bytes) -> int:
-        fd = os.dup(self._base)
-        names = path.split(b"/") if path else []
-        for count, name in enumerate(names, 1):
+        reached: list[str] = []
+
+        def step(fd: int, name: str) -> int:
+            reached.append(name)
             try:
-                below = os.open(name, FOLDER, dir_fd=fd)
+                return os.open(name, FOLDER, dir_fd=fd)
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
                     what = "is no directory, or a link to one"
-                    raise Conflict(error.errno, what, b"/".join(names[:count])) from None
+                    raise Conflict(error.errno, what, os.fsencode("/".join(reached))) from None
                 raise
-            finally:
-                os.close(fd)
-            fd = below
-        return fd
+
+        return dirfd.descend(self._base, os.fsdecode(path), step)
 
     def __enter__(self) -> Parents:
         return self

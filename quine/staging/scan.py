@@ -18,7 +18,6 @@ import struct
 import time
 
 from quine.base import dirs
-from quine.base.atomic import Aside
 from quine.staging.manifest import SIZE, BadManifest, Manifest, parse
 from transport.lean import blake2b
 
@@ -253,6 +252,8 @@ def remember(
     named = b"".join(root + b"\0" for root in roots).hex()
     if len(named) > LONGEST // 2:
         return
+    from transport.atomic import Aside  # here: every client loads this module
+
     folder = cache("seen")
     try:
         dirs.make(folder)

@@ -21,7 +21,7 @@ from bisect import bisect_left
 from quine.base import dirs
 from quine.staging.manifest import SIZE
 from quine.staging.scan import cache
-from transport.rpc.lendable import write_all
+from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

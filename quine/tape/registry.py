@@ -22,19 +22,11 @@ from typing import Any, NamedTuple
 
 from quine.base import procs
 from quine.tape.index import Index
-from transport import address, quickjson
+from transport import quickjson
+from transport.address import boot_id
 from transport.status import LOST, Status, signal_name
 
 ALIVE = ("running", "stopped", "queued", "connecting")  # the states of jobs that have not ended
-_boot = ""
-
-
-def boot_id() -> str:
-    """The boot id of this machine, read once: a process never sees another one."""
-    global _boot
-    if not _boot:
-        _boot = address.boot_id()
-    return _boot
 
 
 class Agent(NamedTuple):

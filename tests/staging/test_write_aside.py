@@ -7,11 +7,13 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from quine.base import atomic
+from transport import atomic
+from transport.writes import write_all, write_at
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,7 +102,7 @@ def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
     assert got == [b"x" * 100_000] and stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
-WRITE = "import sys; from quine.base import atomic; atomic.write(sys.argv[1], b'report')"
+WRITE = "import sys; from transport import atomic; atomic.write(sys.argv[1], b'report')"
 
 
 @pytest.mark.parametrize("name", ["/dev/stderr", "/dev/fd/2", "/proc/self/fd/2", "LINK"])
@@ -178,3 +180,14 @@ def test_a_file_of_our_own_replaces_a_link_and_has_its_mode(tmp_path: Path) -> N
     assert (tmp_path / "other").read_bytes() == b""
     atomic.write(str(tmp_path / "link"), b"y", 0o600, own=True)
     assert stat.S_IMODE((tmp_path / "link").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("write", [write_all, lambda fd, data: write_at(fd, data, 0)], ids=["all", "at"])
+def test_a_write_that_fails_lets_go_of_its_data(
+    tmp_path: Path, write: Callable[[int, bytearray], None]
+) -> None:
+    data = bytearray(b"x")
+    with open(os.devnull, "rb") as file, pytest.raises(OSError) as raised:
+        write(file.fileno(), data)
+    assert raised.value.__traceback__
+    data.clear()  # a BufferError while the traceback holds a view of it

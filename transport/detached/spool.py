@@ -12,6 +12,7 @@ import fcntl
 import os
 
 from transport import quickjson
+from transport.writes import write_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,9 +95,7 @@ def record(name: str, value: dict[str, Any]) -> None:
     data = quickjson.dumps(value).encode()
     fd = os.open(f"{name}.part", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        written = 0
-        while written < len(data):
-            written += os.pwrite(fd, data[written:], written)
+        write_at(fd, data, 0)
         os.ftruncate(fd, len(data))
         os.fsync(fd)
     finally:

@@ -14,9 +14,10 @@ import threading
 
 from transport.errors import Abandoned
 from transport.lean import deque
-from transport.rpc.lendable import Lends, write_at
+from transport.rpc.lendable import Lends
 from transport.rpc.outgoing import gather
 from transport.wire.session import STDIN, STDOUT
+from transport.writes import write_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,6 +14,8 @@ import os
 import resource
 import stat
 
+from transport.writes import write_all
+
 LEAST = 256 * 1024  # bytes from which lending is worth its frames
 ROUND = 256 * 1024  # bytes moved at once where the node does not
 LOCAL = frozenset(
@@ -67,13 +69,6 @@ def _local(device: int) -> bool:
     return local
 
 
-def write_at(fd: int, data: bytes | memoryview, at: int) -> None:
-    """Write all of `data` at a position. Raises OSError."""
-    done = os.pwrite(fd, data, at)
-    while done < len(data):
-        done += os.pwrite(fd, memoryview(data)[done:], at + done)
-
-
 class Lends:
     """An end of a request that sends a file or receives one: the node moves the bytes if it may, else this process."""
 
@@ -120,10 +115,3 @@ def _moved(fd: int, at: int, count: int, errno: int) -> int:
     if errno:
         raise OSError(errno, os.strerror(errno))
     return count
-
-
-def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data` at the current position. Raises OSError."""
-    done = os.write(fd, data)
-    while done < len(data):
-        done += os.write(fd, memoryview(data)[done:])

@@ -20,9 +20,10 @@ from transport import address, node_socket
 from transport.carrier.unix import rights
 from transport.errors import ProtocolError, RequestError, RequestLost
 from transport.lean import deque, socket
-from transport.rpc.lendable import ROUND, Lends, write_at
+from transport.rpc.lendable import ROUND, Lends
 from transport.wire.frames import CHUNK, Kind
 from transport.wire.session import STDIN, STDOUT, Session
+from transport.writes import write_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,14 +12,15 @@ import errno
 import os
 import stat
 
-from quine.base.atomic import follow
-from quine.base.errors import Misconfigured, write_all
+from quine.base.errors import Misconfigured
 from quine.files import paths
 from quine.files.api import BLOCK, error
 from quine.files.cli import localfs
 from quine.files.cli.destination import below, crew_of, keeps, operands
 from quine.files.cli.output import escaped
 from quine.files.exclusions import own, within
+from transport.atomic import follow
+from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ import time
 from quine.files.api import error, stale
 from quine.files.paths import join
 from quine.files.stores.local import dirfd
+from quine.files.stores.local.holes import runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ QUICK = (
     0.1  # seconds; after a faster piece the next is twice as large, because each piece has a cost on a link
 )
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-WITHIN = DIRECTORY | os.O_NOFOLLOW
 PERMISSIONS = 0o777  # bits of a mode that are kept: a store must not bring in setuid programs
 
 
@@ -72,15 +72,14 @@ class Source:
 
     def feed(self, writer: Writer, tick: Callable[[int], None]) -> None:
         """Write the content to `writer`, holes as holes. Raises OSError if the file became shorter meanwhile."""
-        size, at, pace = self.stat.st_size, 0, _Pace()
+        size, pace = self.stat.st_size, _Pace()
         if not size:  # files in /proc have content and size 0
             while took := writer.take(self.fd, PIECE):
                 tick(took)
-        while at < size:
-            start, end = self._data(at, size)
-            if start > at:
-                writer.hole(start - at)
-            at = start
+        for hole, at, end in runs(self.fd, 0, size):
+            if at > hole:
+                writer.hole(at - hole)
+            os.lseek(self.fd, at, os.SEEK_SET)
             while at < end:
                 took = writer.take(self.fd, min(pace.piece, end - at))
                 tick(took)
@@ -88,17 +87,6 @@ class Source:
                 at += took
                 if not took:
                     raise OSError(errno.EIO, "became shorter while it was read", self.path)
-
-    def _data(self, at: int, size: int) -> tuple[int, int]:
-        """The next range that is no hole, as (start, end); moves the position to its start."""
-        try:
-            start = os.lseek(self.fd, at, os.SEEK_DATA)
-            end = os.lseek(self.fd, start, os.SEEK_HOLE)
-        except OSError as refused:
-            start, end = (size if refused.errno == errno.ENXIO else at), size
-        start, end = min(start, size), min(end, size)
-        os.lseek(self.fd, start, os.SEEK_SET)
-        return start, end
 
     def close(self) -> None:
         os.close(self.fd)
@@ -232,7 +220,7 @@ class Folder:
 
     def __init__(self, path: str, follow: bool = True) -> None:
         self.path = path
-        self.fd = os.open(path, DIRECTORY if follow else WITHIN)
+        self.fd = os.open(path, DIRECTORY if follow else dirfd.FOLDER)
 
     def shown(self, relative: str) -> str:
         return os.path.join(self.path, relative) if relative else self.path
@@ -250,7 +238,7 @@ class Folder:
             except OSError as refused:
                 raise OSError(refused.errno, refused.strerror, self.shown(relative)) from None
         try:
-            return os.open(name, WITHIN, dir_fd=fd)
+            return os.open(name, dirfd.FOLDER, dir_fd=fd)
         except OSError as refused:
             if refused.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise OSError(

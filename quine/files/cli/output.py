@@ -14,6 +14,7 @@ import stat
 import time
 
 from quine.base.errors import LOST, Failure
+from transport.writes import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,10 +58,8 @@ class Output:
         return total
 
     def _all(self, block: bytes) -> None:
-        left = memoryview(block)
         try:
-            while left:
-                left = left[os.write(self.fd, left) :]
+            write_all(self.fd, block)
         except BrokenPipeError:
             raise Hungup from None
         except OSError as problem:

@@ -8,6 +8,7 @@ Laws
 from __future__ import annotations
 
 import bisect
+import contextlib
 import errno
 import itertools
 import os
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 
 from quine.files import paths
 from quine.files.api import DIRECTORY_MODE, FILE_MODE, Entry, Range, Reader, Tier, Writer, check_range, error
+from quine.files.stores.rename_rules import moves, replaces
 
 Content = tuple[list[int], list[bytes], int]  # offsets of the pieces, the pieces, size of the whole
 
@@ -124,13 +126,17 @@ class Memory(Tier):
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
         with self._store.lock:
             node = self._find(source, source)
-            if not source or target.startswith(source + "/"):
-                raise error(errno.ENOTDIR if isinstance(node, _File) else errno.EINVAL, target)
-            self._may_move(node, source, target, if_absent)
-            if source != target:
-                above = self._make(paths.parent(target), target)
-                self.remove(source, recursive=True)
-                self._put(above, target, node)
+            folder = isinstance(node, _Directory)
+            if not moves(source, folder, target, if_absent):
+                return
+            with contextlib.suppress(FileNotFoundError):
+                there = self._find(target, target)
+                replaces(folder, isinstance(there, _Directory), target, if_absent)
+                if isinstance(there, _Directory) and there.names:
+                    raise error(errno.ENOTEMPTY, target)
+            above = self._make(paths.parent(target), target)
+            self.remove(source, recursive=True)
+            self._put(above, target, node)
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
         with self._store.lock:
@@ -140,21 +146,6 @@ class Memory(Tier):
             node.mode = node.mode if mode is None else mode & 0o777
             node.mtime = node.mtime if mtime is None else mtime
             return _entry(path, node)
-
-    def _may_move(self, node: _File | _Directory, source: str, target: str, if_absent: bool) -> None:
-        try:
-            there = self._find(target, target)
-        except FileNotFoundError:
-            return
-        if if_absent:
-            raise error(errno.EEXIST, target)
-        if isinstance(node, _File) and isinstance(there, _Directory):
-            raise error(errno.EISDIR, target)
-        if isinstance(node, _Directory):
-            if isinstance(there, _File):
-                raise error(errno.ENOTDIR, target)
-            if there.names and target != source:
-                raise error(errno.ENOTEMPTY, target)
 
     def _may_replace(self, path: str, if_absent: bool) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The checks that a kernel makes of a rename, for stores without one. They send no request."""
+"""The checks of a rename, with the errors of a kernel. They send no request."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -642,6 +643,27 @@ def test_a_terminal_sees_names_that_do_it_no_harm_and_how_far_it_is(shelf: Shelf
             assert process.wait(120) == 0
         screen.wait(b"\r\x1b[K")
     assert shelf.run("put", "-q", "-", "x", input=b"x").stderr == b""
+
+
+def test_a_full_pipe_that_somebody_made_non_blocking_is_waited_for() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    out, data = output.Output(), os.urandom(1 << 20)
+    out.fd = writing
+    got: list[bytes] = []
+
+    def read() -> None:
+        with open(reading, "rb") as pipe:
+            got.append(pipe.read())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        out.write(data)
+    finally:
+        os.close(writing)
+        reader.join()
+    assert got == [data]
 
 
 def test_sizes_for_people() -> None:

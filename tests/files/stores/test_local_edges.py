@@ -73,10 +73,10 @@ def test_a_part_that_bears_an_old_time_is_not_left_over(
     tier: Local, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a writer on another machine, whose lock is not seen here: a file of last year, while it is synced."""
-    monkeypatch.setattr(temp, "_boot", "another00000")
+    monkeypatch.setattr(temp, "_machine", lambda: "another00000")
     writer = tier.create("a", mtime=1e9)
     writer.write(b"x")
-    monkeypatch.setattr(temp, "_boot", "ours00000000")
+    monkeypatch.setattr(temp, "_machine", lambda: "ours00000000")
     monkeypatch.setattr(temp.fcntl, "flock", lambda fd, how: None)
     sync = os.fsync
 

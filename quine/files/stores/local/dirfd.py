@@ -20,6 +20,8 @@ TRIES = 100  # tries of an operation whose target directory is removed meanwhile
 _LINK = "is a symlink; the files tier does not follow symlinks"
 _OTHER = "is neither file nor directory"
 _WALK = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# Flags to open a directory that is listed, too. Unlike _WALK they need read permission.
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -101,13 +103,7 @@ def empty(root: int, name: str, ours: bool = False) -> None:
         with contextlib.suppress(FileNotFoundError), within(root, path) as below:
             if ours:
                 os.chmod(f"/proc/self/fd/{below}", 0o700)
-            listed = readable(below)
-            try:
-                with os.scandir(listed) as found:
-                    inside = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
-            finally:
-                os.close(listed)
-            for each, is_directory in inside:
+            for each, is_directory in [(one.name, one.is_dir(follow_symlinks=False)) for one in scan(below)]:
                 if is_directory:
                     todo.append(f"{path}/{each}")
                 else:
@@ -127,6 +123,16 @@ def top(path: str) -> int:
 def readable(fd: int) -> int:
     """Open the directory of an O_PATH descriptor for listing or fsync."""
     return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+
+
+def scan(fd: int) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in the directory of an O_PATH descriptor. An entry is to be asked while the scan is open."""
+    listed = readable(fd)
+    try:
+        with os.scandir(listed) as found:
+            yield from found
+    finally:
+        os.close(listed)
 
 
 def sync(fd: int) -> None:

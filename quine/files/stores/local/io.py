@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import time
@@ -16,6 +17,8 @@ from collections.abc import Callable
 
 from quine.files.api import BLOCK, Entry, Range, Reader, Writer, error, stale
 from quine.files.stores.local.dirfd import about
+from quine.files.stores.local.holes import runs
+from transport.writes import write_all
 
 LEAST_HOLE = 64 * 1024  # bytes; reading a shorter one is faster than reporting it
 MOST_HOLES = 1024  # in one file; the rest are read as zeros
@@ -44,21 +47,8 @@ def regular(facts: os.stat_result, path: str) -> None:
 
 
 def _holes(fd: int, at: int, end: int) -> list[Range]:
-    found: list[Range] = []
-    while at < end and len(found) < MOST_HOLES:
-        try:
-            start = os.lseek(fd, at, os.SEEK_HOLE)
-        except OSError:  # the filesystem does not report holes
-            break
-        if start >= end:
-            break
-        try:
-            at = min(end, os.lseek(fd, start, os.SEEK_DATA))
-        except OSError:  # no data after the hole
-            at = end
-        if at - start >= LEAST_HOLE:
-            found.append((start, at - start))
-    return found
+    long = ((hole, data - hole) for hole, data, _ in runs(fd, at, end) if data - hole >= LEAST_HOLE)
+    return list(itertools.islice(long, MOST_HOLES))
 
 
 class LocalReader(Reader):
@@ -129,10 +119,8 @@ class Part(Writer):
         self._arrive = arrive
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        left = memoryview(data)
         with about(self._path):
-            while left:
-                left = left[os.write(self._fd, left) :]
+            write_all(self._fd, data)
 
     def take(self, fd: int, length: int) -> int:
         """Append by copy_file_range, which shares the blocks on some filesystems, and the rest by reads and writes."""

@@ -22,6 +22,7 @@ from quine.files.api import Entry, Reader, Tier, Writer, check_range, error
 from quine.files.stores.local import dirfd, temp
 from quine.files.stores.local.dirfd import TRIES, about
 from quine.files.stores.local.io import LocalReader, Part, known, nanos, regular
+from quine.files.stores.rename_rules import moves
 
 
 class Local(Tier):
@@ -78,17 +79,11 @@ class Local(Tier):
             yield temp.NAME
         for above in (path, *(entry.path for entry in self.walk(path) if not entry.is_file)):
             with about(above), contextlib.suppress(FileNotFoundError), self._directory(above) as directory:
-                listed = dirfd.readable(directory)
-                try:
-                    with os.scandir(listed) as found:
-                        odd = [
-                            each.name
-                            for each in found
-                            if not each.is_dir(follow_symlinks=False)
-                            and not each.is_file(follow_symlinks=False)
-                        ]
-                finally:
-                    os.close(listed)
+                odd = [
+                    each.name
+                    for each in dirfd.scan(directory)
+                    if not each.is_dir(follow_symlinks=False) and not each.is_file(follow_symlinks=False)
+                ]
                 yield from (paths.join(above, name) for name in odd)
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
@@ -173,23 +168,18 @@ class Local(Tier):
                 dirfd.sync(directory)
 
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
-        with about(source):
-            if not source or target.startswith(source + "/"):
-                self._expect_directory(source, target)
-                raise error(errno.EINVAL, source)
+        if not source:
+            raise error(errno.EINVAL, source)
         with contextlib.ExitStack() as stack:
             with about(source):
                 origin, old = stack.enter_context(self._place(source))
-                facts = dirfd.look(origin, old)
+                folder = stat.S_ISDIR(dirfd.look(origin, old).st_mode)
+            if not moves(source, folder, target, if_absent):
+                return
             with about(target):
-                if if_absent and target in ("", source):
-                    raise error(errno.EEXIST, target)
-                if not target:
-                    raise error(errno.ENOTEMPTY if stat.S_ISDIR(facts.st_mode) else errno.EISDIR, target)
-                if source.startswith(target + "/") and not (if_absent or stat.S_ISDIR(facts.st_mode)):
+                if source.startswith(target + "/") and not (if_absent or folder):
                     raise error(errno.EISDIR, target)  # the kernel would answer ENOTEMPTY
-                if target != source:
-                    self._move(origin, old, target, if_absent, source)
+                self._move(origin, old, target, if_absent, source)
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
         with about(path):
@@ -211,11 +201,6 @@ class Local(Tier):
     def _aside(self) -> int:
         with self._directory("", make=True) as root:
             return self._parts.directory(root)
-
-    def _expect_directory(self, source: str, target: str) -> None:
-        """Raise ENOTDIR if `source` is a file: `target` is below it. A directory into itself is another error."""
-        if source and self.stat(source).is_file:
-            raise error(errno.ENOTDIR, target)
 
     def _move(self, origin: int, old: str, target: str, if_absent: bool, source: str = "") -> None:
         """Move `old` in `origin` to `target`, create the directories above, then sync both directories."""

@@ -14,6 +14,7 @@ import stat
 import time
 
 from quine.files.stores.local import dirfd
+from transport import address
 
 NAME = ".quine-parts"
 AGAIN = 600.0  # seconds from one sweep to the next
@@ -63,12 +64,7 @@ class Parts:
 
 def sweep(directory: int) -> None:
     """Remove the parts of dead writers."""
-    listed = dirfd.readable(directory)
-    try:
-        names = os.listdir(listed)
-    finally:
-        os.close(listed)
-    for name in names:
+    for name in [each.name for each in dirfd.scan(directory)]:
         with contextlib.suppress(OSError):  # moved or removed meanwhile, or another user's
             file = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
             try:
@@ -97,11 +93,4 @@ def _lock(file: int, unsure: bool = True) -> bool:
 
 def _machine() -> str:
     """Return a short id of this machine, which changes with each boot."""
-    global _boot
-    if not _boot:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            _boot = file.read().replace("-", "")[:12]
-    return _boot
-
-
-_boot = ""
+    return address.boot_id().replace("-", "")[:12]

@@ -20,7 +20,7 @@ from typing import Any
 from quine.files.api import BLOCK, FILE_MODE, Entry, Reader, Writer, error, stale
 from quine.files.stores.object.client import Bucket, Found, Unmet, bare, found
 from quine.files.stores.spool import MEMORY, expect_room, spool
-from transport.rpc.lendable import write_at
+from transport.writes import write_at
 
 PART = 8 << 20  # bytes; an object up to this size is put in one call
 MOST_PART = 512 << 20  # bytes; `MOST_PARTS` of these make the largest possible object

@@ -15,12 +15,8 @@ import errno
 import os
 import stat
 
-from quine.base.errors import write_all
 from transport import quickjson
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from transport.writes import write_all
 
 MOST_LINKS = 40  # as the kernel
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)  # no new file in that directory
@@ -34,7 +30,7 @@ def write(path: str, data: bytes, mode: int = 0o666, own: bool = False) -> None:
         file.commit()
 
 
-def write_aside(path: str, value: dict[str, Any]) -> None:
+def write_aside(path: str, value: object) -> None:
     """Write `value` as JSON to `path`, atomically. Raises OSError."""
     write(path, quickjson.dumps(value).encode(), 0o600, own=True)
 
