@@ -266,7 +266,9 @@ class Notes:
             self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{told}")
 
     def _say(self, text: str) -> None:
-        text = "".join(c if c.isprintable() else "?" for c in text[:500])  # it may come from another node
+        from transport.text import harmless
+
+        text = harmless(text[:500], instead="?")  # it may come from another node
         say(f"quine: {text}\r\n" if self._raw else f"quine: {text}\n")
 
 
