@@ -12,10 +12,10 @@ Laws
 from __future__ import annotations
 
 import os
-import random
 import stat
 import time
 
+from quine.base import backoff
 from quine.base.errors import Misconfigured, say
 
 TYPE_CHECKING = False
@@ -67,8 +67,8 @@ class Tries:
         spawn.id = os.urandom(16).hex()
         spawn.context["avoid"] = self._failed
         if again:
-            doubled = FIRST_PAUSE * 2 ** min(self._failed.count(status.host) - 2, 10)
-            time.sleep(min(doubled, LONGEST_PAUSE) * random.uniform(0.5, 1))
+            failed = self._failed.count(status.host) - 1
+            time.sleep(backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE, jitter=(0.5, 1)))
         return True
 
     def _may(self, status: Status) -> bool:
