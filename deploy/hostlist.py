@@ -15,6 +15,7 @@ import os
 from deploy import paths
 from transport import quickjson
 from transport.atomic import write_aside
+from transport.text import harmless
 
 try:  # hashlib loads OpenSSL, which takes longer than all of the rest
     from _sha256 import sha256  # type: ignore[import-not-found, unused-ignore]
@@ -120,7 +121,7 @@ def systems() -> dict[str, str]:
     """Return the systems of hosts that were reached from here: place -> "Linux x86_64"."""
     known = _kept("systems")
     return (
-        {str(place): _clean(str(system)) for place, system in known.items()}
+        {str(place): harmless(str(system)[:LONGEST], instead="?") for place, system in known.items()}
         if isinstance(known, dict)
         else {}
     )
@@ -129,13 +130,9 @@ def systems() -> dict[str, str]:
 def remember(host: Host, system: object) -> None:
     """Keep the system that a host reports. If two processes write at once, one entry is lost until the next visit."""
     known, place = systems(), place_of(host)
-    if isinstance(system, str) and known.get(place) != _clean(system):
+    if isinstance(system, str) and known.get(place) != (shown := harmless(system[:LONGEST], instead="?")):
         known.pop(place, None)
-        _keep("systems", {**known, place: _clean(system)})
-
-
-def _clean(text: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in text[:LONGEST])
+        _keep("systems", {**known, place: shown})
 
 
 def _digest(data: bytes) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from transport.address import user_directory
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,11 +21,9 @@ def find(env: Mapping[str, str]) -> str | None:
 
     It is $QUINE_INVENTORY, ./inventory.toml, or the one in the user's configuration directory.
     """
-    home = env.get("HOME") or os.path.expanduser("~")
     if named := env.get("QUINE_INVENTORY"):
         return os.path.abspath(os.path.expanduser(named))
-    config = env.get("XDG_CONFIG_HOME") or f"{home}/.config"
-    for path in ("inventory.toml", f"{config}/quine/inventory.toml"):
+    for path in ("inventory.toml", f"{user_directory('config', env)}/quine/inventory.toml"):
         if os.path.isfile(path):
             return os.path.abspath(path)
     return None

@@ -20,6 +20,7 @@ import re
 from dataclasses import dataclass
 
 from deploy.build import Binary
+from transport.text import harmless
 
 BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any more
 LINE_LIMIT = 4096
@@ -123,8 +124,7 @@ class Answers:
 
 def plain(data: bytes) -> str:
     """Return a host's output as text fit for a terminal: no escape sequence, no other control character."""
-    text = data.decode(errors="replace")
-    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+    return harmless(data.decode(errors="replace"), keep="\n", instead=" ")
 
 
 def facts(answer: str) -> Facts:

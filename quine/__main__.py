@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
+    from quine.base.cli_options import RunOptions
     from quine.staging.proxy import Staging
 
 
@@ -127,7 +128,7 @@ def dispatch(words: list[str]) -> int:
         from quine.staging.remote_main import main as stage
 
         return stage(words[2:], _detached)
-    from quine.base import cli_options as options
+    from quine.base import cli_options
 
     verb = words[0] if words else ""
     if verb == "run":
@@ -160,10 +161,10 @@ def dispatch(words: list[str]) -> int:
         from quine.cli.tape import main as tape
 
         return tape(words[1:])
-    if verb in options.UNBUILT:
+    if verb in cli_options.UNBUILT:
         complain(f"not built yet: quine {verb}")
         return 2
-    if verb in options.VERBS:
+    if verb in cli_options.VERBS:
         from quine.cli.app import main as cli
 
         return cli(words)
@@ -183,48 +184,51 @@ def _inside(words: list[str]) -> Callable[[], None] | None:
     return run
 
 
-def _detach(values: dict[str, object], command: list[str], tree: str, stage: Staging | None) -> int:
+def _detach(options: RunOptions, command: list[str], tree: str, stage: Staging | None) -> int:
     from quine.jobs import detach
 
-    return detach.command(values, command, tree, stage)
+    return detach.command(options, command, tree, stage)
 
 
 def agent(words: list[str]) -> int:
     """Run `quine [OPTIONS] MISSION…`, in this process, or elsewhere with this process as the proxy."""
-    from quine.base import cli_options as options
+    from quine.base import cli_options
 
-    values, mission = options.parse("agent", list(words))
-    if values.get("help"):
+    options, mission = cli_options.parse("agent", words)
+    if options.help:
         from quine.cli.help import usage
 
         print(usage("agent"))
         return 0
-    if values.get("version"):
+    if options.version:
         from quine.cli.run import version
 
         return version()
-    if "completion" in values:
+    if options.completion:
         from quine.cli.completion import script
 
-        print(script(str(values["completion"])), end="")
+        print(script(options.completion), end="")
         return 0
-    if wrong := options.misplaced(words, mission):
-        raise wrong
+    if mission and mission[0] in (*cli_options.VERBS, *cli_options.UNBUILT):
+        from quine.jobs.hints import misplaced
+
+        if wrong := misplaced(words, mission):
+            raise wrong
     if "--" in mission[1:]:
         from quine.jobs.hints import slip
 
         if wrong := slip(words, mission):
             raise wrong
-    began, reported = time.time(), "report" in values and not values.get("detach")
+    began, reported = time.time(), bool(options.report) and not options.detach
     if reported:
         from quine.base import run_report as report
 
-        values["report"] = report.begin(str(values["report"]))
+        options = options.replace(report=report.begin(options.report))
     try:
-        return _live(values, mission)
+        return _live(options, mission)
     except Failure as failure:
         if reported:
-            report.failed(str(values["report"]), failure, str(values.get("on", "local")), began)
+            report.failed(options.report, failure, options.on or "local", began)
         if isinstance(failure, NoGuest):
             from quine.jobs.hints import near_verb
 
@@ -232,43 +236,44 @@ def agent(words: list[str]) -> int:
         raise
 
 
-def _live(values: dict[str, object], mission: list[str]) -> int:
+def _live(options: RunOptions, mission: list[str]) -> int:
     """Check options and mission, then run the agent."""
+    from quine.base.cli_options import field
     from quine.base.errors import Misconfigured
 
     text = " ".join(mission)
-    if "file" in values:
+    if options.file:
         if text.strip():
             raise Misconfigured("a mission both in the arguments and in a file")
-        text = _read_mission(str(values["file"]))
+        text = _read_mission(options.file)
     try:
         text.encode()
     except UnicodeEncodeError:
         raise Misconfigured("the mission is not text: it holds bytes that are not UTF-8") from None
     if not text.strip():
         raise Misconfigured("no mission", "quine MISSION…, or quine --help")
-    if "retry" in values or "idempotent" in values:
+    if options.retry or options.idempotent:
         from quine.jobs.retry import Tries
 
-        Tries(values)  # raises Misconfigured if the options make no sense together
-    if "files" in values or "returns" in values:
+        Tries(options)  # raises Misconfigured if the options make no sense together
+    if options.files or options.returns:
         from quine.jobs.client import staging
 
-        staging(values, here="--files and --returns of an agent here")
-    if values.get("detach"):
+        staging(options, here="--files and --returns of an agent here")
+    if options.detach:
         from quine.jobs.detach import agent as detach
 
-        return detach(text, values)
+        return detach(text, options)
     for name in ("stdin", "output-limit"):
-        if name.replace("-", "_") in values:
+        if getattr(options, field(name)):
             raise Misconfigured(f"--{name} goes with --detach")
-    if "on" in values:
+    if options.on:
         from quine.remote.compose import agent_elsewhere
 
-        return agent_elsewhere(text, values)
+        return agent_elsewhere(text, options)
     from quine.remote.compose import agent_here
 
-    return agent_here(text, values)
+    return agent_here(text, options)
 
 
 def _read_mission(path: str) -> str:

@@ -19,12 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import typer.main  # noqa: E402
-
 from quine import __version__  # noqa: E402
 from quine.base import cli_options as options  # noqa: E402
 from quine.cli import tape  # noqa: E402
-from quine.cli.app import app  # noqa: E402
+from quine.cli.app import described  # noqa: E402
 from quine.cli.help import USAGE  # noqa: E402
 from quine.files.cli import options as files  # noqa: E402
 
@@ -64,15 +62,11 @@ class Command:
     commands: list[Command] = field(default_factory=list)
 
 
-def _options(rows: list[tuple[str, str, str, str]]) -> list[Option]:
+def _options(rows: list[tuple[str, str, str, str, str]]) -> list[Option]:
     return [
         Option(f"-{short}, --{name}" if short else f"--{name}", value, text)
-        for name, short, value, text in rows
+        for name, short, value, _, text in rows
     ]
-
-
-def _table(verb: str) -> list[Option]:
-    return _options([(row[0], row[1], row[2], row[5]) for row in options.rows(verb) if row[4]])
 
 
 def _split(text: str) -> tuple[list[str], str]:
@@ -84,24 +78,14 @@ def _split(text: str) -> tuple[list[str], str]:
 
 def _of_table(name: str, verb: str, summary: str, text: str) -> Command:
     usage, about = _split(text)
-    return Command(name, summary, usage, about, _table(verb))
+    return Command(name, summary, usage, about, _options(options.rows(verb)))
 
 
 def _by_hand(verb: str) -> Command:
     """A verb of quine/cli/app.py."""
-    command = typer.main.get_group(app).commands[verb]
-    found, arguments = [], []
-    for parameter in command.params:
-        text = getattr(parameter, "help", "") or ""
-        if parameter.param_type_name == "argument":
-            arguments.append(f"[{parameter.metavar or parameter.name.upper()}]")
-            continue
-        names = sorted(parameter.opts, key=len)
-        value = "" if getattr(parameter, "is_flag", False) else str(parameter.metavar or "VALUE")
-        found.append(Option(", ".join(names), value, text))
-    found.append(Option("-h, --help", "", "this text"))
-    usage = [" ".join(["quine", verb, "[OPTIONS]", *arguments])]
-    return Command(f"quine {verb}", options.VERBS[verb], usage, (command.help or "").strip(), found)
+    about, arguments, rows = described(verb)
+    usage = [" ".join(["quine", verb, "[OPTIONS]", *(f"[{argument}]" for argument in arguments)])]
+    return Command(f"quine {verb}", options.VERBS[verb], usage, about, _options(rows))
 
 
 def _tape() -> Command:
@@ -110,17 +94,18 @@ def _tape() -> Command:
     for name, text in tape.HELP.items():
         usage, about = _split(text)
         summary = about.splitlines()[0]
-        whole.commands.append(Command(f"quine tape {name}", summary, usage, about, _table(f"tape:{name}")))
+        rows = options.rows(f"tape:{name}")
+        whole.commands.append(Command(f"quine tape {name}", summary, usage, about, _options(rows)))
     return whole
 
 
 def _fs() -> Command:
     closing = "\n".join(files.CLOSING)
     at = closing.index("exit status:")
-    about = f"The files that all agents of a tree share, wherever they run.\n{closing[:at]}\n\nE{closing[at + 1 :]}"
-    whole = Command("quine fs", options.VERBS["fs"], ["quine fs COMMAND [OPTIONS] [PATH…]"], about)
+    about = f"{files.ABOUT}\n{closing[:at]}\n\nE{closing[at + 1 :]}"
+    whole = Command("quine fs", options.VERBS["fs"], [files.USAGE], about)
     for name, (words, summary, more) in files.COMMANDS.items():
-        rows = [(row[0], row[1], row[2], row[4]) for row in files.OPTIONS if name in row[3].split()]
+        rows = options.rows(name, files.OPTIONS)
         text = f"{summary[0].upper()}{summary[1:]}." + (f"\n{more}" if more else "")
         whole.commands.append(
             Command(f"quine fs {name}", summary, [f"quine fs {name} {words}"], text, _options(rows))

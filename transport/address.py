@@ -1,4 +1,4 @@
-"""Addresses and identities of a node: runtime directory, socket, build hash, boot id, start time of a process.
+"""Addresses and identities: directories of the user, a node's socket, build hash, boot id, start time of a process.
 
 Laws
 1. The runtime directory is ours alone: 0700, our uid, not a link; anything else is refused, never repaired.
@@ -15,10 +15,11 @@ import sys
 import time
 
 from transport.errors import Refused
-from transport.lean import blake2b
+from transport.lean import Mapping, blake2b
 
 PACKAGES = ("quine", "transport", "deploy")
 NEW = 2_000_000_000  # ns; a file modified more recently may change again within one clock tick and look the same
+_DEFAULTS = {"config": ".config", "state": ".local/state", "cache": ".cache"}
 SUN_PATH = 100  # bytes of a Unix socket's path; 108 on Linux, 104 on BSD
 
 _build = ""
@@ -111,6 +112,16 @@ def path_with_own(path: str) -> str:
     """
     own = os.path.dirname(sys.executable)
     return path if own in path.split(":") else f"{path}:{own}"
+
+
+def user_directory(kind: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the user's directory of a kind, one of `_DEFAULTS`: $XDG_KIND_HOME, or else the default below the home.
+
+    The variable is ignored if its path is relative, as the XDG specification asks.
+    """
+    base = environ.get(f"XDG_{kind.upper()}_HOME", "")
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return base if os.path.isabs(base) else os.path.join(home, _DEFAULTS[kind])
 
 
 def runtime_directory() -> str:

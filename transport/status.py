@@ -112,9 +112,11 @@ def clip(text: str) -> str:
 
     It may come from a machine that is not trusted, and it is shown to a person.
     """
-    text = text[: 2 * LONGEST].encode("utf-8", "backslashreplace").decode()
+    text = text[: 2 * LONGEST]
     if not text.isprintable():
-        text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+        from transport.text import harmless
+
+        text = harmless(text)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from quine.agent import personas
 from quine.agent.session import Life
 from quine.base import dirs, exposure, sizes
+from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
 from quine.base.sessions import is_session
@@ -73,18 +74,18 @@ class Settings(NamedTuple):
     above: int = 0  # agents found above this process: a lower bound of its depth, whatever the memo says
 
 
-def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> Settings:
+def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -> Settings:
     """Read the environment, remove the secrets from it and fill in defaults. Raises Misconfigured."""
     memo = inherit.read(environ) or _recovered(environ)
     if environ is os.environ and environ.get("LC_CTYPE") == "C.UTF-8" and not exposure.given("LC_CTYPE"):
         del environ["LC_CTYPE"]  # set by Python for itself (PEP 538), not by the caller
     secrets = _texts(memo.get("environ"))
     for option, variable in OPTIONS.items():
-        if (given := options.get(option)) is not None:
-            environ[variable] = str(given)
+        if given := getattr(options, option):
+            environ[variable] = given
             if option in NUMBERS:
                 name = f"--{option.replace('_', '-')}"
-                NUMBERS[option]({name: str(given)}, name, 0)
+                NUMBERS[option]({name: given}, name, 0)
     removed = {name: environ.pop(name) for name in [name for name in environ if inherit.is_secret(name)]}
     # A key read from a file ends with a newline.
     secrets.update({name: value.strip() for name, value in removed.items() if name in KEYS and value.strip()})
@@ -109,8 +110,8 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         wisdom=wisdom,
         secrets=secrets,
         memo=memo,
-        report=str(options.get("report") or former.get("report", "")),
-        verbose=bool(options.get("verbose") or former.get("verbose")),
+        report=options.report or str(former.get("report", "")),
+        verbose=options.verbose or bool(former.get("verbose")),
         spent=Usage(*former["usage"]) if isinstance(former.get("usage"), list) else Usage(),
         began=float(former.get("began") or time.time()),
         top="lineage" not in memo or former.get("top") is True,

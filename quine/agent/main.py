@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from quine import providers as guests
@@ -24,7 +23,7 @@ from quine.agent.session import Life
 from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
 from quine.base import allowed_hosts, dirs, exposure
-from quine.base.cli_options import find_inventory
+from quine.base.cli_options import RunOptions, find_inventory
 from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigured, NotBuilt
 from quine.base.log import Log
 from quine.base.messages import Guest
@@ -35,7 +34,7 @@ from quine.tape.writer import FileSink, RelaySink, Tape
 from transport import inherit
 
 
-def start(mission: str, options: Mapping[str, Any], face: Face | None = None) -> int:
+def start(mission: str, options: RunOptions, face: Face | None = None) -> int:
     """Run the agent as this process. Return the exit status, or die of the signal that ended the agent.
 
     `face` runs a session on another machine, in a process forked for it or, for exec, in this one; None: no way there.
@@ -47,9 +46,9 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
         return _again(settings, former, face)
     _require_directory()
     inventory = find_inventory(options, os.environ)
-    if options.get("cwd") is not None:
+    if options.cwd:
         # After adopt: paths in options and variables are relative to the directory of the caller.
-        _change_directory(str(options["cwd"]))
+        _change_directory(options.cwd)
     signals = Signals()
     signals.install()
     ask = origin.connect()
@@ -79,7 +78,7 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
         held = _admitted(settings, life)
         if keeps:
             policy.begin(life.root, os.environ, policy.of_the_store(settings.secrets))
-        if options.get("binary") and not life.material_file:
+        if options.binary and not life.material_file:
             life = _save_material(life, settings, signals)
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
@@ -102,7 +101,7 @@ def _admitted(settings: Settings, life: Life) -> list[int]:
     return held
 
 
-def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[Life, Settings]:
+def life_from(mission: str, options: RunOptions, environ: Any) -> tuple[Life, Settings]:
     """Return the `Life` and the settings of an agent that `quine --on` runs elsewhere, and take its slot.
 
     If this process is the origin, the configuration of the guest is checked here.
@@ -113,7 +112,7 @@ def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[L
     if not origin.is_relayed(settings.memo):
         config = env.guest(settings, environ)
         guests.build(config)
-    if options.get("binary"):
+    if options.binary:
         raise NotBuilt("-b together with --on")
     settings = env.join_ledger(settings, settings.limits)
     life = _own(settings, mission, options)
@@ -285,13 +284,13 @@ def _tidy(path: str) -> None:
             os.rmdir(os.path.normpath(os.path.join(path, folder)))
 
 
-def _own(settings: Settings, mission: str, options: Mapping[str, Any]) -> Life:
+def _own(settings: Settings, mission: str, options: RunOptions) -> Life:
     parent, root, depth = env.lineage(settings)
     if depth >= max(1, settings.limits.depth):
         raise Denied(
             f"too deep: level {depth + 1}, and {settings.limits.depth} are allowed", "see --max-depth"
         )
-    session = str(options.get("job") or new_session())
+    session = options.job or new_session()
     if not is_session(session):
         raise Misconfigured(f"--job {session[:80]!r} is not a UUID in lower case", "leave it out")
     return Life(
@@ -304,7 +303,7 @@ def _own(settings: Settings, mission: str, options: Mapping[str, Any]) -> Life:
         shell=settings.shell,
         limits=settings.limits,
         material=prompt.material(),
-        hidden=bool(options.get("file")),
+        hidden=bool(options.file),
         wisdom=settings.wisdom,
     )
 

@@ -17,6 +17,7 @@ import struct
 import time
 
 from quine.budget.ledger import Ledger
+from transport.address import user_directory
 
 LONGEST = 1 << 16  # bytes
 _IDENTITY = struct.Struct("<QQ")  # device, inode
@@ -25,8 +26,7 @@ _CLOCK = 5  # CLOCK_REALTIME_COARSE, the clock of file timestamps in the kernel
 
 def directories(start: str) -> list[str]:
     """Return the persona directories of a tree started in `start`: one in it, one in the user's configuration."""
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return [os.path.join(start, "personas"), os.path.join(config, "quine", "personas")]
+    return [os.path.join(start, "personas"), os.path.join(user_directory("config"), "quine", "personas")]
 
 
 def now() -> int:

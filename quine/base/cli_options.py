@@ -2,7 +2,7 @@
 
 Laws
 1. TABLE is both the options that are parsed and those that --help prints (quine/cli/help.py); nothing is listed
-   twice.
+   twice. RunOptions has a field for each of them.
 2. Options end at `--` or at the first word that is not an option, as with ssh and env: the rest belongs to the mission
    or to the command.
 3. Standard library only, and little of it: typer would cost more time than the whole client.
@@ -16,62 +16,46 @@ from quine.base.errors import Misconfigured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
 
-# option, short form, value name ("" for a switch), verbs it belongs to (VERB:COMMAND for one command of a verb),
-# built, help
-TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
-    ("on", "", "WHERE", "agent run", True, "where it runs: a host, @tag, any, local; a,b = either; !x = not"),
-    ("on", "", "WHERE", "ps", True, "on these hosts, too: a host, @tag, any; a,b = either; !x = not"),
+    Row = tuple[str, str, str, str, str]
+
+# option, short form, value name ("" for a switch), verbs it belongs to (VERB:COMMAND for one command of a verb), help
+TABLE: tuple[Row, ...] = (
+    ("on", "", "WHERE", "agent run", "where it runs: a host, @tag, any, local; a,b = either; !x = not"),
+    ("on", "", "WHERE", "ps", "on these hosts, too: a host, @tag, any; a,b = either; !x = not"),
     (
         "on",
         "",
         "WHERE",
         "wait logs kill attach",
-        True,
         "the host it is on; left out: here, then all hosts are asked",
     ),
-    ("file", "f", "FILE", "agent", True, "read the mission from FILE, - for stdin"),
-    ("binary", "b", "", "agent", True, "read stdin into a file first and tell the agent its path"),
-    ("model", "", "NAME", "agent", True, "model name sent to the API (QUINE_MODEL_ID)"),
-    ("max-turns", "", "N", "agent", True, "sh calls of a life, 0 = unlimited (QUINE_MAX_TURNS, 20)"),
-    ("max-depth", "", "N", "agent", True, "levels of the tree (QUINE_MAX_DEPTH, 5)"),
-    ("max-agents", "", "N", "agent", True, "live agents of the tree, 0 = unlimited (QUINE_MAX_AGENTS, 10)"),
-    ("max-tokens", "", "N", "agent", True, "tokens of the tree (QUINE_MAX_TOKENS)"),
-    ("max-cost", "", "USD", "agent", True, "cost of the tree (QUINE_MAX_COST)"),
-    ("deadline", "", "SECONDS", "agent", True, "time of the tree (QUINE_DEADLINE)"),
-    ("deadline", "", "SECONDS", "run", False, "end it after that time; see timeout(1)"),
+    ("file", "f", "FILE", "agent", "read the mission from FILE, - for stdin"),
+    ("binary", "b", "", "agent", "read stdin into a file first and tell the agent its path"),
+    ("model", "", "NAME", "agent", "model name sent to the API (QUINE_MODEL_ID)"),
+    ("max-turns", "", "N", "agent", "sh calls of a life, 0 = unlimited (QUINE_MAX_TURNS, 20)"),
+    ("max-depth", "", "N", "agent", "levels of the tree (QUINE_MAX_DEPTH, 5)"),
+    ("max-agents", "", "N", "agent", "live agents of the tree, 0 = unlimited (QUINE_MAX_AGENTS, 10)"),
+    ("max-tokens", "", "N", "agent", "tokens of the tree (QUINE_MAX_TOKENS)"),
+    ("max-cost", "", "USD", "agent", "cost of the tree (QUINE_MAX_COST)"),
+    ("deadline", "", "SECONDS", "agent", "time of the tree (QUINE_DEADLINE)"),
     (
         "inventory",
         "",
         "FILE",
         "agent run ps wait logs kill attach",
-        True,
         "the hosts (QUINE_INVENTORY, ./inventory.toml)",
     ),
-    (
-        "fs",
-        "",
-        "URL",
-        "agent run",
-        True,
-        "the files tier: origin:[DIR], file://, s3:// and others (QUINE_FS)",
-    ),
-    (
-        "mount",
-        "",
-        "",
-        "agent run",
-        True,
-        "show it the files tier as a directory, whose path is in QUINE_MOUNT",
-    ),
-    ("cwd", "", "DIR", "agent run", True, "directory to start in"),
+    ("fs", "", "URL", "agent run", "the files tier: origin:[DIR], file://, s3:// and others (QUINE_FS)"),
+    ("mount", "", "", "agent run", "show it the files tier as a directory, whose path is in QUINE_MOUNT"),
+    ("cwd", "", "DIR", "agent run", "directory to start in"),
     (
         "files",
         "",
         "PATH",
         "agent run",
-        True,
         "have it there before it starts: file, directory, 'PATTERN' or FROM:NAME; may be repeated",
     ),
     (
@@ -79,101 +63,73 @@ TABLE: tuple[tuple[str, str, str, str, bool, str], ...] = (
         "",
         "PATTERN",
         "agent run wait",
-        True,
         "bring it back here after it has ended, all or nothing; may be repeated; also --fetch",
     ),
-    ("env", "", "K[=V]", "agent run", True, "set or pass an environment variable; may be repeated"),
+    ("env", "", "K[=V]", "agent run", "set or pass an environment variable; may be repeated"),
     (
         "limit",
         "",
         "NAME=VALUE",
         "agent run",
-        True,
         "limit: as core cpu data fsize nofile nproc stack; may be repeated",
     ),
-    ("terminal", "t", "", "run", True, "give it a terminal over there, as ssh -t; ~. leaves"),
-    (
-        "retry",
-        "",
-        "N",
-        "agent run",
-        True,
-        "try again up to N times, on another host first, if it never started",
-    ),
+    ("terminal", "t", "", "run", "give it a terminal over there, as ssh -t; ~. leaves"),
+    ("retry", "", "N", "agent run", "try again up to N times, on another host first, if it never started"),
     (
         "idempotent",
         "",
         "",
         "agent run",
-        True,
         "with --retry: running it twice is harmless; also retry when its outcome was lost",
     ),
-    ("detach", "", "", "agent run", True, "let it run on without this process; its id is printed"),
+    ("detach", "", "", "agent run", "let it run on without this process; its id is printed"),
     (
         "job",
         "",
         "ID",
         "agent run",
-        True,
         "its id, a UUID; one that was detached already is not started again; of several hosts the id chooses one",
     ),
-    ("stdin", "i", "", "agent run", True, "with --detach: its stdin stays open, for attach --stdin"),
+    ("stdin", "i", "", "agent run", "with --detach: its stdin stays open, for attach --stdin"),
     (
         "output-limit",
         "",
         "SIZE",
         "agent run",
-        True,
         "with --detach: output that nobody has read, then it waits (1G)",
     ),
-    ("stdin", "i", "", "attach", True, "pass our stdin to the job, including its end"),
+    ("stdin", "i", "", "attach", "pass our stdin to the job, including its end"),
     (
         "from",
         "",
         "N[,M]",
         "attach",
-        True,
         "leave out N bytes of its stdout and M of its stderr; end: only what is new",
     ),
-    ("report", "", "FILE|FD", "agent run", True, "write one JSON object on how it ended"),
-    ("quiet", "q", "", "agent run", True, "no messages but errors"),
-    ("verbose", "v", "", "agent run", True, "operational detail on stderr"),
-    ("all", "a", "", "ps", True, "those that have ended, too"),
-    ("json", "", "", "ps tape:ls tape:cost tape:verify", True, "one JSON object a line"),
-    ("tree", "", "", "tape:cost", True, "of the whole tree of that session"),
-    ("dry", "", "", "tape:replay", True, "run nothing: print what the guest was sent"),
-    ("timeout", "", "SECONDS", "wait", True, "wait no longer; then the exit status is 124"),
-    (
-        "follow",
-        "f",
-        "",
-        "logs ps tape:show",
-        True,
-        "go on until it has ended; ps: list again as things change",
-    ),
-    ("stderr", "", "", "logs", True, "print the job's stderr instead of its stdout"),
-    ("both", "", "", "logs", True, "its stdout to stdout and its stderr to stderr"),
-    ("offset", "", "N", "logs", True, "leave out the first N bytes"),
-    (
-        "signal",
-        "s",
-        "NAME",
-        "kill",
-        True,
-        "the signal: a name or a number; also as -NAME; 0 only looks (TERM)",
-    ),
-    ("list", "l", "", "kill", True, "the names of signals; with a number its name"),
+    ("report", "", "FILE|FD", "agent run", "write one JSON object on how it ended"),
+    ("quiet", "q", "", "agent run", "no messages but errors"),
+    ("verbose", "v", "", "agent run", "operational detail on stderr"),
+    ("all", "a", "", "ps", "those that have ended, too"),
+    ("json", "", "", "ps tape:ls tape:cost tape:verify", "one JSON object a line"),
+    ("tree", "", "", "tape:cost", "of the whole tree of that session"),
+    ("dry", "", "", "tape:replay", "run nothing: print what the guest was sent"),
+    ("timeout", "", "SECONDS", "wait", "wait no longer; then the exit status is 124"),
+    ("follow", "f", "", "logs ps tape:show", "go on until it has ended; ps: list again as things change"),
+    ("stderr", "", "", "logs", "print the job's stderr instead of its stdout"),
+    ("both", "", "", "logs", "its stdout to stdout and its stderr to stderr"),
+    ("offset", "", "N", "logs", "leave out the first N bytes"),
+    ("signal", "s", "NAME", "kill", "the signal: a name or a number; also as -NAME; 0 only looks (TERM)"),
+    ("list", "l", "", "kill", "the names of signals; with a number its name"),
     (
         "data-dir",
         "",
         "DIR",
         "ps wait logs kill attach tape",
-        True,
         "where tapes and jobs are (QUINE_DATA_DIR, .quine)",
     ),
-    ("completion", "", "SHELL", "agent", True, "print the completion of bash, zsh or fish"),
-    ("help", "h", "", "agent run ps wait logs kill attach tape", True, "this text"),
-    ("version", "", "", "agent run", True, "version and build hash"),
+    ("completion", "", "SHELL", "agent", "print the completion of bash, zsh or fish"),
+    ("help", "h", "", "agent run ps wait logs kill attach tape", "this text"),
+    ("version", "", "", "agent run", "version and build hash"),
 )
 REPEATED = ("env", "limit", "files", "returns")
 ALIASES = {"fetch": "returns", "spool": "output-limit"}  # the second is the old spelling, which 1.0 drops
@@ -193,108 +149,216 @@ VERBS = {
     "fs": "the files that all agents of a tree share: ls cat put get cp mv rm find sync mount …",
 }
 UNBUILT = ("xargs",)  # reported as not built if it is the first word; not in the help
+UNBUILT_OPTIONS = (("run", "--deadline"),)
 
 
-def rows(verb: str) -> list[tuple[str, str, str, str, bool, str]]:
+def rows(verb: str, table: Iterable[Row] = TABLE) -> list[Row]:
     """Return the options of a verb. For VERB:COMMAND: its own, and those of all commands of the verb."""
     names = {verb, verb.partition(":")[0]}
-    return [row for row in TABLE if not names.isdisjoint(row[3].split())]
+    return [row for row in table if not names.isdisjoint(row[3].split())]
 
 
-def parse_around(verb: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
+def listing(table: Iterable[Row]) -> list[str]:
+    """Return the lines of --help on these options."""
+    lines = []
+    for name, short, value, _, text in table:
+        left = (f"-{short}, " if short else "    ") + f"--{name}" + (f" {value}" if value else "")
+        lines.append(f"  {left:28} {text}")
+    return lines
+
+
+class RunOptions:
+    """The options of one command line, which do not change. One that was not given is "", False or ().
+
+    No dataclass: that module would double the time in which a client starts.
+    """
+
+    all: bool = False
+    binary: bool = False
+    both: bool = False
+    completion: str = ""
+    cwd: str = ""
+    data_dir: str = ""
+    deadline: str = ""
+    detach: bool = False
+    dry: bool = False
+    env: tuple[str, ...] = ()
+    file: str = ""
+    files: tuple[str, ...] = ()
+    follow: bool = False
+    from_: str = ""
+    fs: str = ""
+    help: bool = False
+    idempotent: bool = False
+    inventory: str = ""
+    job: str = ""
+    json: bool = False
+    limit: tuple[str, ...] = ()
+    list: bool = False
+    max_agents: str = ""
+    max_cost: str = ""
+    max_depth: str = ""
+    max_tokens: str = ""
+    max_turns: str = ""
+    model: str = ""
+    mount: bool = False
+    offset: str = ""
+    on: str = ""
+    output_limit: str = ""
+    quiet: bool = False
+    report: str = ""
+    retry: str = ""
+    returns: tuple[str, ...] = ()
+    signal: str = ""
+    stderr: bool = False
+    stdin: bool = False
+    terminal: bool = False
+    timeout: str = ""
+    tree: bool = False
+    verbose: bool = False
+    version: bool = False
+
+    def __init__(self, **given: object) -> None:
+        if unknown := given.keys() - RunOptions.__annotations__.keys():
+            raise TypeError(f"no such option: {', '.join(unknown)}")
+        vars(self).update(given)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name}: options do not change")
+
+    def replace(self, *, on: str | None = None, report: str | None = None) -> RunOptions:
+        """Return the same options with another --on or --report."""
+        changed = {"on": on, "report": report}
+        return RunOptions(
+            **vars(self) | {name: value for name, value in changed.items() if value is not None}
+        )
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether --on names anything but this machine."""
+        return self.on not in ("", "local")
+
+
+def field(name: str) -> str:
+    """Return the name that the value of an option has in Python."""
+    return "from_" if name == "from" else name.replace("-", "_")
+
+
+def as_words(options: RunOptions, names: Iterable[str]) -> list[str]:
+    """Return the options of these names as words of a command line."""
+    words = []
+    for name in names:
+        given = getattr(options, field(name))
+        if given is True:
+            words.append(f"--{name}")
+        elif given:
+            words += [f"--{name}={each}" for each in (given if isinstance(given, tuple) else (given,))]
+    return words
+
+
+class Parser:
+    """Reads options of `table` into `values`; `unknown` makes the error for a word that is none of them.
+
+    `spellings` are other spellings of whole words.
+    """
+
+    def __init__(
+        self,
+        table: Iterable[Row],
+        unknown: Callable[[str], Misconfigured],
+        spellings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.values: dict[str, Any] = {}
+        self._longs = {row[0]: row for row in table}
+        self._shorts = {row[1]: row for row in self._longs.values() if row[1]}
+        self._unknown = unknown
+        self._spellings = spellings or {}
+
+    def take(self, todo: list[str]) -> None:
+        """Take the options from the end of `todo`, which is in reverse, until `--` or another word is the last.
+
+        Raises Misconfigured for a wrong one.
+        """
+        while todo and todo[-1].startswith("-") and todo[-1] not in ("-", "--"):
+            written = todo.pop()
+            word = self._spellings.get(written, written)
+            if word.startswith("--"):
+                name, given, value = word[2:].partition("=")
+                row = self._longs.get(ALIASES.get(name, name))
+            else:
+                given, value = "", word[2:]
+                row = self._shorts.get(word[1])
+            if row is None:
+                raise self._unknown(word)
+            name, _, metavar, _, _ = row
+            if not metavar:
+                if given:
+                    raise Misconfigured(f"--{name} takes no value")
+                if value:
+                    todo.append("-" + value)  # -qv
+                self.values[field(name)] = True
+                continue
+            if not given and not value:
+                if not todo:
+                    raise Misconfigured(f"{word} needs a value: {metavar}")
+                value = todo.pop()
+            if not value:
+                # An unset variable in a script: --on "" must not mean this machine, nor --report "" no report.
+                raise Misconfigured(f"--{name} is empty; it needs a value: {metavar}")
+            if name in REPEATED:
+                self.values[field(name)] = (*self.values.get(field(name), ()), value)
+            else:
+                self.values[field(name)] = value
+
+
+def parse(verb: str, words: list[str]) -> tuple[RunOptions, list[str]]:
+    """Return the options and the words after them. Raise Misconfigured for a wrong one."""
+    parser, todo = _parser(verb), words[::-1]
+    parser.take(todo)
+    if todo[-1:] == ["--"]:
+        todo.pop()
+    return RunOptions(**parser.values), todo[::-1]
+
+
+def parse_around(verb: str, words: list[str]) -> tuple[RunOptions, list[str]]:
     """Parse as `parse` does, with options on either side of the other words: none of those begins with a dash."""
-    values, rest = parse(verb, words)
-    others = []
-    while rest:
-        others.append(rest[0])
-        more, rest = parse(verb, rest[1:])
-        values |= more
-    return values, others
+    parser, todo = _parser(verb), words[::-1]
+    others: list[str] = []
+    while True:
+        parser.take(todo)
+        if todo[-1:] == ["--"]:
+            todo.pop()
+        if not todo:
+            return RunOptions(**parser.values), others
+        others.append(todo.pop())
 
 
-def parse(verb: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
-    """Return the options (long names, - as _) and the words after them. Raise Misconfigured for a wrong one."""
-    longs = {row[0]: row for row in rows(verb)}
-    shorts = {row[1]: row for row in longs.values() if row[1]}
-    values: dict[str, object] = {}
-    at = 0
-    while at < len(words):
-        word = words[at]
-        at += 1
-        if word == "--":
-            break
-        if not word.startswith("-") or word == "-":
-            at -= 1
-            break
-        if word.startswith("--"):
-            name, given, value = word[2:].partition("=")
-            row = longs.get(ALIASES.get(name, name))
-        else:
-            name, value = word[1], word[2:]
-            given, row = value, shorts.get(name)
-            if row and not row[2] and value:  # -qv
-                words.insert(at, "-" + value)
-                given = value = ""
-        if row is None:
-            raise Misconfigured(f"no such option: {word}", _near(verb, word, longs))
-        if not row[4]:
-            raise Misconfigured(f"{word.partition('=')[0]} is not built yet")
-        if not row[2]:
-            if given:
-                raise Misconfigured(f"--{row[0]} takes no value")
-            values[row[0].replace("-", "_")] = True
-            continue
-        if not given and not word.endswith("="):
-            if at >= len(words):
-                raise Misconfigured(f"{word} needs a value: {row[2]}")
-            value = words[at]
-            at += 1
-        if not value:
-            # An unset variable in a script: --on "" must not mean this machine, nor --report "" no report.
-            raise Misconfigured(f"--{row[0]} is empty; it needs a value: {row[2]}")
-        _put(values, row[0], value)
-    return values, words[at:]
+def _parser(verb: str) -> Parser:
+    table = rows(verb)
+
+    def unknown(word: str) -> Misconfigured:
+        spelling = word.partition("=")[0]
+        if (verb, spelling) in UNBUILT_OPTIONS:
+            return Misconfigured(f"{spelling} is not built yet")
+        return Misconfigured(f"no such option: {word}", _near(verb, word, [row[0] for row in table]))
+
+    return Parser(table, unknown)
 
 
-def misplaced(words: list[str], rest: list[str]) -> Misconfigured | None:
-    """Return the error if options are before a verb, else None; `rest` is the part of `words` after the options."""
-    before = words[: len(words) - len(rest)]
-    if not rest or rest[0] not in (*VERBS, *UNBUILT) or before[-1:] == ["--"]:
-        return None
-    from shlex import join
-
-    verb, mission = join(["quine", rest[0], *before, *rest[1:]]), join(["quine", *before, "--", *rest])
-    return Misconfigured(
-        f"options before {rest[0]}, which is a verb", f"the verb: {verb}; the mission: {mission}"
-    )
-
-
-def _put(values: dict[str, object], name: str, value: str) -> None:
-    key = name.replace("-", "_")
-    if name in REPEATED:
-        listed = values.setdefault(key, [])
-        assert isinstance(listed, list)
-        listed.append(value)
-    else:
-        values[key] = value
-
-
-def _near(verb: str, word: str, longs: Mapping[str, object]) -> str:
+def _near(verb: str, word: str, longs: list[str]) -> str:
     from difflib import get_close_matches
 
     if verb == "agent" and word in ("-t", "-tt", "--terminal"):
         return "an agent has no terminal, only streams; quine run -t gives one to a command"
-    near = get_close_matches(word.lstrip("-"), list(longs), 1)
+    near = get_close_matches(word.lstrip("-"), longs, 1)
     command = "quine" if verb == "agent" else f"quine {verb.replace(':', ' ')}"
     return f"did you mean --{near[0]}?" if near else f"see {command} --help"
 
 
-def environment(values: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, str]:
+def environment(options: RunOptions, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of --env: K=V sets one, K passes on the caller's. Raise Misconfigured without a name."""
     found: dict[str, str] = {}
-    listed = values.get("env", [])
-    assert isinstance(listed, list)
-    for text in listed:
+    for text in options.env:
         name, given, value = text.partition("=")
         if not name:
             raise Misconfigured(f"--env {text}: no name")
@@ -305,12 +369,10 @@ def environment(values: Mapping[str, object], environ: Mapping[str, str]) -> dic
     return found
 
 
-def limits(values: Mapping[str, object]) -> dict[str, str]:
+def limits(options: RunOptions) -> dict[str, str]:
     """Return the limits of --limit NAME=VALUE. Raise Misconfigured for a wrong one."""
     found: dict[str, str] = {}
-    listed = values.get("limit", [])
-    assert isinstance(listed, list)
-    for text in listed:
+    for text in options.limit:
         name, given, value = text.partition("=")
         if not (name and given and value):
             raise Misconfigured(f"--limit {text}: should be NAME=VALUE")
@@ -326,9 +388,9 @@ def limits(values: Mapping[str, object]) -> dict[str, str]:
     return found
 
 
-def find_inventory(values: Mapping[str, object], environ: Mapping[str, str]) -> str | None:
+def find_inventory(options: RunOptions, environ: Mapping[str, str]) -> str | None:
     """Return the inventory's absolute path: of --inventory, or else of the environment; None if there is none."""
     from deploy.paths import find
 
-    named = values.get("inventory")
-    return os.path.abspath(os.path.expanduser(str(named))) if named else find(environ)
+    named = options.inventory
+    return os.path.abspath(os.path.expanduser(named)) if named else find(environ)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from transport.text import harmless
+
 
 def plain(text: str, newlines: bool = True, indent: str = "") -> str:
     """Escape the control characters of foreign text. `indent` follows each newline."""
-    keep = "\n\t" if newlines else ""
-    shown = "".join(c if c in keep or (c.isprintable()) else repr(c)[1:-1] for c in text)
+    shown = harmless(text, keep="\n\t" if newlines else "")
     return shown.replace("\n", f"\n{indent}") if indent else shown
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
+from transport.address import user_directory
 
 VARIABLE = "QUINE_PRICES"
 # Defaults if a file gives none: prices of cache reads and writes, as multiples of the input price.
@@ -83,8 +84,7 @@ def _prices(environ: Mapping[str, str]) -> dict[str, Price]:
     """Return the built-in prices, overridden by the user's."""
     path = environ.get(VARIABLE, "")
     if not path:
-        home = environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-        path = os.path.join(home, "quine", "prices.toml")
+        path = os.path.join(user_directory("config", environ), "quine", "prices.toml")
         path = path if os.path.exists(path) else ""
     if path not in _read:
         ours = _load(os.path.join(os.path.dirname(__file__), "prices.toml"))

@@ -19,6 +19,7 @@ from quine.base.errors import FAILED, OK, USAGE, Misconfigured, complain
 
 if TYPE_CHECKING:
     from deploy.inventory import Host, Inventory
+    from quine.base.cli_options import Row
 
 app = typer.Typer(
     add_completion=False,
@@ -57,6 +58,21 @@ def main(words: list[str]) -> int:
 @app.callback()
 def _root() -> None:
     """Verbs of quine."""
+
+
+def described(verb: str) -> tuple[str, list[str], list[Row]]:
+    """Return the help of a verb of this file, its arguments, and its options as rows of a table of cli_options.py."""
+    command = typer.main.get_group(app).commands[verb]
+    arguments, options = [], []
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            arguments.append(str(parameter.metavar))
+            continue
+        *short, long = sorted(parameter.opts, key=len)
+        value = "" if getattr(parameter, "is_flag", False) else str(parameter.metavar)
+        text = str(getattr(parameter, "help", ""))
+        options.append((long[2:], short[0][1:] if short else "", value, verb, text))
+    return (command.help or "").strip(), arguments, [*options, ("help", "h", "", verb, "this text")]
 
 
 # -- hosts and deploy --------------------------------------------------------------------------------

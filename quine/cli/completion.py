@@ -15,16 +15,26 @@ from __future__ import annotations
 
 from quine.base.cli_options import TABLE, UNBUILT, VERBS, rows
 from quine.base.errors import Misconfigured
+from quine.cli.app import described
 from quine.cli.tape import HELP
 from quine.files.cli import options
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from quine.base.cli_options import Row
+
+
+def _by_hand(verb: str) -> str:
+    """Return the words that follow a verb of app.py: its options, and those of its arguments that are literal."""
+    _, arguments, table = described(verb)
+    literal = [word for argument in arguments for word in argument.split("|") if word.islower()]
+    return " ".join([*literal, *(f"--{row[0]}" for row in table)])
+
+
 # words that follow the verbs whose command line is not in the table
 ACTIONS = {
-    "hosts": "check",
-    "deploy": "build --output --inventory --verbose --help",
+    **{verb: _by_hand(verb) for verb in ("hosts", "deploy", "doctor", "node")},
     "tape": " ".join([*HELP, "--help"]),
-    "doctor": "--inventory --help",
-    "node": "--dial --stop --status --help",
     "fs": " ".join([*options.COMMANDS, *options.OTHERS]) + " --help",
 }
 SHELLS = ("bash", "zsh", "fish")
@@ -82,8 +92,8 @@ def _verbs() -> list[str]:
     return [verb for verb in VERBS if verb not in UNBUILT]
 
 
-def _options(verb: str) -> list[str]:
-    return [f"--{row[0]}" for row in rows(verb) if row[4]]
+def _options(table: list[Row]) -> str:
+    return " ".join(f"--{row[0]}" for row in table)
 
 
 def _bash() -> str:
@@ -94,7 +104,7 @@ def _bash() -> str:
         paths="|".join(paths),
         shells=" ".join(SHELLS),
         cases=cases,
-        agent=" ".join(_options("agent")),
+        agent=_options(rows("agent")),
         verbs=" ".join(_verbs()),
     )
 
@@ -105,13 +115,13 @@ def _set(words: str) -> str:
 
 def _bash_verb(verb: str) -> str:
     """Return code that sets the words which may follow a verb."""
-    words = ACTIONS.get(verb) or " ".join(_options(verb))
+    words = ACTIONS.get(verb) or _options(rows(verb))
     if verb == "fs":
         return _bash_fs(words)
     if verb in IDS:
         return f'words="{words}"; case $current in -*) ;; *) words="$({IDS[verb]})" ;; esac'
     if verb == "tape":
-        inner = " ".join(f"{name}) {_set(' '.join(_options(f'tape:{name}')))} ;;" for name in HELP)
+        inner = " ".join(f"{name}) {_set(_options(rows(f'tape:{name}')))} ;;" for name in HELP)
         ids = f'case $current in -*) ;; *) words="$({SESSIONS})" ;; esac'
         return f"case $COMP_CWORD in 2) {_set(words)} ;; *) case ${{COMP_WORDS[2]}} in {inner} esac; {ids} ;; esac"
     if verb == "deploy":
@@ -123,37 +133,25 @@ def _bash_verb(verb: str) -> str:
 
 def _bash_fs(words: str) -> str:
     """Return code that completes a command of `quine fs`, then its options; the shell completes paths."""
-    inner = " ".join(f"{name}) {_set(' '.join(_fs_options(name)))} ;;" for name in options.COMMANDS)
+    inner = " ".join(f"{name}) {_set(_options(rows(name, options.OPTIONS)))} ;;" for name in options.COMMANDS)
     after = f"case ${{COMP_WORDS[2]}} in {inner} esac"
     return f"case $COMP_CWORD in 2) {_set(words)} ;; *) {after} ;; esac"
-
-
-def _fs_options(command: str) -> list[str]:
-    return [f"--{row[0]}" for row in options.OPTIONS if command in row[3].split()]
 
 
 def _fish() -> str:
     first = "__fish_use_subcommand"
     lines = [f"complete -c quine -n {first} -a {verb} -d {_quoted(VERBS[verb])}" for verb in _verbs()]
-    for name, short, value, verbs, built, text in TABLE:
-        if not built:
-            continue
-        others = [verb for verb in verbs.split() if verb != "agent" and ":" not in verb]
+    for row in TABLE:
+        verbs = row[3].split()
+        others = [verb for verb in verbs if verb != "agent" and ":" not in verb]
         conditions = [f"'__fish_seen_subcommand_from {' '.join(others)}'"] if others else []
-        inner = [verb.partition(":") for verb in verbs.split() if ":" in verb]
+        inner = [verb.partition(":") for verb in verbs if ":" in verb]
         conditions += [
             f"'__fish_seen_subcommand_from {verb}; and __fish_seen_subcommand_from {command}'"
             for verb, _, command in inner
         ]
-        conditions += [first] if "agent" in verbs.split() else []
-        more = f" -s {short}" if short else ""
-        if name == "on":
-            more += f" -x -a {_quoted(f'any local ({HOSTS})')}"
-        elif value:
-            more += " -r"
-        lines += [
-            f"complete -c quine -n {condition} -l {name}{more} -d {_quoted(text)}" for condition in conditions
-        ]
+        conditions += [first] if "agent" in verbs else []
+        lines += [_fish_option(row, condition) for condition in conditions]
     for verb, words in ACTIONS.items():
         seen = f"'__fish_seen_subcommand_from {verb}'"
         plain = [word for word in words.split() if not word.startswith("-")]
@@ -171,11 +169,21 @@ def _fish() -> str:
         f"complete -c quine -n {_quoted(condition)} -a {_quoted(words)}"
         for condition, words in wanted.items()
     ]
-    for name, short, value, commands, text in options.OPTIONS:
-        seen = f"'__fish_seen_subcommand_from fs; and __fish_seen_subcommand_from {commands}'"
-        more = (f" -s {short}" if short else "") + (" -r" if value else "")
-        lines.append(f"complete -c quine -n {seen} -l {name}{more} -d {_quoted(text)}")
+    lines += [
+        _fish_option(row, f"'__fish_seen_subcommand_from fs; and __fish_seen_subcommand_from {row[3]}'")
+        for row in options.OPTIONS
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _fish_option(row: Row, condition: str) -> str:
+    name, short, value, _, text = row
+    more = f" -s {short}" if short else ""
+    if name == "on":
+        more += f" -x -a {_quoted(f'any local ({HOSTS})')}"
+    elif value:
+        more += " -r"
+    return f"complete -c quine -n {condition} -l {name}{more} -d {_quoted(text)}"
 
 
 def _quoted(text: str) -> str:

@@ -114,12 +114,13 @@ def _unwritable(folder: Path) -> str:
 
 def _guest(ask: bool = False) -> Finding:
     from quine.agent import env
+    from quine.base.cli_options import RunOptions
     from quine.base.errors import Failure
 
     try:
         # on a copy: adopting takes the secrets out
         own = dict(os.environ)
-        settings = env.adopt({}, own)
+        settings = env.adopt(RunOptions(), own)
         config = env.guest(settings, own)
         if ask:
             return _asked(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quine.base.cli_options import VERBS, rows
+from quine.base.cli_options import VERBS, listing, rows
 
 # the text of --help before the options
 USAGE = {
@@ -55,11 +55,7 @@ where one had ended already.""",
 
 def usage(verb: str, head: str = "") -> str:
     """Return the text of --help; `head` is the part before the options for a verb that is not in USAGE."""
-    lines = [head or USAGE[verb], "", "options:"]
-    for name, short, value, _, built, text in rows(verb):
-        if built:
-            left = (f"-{short}, " if short else "    ") + f"--{name}" + (f" {value}" if value else "")
-            lines.append(f"  {left:28} {text}")
+    lines = [head or USAGE[verb], "", "options:", *listing(rows(verb))]
     if verb == "agent":
         lines += [
             "",

@@ -17,7 +17,7 @@ import signal
 import time
 
 from quine.base import procs
-from quine.base.cli_options import parse_around, rows
+from quine.base.cli_options import RunOptions, as_words, parse_around, rows
 from quine.base.errors import DEADLINE, FAILED, LOST, OK, Failure, Misconfigured, complain
 from quine.tape import registry
 from quine.tape.registry import Agent
@@ -37,36 +37,36 @@ def main(verb: str, words: list[str]) -> int:
     """Run one of the verbs; return the exit status."""
     if verb == "kill":
         words = _signal_as_option(words)
-    values, ids = parse_around(verb, words)
-    if values.get("help"):
+    options, ids = parse_around(verb, words)
+    if options.help:
         from quine.cli.help import usage
 
         print(usage(verb))
         return OK
-    folders = _folders(values)
+    folders = _folders(options)
     if verb == "ps":
         if ids:
             raise Misconfigured("ps takes no id", "quine ps --all")
         from quine.cli.ps_table import ps
 
-        return ps(folders, values)
-    if verb == "kill" and values.get("list"):
+        return ps(folders, options)
+    if verb == "kill" and options.list:
         return _list_signals(ids)
     if verb == "kill":
-        _signal(values)  # refused before any host is asked for the job
+        _signal(options)  # refused before any host is asked for the job
     if not ids:
         raise Misconfigured("no id", f"quine ps --all; quine {verb} ID")
     if verb in ("logs", "attach"):
         if len(ids) > 1:
             raise Misconfigured(f"{verb} takes one id")
-        return _face(verb, _one(verb, folders, ids[0], values), values)
-    jobs = [_one(verb, folders, text, values) for text in ids]
-    return _wait(jobs, folders, values) if verb == "wait" else _kill(jobs, values)
+        return _face(verb, _one(verb, folders, ids[0], options), options)
+    jobs = [_one(verb, folders, text, options) for text in ids]
+    return _wait(jobs, folders, options) if verb == "wait" else _kill(jobs, options)
 
 
-def _folders(values: dict[str, object]) -> tuple[str, ...]:
+def _folders(options: RunOptions) -> tuple[str, ...]:
     """Return the directories of tapes, and of detached jobs."""
-    named = str(values.get("data_dir") or os.environ.get("QUINE_DATA_DIR") or ".quine")
+    named = options.data_dir or os.environ.get("QUINE_DATA_DIR") or ".quine"
     folder, state = os.path.expanduser(named), registry.state_directory()
     try:
         same = os.path.realpath(folder) == os.path.realpath(state)
@@ -75,30 +75,27 @@ def _folders(values: dict[str, object]) -> tuple[str, ...]:
     return (folder,) if same else (folder, state)
 
 
-def _face(verb: str, job: Agent | Remote, values: dict[str, object]) -> int:
+def _face(verb: str, job: Agent | Remote, options: RunOptions) -> int:
     """Run logs or attach, here or on the job's host; return the exit status."""
     if not isinstance(job, Agent):
         from quine.jobs import remote
 
-        words = [verb]
-        for name in ("from", "offset", "follow", "stderr", "both", "stdin"):
-            if name in values:
-                words.append(f"--{name}" if values[name] is True else f"--{name}={values[name]}")
-        return remote.show(words, job, values)
+        passed = as_words(options, ("from", "offset", "follow", "stderr", "both", "stdin"))
+        return remote.show([verb, *passed], job, options)
     from quine.jobs import attach
     from quine.jobs.client import leave
 
     if verb == "logs":
-        return attach.logs(job, values)
-    return leave(attach.attach(job, values))
+        return attach.logs(job, options)
+    return leave(attach.attach(job, options))
 
 
-def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, object]) -> Agent | Remote:
+def _one(verb: str, folders: tuple[str, ...], text: str, options: RunOptions) -> Agent | Remote:
     """Return the one job that an id or its beginning means to a verb.
 
     Raise Misconfigured if there is not exactly one, or another Failure if a host that may have it did not answer.
     """
-    where = str(values.get("on", ""))
+    where = options.on
     found: list[Agent | Remote] = []
     away: Failure | None = None
     if where in ("", "local") and text:
@@ -121,7 +118,7 @@ def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, objec
         from quine.jobs import remote
 
         try:
-            found = [*remote.find(text, where, values, verb in ("wait", "logs"))] or found
+            found = [*remote.find(text, where, options, verb in ("wait", "logs"))] or found
         except remote.NotAsked as silent:
             silent.hint = f"try again when it can be reached, or name the host: quine {verb} --on HOST {text}"
             away = away or silent
@@ -138,11 +135,11 @@ def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, objec
         registry.everyone(*folders), key=lambda agent: (_common(agent.id, text), agent.begun), reverse=True
     )
     hint = f"known are {', '.join(agent.id for agent in near[:3])}{', …' if len(near) > 3 else ''}"
-    detail, cure = _asked(text, where, values)
+    detail, cure = _asked(text, where, options)
     raise Misconfigured(f"no such job: {text}{detail}", (hint if near else _nowhere(folders[0])) + cure)
 
 
-def _asked(text: str, where: str, values: dict[str, object]) -> tuple[str, str]:
+def _asked(text: str, where: str, options: RunOptions) -> tuple[str, str]:
     """Return the hosts that were asked for an unknown id, for the message; why none was, for the hint."""
     if where == "local":
         return "", ""
@@ -150,7 +147,7 @@ def _asked(text: str, where: str, values: dict[str, object]) -> tuple[str, str]:
         return "", "; an id has only the digits 0-9 and a-f, so no host was asked"
     from quine.jobs import remote
 
-    names = remote.hosts(where, values)
+    names = remote.hosts(where, options)
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return f"; all hosts that were asked have answered: {shown}" if names else "", ""
 
@@ -198,15 +195,15 @@ def _common(one: str, other: str) -> int:
 # -- wait ------------------------------------------------------------------------------------------
 
 
-def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str, object]) -> int:
+def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOptions) -> int:
     """Wait for all; return the exit status of the last, as the shell's wait does."""
-    deadline = time.monotonic() + _seconds(values)
+    deadline = time.monotonic() + _seconds(options)
     above = procs.ancestors()
     agents = [job for job in jobs if isinstance(job, Agent)]
     for agent in agents:
         if agent.alive and agent.pid in above:
             raise Misconfigured(f"{agent.id} waits for this command, so it cannot be waited for by it")
-    bring = _bringer(agents, values)
+    bring = _bringer(agents, options)
     pidfds = [fd for agent in agents for fd in agent.holds()]
     try:
         if not procs.wait(pidfds, max(0.0, deadline - time.monotonic())):
@@ -221,7 +218,7 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str
 
             left = max(0.0, deadline - time.monotonic())
             status = remote.call(
-                ["wait", f"--timeout={left}"] if left < procs.LONGEST else ["wait"], job, values
+                ["wait", f"--timeout={left}"] if left < procs.LONGEST else ["wait"], job, options
             )
             if status == DEADLINE and time.monotonic() >= deadline:
                 return DEADLINE
@@ -251,13 +248,12 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str
     return status
 
 
-def _bringer(agents: list[Agent], values: dict[str, object]) -> Callable[[Agent | Remote, int], int]:
+def _bringer(agents: list[Agent], options: RunOptions) -> Callable[[Agent | Remote, int], int]:
     """Return a function that brings back the --returns of an ended job, and returns the job's exit status.
 
     A status of 0 becomes 1 if that failed.
     """
-    returns = values.get("returns")
-    if not isinstance(returns, list):
+    if not options.returns:
         return lambda _, code: code
     for agent in agents:
         if not agent.supervisor:
@@ -265,17 +261,17 @@ def _bringer(agents: list[Agent], values: dict[str, object]) -> Callable[[Agent 
     from quine.jobs.client import mover
     from quine.jobs.detach import verb_there
 
-    stage = mover([], returns)
+    stage = mover([], options.returns)
 
     def bring(job: Agent | Remote, code: int) -> int:
         status = Status("exited", code)
         if isinstance(job, Agent):
-            host, out = "local", verb_there(stage.out, "local", values)
+            host, out = "local", verb_there(stage.out, "local", options)
             out.cwd = str(registry.record(job.directory).get("cwd"))
             if os.path.realpath(out.cwd) == os.path.realpath(os.getcwd()):
                 return code  # all of it is here
         else:
-            host, out = job.host, verb_there([*stage.out, job.id], job.host, values)
+            host, out = job.host, verb_there([*stage.out, job.id], job.host, options)
         ended = stage.bring(out, status)
         if status.detail:
             complain(status.detail, status.hint, host)
@@ -296,8 +292,8 @@ def _end(agent: Agent) -> Status:
     return end
 
 
-def _seconds(values: dict[str, object]) -> float:
-    text = str(values.get("timeout", "inf"))
+def _seconds(options: RunOptions) -> float:
+    text = options.timeout or "inf"
     try:
         seconds = float(text)
         if seconds >= 0:
@@ -325,23 +321,23 @@ def _means_signal(word: str) -> bool:
         return all(word[1] != row[1] for row in rows("kill"))  # -0, too
 
 
-def _signal(values: dict[str, object]) -> tuple[str, int]:
+def _signal(options: RunOptions) -> tuple[str, int]:
     """Return the name and the number of the signal to send."""
-    name = str(values.get("signal", "TERM"))
+    name = options.signal or "TERM"
     try:
         return name, 0 if name == "0" else signal_number(name)
     except ValueError as error:
         raise Misconfigured(str(error), "quine kill -l") from None
 
 
-def _kill(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
-    name, number = _signal(values)
+def _kill(jobs: list[Agent | Remote], options: RunOptions) -> int:
+    name, number = _signal(options)
     status = OK
     for agent in jobs:
         if not isinstance(agent, Agent):
             from quine.jobs import remote
 
-            status = remote.call(["kill", "-s", name], agent, values) or status
+            status = remote.call(["kill", "-s", name], agent, options) or status
             continue
         fd = agent.hold()
         if fd >= 0 and agent.supervised and number:
@@ -354,8 +350,8 @@ def _kill(jobs: list[Agent | Remote], values: dict[str, object]) -> int:
         if fd < 0 and (on := _adrift(agent)):
             from quine.jobs import remote
 
-            if there := remote.running(agent.id, on, values):
-                status = remote.call(["kill", "-s", name], there, values) or status
+            if there := remote.running(agent.id, on, options):
+                status = remote.call(["kill", "-s", name], there, options) or status
                 continue
         if fd < 0:
             complain(f"{agent.id}: {'it has ended' if agent.known_here else 'its process is not known here'}")

@@ -21,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from quine.base.cli_options import RunOptions
     from quine.jobs.census import Living
     from quine.jobs.remote import Silent
     from transport.errors import Refused
@@ -32,23 +33,23 @@ FOLLOW = 1.0  # seconds between two lists of --follow
 HEAD = ("ID", "HOST", "PID", "STATE", "EXIT", "SECONDS", "TREE", "TURN", "COST", "DOING", "COMMAND")
 
 
-def ps(folders: tuple[str, ...], values: dict[str, object]) -> int:
+def ps(folders: tuple[str, ...], options: RunOptions) -> int:
     """Print the list, once or until a signal. Return 69 if a host, or a node of this machine, gave none."""
-    if not values.get("follow"):
-        facts, silent = _listed(folders, values)
+    if not options.follow:
+        facts, silent = _listed(folders, options)
         _tell(silent)
-        _print(facts, values)
+        _print(facts, options)
         return NOT_STARTED if silent else OK
     before: list[dict[str, Any]] = []
     told: list[str] = []
-    clear = "\x1b[H\x1b[J" if os.isatty(1) and not values.get("json") else ""
+    clear = "\x1b[H\x1b[J" if os.isatty(1) and not options.json else ""
     wiped = clear and os.isatty(2)
     while True:
-        facts, silent = _listed(folders, values)
+        facts, silent = _listed(folders, options)
         if clear or _steady(facts) != _steady(before):
             print(clear, end="")
-            _print(facts, values)
-            print("", end="" if clear or values.get("json") else "\n", flush=True)
+            _print(facts, options)
+            print("", end="" if clear or options.json else "\n", flush=True)
         names = [one.host for one in silent]
         if wiped or names != told:
             _tell(silent)
@@ -68,7 +69,7 @@ def _steady(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in fact.items() if name != "seconds"} for fact in facts]
 
 
-def _listed(folders: tuple[str, ...], values: dict[str, object]) -> tuple[list[dict[str, Any]], list[Silent]]:
+def _listed(folders: tuple[str, ...], options: RunOptions) -> tuple[list[dict[str, Any]], list[Silent]]:
     """Return the rows, and the hosts that gave no list; "" stands for a node of this machine."""
     from quine.jobs import census
 
@@ -81,29 +82,29 @@ def _listed(folders: tuple[str, ...], values: dict[str, object]) -> tuple[list[d
 
     living = census.look(folders, mute)
     # The list of a host is compared with all that is known here, ended jobs too.
-    over = bool(values.get("all")) or values.get("on", "local") != "local"
+    over = options.all or options.elsewhere
     agents = census.merge(registry.everyone(*folders, over=over), living)
     seen = [(agent, agent.verdict()) for agent in sorted(agents, key=lambda agent: agent.begun)]
     running = {agent.id for agent, end in seen if end.state in ALIVE}
     carried = {one.agent.id: one for one in living}
     facts = [_facts(agent, end, running, carried.get(agent.id)) for agent, end in seen]
-    if values.get("on", "local") != "local":
+    if options.elsewhere:
         from quine.jobs import remote
 
         # This machine knows its own jobs better; of a job that is lost here, the host may know more.
         mine = {fact["id"] for fact in facts if fact["state"] not in ("unknown", "lost")}
-        there, others = remote.listed(remote.hosts(str(values["on"]), values), values)
+        there, others = remote.listed(remote.hosts(options.on, options), options)
         silent += others
         stopped = {fact["id"] for fact in there if fact["state"] == "stopped"}
         for fact in facts:
             if fact["id"] in stopped and fact["state"] == "running":
                 fact["state"] = "stopped"  # only its host knows that a process over there is stopped
         facts = remote.once(facts + [fact for fact in there if fact["id"] not in mine])
-    return facts if values.get("all") else [fact for fact in facts if fact["state"] in ALIVE], silent
+    return facts if options.all else [fact for fact in facts if fact["state"] in ALIVE], silent
 
 
-def _print(facts: list[dict[str, Any]], values: dict[str, object]) -> None:
-    if values.get("json"):
+def _print(facts: list[dict[str, Any]], options: RunOptions) -> None:
+    if options.json:
         print("".join(quickjson.dumps(fact) + "\n" for fact in facts), end="")
         return
     from quine.base.text import plain, table

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 
-from quine.base.cli_options import environment, limits, parse
+from quine.base.cli_options import RunOptions, environment, field, limits, parse
 from quine.base.errors import Misconfigured, complain, say
 from quine.jobs.client import (
     caller,
     callers_environment,
+    directory_here,
     services,
     show,
     staging,
@@ -32,68 +33,68 @@ if TYPE_CHECKING:
     from quine.staging.proxy import Staging
 
 
-def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, Staging | None], int]) -> int:
+def main(words: list[str], detach: Callable[[RunOptions, list[str], str, Staging | None], int]) -> int:
     """Return the exit status, unless the process dies of the command's signal or becomes the command.
 
     `detach` starts the job of --detach.
     """
-    values, command = parse("run", words)
-    if values.get("help"):
+    options, command = parse("run", words)
+    if options.help:
         from quine.cli.help import usage
 
         print(usage("run"))
         return 0
-    if values.get("version"):
+    if options.version:
         return version()
-    if values.get("on") == "-l" and len(command) > 1:  # rsync -e 'quine run --on', for USER@HOST
-        values["on"], command = f"{command[0]}@{command[1]}", command[2:]
-    if "report" in values and not values.get("detach"):
+    if options.on == "-l" and len(command) > 1:  # rsync -e 'quine run --on', for USER@HOST
+        options, command = options.replace(on=f"{command[0]}@{command[1]}"), command[2:]
+    if options.report and not options.detach:
         from quine.base import run_report as report
 
-        values["report"] = report.begin(str(values["report"]))
+        options = options.replace(report=report.begin(options.report))
     if not command or not command[0]:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
-    if store := str(values.get("fs") or os.environ.get("QUINE_FS") or ""):
+    if store := options.fs or os.environ.get("QUINE_FS", ""):
         from quine.files.urls import absolute
 
         os.environ["QUINE_FS"] = absolute(store)
-    stage = staging(values)
-    if values.get("detach"):
-        return detach(values, command, _tree(), stage)
+    stage = staging(options)
+    if options.detach:
+        return detach(options, command, _tree(), stage)
     for name in ("job", "stdin", "output-limit"):
-        if name.replace("-", "_") in values:
+        if getattr(options, field(name)):
             raise Misconfigured(f"--{name} goes with --detach")
-    env, limited = environment(values, os.environ), limits(values)
-    terminal = _terminal() if "terminal" in values else None
-    tries_of(values)  # refused here, before anything is started
-    if "on" not in values and "report" not in values and stage is None:
-        if "mount" in values:
-            _mount(values)
-        return _here(values, command, env, limited)
+    env, limited = environment(options, os.environ), limits(options)
+    terminal = _terminal() if options.terminal else None
+    tries_of(options)  # refused here, before anything is started
+    if not options.on and not options.report and stage is None:
+        if options.mount:
+            _mount(options)
+        return _here(options, command, env, limited)
     from transport.spawn import Spawn
 
     # A terminal starts in the directory of a login, and so does rsync's server.
-    at_home = stage is None and ("terminal" in values or command[:2] == RSYNC)
+    at_home = stage is None and (options.terminal or command[:2] == RSYNC)
     spawn = Spawn(
-        ["run", "--mount", "--", *command] if "mount" in values else command,
-        own="mount" in values,
-        where=str(values.get("on", "local")),
-        env={**callers_environment(values), **env},
-        cwd=starting_directory(values),
+        ["run", "--mount", "--", *command] if options.mount else command,
+        own=options.mount,
+        where=options.on or "local",
+        env={**callers_environment(options), **env},
+        cwd=starting_directory(options),
         limits=limited,
         tree=_tree(),
-        context=caller(values) | ({"home": True} if at_home else {}),
+        context=caller(options) | ({"home": True} if at_home else {}),
         terminal=terminal,
     )
-    return show(spawn, values, services(spawn.context), stage=stage)
+    return show(spawn, options, services(spawn.context), stage=stage)
 
 
-def _mount(values: dict[str, object]) -> None:
+def _mount(options: RunOptions) -> None:
     """Mount the shared files. If that fails, QUINE_MOUNT is absent, and the command decides on the consequence."""
     from quine.mount.command import attach
 
     why = attach(os.environ)
-    if why and values.get("verbose"):
+    if why and options.verbose:
         say(f"quine: {why}\n")
 
 
@@ -125,17 +126,16 @@ def version() -> int:
     return 0
 
 
-def _here(values: dict[str, object], command: list[str], env: dict[str, str], limited: dict[str, str]) -> int:
+def _here(options: RunOptions, command: list[str], env: dict[str, str], limited: dict[str, str]) -> int:
     """Become the command, without a node. Return only if that fails."""
     from transport.status import restore_signals
 
-    cwd = str(values["cwd"]) if "cwd" in values else None
     try:
-        if cwd is not None:
-            env = {"PWD": starting_directory(values) or "/", **env}
-            os.chdir(os.path.expanduser(cwd))
+        if options.cwd:
+            env = {"PWD": directory_here(options) or "/", **env}
+            os.chdir(os.path.expanduser(options.cwd))
     except OSError as error:
-        complain(f"cannot start in {cwd}: {error.strerror}")
+        complain(f"cannot start in {options.cwd}: {error.strerror}")
         return 69
     if limited:
         from transport.errors import ProtocolError
@@ -151,7 +151,7 @@ def _here(values: dict[str, object], command: list[str], env: dict[str, str], li
     except (FileNotFoundError, NotADirectoryError):
         from quine.jobs.hints import not_found
 
-        complain(f"command not found: {command[0]}", not_found(command, values))
+        complain(f"command not found: {command[0]}", not_found(command, options))
         return 127
     except OSError as error:
         complain(f"cannot execute {command[0]}: {error.strerror}")

@@ -1,7 +1,7 @@
 """`quine tape`: sessions, as their tapes record them; and with --follow one that runs now.
 
 Laws
-1. Standard library only: `show` is called in loops. Its options are in the table of options.py, as `tape:NAME`.
+1. Standard library only: `show` is called in loops. Its options are in the table of cli_options.py, as `tape:NAME`.
 2. If sessions are kept in the shared files (QUINE_FS), one that is not here is looked for there.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from quine.base.cli_options import parse_around
+from quine.base.cli_options import RunOptions, parse_around
 from quine.base.errors import FAILED, OK, Failure, Misconfigured, complain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Command = Callable[[dict[str, object], list[str]], int]
+    Command = Callable[[RunOptions, list[str]], int]
 
 USAGE = """\
 usage: quine tape COMMAND [OPTIONS] [SESSION]
@@ -89,8 +89,8 @@ def main(words: list[str]) -> int:
     if name not in HELP:
         what = "option" if name.startswith("-") else "command"
         raise Misconfigured(f"no such {what} {name!r}", "quine tape --help")
-    values, sessions = parse_around(f"tape:{name}", words[1:])
-    if values.get("help"):
+    options, sessions = parse_around(f"tape:{name}", words[1:])
+    if options.help:
         from quine.cli.help import usage
 
         print(usage(f"tape:{name}", HELP[name]))
@@ -98,7 +98,7 @@ def main(words: list[str]) -> int:
     most = {"ls": 0, "verify": len(sessions)}.get(name, 1)
     if len(sessions) > most:
         raise Misconfigured(f"got unexpected extra argument {sessions[most]!r}", f"quine tape {name} --help")
-    return _COMMANDS[name](values, sessions)
+    return _COMMANDS[name](options, sessions)
 
 
 def _overview() -> str:
@@ -106,15 +106,15 @@ def _overview() -> str:
     return "\n".join([USAGE, *lines, "", "options: quine tape COMMAND --help"])
 
 
-def _folder(values: dict[str, object]) -> Path:
-    return Path(str(values.get("data_dir") or os.environ.get("QUINE_DATA_DIR") or ".quine"))
+def _folder(options: RunOptions) -> Path:
+    return Path(options.data_dir or os.environ.get("QUINE_DATA_DIR") or ".quine")
 
 
-def _holding(values: dict[str, object], session: str) -> Path:
+def _holding(options: RunOptions, session: str) -> Path:
     """Return the directory that has a session: here, or the copy kept in the shared files."""
     from quine.archive import policy
 
-    folder = _folder(values)
+    folder = _folder(options)
     if not policy.wanted(os.environ):
         return folder
     from quine.archive import local_mirror as mirror
@@ -126,7 +126,7 @@ def _named(sessions: list[str]) -> str:
     return sessions[0] if sessions else ""
 
 
-def _ls(values: dict[str, object], sessions: list[str]) -> int:
+def _ls(options: RunOptions, sessions: list[str]) -> int:
     from quine.archive import policy
     from quine.tape import render
 
@@ -139,62 +139,62 @@ def _ls(values: dict[str, object], sessions: list[str]) -> int:
         except Failure as failure:
             complain(failure.detail, failure.hint)
             status = failure.status
-    print(render.ls(_folder(values), "json" in values, there), end="")
+    print(render.ls(_folder(options), options.json, there), end="")
     return status
 
 
-def _archive(values: dict[str, object], sessions: list[str]) -> int:
+def _archive(options: RunOptions, sessions: list[str]) -> int:
     from quine.archive import local_mirror as mirror
 
-    count, place = mirror.save(_folder(values), _named(sessions))
+    count, place = mirror.save(_folder(options), _named(sessions))
     print(f"{count} files copied to {place}")
     return OK
 
 
-def _show(values: dict[str, object], sessions: list[str]) -> int:
+def _show(options: RunOptions, sessions: list[str]) -> int:
     from quine.tape import render
 
     session = _named(sessions)
-    if "follow" in values:
+    if options.follow:
         from quine.tape.follow import follow
 
-        for text in follow(_holding(values, session), session):
+        for text in follow(_holding(options, session), session):
             print(text, end="", flush=True)
         return OK
-    print(render.show(_holding(values, session), session), end="")
+    print(render.show(_holding(options, session), session), end="")
     return OK
 
 
-def _tree(values: dict[str, object], sessions: list[str]) -> int:
+def _tree(options: RunOptions, sessions: list[str]) -> int:
     from quine.tape import render
 
     session = _named(sessions)
-    print(render.tree(_holding(values, session), session), end="")
+    print(render.tree(_holding(options, session), session), end="")
     return OK
 
 
-def _cost(values: dict[str, object], sessions: list[str]) -> int:
+def _cost(options: RunOptions, sessions: list[str]) -> int:
     from quine.tape import cost
 
     session = _named(sessions)
-    print(cost.cost(_holding(values, session), session, "tree" in values, "json" in values), end="")
+    print(cost.cost(_holding(options, session), session, options.tree, options.json), end="")
     return OK
 
 
-def _replay(values: dict[str, object], sessions: list[str]) -> int:
+def _replay(options: RunOptions, sessions: list[str]) -> int:
     from quine.tape import replay
 
     session = _named(sessions)
-    if "dry" in values:
-        for line in replay.dry(_holding(values, session), session):
+    if options.dry:
+        for line in replay.dry(_holding(options, session), session):
             print(line, end="")
         return OK
-    status, text = replay.replay(_folder(values), session)
+    status, text = replay.replay(_folder(options), session)
     print(text, end="")
     return status
 
 
-def _verify(values: dict[str, object], sessions: list[str]) -> int:
+def _verify(options: RunOptions, sessions: list[str]) -> int:
     from quine.tape import verify
     from quine.tape.index import Index
 
@@ -202,12 +202,12 @@ def _verify(values: dict[str, object], sessions: list[str]) -> int:
     paths: list[Path] = []
     for word in sessions or [""]:
         file = os.sep in word or word.endswith(".jsonl")
-        folder = _folder(values) if file else _holding(values, word)
+        folder = _folder(options) if file else _holding(options, word)
         paths += verify.paths(folder, [word] if word else [])
     indexes = {folder: Index(str(folder)) for folder in {path.parent for path in paths}}
     for path in paths:
         verdict = verify.verify(path, indexes[path.parent])
-        print(verdict.json() if "json" in values else verdict.text(), end="")
+        print(verdict.json() if options.json else verdict.text(), end="")
         if verdict.state == verify.BROKEN:
             status = FAILED
     return status

@@ -17,6 +17,7 @@ import select
 import time
 
 from quine.base import procs
+from quine.base.cli_options import RunOptions
 from quine.base.errors import FAILED, LOST, OK, Failure, Misconfigured
 from quine.tape import registry
 from quine.tape.registry import Agent
@@ -64,15 +65,15 @@ def send_signal(agent: Agent, number: int) -> bool:
     raise Failure(FAILED, f"{agent.id}: its supervisor (pid {agent.supervisor}) does not answer")
 
 
-def attach(agent: Agent, values: dict[str, object]) -> Status:
+def attach(agent: Agent, options: RunOptions) -> Status:
     """Act as the job's proxy until it ends, and return its status."""
-    starts = _starts(values)
+    starts = _starts(options)
     inherit.hold_standard_streams()
     if not agent.directory or not agent.supervisor:
         _check_started(agent)
         hint = f"quine logs --follow {agent.id}" if agent.directory else f"quine tape show {agent.id}"
         raise Failure(FAILED, f"{agent.id} is not detached", hint)
-    if values.get("stdin") and not registry.record(agent.directory).get("stdin"):
+    if options.stdin and not registry.record(agent.directory).get("stdin"):
         raise Misconfigured(f"the stdin of {agent.id} is not open", "it is for a job detached with --stdin")
     with contextlib.ExitStack() as stack:
         names = [os.path.join(agent.directory, name) for name in ("stdout", "stderr")]
@@ -88,7 +89,7 @@ def attach(agent: Agent, values: dict[str, object]) -> Status:
             line = None  # the job has ended, or its supervisor was killed
         if line:
             stack.callback(line.socket.close)
-        face = _Face(files, line, starts, 0 if values.get("stdin") else -1)
+        face = _Face(files, line, starts, 0 if options.stdin else -1)
         for output in face.outputs:
             stack.callback(output.close)
         return face.run() or _outcome(agent)
@@ -101,9 +102,9 @@ def _check_started(agent: Agent) -> None:
         raise Failure(FAILED, f"{agent.id}: it never started: {end.detail or end.state}", end.hint)
 
 
-def _starts(values: dict[str, object]) -> tuple[int, int]:
+def _starts(options: RunOptions) -> tuple[int, int]:
     """Parse --from: the bytes of each stream to skip."""
-    text = str(values.get("from", "0"))
+    text = options.from_ or "0"
     if text == "end":
         return HIGHEST, HIGHEST
     first, _, second = text.partition(",")
@@ -242,7 +243,7 @@ class _Face:
 # -- logs ------------------------------------------------------------------------------------------
 
 
-def logs(agent: Agent, values: dict[str, object]) -> int:
+def logs(agent: Agent, options: RunOptions) -> int:
     """Print the output of a job from an offset on; with --follow until the job has ended."""
     if not agent.directory:
         hint = (
@@ -250,8 +251,8 @@ def logs(agent: Agent, values: dict[str, object]) -> int:
         )
         raise Failure(FAILED, f"the output of {agent.id} is not kept", hint)
     _check_started(agent)
-    offset = _offset(values)
-    both, err = bool(values.get("both")), bool(values.get("stderr"))
+    offset = _offset(options)
+    both, err = options.both, options.stderr
     if both and (err or offset):
         raise Misconfigured("--both goes with neither --stderr nor --offset")
     wanted = [("stdout", 1), ("stderr", 2)] if both else [("stderr" if err else "stdout", 1)]
@@ -269,7 +270,7 @@ def logs(agent: Agent, values: dict[str, object]) -> int:
                 raise Failure(FAILED, f"{name} of {agent.id}: {(error.strerror or '').lower()}") from None
             file.seek(offset)
             opened.append((file.fileno(), target))
-        held = agent.holds() if values.get("follow") else []
+        held = agent.holds() if options.follow else []
         for pidfd in held:
             stack.callback(os.close, pidfd)
         going = bool(held)
@@ -282,8 +283,8 @@ def logs(agent: Agent, values: dict[str, object]) -> int:
     return OK
 
 
-def _offset(values: dict[str, object]) -> int:
-    text = str(values.get("offset", "0"))
+def _offset(options: RunOptions) -> int:
+    text = options.offset or "0"
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise Misconfigured(f"--offset must be a number of bytes, not {text}")
     return int(text)

@@ -19,8 +19,9 @@ LONG = 10.0  # seconds without a connection until it is reported, also without -
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from quine.base.cli_options import RunOptions
     from quine.files.select import Services
     from quine.jobs.retry import Tries
     from quine.staging.proxy import Staging
@@ -50,19 +51,17 @@ def reach(context: dict[str, object]) -> Callable[[bytes, str], bytes]:
     return made
 
 
-def staging(values: dict[str, object], here: str = "") -> Staging | None:
+def staging(options: RunOptions, here: str = "") -> Staging | None:
     """Return the staging of --files and --returns; None without them, or if the job runs in the current directory.
 
     `here` names a use that stages files only with --on. Raise Misconfigured if it would have to stage them here.
     """
-    files, returns = values.get("files", []), values.get("returns", [])
-    assert isinstance(files, list) and isinstance(returns, list)
-    if not files and not returns:
+    if not options.files and not options.returns:
         return None
-    found = mover(files, returns)
-    if values.get("on", "local") != "local":
+    found = mover(options.files, options.returns)
+    if options.elsewhere:
         return found
-    start = starting_directory({**values, "on": "local"})
+    start = directory_here(options)
     if start is not None and os.path.realpath(start) == os.path.realpath(os.getcwd()):
         return None
     if here:
@@ -70,27 +69,27 @@ def staging(values: dict[str, object], here: str = "") -> Staging | None:
     return found
 
 
-def mover(files: list[str], returns: list[str]) -> Staging:
+def mover(files: Sequence[str], returns: Sequence[str]) -> Staging:
     """Return the staging from the current directory to a job's, and back. Misconfigured if the former is gone."""
     from quine.staging.proxy import Staging
 
     folder = current_directory()
     if folder is None:
         raise Misconfigured("the current directory has been removed")
-    return Staging(files, returns, folder, os.environ.get("QUINE_DATA_DIR") or ".quine")
+    return Staging(list(files), list(returns), folder, os.environ.get("QUINE_DATA_DIR") or ".quine")
 
 
-def callers_environment(values: dict[str, object]) -> dict[str, str]:
+def callers_environment(options: RunOptions) -> dict[str, str]:
     """Return the caller's environment for a job: here all, with PWD as --cwd says; elsewhere nothing.
 
     With --on local it lacks secrets and the variables of the shared files, which the job requests like any other.
     """
     from transport.inherit import scrubbed
 
-    if values.get("on", "local") != "local":
+    if options.elsewhere:
         return {}
-    moved = {"PWD": starting_directory(values) or "/"} if "cwd" in values else {}
-    if "on" not in values:
+    moved = {"PWD": directory_here(options) or "/"} if options.cwd else {}
+    if not options.on:
         return {**os.environ, **moved}
     from quine.files.urls import VARIABLES
 
@@ -98,13 +97,16 @@ def callers_environment(values: dict[str, object]) -> dict[str, str]:
     return {**kept, **moved}
 
 
-def starting_directory(values: dict[str, object]) -> str | None:
+def starting_directory(options: RunOptions) -> str | None:
     """Return --cwd; without it the current directory on this machine, and None (the inventory's) elsewhere."""
-    here = values.get("on", "local") == "local"
-    if "cwd" in values:
-        cwd = os.path.expanduser(str(values["cwd"])) if here else str(values["cwd"])
-        return os.path.join(current_directory() or "/", cwd) if here else cwd
-    return current_directory() if here else None
+    return (options.cwd or None) if options.elsewhere else directory_here(options)
+
+
+def directory_here(options: RunOptions) -> str | None:
+    """Return --cwd as a directory of this machine; without it the current one."""
+    if not options.cwd:
+        return current_directory()
+    return os.path.join(current_directory() or "/", os.path.expanduser(options.cwd))
 
 
 def current_directory() -> str | None:
@@ -115,7 +117,7 @@ def current_directory() -> str | None:
         return None
 
 
-def caller(values: dict[str, object]) -> dict[str, object]:
+def caller(options: RunOptions) -> dict[str, object]:
     """Return the facts about this process that placing a job needs.
 
     `token` says that it is, or belongs to, a job of this node; if that came from elsewhere, its origin places the new
@@ -124,15 +126,15 @@ def caller(values: dict[str, object]) -> dict[str, object]:
     from quine.base.allowed_hosts import asks_origin
     from transport import inherit
 
-    inventory, memo = find_inventory(values, os.environ), inherit.read()
+    inventory, memo = find_inventory(options, os.environ), inherit.read()
     context = {
         "inventory": inventory,
         "cwd": current_directory(),
         "ssh_agent": os.environ.get("SSH_AUTH_SOCK"),
     }
-    if asks_origin("inventory" in values, inventory, memo):
+    if asks_origin(bool(options.inventory), inventory, memo):
         context["token"] = str(memo["token"])
-    if store := str(values.get("fs") or os.environ.get("QUINE_FS") or ""):
+    if store := options.fs or os.environ.get("QUINE_FS", ""):
         from quine.files.urls import shareable
 
         context["fs"] = shareable(store, os.environ)
@@ -141,7 +143,7 @@ def caller(values: dict[str, object]) -> dict[str, object]:
 
 def show(
     spawn: Spawn,
-    values: dict[str, object],
+    options: RunOptions,
     services: Services | None = None,
     facts: dict[str, object] | None = None,
     renew: Callable[[Spawn], Services] | None = None,
@@ -160,10 +162,10 @@ def show(
 
     inherit.hold_standard_streams()
     started, begun = time.time(), time.monotonic()
-    tries, run = tries_of(values), stage.run if stage else client.run
+    tries, run = tries_of(options), stage.run if stage else client.run
     while True:
         used = Used() if tries else None
-        status = _run(run, spawn, values, services, on_refused, used)
+        status = _run(run, spawn, options, services, on_refused, used)
         if services:
             services.close()
         if not tries or not used or not tries.again(spawn, status, used):
@@ -172,27 +174,27 @@ def show(
             services = renew(spawn)
     spawn.where = status.host or spawn.where  # the chosen host, for messages and the report
     seconds = time.monotonic() - begun
-    if values.get("verbose"):
+    if options.verbose:
         say(
             f"quine: {status.host or 'local'}: {status.state} {status.signal or status.code} after {seconds:.3f} s\n"
         )
-    if target := values.get("report"):
+    if options.report:
         from quine.base import run_report as report
 
-        report.write(str(target), status, spawn.where, started=started, seconds=seconds, **(facts or {}))
-    if status.left and stage is None and not values.get("quiet"):
+        report.write(options.report, status, spawn.where, started=started, seconds=seconds, **(facts or {}))
+    if status.left and stage is None and not options.quiet:
         say(f"quine: {status.host}: files are left in {status.left}\n")
     if status.detail and not spawn.own:
         from quine.jobs.hints import complete
 
-        complete(status, spawn.argv, values)
+        complete(status, spawn.argv, options)
     return leave(status)
 
 
 def _run(
     run: Callable[..., Status],
     spawn: Spawn,
-    values: dict[str, object],
+    options: RunOptions,
     services: Services | None,
     on_refused: Callable[[str], None] | None,
     used: Used | None,
@@ -206,8 +208,8 @@ def _run(
         return run(
             spawn,
             services=services,
-            on_start=_starter(services, bool(values.get("verbose"))),
-            on_note=Notes(values, spawn.terminal is not None, links=links).hear,
+            on_start=_starter(services, options.verbose),
+            on_note=Notes(options, spawn.terminal is not None, links=links).hear,
             on_refused=on_refused,
             used=used,
         )
@@ -217,13 +219,13 @@ def _run(
         )
 
 
-def tries_of(values: dict[str, object]) -> Tries | None:
+def tries_of(options: RunOptions) -> Tries | None:
     """Return None without these options: the usual case, and imports are most of a client's time."""
-    if "retry" not in values and "idempotent" not in values:
+    if not options.retry and not options.idempotent:
         return None
     from quine.jobs.retry import Tries
 
-    return Tries(values)
+    return Tries(options)
 
 
 class Notes:
@@ -232,9 +234,9 @@ class Notes:
     A wait or a lost link is reported at once with -v, never with -q, else after LONG seconds.
     """
 
-    def __init__(self, values: dict[str, object], raw: bool, links: bool = True) -> None:
+    def __init__(self, options: RunOptions, raw: bool, links: bool = True) -> None:
         self._links = links
-        self._after = 0.0 if values.get("verbose") else float("inf") if values.get("quiet") else LONG
+        self._after = 0.0 if options.verbose else float("inf") if options.quiet else LONG
         self._raw = raw
         self._down = self._waits = False  # and reported
 
@@ -264,7 +266,9 @@ class Notes:
             self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{told}")
 
     def _say(self, text: str) -> None:
-        text = "".join(c if c.isprintable() else "?" for c in text[:500])  # it may come from another node
+        from transport.text import harmless
+
+        text = harmless(text[:500], instead="?")  # it may come from another node
         say(f"quine: {text}\r\n" if self._raw else f"quine: {text}\n")
 
 

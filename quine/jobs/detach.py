@@ -20,11 +20,11 @@ import time
 
 from quine.agent.session import Life
 from quine.base import dirs, sizes
-from quine.base.cli_options import TABLE, environment, limits
+from quine.base.cli_options import RunOptions, as_words, environment, limits, rows
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
 from quine.base.sessions import is_session, new_session
 from quine.files.urls import GIVE_STORE, GONE, NO_ORIGIN
-from quine.jobs.client import caller, leave, services, show, starting_directory
+from quine.jobs.client import caller, directory_here, leave, services, show, starting_directory
 from quine.tape.registry import state_directory
 from transport import address, inherit
 from transport.detached import supervisor
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     from transport.spawn import Spawn
 
 VARIABLE = "QUINE_DETACHED"  # "1" for the process that is a detached job itself, which removes it
+OURS = (
+    "detach",
+    "file",
+    "job",
+    "stdin",
+    "output-limit",
+    "report",
+)  # options that a detached agent does not get
 KEPT = 1000  # ended jobs, at most
 KEPT_DAYS = 30
 ARGUMENT = 4096  # characters of one argument that the record of a command shows
@@ -44,38 +52,40 @@ COPY = 1 << 20
 MADE = "-detaching"  # suffix of the directory that a remote node makes for this verb
 
 
-def command(values: dict[str, object], argv: list[str], tree: str, stage: Staging | None = None) -> int:
+def command(options: RunOptions, argv: list[str], tree: str, stage: Staging | None = None) -> int:
     """`quine run --detach`; `stage` holds the files that the job needs in its directory."""
     for name in ("terminal", "retry", "idempotent"):
-        if name in values:
+        if getattr(options, name):
             raise Misconfigured(f"--{name} does not go with --detach")
-    if "returns" in values:
+    if options.returns:
         raise Misconfigured(
             "--returns does not go with --detach: nothing waits for the job",
             "quine wait --returns PATTERN ID",
         )
-    job = _job(values)
-    if values.get("on", "local") != "local":
-        return _over_there(values, job, argv, tree, stage)
-    cwd = starting_directory({**values, "on": "local"})
+    job = _job(options)
+    if options.elsewhere:
+        return _over_there(options, job, argv, tree, stage)
+    cwd = directory_here(options)
     if stage:
         _alone(job)
-        if not _is_started(job) and (failed := _laid_out(stage, values, cwd)):
+        if not _is_started(job) and (failed := _laid_out(stage, options, cwd)):
             return failed
     shown = " ".join(_quoted(word) for word in argv)
-    env = {**os.environ, **environment(values, os.environ)}
+    env = {**os.environ, **environment(options, os.environ)}
     if "token" in inherit.read() and not env.get("QUINE_FS"):
         env["QUINE_FS"] = GONE  # its way to the origin ends with the job of this process
-        if values.get("mount"):
+        if options.mount:
             raise Misconfigured(f"--mount: {NO_ORIGIN}", GIVE_STORE)
-    if values.get("mount"):
+    if options.mount:
         argv = [*address.own_command(), "run", "--mount", "--", *argv]
-    return _start(values, job, argv, env, cwd or "/", limits(values), {"intent": shown, "root": tree or job})
+    return _start(
+        options, job, argv, env, cwd or "/", limits(options), {"intent": shown, "root": tree or job}
+    )
 
 
-def agent(mission: str, values: dict[str, object]) -> int:
+def agent(mission: str, options: RunOptions) -> int:
     """`quine --detach MISSION`: start the agent here, or the proxy of one on another machine."""
-    job = _job(values)
+    job = _job(options)
     memo = inherit.read()
     if "token" in memo and "lineage" in memo:
         raise NotBuilt("--detach of an agent on a host that is not the origin")
@@ -84,43 +94,39 @@ def agent(mission: str, values: dict[str, object]) -> int:
 
     settled = dict(os.environ)
     # Report wrong settings now, not in the log of the job.
-    guests.build(variables.guest(variables.adopt(values, settled), settled))
-    hidden = "file" in values
-    options = [f"--job={job}"]
-    for name, *_ in TABLE:
-        given = values.get(name.replace("-", "_"))
-        if given is not None and name not in ("detach", "file", "job", "stdin", "output_limit", "report"):
-            listed = given if isinstance(given, list) else [given]
-            options += [f"--{name}" if each is True else f"--{name}={each}" for each in listed]
+    guests.build(variables.guest(variables.adopt(options, settled), settled))
+    hidden = bool(options.file)
+    passed = dict.fromkeys(row[0] for row in rows("agent") if row[0] not in OURS)
+    given = [f"--job={job}", *as_words(options, passed)]
     # A mission from a file must not show in argv: it goes through a file again.
     words = [f"--file={_directory(job)}/mission"] if hidden else ["--", mission]
     shown = Life(job, job, mission, hidden=hidden).shown
     root = os.environ.get("QUINE_ROOT_SESSION", "")
     facts: dict[str, object] = {"intent": shown, "root": root if is_session(root) else job}
     env = {**os.environ, VARIABLE: "1"}
-    if values.get("on", "local") != "local":
-        facts["on"] = str(values["on"])
-        options.append(f"--report={_directory(job)}/report")  # tells whether status 74 means lost, and why
-    argv = [*address.own_command(), *options, *words]
-    return _start(values, job, argv, env, os.getcwd(), {}, facts, mission if hidden else "")
+    if options.elsewhere:
+        facts["on"] = options.on
+        given.append(f"--report={_directory(job)}/report")  # tells whether status 74 means lost, and why
+    argv = [*address.own_command(), *given, *words]
+    return _start(options, job, argv, env, os.getcwd(), {}, facts, mission if hidden else "")
 
 
-def _job(values: dict[str, object]) -> str:
-    if "report" in values:
+def _job(options: RunOptions) -> str:
+    if options.report:
         raise Misconfigured(
             "--report does not go with --detach: nothing waits for the job",
             "quine wait ID; quine ps -a --json",
         )
-    job = str(values.get("job") or new_session())
+    job = options.job or new_session()
     if not is_session(job):
         raise Misconfigured(f"--job {job[:80]!r} is not a UUID in lower case", "leave it out")
-    supervisor_quota(values)
+    supervisor_quota(options)
     return job
 
 
-def supervisor_quota(values: dict[str, object]) -> int:
+def supervisor_quota(options: RunOptions) -> int:
     """Return --output-limit SIZE in bytes. Raises Misconfigured."""
-    size = sizes.parse(str(values.get("output_limit", "1G")), "--output-limit")
+    size = sizes.parse(options.output_limit or "1G", "--output-limit")
     if not size:
         raise Misconfigured("--output-limit must not be 0: its job could write nothing")
     return size
@@ -130,7 +136,7 @@ def supervisor_quota(values: dict[str, object]) -> int:
 
 
 def _start(
-    values: dict[str, object],
+    options: RunOptions,
     job: str,
     argv: list[str],
     env: dict[str, str],
@@ -142,7 +148,7 @@ def _start(
     from quine.jobs import logind
     from transport import rlimits
 
-    logind.secure([] if values.get("file") == "-" else _again(job))  # stdin is read only once
+    logind.secure([] if options.file == "-" else _again(job))  # stdin is read only once
     env.pop(logind.MOVED, None)
     inherit.hold_standard_streams()
     keep = _kept()
@@ -152,7 +158,7 @@ def _start(
     directory = _directory(job)
     try:
         dirs.make(jobs)
-        stdin = None if values.get("stdin") else _taken(jobs)
+        stdin = None if options.stdin else _taken(jobs)
         try:
             os.mkdir(directory, 0o700)
         except FileExistsError:
@@ -174,9 +180,9 @@ def _start(
     _collect(jobs)
     record = {"session": job, "parent": "", "host": "local", "cwd": cwd, **facts}
     record["made"] = os.path.basename(cwd) == job  # a directory made here, for this job alone
-    record["stdin"] = "stdin" in values
+    record["stdin"] = options.stdin
     order = supervisor.Order(
-        argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(values), keep
+        argv, env, cwd, rlimits.parse(limited), record, stdin, supervisor_quota(options), keep
     )
     refused = start(directory, order)
     if refused is None:
@@ -300,11 +306,11 @@ def _is_started(job: str) -> bool:
     return os.path.exists(f"{_directory(job)}/job")
 
 
-def _laid_out(stage: Staging, values: dict[str, object], cwd: str | None) -> int:
+def _laid_out(stage: Staging, options: RunOptions, cwd: str | None) -> int:
     """Stage the job's files on this machine, for a command that does nothing. Return 0, or the status of a failure."""
     from transport.spawn import Spawn
 
-    nothing = Spawn(["true"], cwd=cwd, context={**caller(values), "control": True})
+    nothing = Spawn(["true"], cwd=cwd, context={**caller(options), "control": True})
     null = os.open(os.devnull, os.O_RDONLY)  # our stdin is for the job
     try:
         return leave(stage.run(nothing, null, services=services(nothing.context)))
@@ -326,26 +332,22 @@ def _there_already(job: str) -> int:
 # -- on another machine ----------------------------------------------------------------------------
 
 
-def _over_there(
-    values: dict[str, object], job: str, argv: list[str], tree: str, stage: Staging | None
-) -> int:
+def _over_there(options: RunOptions, job: str, argv: list[str], tree: str, stage: Staging | None) -> int:
     """Run the same verb on another machine."""
     words = ["run", "--detach", f"--job={job}"]
-    words += [f"--limit={name}={value}" for name, value in limits(values).items()]
-    words += ["--mount"] if values.get("mount") else []
-    words += ["--stdin"] if values.get("stdin") else []
-    words += [f"--output-limit={values['output_limit']}"] if "output_limit" in values else []
-    spawn = verb_there([*words, "--", *argv], str(values["on"]), values)
-    spawn.env = environment(values, os.environ) | ({"QUINE_ROOT_SESSION": tree} if tree else {})
-    if "job" in values:
+    words += [f"--limit={name}={value}" for name, value in limits(options).items()]
+    words += as_words(options, ("mount", "stdin", "output-limit"))
+    spawn = verb_there([*words, "--", *argv], options.on, options)
+    spawn.env = environment(options, os.environ) | ({"QUINE_ROOT_SESSION": tree} if tree else {})
+    if options.job:
         spawn.context["pick"] = job  # not by load: a second start must not reach another host
     spawn.tree = f"{job}{MADE}"
-    spawn.cwd = starting_directory(values)
-    if values.get("stdin") or os.isatty(0):
+    spawn.cwd = starting_directory(options)
+    if options.stdin or os.isatty(0):
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-    status = show(spawn, values, services(spawn.context) if stage else None, stage=stage)
+    status = show(spawn, options, services(spawn.context) if stage else None, stage=stage)
     if status == LOST:
         again = f"--on {spawn.where} --job {job}"
         say(
@@ -354,11 +356,11 @@ def _over_there(
     return status
 
 
-def verb_there(words: list[str], where: str, values: dict[str, object]) -> Spawn:
+def verb_there(words: list[str], where: str, options: RunOptions) -> Spawn:
     """Return the spawn of a verb on another machine. It takes no slot there, because it does no work."""
     from transport.spawn import Spawn
 
-    return Spawn(words, own=True, where=where, cwd="~", context={**caller(values), "control": True})
+    return Spawn(words, own=True, where=where, cwd="~", context={**caller(options), "control": True})
 
 
 # -- garbage ---------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from quine.base.cli_options import find_inventory
+from quine.base.cli_options import RunOptions, find_inventory
 from quine.base.errors import DEFECT, NOT_STARTED, OK, Failure, Misconfigured, complain
 from quine.base.sessions import SHOWN, is_session
 from quine.base.text import plain
@@ -87,13 +87,13 @@ class Answer(NamedTuple):
     err: bytes
 
 
-def hosts(where: str, values: dict[str, object]) -> list[str]:
+def hosts(where: str, options: RunOptions) -> list[str]:
     """The host names that `where` means. If it is empty: all, or none if there is no inventory."""
     from pathlib import Path
 
     from deploy.inventory import ConfigError, load
 
-    path = find_inventory(values, os.environ)
+    path = find_inventory(options, os.environ)
     if path is None and not where:
         return []
     try:
@@ -103,9 +103,7 @@ def hosts(where: str, values: dict[str, object]) -> list[str]:
     return [host.name for host in known.matching(where)] if where else list(known.hosts)
 
 
-def listed(
-    names: list[str], values: dict[str, object], job: str = ""
-) -> tuple[list[dict[str, Any]], list[Silent]]:
+def listed(names: list[str], options: RunOptions, job: str = "") -> tuple[list[dict[str, Any]], list[Silent]]:
     """Return the agents and jobs of these hosts, as `quine ps --json` there lists them, and the hosts without a list.
 
     If `job` is given, the list of a host that knows this job is enough.
@@ -115,7 +113,9 @@ def listed(
     def enough(host: str, out: bytes) -> bool:
         return any(fact["id"] == job and _knows(fact) for fact in _parsed(out, host))
 
-    for host, answer in ask(["ps", "--all", "--json"], names, values, enough=enough if job else None).items():
+    for host, answer in ask(
+        ["ps", "--all", "--json"], names, options, enough=enough if job else None
+    ).items():
         if answer.status.state != "exited" or answer.status.code:
             said = answer.err.decode(errors="replace").partition("\n")[0].removeprefix("quine: error: ")
             detail = answer.status.detail or plain(said[:LONGEST]) or "no answer"
@@ -130,9 +130,9 @@ def tell(silent: list[Silent]) -> None:
         complain(one.detail, one.hint, one.host)
 
 
-def running(job: str, where: str, values: dict[str, object]) -> Remote | None:
+def running(job: str, where: str, options: RunOptions) -> Remote | None:
     """Return the job with this id if it runs now, else None. Raises NotAsked if a silent host may have it."""
-    facts, silent = listed(hosts(where, values), values, job)
+    facts, silent = listed(hosts(where, options), options, job)
     for fact in facts:
         if fact["id"] == job and fact["state"] in ALIVE:
             return Remote(fact["host"], job)
@@ -142,15 +142,15 @@ def running(job: str, where: str, values: dict[str, object]) -> Remote | None:
     return None
 
 
-def find(text: str, where: str, values: dict[str, object], reads: bool = False) -> list[Remote]:
+def find(text: str, where: str, options: RunOptions, reads: bool = False) -> list[Remote]:
     """Return the jobs whose id begins with `text`. Raises NotAsked if only a silent host may have one.
 
     `reads`: nothing is sent to the job, so for its whole id a host that knows it is enough.
     """
-    names = hosts(where, values)
+    names = hosts(where, options)
     if where and len(names) == 1:
         return [Remote(names[0], text)]  # that host resolves the id itself
-    everything, silent = listed(names, values, text if reads else "") if names else ([], [])
+    everything, silent = listed(names, options, text if reads else "") if names else ([], [])
     facts = [fact for fact in everything if fact["id"].startswith(text)]
     if not any(fact["id"] == text for fact in facts):
         tell(silent)
@@ -190,18 +190,18 @@ def _rivals(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return known and any(one[name] != other[name] for name in ("pid", "started", "mission", "root"))
 
 
-def show(words: list[str], job: Remote, values: dict[str, object]) -> int:
+def show(words: list[str], job: Remote, options: RunOptions) -> int:
     """Run a verb on the job's host, act as its proxy, and return its exit status."""
     from quine.jobs.client import show as run_as_proxy
 
-    return run_as_proxy(verb_there([*words, job.id], job.host, values), {})
+    return run_as_proxy(verb_there([*words, job.id], job.host, options), RunOptions())
 
 
-def call(words: list[str], job: Remote, values: dict[str, object]) -> int:
+def call(words: list[str], job: Remote, options: RunOptions) -> int:
     """Run a verb on the job's host with its messages here. Return its exit status."""
     null = os.open(os.devnull, os.O_RDONLY)
     try:
-        status = client.run(verb_there([*words, job.id], job.host, values), null)
+        status = client.run(verb_there([*words, job.id], job.host, options), null)
     finally:
         os.close(null)
     if status.detail:
@@ -219,7 +219,7 @@ def call(words: list[str], job: Remote, values: dict[str, object]) -> int:
 def ask(
     words: list[str],
     names: list[str],
-    values: dict[str, object],
+    options: RunOptions,
     seconds: float = ASK,
     enough: Callable[[str, bytes], bool] | None = None,
 ) -> dict[str, Answer]:
@@ -230,7 +230,7 @@ def ask(
     rendezvous.connect().close()  # start one node here, not one by each asking process
     null = os.open(os.devnull, os.O_RDONLY)
     try:
-        asked = [_Asked(words, name, values, null) for name in names]
+        asked = [_Asked(words, name, options, null) for name in names]
     finally:
         os.close(null)
     begun = time.monotonic()
@@ -256,7 +256,7 @@ def ask(
 class _Asked:
     """One host, asked by a child process."""
 
-    def __init__(self, words: list[str], host: str, values: dict[str, object], null: int) -> None:
+    def __init__(self, words: list[str], host: str, options: RunOptions, null: int) -> None:
         self.host = host
         self.pid, self._pidfd = 0, -1
         self.pipes: dict[int, bytearray] = {}
@@ -268,7 +268,7 @@ class _Asked:
                 ends.append(os.pipe())
             self.pid = os.fork()
             if not self.pid:
-                _answer_to(ends, words, host, values, null)
+                _answer_to(ends, words, host, options, null)
             self._pidfd = os.pidfd_open(self.pid)
         except OSError as error:
             self.wrong = f"no process of this machine can ask: {(error.strerror or '').lower()}"
@@ -337,7 +337,7 @@ class _Asked:
 
 
 def _answer_to(
-    ends: list[tuple[int, int]], words: list[str], host: str, values: dict[str, object], null: int
+    ends: list[tuple[int, int]], words: list[str], host: str, options: RunOptions, null: int
 ) -> NoReturn:
     """In the child: run the verb, and report its status, whatever goes wrong."""
     try:
@@ -345,7 +345,7 @@ def _answer_to(
             os.close(read)
         out, err, told = (write for _, write in ends)
         try:
-            status = client.run(verb_there(words, host, values), null, out, err)
+            status = client.run(verb_there(words, host, options), null, out, err)
         except Refused as refused:
             status = Status("unreachable", refused.status, detail=refused.detail, hint=refused.hint)
         except Exception as error:

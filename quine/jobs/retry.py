@@ -12,14 +12,15 @@ Laws
 from __future__ import annotations
 
 import os
-import random
 import stat
 import time
 
+from quine.base import backoff
 from quine.base.errors import Misconfigured, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from quine.base.cli_options import RunOptions
     from transport.client.output import Used
     from transport.spawn import Spawn
     from transport.status import Status
@@ -31,19 +32,19 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 class Tries:
     """The tries of one job; `left` is how many more there may be."""
 
-    def __init__(self, values: dict[str, object]) -> None:
-        text = str(values.get("retry", "0"))
+    def __init__(self, options: RunOptions) -> None:
+        text = options.retry or "0"
         if text.startswith("-") and text[1:].isdigit():
             raise Misconfigured(f"--retry {text[:40]}: must not be negative")
         if not (text.isascii() and text.isdigit() and len(text) < 10):
             raise Misconfigured(f"--retry {text[:40]}: should be a number")
-        if "idempotent" in values and "retry" not in values:
+        if options.idempotent and not options.retry:
             raise Misconfigured("--idempotent says what --retry may do; it needs --retry N")
-        if "retry" in values and "on" not in values:
+        if options.retry and not options.on:
             raise Misconfigured("--retry tries other hosts; it needs --on WHERE")
         self.left = int(text)
-        self._idempotent = "idempotent" in values
-        self._verbose = "verbose" in values
+        self._idempotent = options.idempotent
+        self._verbose = options.verbose
         self._failed: list[str] = []
         self._number = 1
         self._start = _position() if self.left else None
@@ -66,8 +67,8 @@ class Tries:
         spawn.id = os.urandom(16).hex()
         spawn.context["avoid"] = self._failed
         if again:
-            doubled = FIRST_PAUSE * 2 ** min(self._failed.count(status.host) - 2, 10)
-            time.sleep(min(doubled, LONGEST_PAUSE) * random.uniform(0.5, 1))
+            failed = self._failed.count(status.host) - 1
+            time.sleep(backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE, jitter=(0.5, 1)))
         return True
 
     def _may(self, status: Status) -> bool:

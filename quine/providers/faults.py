@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from quine.base.errors import USAGE
 from quine.base.messages import GuestError, Overflow, Refused, Unavailable
+from transport.text import harmless
 
 SHOWN = 500  # characters of a server's text in a message
 TRY_AGAIN = (200, 408, 409, 425, 429)  # and all from 500; 200: an error inside an answer that began well
@@ -100,8 +101,7 @@ def judge(status: int, said: Told) -> GuestError:
 
 def printable(text: str, limit: int = SHOWN) -> str:
     """Return one line that can be encoded and shown: no control characters or lone surrogates, cut at `limit`."""
-    line = " ".join(text[: 4 * limit].split())
-    line = "".join(char if char.isprintable() else "�" for char in line)
+    line = harmless(" ".join(text[: 4 * limit].split()), instead="�")
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

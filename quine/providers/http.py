@@ -26,6 +26,7 @@ from typing import Any
 import httpx
 
 from quine import __version__
+from quine.base import backoff
 from quine.base.errors import FAILED, USAGE, Misconfigured
 from quine.base.messages import DEEPEST, GuestError, Refused, Reply, Request, Unavailable, too_deep
 from quine.providers import sse
@@ -316,7 +317,7 @@ def _shut(connection: socket.socket) -> None:
 def _pause(failed: int, after: float | None) -> float:
     if after is not None and after > 0:
         return after * (1 + 0.1 * random.random())  # never earlier than the server asks
-    return min(FIRST_PAUSE * 2.0 ** (failed - 1), LONGEST_PAUSE) * (1 + 0.5 * random.random())
+    return backoff.pause(failed, FIRST_PAUSE, LONGEST_PAUSE, jitter=(1, 1.5))
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

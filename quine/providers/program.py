@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from quine.base import backoff
 from quine.base.errors import TRY_AGAIN, USAGE, Misconfigured
 from quine.base.messages import (
     DEEPEST,
@@ -81,7 +82,9 @@ class ProgramGuest:
             except Unavailable as error:
                 if attempt == ATTEMPTS:
                     raise
-                pause = error.after if error.after is not None else FIRST_PAUSE * 2 ** (attempt - 1)
+                pause = (
+                    error.after if error.after is not None else backoff.pause(attempt, FIRST_PAUSE, PATIENCE)
+                )
                 self.note(f"tried again in {pause:g} s: {error}")
                 self._pause(pause)
         raise AssertionError("unreachable")

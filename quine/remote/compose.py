@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from quine.base.cli_options import RunOptions, environment, limits
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,16 +25,15 @@ AGAIN = 10.0  # seconds to reach the host of a lost agent once more
 SERVICES = ("life", "infer", "tape", "ledger")
 
 
-def agent_here(mission: str, values: dict[str, object]) -> int:
+def agent_here(mission: str, options: RunOptions) -> int:
     """Run the agent in this very process."""
     from quine.agent import main as host
-    from quine.base.cli_options import environment, limits
 
     os.environ.pop("QUINE_DETACHED", None)
-    if values.get("mount"):
+    if options.mount:
         os.environ["QUINE_MOUNT"] = "auto"
-    os.environ.update(environment(values, os.environ))
-    if limited := limits(values):
+    os.environ.update(environment(options, os.environ))
+    if limited := limits(options):
         from quine.base.errors import Misconfigured
         from transport.errors import ProtocolError
         from transport.job.process import limit_self
@@ -41,28 +42,27 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
             limit_self(limited)
         except ProtocolError as error:
             raise Misconfigured(str(error)) from None
-    return host.start(mission, values, face)
+    return host.start(mission, options, face)
 
 
-def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
+def agent_elsewhere(mission: str, options: RunOptions) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's proxy."""
     from quine.agent.main import life_from
     from quine.agent.session import another
     from quine.archive import policy
-    from quine.base.cli_options import environment, limits
     from quine.base.errors import LOST
     from quine.jobs.client import caller, callers_environment, show, staging, starting_directory
 
     detached = os.environ.pop("QUINE_DETACHED", "") == "1"
     given = dict(os.environ)
     settled = dict(given)
-    life, settings = life_from(mission, values, settled)
-    spawn = _agent(str(values["on"]), life)
-    spawn.env = {**callers_environment(values), **environment(values, given)}
-    spawn.env |= {"QUINE_MOUNT": "auto"} if values.get("mount") else {}
-    spawn.limits = limits(values)
-    spawn.context = {**caller(values), "detached": detached}
-    spawn.cwd = starting_directory(values)
+    life, settings = life_from(mission, options, settled)
+    spawn = _agent(options.on, life)
+    spawn.env = {**callers_environment(options), **environment(options, given)}
+    spawn.env |= {"QUINE_MOUNT": "auto"} if options.mount else {}
+    spawn.limits = limits(options)
+    spawn.context = {**caller(options), "detached": detached}
+    spawn.cwd = starting_directory(options)
     facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
     environ = {**given, **settled, **policy.of_the_store(settings.secrets)}  # this proxy opens the store
     keeps = _keeps(settings, settled)
@@ -80,15 +80,15 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
         keeps(again)
         return serve(again)
 
-    status = show(spawn, values, serve(life), facts, renew, _log(life, environ), staging(values))
+    status = show(spawn, options, serve(life), facts, renew, _log(life, environ), staging(options))
     if detached and status == LOST and served[-1].host:
-        _reach_again(served[-1].host, values)
+        _reach_again(served[-1].host, options)
     if policy.wanted(settled):
         policy.finish(spawn.tree)
     return status
 
 
-def _reach_again(host: str, values: dict[str, object]) -> None:
+def _reach_again(host: str, options: RunOptions) -> None:
     """Make a node of this machine dial `host`, which then ends the jobs of an earlier node that was killed."""
     from contextlib import suppress
 
@@ -96,7 +96,7 @@ def _reach_again(host: str, values: dict[str, object]) -> None:
     from transport.errors import Refused
 
     with suppress(Refused):
-        remote.ask(["ps"], [host], values, AGAIN)
+        remote.ask(["ps"], [host], options, AGAIN)
 
 
 def _keeps(settings: Settings, environ: Mapping[str, str]) -> Callable[[Life], None]:
@@ -135,7 +135,7 @@ def face(
 
     environ = dict(os.environ)
     spawn = _agent(where, life)
-    spawn.context = caller({})
+    spawn.context = caller(RunOptions())
     if os.environ.get("QUINE_MOUNT"):
         spawn.env["QUINE_MOUNT"] = "auto"  # a mount here has another path there
     services = _services(life, ledger, environ, spawn.context, masked, facts)
@@ -159,7 +159,7 @@ def face(
             stderr,
             services=services,
             on_start=placed,
-            on_note=Notes({}, False, links=False).hear,
+            on_note=Notes(RunOptions(), False, links=False).hear,
             on_refused=_log(life, environ),
             used=Used() if on_start else None,
         )

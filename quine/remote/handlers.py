@@ -28,6 +28,7 @@ from quine.agent.env import MOST
 from quine.agent.session import Life
 from quine.agent.signals import ANSWER
 from quine.base import allowed_hosts
+from quine.base.cli_options import RunOptions
 from quine.base.errors import DEADLINE, Failure
 from quine.base.messages import (
     DEEPEST,
@@ -233,7 +234,7 @@ class _Origin(_Face):
         hosts: Callable[[], bytes],
         masked: Sequence[str],
     ) -> None:
-        settings = env.adopt({}, dict(environ))
+        settings = env.adopt(RunOptions(), dict(environ))
         mask = Mask([*settings.masked, *masked])
 
         def file(session: str) -> Sink:

@@ -197,8 +197,9 @@ def stays(name: bytes, target: bytes, roots: Container[bytes]) -> bool:
 
 def shown(name: bytes) -> str:
     """Return a name for a message: shortened, and without characters that control a terminal."""
-    text = name[-200:].decode("utf-8", "backslashreplace")
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    from transport.text import harmless
+
+    return harmless(name[-200:].decode("utf-8", "backslashreplace"))
 
 
 def _little(column: array[int]) -> bytes:

@@ -19,6 +19,7 @@ import time
 
 from quine.base import dirs
 from quine.staging.manifest import SIZE, BadManifest, Manifest, parse
+from transport.address import user_directory
 from transport.lean import blake2b
 
 TYPE_CHECKING = False
@@ -298,8 +299,7 @@ def _prune(folder: str) -> None:
 
 def cache(name: str) -> str:
     """Return the directory of a user's records or objects on this machine."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(base, "quine", "staging", name)
+    return os.path.join(user_directory("cache"), "quine", "staging", name)
 
 
 def key_of(*parts: str | bytes) -> str:

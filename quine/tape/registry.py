@@ -162,8 +162,7 @@ class Agent(NamedTuple):
 
 def state_directory() -> str:
     """The directory of this user's state on this machine, with the jobs below `jobs`."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return os.path.join(base if os.path.isabs(base) else os.path.expanduser("~/.local/state"), "quine")
+    return os.path.join(address.user_directory("state"), "quine")
 
 
 def everyone(*folders: str, over: bool = True) -> list[Agent]:

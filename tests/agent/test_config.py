@@ -148,7 +148,7 @@ def test_no_secret_reaches_a_command_or_the_tape(agents: Agents) -> None:
 
 
 def test_a_nested_quine_has_the_key(agents: Agents) -> None:
-    code = "import sys; from quine.agent import env; s = env.adopt({}); print(s.secrets)"
+    code = "import sys; from quine.agent import env; s = env.adopt(env.RunOptions()); print(s.secrets)"
     done = agents.run(
         says(sh(f"{sys.executable} -P -c '{code}' >&4")),
         says(OK),

@@ -22,6 +22,7 @@ import pytest
 
 from quine.archive import daemon, policy, upload
 from quine.archive import local_mirror as kept
+from quine.base.cli_options import RunOptions
 from quine.base.errors import Failure
 from quine.base.log import Log
 from quine.base.sessions import new_session
@@ -348,7 +349,7 @@ def test_who_waits_for_a_job_waits_for_its_output_too(
     monkeypatch.setenv("HOME", str(tmp_path))
     (agent,) = kept.find(session)
     with pytest.raises(Failure, match="not in the files tier yet"):
-        attach.logs(agent, {})
+        attach.logs(agent, RunOptions())
     clock = 0.0
 
     def pass_(seconds: float) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from quine.base.cli_options import RunOptions
 from quine.jobs.client import show
 from tests.lab import Lab
 from transport.client import client
@@ -67,7 +68,7 @@ def test_a_refusal_is_reported_with_the_state_it_has(
         raise refused
 
     monkeypatch.setattr(client, "run", refuse)
-    assert show(Spawn(["true"]), {"report": str(tmp_path / "r")}) == code
+    assert show(Spawn(["true"]), RunOptions(report=str(tmp_path / "r"))) == code
     report = json.loads((tmp_path / "r").read_text())
     assert (report["state"], report["code"], report["detail"]) == (state, code, "why")
 

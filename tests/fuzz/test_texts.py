@@ -18,6 +18,7 @@ import pytest
 from deploy.inventory import ConfigError, load
 from quine.agent.session import Life
 from quine.agent.tools import TOOLS
+from quine.base.cli_options import RunOptions
 from quine.base.errors import Failure
 from quine.base.messages import GuestError, Message, Request, Spent, ToolCall, ToolResult
 from quine.base.sessions import new_session
@@ -130,8 +131,8 @@ def test_what_a_host_lists(capfd: pytest.CaptureFixture[str], monkeypatch: pytes
 
     def feed(data: bytes) -> None:
         asked.append(data)
-        for values in ({"on": "h1", "all": True}, {"on": "h1", "all": True, "json": True}):
-            assert ps_table.ps((), values) == 0
+        for as_json in (False, True):
+            assert ps_table.ps((), RunOptions(on="h1", all=True, json=as_json)) == 0
         out = capfd.readouterr().out
         assert "\x1b" not in out and len(out) < 10 * len(data) + 100_000
         if fact["id"] not in out:

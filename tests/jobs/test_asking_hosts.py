@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from deploy.inventory import load
+from quine.base.cli_options import RunOptions
 from quine.cli import visits
 from quine.jobs import remote
 from quine.jobs.remote import Answer
@@ -44,11 +45,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Answer]]:
         os.write(out, b"fine")
         return Status("exited", 0, host=host)
 
-    monkeypatch.setattr(remote, "verb_there", lambda words, host, values: host)
+    monkeypatch.setattr(remote, "verb_there", lambda words, host, options: host)
     monkeypatch.setattr(remote.client, "run", run)
     monkeypatch.setattr(remote.rendezvous, "connect", lambda: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(remote, "MOST", 1 << 20)
-    return lambda *names, **more: remote.ask(["ps"], list(names), {}, **more)
+    return lambda *names, **more: remote.ask(["ps"], list(names), RunOptions(), **more)
 
 
 def test_each_failure_of_an_asking_process_is_told_as_it_is(asked: Callable[..., dict[str, Answer]]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from quine.base.cli_options import RunOptions
 from quine.jobs.client import LONG, Notes
 from tests.lab import Lab
 from tests.support.agents import OK, QUINE, Agents, says, sh
@@ -167,20 +168,20 @@ def test_a_wait_for_a_slot_is_told_once_when_it_takes_long(capfd: pytest.Capture
     short = {"waiting": True, "seconds": 0.0, "host": "h1", "ahead": 3}
     long = {**short, "seconds": LONG}
     for links in (False, True):
-        notes = Notes({}, False, links=links)
+        notes = Notes(RunOptions(), False, links=links)
         for note in (short, long, long):
             notes.hear(note)
         assert capfd.readouterr().err == "quine: h1: no free slot for 10 s, waiting; jobs ahead: 3\n"
-    Notes({"quiet": True}, False).hear(long)
+    Notes(RunOptions(quiet=True), False).hear(long)
     assert capfd.readouterr().err == ""
 
 
 def test_a_node_that_does_not_answer_is_told_of_once(capfd: pytest.CaptureFixture[str]) -> None:
     for links in (False, True):
-        Notes({}, False, links=links).hear({"silent": "/log"})
+        Notes(RunOptions(), False, links=links).hear({"silent": "/log"})
         said = "quine: the node of this machine does not answer, waiting; look at /log\n"
         assert capfd.readouterr().err == said
-    Notes({"quiet": True}, False).hear({"silent": "/log"})
+    Notes(RunOptions(quiet=True), False).hear({"silent": "/log"})
     assert capfd.readouterr().err == ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.jobs import remote
 
@@ -32,7 +33,7 @@ def test_an_id_that_two_hosts_claim(
     monkeypatch.setattr(remote, "hosts", lambda where, values: ["h1", "h2"])
     monkeypatch.setattr(remote, "listed", lambda *_: (facts, []))
     if found:
-        assert remote.find(ID[:8], "", {}) == [remote.Remote(found, ID)]
+        assert remote.find(ID[:8], "", RunOptions()) == [remote.Remote(found, ID)]
     else:
         with pytest.raises(Misconfigured, match="is on h1 and on h2"):
-            remote.find(ID[:8], "", {})
+            remote.find(ID[:8], "", RunOptions())

@@ -628,7 +628,7 @@ def test_an_agent(lab: Lab, tmp_path: Path, go: Path, where: tuple[str, ...]) ->
         says("exit", status=3, stderr="so"),
     ]
     env = {**lab.script(replies, f"{tmp_path.name}.jsonl"), "QUINE_DATA_DIR": str(tmp_path / "data")}
-    done = lab.run(["--detach", *where, "shout"], env=env, input="material\n")
+    done = lab.run(["--detach", "--output-limit=1M", *where, "shout"], env=env, input="material\n")
     assert (done.returncode, done.stderr) == (0, b"")
     job = done.stdout.decode().strip()
     until(lambda: (tmp_path / "data" / f"{job}.jsonl").exists(), "it has a tape under its id")

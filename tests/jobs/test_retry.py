@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from quine.agent.children import Status as Told
+from quine.base.cli_options import RunOptions
 from quine.jobs.client import LONG, Notes
 from tests.cli.screen import Screen
 from tests.lab import Lab
@@ -234,8 +235,8 @@ def test_a_guest_is_told_of_a_lost_child(lab: Lab, tmp_path: Path) -> None:
 def test_a_lost_connection_is_told_when_it_takes_long(capfd: pytest.CaptureFixture[str], raw: bool) -> None:
     end = "\r\n" if raw else "\n"
 
-    def said(values: dict[str, object], *notes: dict[str, object]) -> str:
-        speaker = Notes(values, raw)
+    def said(options: RunOptions, *notes: dict[str, object]) -> str:
+        speaker = Notes(options, raw)
         for note in notes:
             speaker.hear(note)
         return capfd.readouterr().err
@@ -243,11 +244,11 @@ def test_a_lost_connection_is_told_when_it_takes_long(capfd: pytest.CaptureFixtu
     down: dict[str, object] = {"up": False, "seconds": 0.0, "why": "gone", "host": "h1"}
     long, longer = {**down, "seconds": LONG}, {**down, "seconds": LONG + 5}
     up = {**down, "up": True, "seconds": 12.3, "why": ""}
-    assert said({}, down, up) == ""
-    assert said({}, down, long, longer, up, up) == (
+    assert said(RunOptions(), down, up) == ""
+    assert said(RunOptions(), down, long, longer, up, up) == (
         f"quine: h1: connection lost 10 s ago; reconnecting: gone{end}quine: h1: reconnected after 12 s{end}"
     )
-    assert said({"verbose": True}, down, up, down).count("\n") == 3
-    assert said({"quiet": True}, long) == ""
-    assert "\x1b" not in said({"verbose": True}, {**down, "host": "\x1b]0;x\x07"})
-    assert said({"verbose": True}, {}, {"up": "no", "seconds": "x"}) == ""
+    assert said(RunOptions(verbose=True), down, up, down).count("\n") == 3
+    assert said(RunOptions(quiet=True), long) == ""
+    assert "\x1b" not in said(RunOptions(verbose=True), {**down, "host": "\x1b]0;x\x07"})
+    assert said(RunOptions(verbose=True), {}, {"up": "no", "seconds": "x"}) == ""

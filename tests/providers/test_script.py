@@ -10,6 +10,7 @@ import pytest
 
 from quine.agent import env
 from quine.agent.tools import TOOLS, schema
+from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.base.messages import Refused, Request
 from quine.providers import Config, vendors
@@ -171,13 +172,13 @@ GOOGLE = "https://generativelanguage.googleapis.com"
 )  # fmt: skip
 def test_which_guest(environ: dict[str, str], config: Config) -> None:
     given = {"QUINE_MODEL_ID": "m", **environ}
-    settings = env.adopt({}, given)
+    settings = env.adopt(RunOptions(), given)
     assert env.guest(settings, given) == config
     assert not any(key in given for key in vendors.KEYS)
 
 
 def test_options_win_over_the_environment() -> None:
     given = {"QUINE_MAX_TURNS": "1", "QUINE_MODEL_ID": "x"}
-    settings = env.adopt({"max_turns": 5, "model": "y"}, given)
+    settings = env.adopt(RunOptions(max_turns="5", model="y"), given)
     assert (settings.limits.turns, settings.model) == (5, "y")
     assert given["QUINE_MAX_TURNS"] == "5"

@@ -14,6 +14,7 @@ from quine.agent import env, origin, personas
 from quine.agent.env import Settings
 from quine.agent.session import Life
 from quine.agent.tools import TOOLS
+from quine.base.cli_options import RunOptions
 from quine.base.errors import Failure
 from quine.base.messages import (
     GuestError,
@@ -395,7 +396,7 @@ def test_settings_hold_the_secrets_apart() -> None:
 
 
 def test_a_mission_that_cannot_be_asked_for_is_not_guessed(tmp_path: Path) -> None:
-    settings = env.adopt({}, {"QUINE_DATA_DIR": str(tmp_path)})
+    settings = env.adopt(RunOptions(), {"QUINE_DATA_DIR": str(tmp_path)})
 
     def refuse(why: str) -> Any:
         def ask(name: str, body: bytes) -> bytes:

@@ -78,3 +78,13 @@ def test_a_directory_of_another_user_is_not_asked_to_be_removed(
     with pytest.raises(Refused, match="quine-4711 belongs to another user") as caught:
         address.runtime_directory()
     assert "XDG_RUNTIME_DIR" in caught.value.hint and "rm " not in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "default"), [("config", ".config"), ("state", ".local/state"), ("cache", ".cache")]
+)
+def test_directories_of_the_user_are_where_xdg_has_them(kind: str, default: str) -> None:
+    name = f"XDG_{kind.upper()}_HOME"
+    assert address.user_directory(kind, {"HOME": "/home/u", name: "/x"}) == "/x"
+    for ignored in ({}, {name: ""}, {name: "relative/x"}):
+        assert address.user_directory(kind, {"HOME": "/home/u", **ignored}) == f"/home/u/{default}"

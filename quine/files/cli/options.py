@@ -1,4 +1,4 @@
-"""The command line of `quine fs`: one table of commands, one of options, and a parser for both.
+"""The command line of `quine fs`: one table of commands and one of options, read by the parser of cli_options.py.
 
 Laws
 1. OPTIONS is the only source for parsing, --help and completion.
@@ -8,11 +8,14 @@ Laws
 
 from __future__ import annotations
 
+from quine.base.cli_options import Parser, listing, rows
 from quine.base.errors import Misconfigured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from quine.base.cli_options import Row
 
     Values = Mapping[str, object]
 
@@ -21,7 +24,7 @@ MANY = "put get cp rm sync"  # commands that do many things at a time
 SOURCES = "ls cat get cp mv rm find stat url"  # commands whose paths may be patterns
 
 # option, short form, value name ("" for a switch), commands it belongs to, help
-OPTIONS: tuple[tuple[str, str, str, str, str], ...] = (
+OPTIONS: tuple[Row, ...] = (
     ("long", "l", "", "ls", "mode, size and time of each"),
     ("human", "h", "", "ls", "sizes as 4.0K, 1.5M"),
     ("recursive", "R", "", "ls", "and what is in directories, all the way down"),
@@ -58,6 +61,8 @@ OPTIONS: tuple[tuple[str, str, str, str, str], ...] = (
     ("help", "", "", "ls", "this text"),
 )
 
+USAGE = "quine fs COMMAND [OPTIONS] [PATH…]"
+ABOUT = "The files that all agents of a tree share, wherever they run."
 # command: usage, summary, further text of --help
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "ls": (
@@ -120,43 +125,26 @@ PREFIX = "tier:"  # marks a path of the tier; only sync needs it
 
 def parse(command: str, words: list[str]) -> tuple[dict[str, object], list[str]]:
     """Return (options by long name, with _ for -; paths). Raises Misconfigured."""
-    longs = {row[0]: row for row in OPTIONS if command in row[3].split()}
-    shorts = {row[1]: row for row in longs.values() if row[1]}
-    values: dict[str, object] = {}
-    paths: list[str] = []
-    todo = list(reversed(words))
-    while todo:
-        word = todo.pop()
-        if word == "--":
-            return values, paths + todo[::-1]
-        if not word.startswith("-") or word == "-":
-            paths.append(word)
-            continue
-        if command == "find":
-            word = FINDS.get(word, word)
+    table = rows(command, OPTIONS)
+
+    def unknown(word: str) -> Misconfigured:
+        from difflib import get_close_matches
+
+        name = word[2:].partition("=")[0]
         long = word.startswith("--")
-        name, equals, value = word[2:].partition("=") if long else (word[1], "", word[2:])
-        row = (longs if long else shorts).get(name)
-        if row is None:
-            raise Misconfigured(
-                f"no such option: {word if long else '-' + name}", _near(command, name, longs)
-            )
-        key = row[0].replace("-", "_")
-        if not row[2]:
-            if equals:
-                raise Misconfigured(f"--{row[0]} takes no value")
-            values[key] = True
-            if value:
-                todo.append("-" + value)  # -lR
-            continue
-        if not (equals or value):
-            if not todo:
-                raise Misconfigured(f"{word} needs a value: {row[2]}")
-            value = todo.pop()
-        if not value:
-            raise Misconfigured(f"--{row[0]} is empty; it needs a value: {row[2]}")
-        values[key] = value
-    return values, paths
+        near = get_close_matches(name, [row[0] for row in table], 1) if long and len(name) > 1 else []
+        hint = f"did you mean --{near[0]}?" if near else f"quine fs {command} --help"
+        return Misconfigured(f"no such option: {word if long else word[:2]}", hint)
+
+    parser, todo = Parser(table, unknown, FINDS if command == "find" else {}), words[::-1]
+    paths: list[str] = []
+    while True:
+        parser.take(todo)
+        if not todo:
+            return parser.values, paths
+        if (word := todo.pop()) == "--":
+            return parser.values, paths + todo[::-1]
+        paths.append(word)
 
 
 def number(values: Values, name: str, least: int = 0, default: int | None = None) -> int | None:
@@ -174,19 +162,14 @@ def number(values: Values, name: str, least: int = 0, default: int | None = None
 def usage(command: str = "") -> str:
     """The text of --help, of one command or of all."""
     if not command:
-        lines = ["usage: quine fs COMMAND [OPTIONS] [PATH…]", ""]
-        lines += ["The files that all agents of a tree share, wherever they run.", "", "commands:"]
+        lines = [f"usage: {USAGE}", "", ABOUT, "", "commands:"]
         lines += [f"  {name:8} {summary}" for name, (_, summary, _) in COMMANDS.items()]
         lines += [f"  {name:8} {summary}" for name, summary in OTHERS.items()]
         return "\n".join([*lines, "", *CLOSING, "quine fs COMMAND --help says more."])
     words, summary, more = COMMANDS[command]
     lines = [f"usage: quine fs {command} {words}", "", f"{summary[0].upper()}{summary[1:]}."]
     lines += [more] if more else []
-    lines += ["", "options:"]
-    for name, short, value, commands, text in OPTIONS:
-        if command in commands.split():
-            left = (f"-{short}, " if short else "    ") + f"--{name}" + (f" {value}" if value else "")
-            lines.append(f"  {left:28} {text}")
+    lines += ["", "options:", *listing(rows(command, OPTIONS))]
     return "\n".join([*lines, "", *CLOSING])
 
 
@@ -196,10 +179,3 @@ CLOSING = (
     "exit status: 0 done; 1 something failed; 2 usage; 69 origin or store cannot be reached; 74 not known whether",
     "  it was done, or stdout cannot be written; 128+n died of signal n",
 )
-
-
-def _near(command: str, word: str, longs: Mapping[str, object]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(word, list(longs), 1) if len(word) > 1 else []
-    return f"did you mean --{near[0]}?" if near else f"quine fs {command} --help"

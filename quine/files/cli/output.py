@@ -73,10 +73,9 @@ def escaped(name: str) -> str:
     """The name for a person: unprintable characters, and bytes that are no UTF-8, are escaped."""
     if name.isprintable():
         return name
-    return "".join(
-        c if c.isprintable() else f"\\x{ord(c) - 0xDC00:02x}" if "\udc80" <= c <= "\udcff" else repr(c)[1:-1]
-        for c in name
-    )
+    from transport.text import harmless
+
+    return harmless(name)
 
 
 def path_bytes(name: str, terminal: bool) -> bytes:

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quine.agent import env
+from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.files import credentials, urls
 from quine.files.api import Tier
@@ -571,7 +572,7 @@ def test_keys_are_kept_for_the_store_that_is_used() -> None:
             "AZURE_STORAGE_CONNECTION_STRING": "AccountKey=" + HUSH + "4",
             "QUINE_DATA_DIR": "/nowhere",
         }
-        return environ, env.adopt({}, environ)
+        return environ, env.adopt(RunOptions(), environ)
 
     environ, read = adopted("s3://bucket")
     assert HUSH not in str(environ) and environ["AWS_REGION"] == "here"
@@ -611,7 +612,7 @@ ROLES = {
 
 def test_where_a_role_finds_its_keys_stays_in_the_environment() -> None:
     environ = {**ROLES, "AWS_CONTAINER_AUTHORIZATION_TOKEN": HUSH, "QUINE_DATA_DIR": "/nowhere"}
-    env.adopt({}, environ)
+    env.adopt(RunOptions(), environ)
     assert ROLES.items() <= environ.items() and HUSH not in str(environ)
 
 
@@ -631,7 +632,7 @@ def test_a_store_is_opened_by_the_keys_of_a_file_that_the_environment_names(
     )
     code = (
         "import os; from quine.agent import env; from quine.files.stores.registry import open_store\n"
-        "env.adopt({}, os.environ)\n"
+        "env.adopt(env.RunOptions(), os.environ)\n"
         f"tier = open_store('s3://{BUCKET}{tmp_path}', os.environ, '')\n"
         "with tier.create('a') as writer: writer.write(b'1'); writer.commit()\n"
         "print(tier.stat('a').size)\n"
@@ -698,7 +699,7 @@ def test_what_a_driver_would_cut_is_whole(google: Google, tmp_path: Path, size: 
 def test_keys_that_were_taken_out_of_the_environment_open_the_store(azure: Azure, tmp_path: Path) -> None:
     """A driver looks for them in the environment of its process, where an agent has none."""
     environ = {"QUINE_FS": f"az://{CONTAINER}{tmp_path}", **azure.environ}
-    secrets = env.adopt({}, environ).secrets
+    secrets = env.adopt(RunOptions(), environ).secrets
     assert "AZURE_STORAGE_CONNECTION_STRING" not in environ
     fd = inherit.write({"environ": secrets})
     try:

@@ -197,6 +197,7 @@ def test_a_lock_that_is_not_to_be_had_is_said(tmp_path: Path, monkeypatch: pytes
 UNBORN = """
 import os, sys
 from quine.agent import main
+from quine.base.cli_options import RunOptions
 real, ours = main._tape, os.getpid()
 def tape(*args):
     if os.getpid() != ours:
@@ -204,7 +205,7 @@ def tape(*args):
     return real(*args)
 main._tape = tape
 try:
-    status = main.start("work", {})
+    status = main.start("work", RunOptions())
 finally:
     with open("left", "a") as file:
         file.write("left by %s\\n" % ("the parent" if os.getpid() == ours else "a child"))
