@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from quine.base import procs
 from quine.tape.index import Index
 from transport import quickjson
-from transport.address import boot_id
+from transport.address import boot_id, user_directory
 from transport.status import LOST, Status, signal_name
 
 ALIVE = ("running", "stopped", "queued", "connecting")  # the states of jobs that have not ended
@@ -162,7 +162,7 @@ class Agent(NamedTuple):
 
 def state_directory() -> str:
     """The directory of this user's state on this machine, with the jobs below `jobs`."""
-    return os.path.join(address.user_directory("state"), "quine")
+    return os.path.join(user_directory("state"), "quine")
 
 
 def everyone(*folders: str, over: bool = True) -> list[Agent]:
