@@ -1,4 +1,4 @@
-"""An agent that is killed: what the kernel ends for it. And an agent as PID 1, who has to be everybody's parent."""
+"""A killed agent, whose processes the kernel ends. And an agent as PID 1, the parent of every orphan."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ CONTAINER = [*UNSHARE, "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 @needs_mounts
 def test_pid_1(place: Shell) -> None:
-    """What its commands leave behind becomes its own, and does not stay as zombies for the life of the container."""
+    """PID 1 inherits the orphans of its commands and reaps them: no zombie stays until the container ends."""
     orphans = "for n in 1 2 3 4 5 6 7 8 9; do (sh -c : &) ; done; echo $PPID >&4"
     count = "cat /proc/[0-9]*/stat | grep -c ') Z 1 ' >&4; true"
     place.script(

@@ -1,4 +1,4 @@
-"""What parent and clones send to a provider begins with the same bytes, so that its cache pays for the clone."""
+"""Requests of a parent and its clones begin with the same bytes, so the provider's cache pays for the clone."""
 
 from __future__ import annotations
 
