@@ -1,6 +1,6 @@
 """Tapes and results in the files tier: kept while a tree runs and after it, and found there from another machine.
 
-"Another machine" is another home and another data directory; what tells machines apart in a tape is left as it is.
+"Another machine" is another home and another data directory. A tape names its machine, and stays as it is.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ def test_who_waits_for_a_job_waits_for_its_output_too(
 
     monkeypatch.setattr(kept, "time", SimpleNamespace(monotonic=lambda: clock, sleep=pass_))
     assert kept.ended(agent, 5.0) is None, "its status is to come"
-    late = kept.ended(agent, float("inf"))  # who was to write it may have been killed
+    late = kept.ended(agent, float("inf"))  # the process that writes the status may have been killed
     assert late and late.end().code == 3 and kept.LATE <= clock < 2 * kept.LATE
     (place / "jobs" / session / "stdout").write_text("made\n")
     (place / "jobs" / session / "status").write_text(json.dumps({"state": "exited", "code": 3}))
