@@ -158,7 +158,7 @@ def test_the_umask_is_that_of_a_login(lab: Lab) -> None:
 
 
 def test_a_bad_job_disturbs_no_other(lab: Lab, started: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """One link carries them all: what is odd about one must end that one alone."""
+    """One link carries all jobs: an invalid request ends its own job and no other."""
     good = started("echo up; read line; echo $line")
     bad = [
         ["--", "x" * 70_000],
@@ -245,7 +245,7 @@ def test_a_relative_directory_is_below_the_jobs_own(lab: Lab) -> None:
 @pytest.mark.long
 def test_256_megabytes_both_ways(lab: Lab, tmp_path: Path) -> None:
     """Identical, and nobody on the way above 80 MB."""
-    lab.stop_nodes()  # what others have had them keep in memory is not counted
+    lab.stop_nodes()  # memory that earlier tests made the nodes keep is not counted
     material = tmp_path / "material"
     with material.open("wb") as file:
         for seed in range(256):
@@ -554,7 +554,7 @@ def test_a_link_that_stays_down_longer_than_the_lease(own_lab: Callable[..., Lab
 @pytest.mark.long
 @pytest.mark.parametrize("death", ["client", "link"])
 def test_a_lost_origin_is_no_end_of_file(own_lab: Callable[..., Lab], death: str) -> None:
-    """What reads its stdin to the end must not take a cut for it and go on with half of the material."""
+    """A command that reads its stdin to the end must not take a lost link for the end of its input."""
     lab = own_lab(["h1"], lease=1)
     done = lab["h1"].home / "done"
     process = lab.popen(

@@ -93,7 +93,7 @@ def test_its_size_follows(lab: Lab, screen: Screen) -> None:
 
 def test_keys_make_signals_over_there(lab: Lab, screen: Screen) -> None:
     """^C ends the command and not its shell, ^Z stops it, ^\\ is a core dump without a core; the client sees bytes."""
-    client = bash(screen, lab)  # what it starts speaks for itself: then it is in the foreground
+    client = bash(screen, lab)  # each command prints a line: then it is in the foreground
     screen.type(b"sh -c 'echo up$((1)); exec sleep 1000'\r")
     screen.wait(b"up1\r\n")
     screen.type(b"\x03")
@@ -168,7 +168,7 @@ def test_leaving_by_keys(lab: Lab, screen: Screen) -> None:
 
 
 def test_leaving_a_node_that_does_not_answer(lab: Lab, screen: Screen) -> None:
-    """What ~. is for: the node is stopped, no key arrives anywhere, and ^C is only one of them."""
+    """~. works while the node is stopped: no key reaches the command, and ^C is one of the lost keys."""
     client = bash(screen, lab)
     (node,) = nodes(lab.processes())
     os.kill(node.pid, signal.SIGSTOP)
@@ -251,7 +251,7 @@ client.run(Spawn(command, where="h1", context=context, terminal=description(0, o
 
 
 def test_what_was_never_started_leaves_the_terminal_alone(lab: Lab, screen: Screen) -> None:
-    """Its keys, too: what was typed meanwhile is for the shell."""
+    """Keys typed before the refusal stay in the terminal, for the shell."""
     screen.type(b"next\r")
     client = screen.start(lab, [*RUN, "no-such-command"])
     assert client.wait(PATIENCE) == 127
@@ -262,7 +262,7 @@ def test_what_was_never_started_leaves_the_terminal_alone(lab: Lab, screen: Scre
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_the_connection_breaks(lab: Lab, verbose: bool) -> None:
-    """What was typed and shown goes on where it was; that there was a break is said to who asked for it."""
+    """Input and output go on where they were. Messages about the break appear with -v only."""
     lab.alias("cuttable", "h1", lab["h1"].proxy, lease=60)
     with Screen() as screen:
         words = ["-v"] if verbose else []
@@ -436,7 +436,7 @@ def test_on_this_machine(lab: Lab, screen: Screen, where: list[str]) -> None:
 
 
 def test_beside_it_a_command_without_one(lab: Lab, screen: Screen) -> None:
-    """Who has a terminal here and does not ask for one there gets pipes, as with ssh."""
+    """Without -t the command gets pipes even if the client has a terminal, as with ssh."""
     client = screen.start(lab, ["run", "--on", "h1", "--", "sh", "-c", "test -t 0 || test -t 1 || echo none"])
     screen.wait(b"none\r\n")
     assert client.wait(PATIENCE) == 0

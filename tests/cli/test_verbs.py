@@ -1,4 +1,4 @@
-"""The verbs that people type: what they print, where, and how they end."""
+"""The verbs for people: their output, its stream, and their exit status."""
 
 from __future__ import annotations
 
