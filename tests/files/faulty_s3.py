@@ -1,9 +1,9 @@
 """An HTTP proxy before the S3 server of the tests: it answers in its place, loses answers, breaks bodies off and hangs.
 
 Laws
-1. What no rule speaks of goes through as it is, and so does its signature: to the server we are the client.
-2. A rule is used up: it says which requests, what becomes of them, and how often. The first that fits is taken.
-3. `seen` is every request in the order of its coming, with what became of it.
+1. A request that no rule matches goes through unchanged, with its signature: to the server the proxy is the client.
+2. A rule says which requests it matches, their fate, and how often it applies. The first that matches is used up.
+3. `seen` is every request in order of arrival, with its fate.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def asked(self, leave_out: str = "") -> tuple[int, list[tuple[str, str]], bytes]:
-        """What the server says to it; without a header, where one is to be left out."""
+        """Return the server's answer to this request, sent without the header `leave_out` if there is one."""
         body = self.body()
         if leave_out:
             del self.headers[leave_out]

@@ -180,11 +180,11 @@ def test_a_host_with_access_of_its_own_opens_the_store(reach: Lab, root: Path, d
     ):
         told = json.loads(reach.run([*words, *command("about", "")], env=env, check=True).stdout)
         assert (told["kind"], told["fs"]) == ("Remote", None)
-    # A secret stays where it is; who has access has his own.
+    # The password of a URL stays at the origin; a job with access to the store has a password of its own.
     env = {"QUINE_FS": "sftp://me:hunter2hunter2@store.example/x"}
     seen = reach.run([*words, "sh", "-c", "echo $QUINE_FS; env"], env=env, check=True).stdout
     assert seen.startswith(b"sftp://me@store.example/x\n") and b"hunter2" not in seen
-    # Its children elsewhere ask the origin, by way of a face that has the store itself.
+    # Children on other hosts ask the origin, through a proxy that opens the store itself.
     script = environment(
         reach,
         data,

@@ -1,4 +1,4 @@
-"""`quine fs sync --delete`: what it may remove, and what it must not take for absent."""
+"""`quine fs sync --delete`: files that it may remove, and files that it must not take for absent."""
 
 from __future__ import annotations
 

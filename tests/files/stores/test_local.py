@@ -102,7 +102,7 @@ def test_what_is_no_file_is_refused(tier: Local, root: Path) -> None:
         os.chdir(root)
         made.bind("socket")
         os.chdir(here)
-    with contextlib.suppress(PermissionError):  # who is not root, or is it in a namespace only
+    with contextlib.suppress(PermissionError):  # only root may, and not in a user namespace
         os.mknod(root / "device", stat.S_IFCHR | 0o600, os.makedev(1, 5))
     for name in os.listdir(root):
         if name != temp.NAME:

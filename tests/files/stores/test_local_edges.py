@@ -43,7 +43,7 @@ def room(more: int) -> Iterator[None]:
 @pytest.mark.parametrize("more", range(2, 6))
 @pytest.mark.parametrize("what", ["put", "move", "make", "remove"])
 def test_what_has_no_descriptor_left_is_done_or_it_is_not(tier: Local, what: str, more: int) -> None:
-    """Who is told that it failed finds it as it was: a lock that nobody has would be for ever."""
+    """A failed operation leaves everything as it was. A lock without an owner would stay for ever."""
     put(tier, "d/a", b"old")
     put(tier, "d/b", b"old")
     writer = tier.create("d/lock", if_absent=True)

@@ -1,4 +1,4 @@
-"""What is particular to a store behind a library: keys of objects, lost answers, versions, drivers, secrets."""
+"""Properties of stores behind a library: keys of objects, lost answers, versions, drivers, secrets."""
 
 from __future__ import annotations
 
@@ -726,7 +726,7 @@ def test_directories_of_other_tools_in_gs(google: Google) -> None:
 
 @pytest.mark.skipif(not AZURITE, reason="no azurite-blob here")
 def test_directories_of_other_tools_in_az(azure: Azure) -> None:
-    """What only they can name is never removed, nor what a sibling has whose name begins like the directory's."""
+    """Keys that only other tools can name are never removed, nor are those of a sibling like `hidden` beside `h`."""
     from azure.storage.blob import ContainerClient
 
     prefix = str(uuid.uuid4())

@@ -79,7 +79,7 @@ def test_one_of_many_moves_it(store: Store, if_absent: bool) -> None:
 @pytest.mark.long
 def test_readers_see_one_version_whole(store: Store) -> None:
     tier, over = store.tier, threading.Event()
-    begun = threading.Barrier(3)  # who reads has begun before anybody writes
+    begun = threading.Barrier(3)  # every reader has begun before the first write
     put(tier, "a", marked("first", 1000))
     seen = []
 
@@ -266,7 +266,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """What a tier is: paths, with content or None for a directory."""
+    """A model of a tier: paths with their content, or None for a directory."""
 
     def __init__(self) -> None:
         self.all: dict[str, bytes | None] = {"": None}
@@ -409,7 +409,7 @@ def outcome(what: object, verb: str, arguments: tuple[object, ...]) -> object:
 
 
 def allowed(store: Store, step: tuple[object, ...]) -> bool:
-    """The root of the model is a directory below that of the tier: it may not go. What a store lacks is left out."""
+    """Return whether a step can be done. The root of the model must stay, and a store may lack an operation."""
     verb = str(step[0])
     if "" in step[1:3] and verb in ("remove", "rename"):
         return False
