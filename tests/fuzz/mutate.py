@@ -26,7 +26,7 @@ VOLUME = int(os.environ.get("QUINE_TEST_FUZZ", 200_000))  # bytes for each parse
 LONGEST = 256 * 1024  # bytes of one input
 GIANT = 2000  # bytes that a longer input counts for: a handful of giants would be the whole test
 SLOW = 5.0  # seconds of processor time that one input may take, on a machine with others on it
-GREEDY = 96 * MEGABYTE  # what a parser may hold at one time, over what the test holds itself
+GREEDY = 96 * MEGABYTE  # bytes that a parser may hold at one time, beyond those of the test
 
 Recordings = Sequence[bytes]
 Mutate = Callable[[random.Random, Recordings], bytes]
