@@ -200,9 +200,9 @@ def with_a_disk(lab: Lab, tmp_path: Path, script: str) -> subprocess.CompletedPr
 
 @pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
 def test_a_full_disk_makes_it_wait(lab: Lab, tmp_path: Path) -> None:
-    """In a mount namespace of this test's, whose script grows the disk when the spool does not grow any more.
+    """A mount namespace of this test: its script enlarges the disk when the spool has stopped growing.
 
-    --options-mode: what the table of mounts says of its owner is not known in a namespace of users.
+    --options-mode: in a user namespace the owner that the mount table gives is unknown.
     """
     script = """set -e
 mount -t tmpfs -o size=1m lab "$1"
@@ -543,7 +543,7 @@ def test_signals_and_stdin_cross(lab: Lab) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("clear", ["", "env -i HOME=$HOME PATH=$PATH LAB_HOST=$LAB_HOST "])
 def test_it_holds_nothing_of_the_job_that_started_it(lab: Lab, go: Path, clear: str) -> None:
-    """Who holds a job's memo belongs to that job and ends with it."""
+    """A process that holds the credentials of a job belongs to that job and ends with it."""
     line = (
         f"{clear}quine run --detach -- sh -c 'readlink /proc/self/fd/* /proc/$PPID/fd/*; env; read x <{go}'"
     )

@@ -1,4 +1,4 @@
-"""What runs elsewhere when the node of this machine is killed: it is ended, and its end has a reason."""
+"""Jobs on other hosts when the node of this machine is killed: they are ended, and their end has a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`--retry N` and `--idempotent`: what is tried again, where, and what never is. Against real sshd."""
+"""`--retry N` and `--idempotent`: failures that are tried again, on which host, and those that never are.
+
+Against real sshd.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def test_another_host_is_tried(lab: Lab, dead: str) -> None:
 
 
 def test_all_have_failed_and_the_last_failure_is_told(lab: Lab, dead: str, tmp_path: Path) -> None:
-    """A host that has failed comes last and is tried again; what is said, once, is what happened last."""
+    """A failed host comes last and is tried again. The error, printed once, is that of the last try."""
     lab.alias("dead-2", "h1", port=1)
     words = ["run", "-v", "--report", "r", "--on", "dead,dead-2", "--retry", "2", "--", "true"]
     done = lab.run(words, cwd=tmp_path)
@@ -88,7 +91,7 @@ def test_what_is_about_no_host_is_not_tried_again(lab: Lab) -> None:
 
 
 def test_stdin_is_whole_for_whom_it_is_read(lab: Lab, dead: str) -> None:
-    """Nothing of it was read for the host that failed: what is left over is there for the next command."""
+    """The failed try reads nothing of stdin: the next command gets all of it."""
     line = "printf 'one\\ntwo\\n' | { quine run --on dead --retry 1 -- cat; cat; }"
     done = lab.sh(line)
     assert done.stdout == b"one\ntwo\n" and b"quine: dead: error: " in done.stderr
