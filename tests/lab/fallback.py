@@ -27,7 +27,7 @@ def settings(path: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
 
 
 async def copy(source: asyncio.StreamReader, sink: asyncssh.SSHWriter[bytes]) -> None:
-    """To the end of either. What is left in the pipe of a client that went is read and dropped."""
+    """Copy until one end closes. Output for a client that has gone is read and dropped."""
     lost = False
     while data := await source.read(1 << 16):
         if not lost:

@@ -86,7 +86,7 @@ def find(pid: int) -> Process | None:
 
 
 def _environment(pid: int) -> bytes:
-    """What a process had at its exec. In the middle of one it has neither environment nor argv: that is waited for."""
+    """Return the environment of a process at its exec. In the middle of one, environment and argv are empty: wait."""
     deadline = time.monotonic() + EXEC
     while True:
         environment = _read(pid, "environ")
