@@ -85,7 +85,7 @@ def test_names_that_their_vendor_would_not_take_back(agents: Agents, kind: str) 
 @pytest.mark.long
 @wires
 def test_mutated_answers(kind: str) -> None:
-    """What a server may send is a reply or an error of the guest; a reply can be kept, sent back and answered."""
+    """Any answer becomes a reply or an error of the guest. A reply can be kept, sent back and answered."""
     drawn = random.Random(SEED + 1)
     vendor, make, _ = VENDORS[kind]
     said = Said("text", (sh("true"), call("fork", intent="x"), sh("false")), "thoughts")

@@ -1,4 +1,4 @@
-"""One inference paid for: what is charged of a reply, of a failure, and of one that a signal cut short."""
+"""One inference paid for: the charge for a reply, for a failure, and for one that a signal cut short."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def reply(said: Said) -> Message:
 
 
 def test_the_example_is_one() -> None:
-    """What the vendor's own client sends passes the strict rules, and looks as what is sent here."""
+    """A request of the vendor's own client passes the strict rules, and has the form of the requests made here."""
     given = example("responses")
     responses.check_body(given)
     made = body()
