@@ -169,7 +169,7 @@ def test_a_signal_ends_all_of_it(reach: Lab, data: Path, whom: str) -> None:
 
 
 def test_who_has_asked_is_gone_and_so_is_what_it_asked_for(reach: Lab) -> None:
-    """A job that has ended has no say any more: what runs elsewhere on its behalf ends with it."""
+    """A job that has ended has no rights any more: the jobs that it started elsewhere end with it."""
     inside = "setsid quine run --on b2 -- sh -c 'echo up >&2; exec sleep 60' >/dev/null & "
     process = reach.popen(
         ["run", "--on", "b1", "--", "sh", "-c", inside + "read x"],
@@ -188,8 +188,8 @@ def test_who_has_asked_is_gone_and_so_is_what_it_asked_for(reach: Lab) -> None:
 def test_a_break_of_either_link_is_not_noticed(reach: Lab, data: Path) -> None:
     """b1's and b2's connections are cut again and again while 20 MB go from b2 by way of the origin to b1.
 
-    After so many bytes, and not seconds: on a busy machine these are over before there is a connection again. The bytes
-    wait until that is planned, and it is planned when all has been started: what has not is not tried again.
+    Cuts come after a number of bytes, not seconds: on a busy machine the seconds are over before the next connection.
+    The bytes wait for the plan of cuts, which is made when all has been started: a failed start is not tried again.
     """
     reach.alias("b2", "h2", reach["h2"].proxy, lease=60)
     reach.alias("b1", "h1", reach["h1"].proxy, may_fork=["b2"], lease=60)
@@ -197,7 +197,7 @@ def test_a_break_of_either_link_is_not_noticed(reach: Lab, data: Path) -> None:
     os.mkfifo(go)
     command = "quine run --on b2 -- true; quine child & "
     command += f"quine run --on b2 -- sh -c 'touch {begun}; read x <{go}; head -c {size} /dev/zero' | md5sum >&4; wait"
-    again = "until quine run --on b2 -- echo {} 2>/dev/null; do :; done"  # what was never started may be tried again
+    again = "until quine run --on b2 -- echo {} 2>/dev/null; do :; done"  # a job that never started may be retried
     env = environment(
         reach,
         data,
@@ -298,7 +298,7 @@ def test_only_our_own_node_says_where_a_job_comes_from(tmp_path: Path) -> None:
 
 
 def exit_of(node: Node, name: str, spawn: dict[str, Any], dialled: bool = True) -> dict[str, Any]:
-    """What a node answers to a spawn on a link to a host, or of an origin: its exit record."""
+    """Return the exit record with which a node answers a spawn, on a link to a host or of an origin."""
     facts = {"build": address.build_hash()}
     ours, theirs = Line(dialled, name), Line(not dialled, name)
     link = Link(ours, "h", node._on_open, node._on_link_lost, None)

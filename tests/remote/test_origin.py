@@ -1,4 +1,4 @@
-"""What an origin answers, and an agent that has its origin elsewhere, joined by a function call."""
+"""The answers of an origin, and an agent whose origin is elsewhere, joined by a function call."""
 
 from __future__ import annotations
 
