@@ -70,7 +70,7 @@ class Client:
         self._typed = 0
         self._tries = 0
         self._signals: list[str] = []
-        self._stopped: list[Callable[..., None]] | None = None  # what it does once it goes on
+        self._stopped: list[Callable[..., None]] | None = None  # calls to make once it goes on
         self._connect()
 
     def soon(self, call: Callable[..., None], seconds: float = 0.0) -> None:

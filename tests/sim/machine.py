@@ -143,7 +143,7 @@ class Machine:
 
 
 def node_descriptors(node: Node) -> list[int]:
-    """What the kernel closes for a node that is killed."""
+    """Return the descriptors that the kernel closes for a killed node, and mark them as closed."""
     found = []
     for job in node._jobs.values():
         for pump in (*job._sources, job._sink):

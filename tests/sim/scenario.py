@@ -1,4 +1,4 @@
-"""What happens in a simulation: jobs and faults, drawn from a seed (`drawing`) or written down by hand.
+"""The events of a simulation: jobs and faults, drawn from a seed (`drawing`) or written down by hand.
 
 A scenario is a value. Taking a fault or a job out of it leaves everything else as it was, so that it can be shrunk.
 """
@@ -100,7 +100,7 @@ class Fault:
 
     @property
     def kills(self) -> bool:
-        """What ran may be lost, whatever its lease."""
+        """Whether a running job may be lost, whatever its lease."""
         return self.kind in ("kill_node", "kill_client", "crash")
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class Scenario:
     jobs: tuple[Job, ...]
     faults: tuple[Fault, ...] = ()
     slots: int = 0
-    hostile: str = ""  # what the last host does in place of a node's work
+    hostile: str = ""  # the behaviour of the last host, in place of a node's work
     limits: dict[str, int] = field(default_factory=dict)
     idle: float = 0.0  # seconds without use after which the origin closes a link; 0: never
 

@@ -29,7 +29,7 @@ class TakenBack:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner).get(name)  # what only instances have is put above them
+    before = vars(owner).get(name)  # None if only instances have it; then the class gets it
     setattr(owner, name, value)
     try:
         yield
@@ -80,12 +80,12 @@ def late_hello() -> contextlib.AbstractContextManager[None]:
 
 
 def requests_bound() -> contextlib.AbstractContextManager[None]:
-    """What is asked over one link has no bound but that of each stream."""
+    """Requests over one link have no bound but that of each stream."""
     return replaced(Session, "asked", property(lambda self: 0, lambda self, value: None))
 
 
 def clogged() -> contextlib.AbstractContextManager[None]:
-    """Words for somebody who does not read are queued without a bound."""
+    """Frames for a peer that does not read are queued without a bound."""
     return replaced(Session, "clogged", False)
 
 

@@ -14,7 +14,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-TICK = 2e-6  # seconds that a look at the clock takes: what is done for a slice of time must come to its end
+TICK = 2e-6  # seconds that a look at the clock takes: work for a slice of time must come to its end
 
 
 class Violation(AssertionError):
