@@ -235,12 +235,12 @@ def test_a_detached_agent_over_there_has_files_and_returns(lab: Lab, work: Path,
     assert (done.returncode, done.stderr) == (0, b"")
     assert (work / "out").read_text() == "int a;all:"
     done = lab.run(["--detach", "--on", "h1", "--files", "nope", "mission"], env=env, cwd=work)
-    assert done.returncode == 2, "what is wrong is said now"
+    assert done.returncode == 2, "an error is reported at once"
 
 
 @pytest.mark.parametrize("key", [b"\r", b"\x03"])
 def test_with_a_terminal(lab: Lab, work: Path, key: bytes) -> None:
-    """Files before it, returns after it; what is typed is the command's."""
+    """Files go before it and returns come after it; typed keys go to the command."""
     script = "test -t 0 && cat src/a.c && stty size && echo made >out && echo up && read x && exit 5"
     words = ["run", "-t", "--on", "h1", "--files", "src", "--returns", "out", "--", "sh", "-c", script]
     with Screen() as screen:

@@ -1,4 +1,4 @@
-"""What lies aside and who may clear it away; what comes back is what was announced; what is sent is what was seen."""
+"""Files laid aside, and the right to clear them away. Returns are as announced, and sent files are as seen."""
 
 from __future__ import annotations
 

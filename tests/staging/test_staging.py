@@ -238,7 +238,7 @@ def test_a_directory_above_a_named_file_is_made_and_its_own_facts_are_not_sent(
 
 
 def test_a_directory_of_a_group_stays_one(here: Path, there: Path) -> None:
-    """What stands there keeps its set-group-ID, and what is made in it has it from there."""
+    """An existing directory keeps its set-group-ID, and new directories in it inherit theirs."""
     (here / "t" / "new").mkdir(parents=True)
     (there / "t").mkdir()
     for folder, mode in ((there, 0o2755), (there / "t", 0o3775)):
@@ -343,7 +343,7 @@ def test_what_comes_back_is_as_it_was(here: Path, there: Path) -> None:
     assert bring(here, there, "*") == ("", [])
     wanted = facts(there)
     assert (here / "link").read_bytes() == (there / "link").read_bytes(), (
-        "who names a link means what it leads to"
+        "a link that is named stands for its target"
     )
     (here / "link").unlink()
     (here / "link").symlink_to("d0/a b")
@@ -416,11 +416,11 @@ def test_the_journal_is_synced_before_the_first_rename(
     assert said == ["sync journal.new", "rename journal", "sync .quine", "rename a"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="what root may not open is only simulated")
+@pytest.mark.skipif(os.geteuid() != 0, reason="simulates a file that root may not open")
 def test_a_mode_is_not_given_through_a_link_that_is_swapped_in(
     here: Path, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file that may not be read, between the attempt to open it and the change."""
+    """The link replaces an unreadable file, between the attempt to open it and the change of its mode."""
     (here / "a").write_text("1")
     (here / "a").chmod(0o600)
     outside = tmp_path / "outside"
@@ -920,7 +920,7 @@ def test_a_look_waits_for_the_tick_of_the_clock(here: Path) -> None:
 
 
 def slowly(top: Path) -> dict[bytes, bytes]:
-    """What a look should have found."""
+    """Return the facts that a look should have found."""
     found = {}
     for folder, folders, files in os.walk(os.fsencode(top)):
         for name in folders + files:
