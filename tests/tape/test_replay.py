@@ -1,4 +1,4 @@
-"""What a guest was sent, rebuilt from the tape; and sessions that are lived again from it."""
+"""The requests to a guest, rebuilt from the tape; and sessions that are lived again from it."""
 
 from __future__ import annotations
 

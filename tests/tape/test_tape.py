@@ -228,7 +228,7 @@ def test_a_bad_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
-    """What could not be written is written with what comes next, and nothing is lost or torn in between."""
+    """A line that could not be written is written with the next one; no line is lost or torn in between."""
     tape = write(tmp_path, new_session())
     tape.sync()
     (path,) = tmp_path.iterdir()
