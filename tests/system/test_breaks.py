@@ -265,7 +265,7 @@ def test_a_request_that_is_cut_in_the_middle(
 
 
 def test_a_slow_reader_while_the_link_is_cut(lab: Lab, through: Callable[..., str]) -> None:
-    """Both ends read slowly while each sends a stream of its own: what waits is in windows when the cut comes."""
+    """Both ends read slowly while each sends a stream of its own: bytes wait in the windows when the cut comes."""
     host, proxy = through("h1"), lab["h1"].proxy
     size = 256 * BLOCK if LONG else 64 * BLOCK
     far = [PYTHON, Path(breaks.__file__), SEEDS[0], SEEDS[1], size]
@@ -274,7 +274,7 @@ def test_a_slow_reader_while_the_link_is_cut(lab: Lab, through: Callable[..., st
     def between(number: int) -> None:
         nonlocal cuts
         if number % 8 == 3:
-            until(proxy.connections)  # what is read meanwhile may all have been here
+            until(proxy.connections)  # the bytes read meanwhile may all have been here
             cuts += proxy.cut()
 
     with face(lab, "run", "--on", host, "--", *far) as process:

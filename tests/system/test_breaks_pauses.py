@@ -1,4 +1,4 @@
-"""The link is down for a while: what happens meanwhile, what comes of it later, and when it is given up.
+"""The link is down for a while: the events meanwhile, their effects later, and the moment when it is given up.
 
 Here it goes down in all the ways that it can: reset, silent, half open, the far node or the network stopped, sshd
 gone; QUINE_TEST_BREAKS=200 waits as long as the pauses of people and machines are.
@@ -55,7 +55,7 @@ def alone(lab: Lab, host: str, proxy: Proxy) -> None:
 
 
 def far_node(host: Host) -> processes.Process:
-    """The one that stays: what it forks has its argv until it execs, and one that was replaced takes its time to go."""
+    """Return the only node left: its forks have its argv until they exec, and a replaced one takes its time to go."""
     found: list[processes.Process] = []
 
     def single() -> bool:
@@ -190,7 +190,7 @@ def test_a_half_open_connection(lab: Lab, through: Callable[..., str], tmp_path:
 def test_a_half_open_connection_that_wakes_up_too_late(
     lab: Lab, through: Callable[..., str], tmp_path: Path
 ) -> None:
-    """What it still carries was sent again by the new one."""
+    """The new connection has sent again all bytes that the old one still carries."""
     host, proxy = through("h1"), lab["h1"].proxy
     size = 8 * MiB
     with face(lab, "run", "--on", host, "--", "cat") as process:
@@ -330,7 +330,7 @@ def test_the_far_node_is_killed_meanwhile(lab: Lab, through: Callable[..., str],
     assert err.startswith(f"quine: {host}: error: ".encode()) and b"was started (pid " in err
     assert b"its outcome is not known" in err and err.count(b"\n") <= 2
     assert lab.run(["run", "--on", host, "--", "echo", "again"]).stdout == b"again\n"
-    for job in lab["h1"].jobs():  # who ends what a killed node leaves is another test
+    for job in lab["h1"].jobs():  # another test is about the end of what a killed node leaves
         processes.kill(job.pid)
 
 

@@ -24,7 +24,7 @@ from tests.vendors.server import KEY, Fault, Provider, Said, Seen
 AGENTS = int(os.environ.get("QUINE_TEST_CANARY", 3))
 PATIENCE = 60.0 + AGENTS  # seconds until all of them have come to their inference
 HOSTS = ("h1", "h2", "h3")
-STORE = "canary-of-the-store-77af20c4"  # what a store's client would look for in the environment
+STORE = "canary-of-the-store-77af20c4"  # the secret that a store's client would take from the environment
 PLANTED = "canary-planted-9be1c35d"
 
 pytestmark = [
@@ -34,7 +34,7 @@ pytestmark = [
 
 
 class Held(Provider):
-    """Its inferences wait until they are let go: what is searched meanwhile holds still."""
+    """Inferences wait until they are let go: the processes searched meanwhile hold still."""
 
     def __init__(self) -> None:
         super().__init__(chat, choose=self.choose)
@@ -92,7 +92,7 @@ class Scene:
         return process
 
     def far(self) -> list[int]:
-        """All that runs on the hosts: what bears their marks, what descends from it, sshd and its sessions."""
+        """Return all processes on the hosts: those with their marks, their descendants, sshd and its sessions."""
         pids = set()
         for host in self.lab.hosts.values():
             own = [process.pid for process in host.processes()]
@@ -231,7 +231,7 @@ def test_when_the_provider_quotes_the_key(scene: Scene) -> None:
 
 @pytest.mark.long
 def test_when_the_link_breaks_in_the_middle(scene: Scene, lab: Lab) -> None:
-    """What one end keeps to send it again is no place for a key either."""
+    """Bytes that one end keeps to send them again must not hold a key either."""
     scene.provider.replies = {"errand": [Said(calls=(sh(LOOK),)), Said(calls=(OK,))]}
     lab.alias("broken", "h1", lab["h1"].proxy, lease=60)
     agent = scene.start("broken", "errand")

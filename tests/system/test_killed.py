@@ -48,7 +48,7 @@ def pattern(offset: int, size: int) -> bytes:
 
 
 class Round:
-    """What runs at the same time, and what became of it."""
+    """Work that runs at the same time, and its results."""
 
     def __init__(self, lab: Lab, directory: Path, name: str) -> None:
         self.lab, self.directory, self.name = lab, directory, name
@@ -225,7 +225,7 @@ VICTIMS: dict[str, Callable[[Lab, Round], list[Process]]] = {
     "node there": lambda lab, _: of(lab["h1"].processes(), is_node),
     "node here": lambda lab, _: of(lab.processes(), is_node),
 }
-# what each may harm; all else ends as if nothing had been
+# the work that each victim may harm; all other work ends as usual
 HARMS = {
     "client": {"stream"},
     "agent": {"root", "left", "right"},
@@ -366,7 +366,7 @@ def one_round(lab: Lab, directory: Path, victim: str, rng: random.Random) -> Non
 
 
 class Logs:
-    """What the nodes have written since this was made."""
+    """The lines that the nodes have logged since this was made."""
 
     def __init__(self, lab: Lab) -> None:
         self._runs = [Path(lab.env["XDG_RUNTIME_DIR"]), *(host.run for host in lab.hosts.values())]

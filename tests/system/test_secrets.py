@@ -150,7 +150,7 @@ def test_a_whole_tree(tree: Tree) -> None:
 
 @pytest.mark.parametrize("limit", ["20480", "100"], ids=["shown", "kept in a file"])
 def test_an_agent_that_looks_for_its_secret(tree: Tree, limit: str) -> None:
-    """What it finds in the memory that is handed down is masked on the tape, short or cut, in a child's output too."""
+    """A secret that it finds in inherited memory is masked on the tape, short or cut, in a child's output too."""
     tree.env["QUINE_OUTPUT_TRUNCATE"] = limit
     memos = "for fd in /proc/$PPID/fd/* /proc/$$/fd/*; do case $(readlink $fd) in /memfd:*) cat $fd; echo;; esac; done"
     look = f"{memos}; seq 99"

@@ -1,4 +1,4 @@
-"""What /proc shows of the processes that stand for a job and live as long as it does: no key of who started them."""
+"""/proc of the processes that stand for a job and live as long as it does: no key of the user is shown there."""
 
 from __future__ import annotations
 
