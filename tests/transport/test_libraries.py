@@ -1,4 +1,4 @@
-"""What is imported asks no compiler where a library is."""
+"""No imported module asks a compiler where a library is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session channel as a duplex: what was buffered comes first, the end comes once and last."""
+"""A session channel as a duplex: buffered bytes come first, the end comes once and last."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_what_is_kept_while_reading_is_paused_is_bounded_by_the_window() -> None
     opened = 0
 
     class Connection:
-        """What asyncssh's channel uses of its connection. Each word from it opens the window."""
+        """The interface of a connection, as asyncssh's channel uses it. Each packet of the channel opens the window."""
 
         logger = SSHLogger(logging.getLogger())
 

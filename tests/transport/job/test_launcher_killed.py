@@ -223,7 +223,7 @@ def test_a_launcher_that_cannot_be_watched_ends_no_jobs(
 def test_what_a_command_of_the_nodes_own_left_behind_is_reaped(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy command, say: its orphans are this process's. Who has started a child himself hears how it ended."""
+    """Orphans of a proxy command, for example, become children of the node. An awaited child keeps its status."""
     monkeypatch.setattr(launcher_client, "UNCLAIMED", 0.2)
 
     async def main(launcher: Launching) -> None:

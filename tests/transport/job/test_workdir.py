@@ -31,7 +31,7 @@ def test_the_last_one_removes_it_if_it_is_empty(tmp_path: Path) -> None:
 
 
 def test_nobody_loses_it_while_others_come_and_go(tmp_path: Path) -> None:
-    """What each holds is what is there under its name, as a job that starts in it needs."""
+    """Each process holds the directory that is there under its name, as a job that starts in it needs."""
     code = """
 import os, sys
 from transport.job import workdir

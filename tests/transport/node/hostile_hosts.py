@@ -69,12 +69,12 @@ class Stage:
         python.chmod(0o755)
 
     def done(self, host: Host) -> list[str]:
-        """The steps that its double has done."""
+        """Return the steps that the host's double has done."""
         found = (host.home / ".cache/quine").glob("*/plan.done")
         return [line for path in found for line in path.read_text().split()]
 
     def said(self, host: Host) -> list[tuple[str | None, str]]:
-        """What the origin answered to it: (error, reply)."""
+        """Return the origin's answers to the double: (error, reply)."""
         (path,) = (host.home / ".cache/quine").glob("*/plan.said")
         return [tuple(json.loads(line)) for line in path.read_text().splitlines()]
 
@@ -103,7 +103,7 @@ class Stage:
     # -- the origin ----------------------------------------------------------------------------------
 
     def _alone(self) -> Process:
-        """The node. What it forks has its argv until it execs, and one that was stopped takes its time to go."""
+        """Return the only node: its forks have its argv until they exec, and a stopped one takes its time to go."""
         found: list[Process] = []
 
         def alone() -> bool:
@@ -129,7 +129,7 @@ class Stage:
         return statistics.median(self.beats(count))
 
     def log(self) -> str:
-        """What the node has written since the beginning of the test."""
+        """Return the lines that the node has logged since the beginning of the test."""
         return self.whole_log()[self._read :]
 
     def whole_log(self) -> str:

@@ -277,7 +277,7 @@ def test_more_descriptors_than_one_message_takes_are_not_lent() -> None:
 
 @pytest.mark.parametrize("attaches", [None, "no room"])
 def test_where_nothing_can_be_lent_the_handler_moves_it_all(tmp_path: Path, attaches: str | None) -> None:
-    """More than a window, into a file and out of it: what it has taken by then is acknowledged."""
+    """More than a window, into a file and out of it: the bytes taken by then are acknowledged."""
 
     def attach(fd: int) -> int:
         raise OSError(errno.EMFILE, "no room")

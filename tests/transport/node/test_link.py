@@ -59,7 +59,7 @@ class Pipe:
 
 
 class Seen:
-    """What stands behind the channel."""
+    """A handler of the channel, which notes its frames."""
 
     def __init__(self) -> None:
         self.frames: list[int] = []

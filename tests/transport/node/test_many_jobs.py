@@ -1,4 +1,4 @@
-"""A thousand jobs on one link, twenty links on one node: what either node holds of it."""
+"""A thousand jobs on one link, twenty links on one node: the resources that either node holds for them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_thousand_jobs_at_once_on_one_link_and_twenty_links(own_lab: Callable[
 
 @pytest.mark.long
 def test_a_thousand_readers_that_do_not_read(own_lab: Callable[..., Lab]) -> None:
-    """What their producers have written is in pipes and windows, and both are bounded."""
+    """The output of their producers is in pipes and windows, and both are bounded."""
     lab = own_lab(["h1"], lease=60)
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
     path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))

@@ -1,4 +1,4 @@
-"""What a job on another host may have open here, and what becomes of it when that job ends."""
+"""Requests that a job on another host may have open here, and their end when that job ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of streaming requests share: a face that serves, and what its job asks for, as programs.
+"""The parts that tests of streaming requests share: a proxy that serves, and the requests of its job, as programs.
 
 `streaming.py face HOST VERB ARG…` starts `streaming.py job VERB ARG…` on HOST and answers what it asks.
 """
@@ -66,13 +66,13 @@ def give(incoming: Incoming) -> None:
 
 
 def refuse(incoming: Incoming) -> None:
-    """After the first byte, whatever more there is."""
+    """Fail after the first byte, whatever more there is."""
     incoming.read(1)
     raise ValueError("enough of that")
 
 
 def note(path: str, incoming: Incoming) -> None:
-    """What became of the body: a line in a file."""
+    """Note the fate of the body: a line in a file."""
     size = 0
     try:
         while data := incoming.read(1 << 18):
@@ -85,7 +85,7 @@ def note(path: str, incoming: Incoming) -> None:
 
 
 def hold(incoming: Incoming) -> None:
-    """Read nothing, until nobody waits: who asks reads nothing, either."""
+    """Read nothing, and write until the asker has gone, which reads nothing either."""
     while True:
         incoming.write(bytes(BLOCK))
 
@@ -220,7 +220,7 @@ def short(relay: Relay, count: str, threads: str) -> str:
 
 
 def refused(relay: Relay, size: str) -> str:
-    """A handler that raises early: what the writer is told, and the reader."""
+    """A handler that raises early: return the error of the writer, and of the reader."""
     told = []
     with relay.stream("refuse") as asked:
         try:
@@ -276,7 +276,7 @@ def held(relay: Relay, size: str) -> str:
 
 
 def forked(relay: Relay) -> str:
-    """A child asks on its own; what the parent had open goes on."""
+    """A child makes requests of its own; the open requests of the parent go on."""
     asked = relay.stream("echo")
     asked.write(b"before")
     assert asked.read(6) == b"before"

@@ -1,4 +1,4 @@
-"""What a job may ask of its origin: its own, with its capability, as long as it lives; and what that makes us hold."""
+"""Requests of a job to its origin: its own, with its capability, as long as it lives; and the memory they cost."""
 
 from __future__ import annotations
 
