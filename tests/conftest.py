@@ -59,7 +59,7 @@ _home = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One temporary directory for this process (each xdist worker), so that litter is seen and is ours."""
+    """Make one temporary directory for this process (each xdist worker), so that litter is seen and is its own."""
     # a short name: Unix sockets are made below it
     directory = tempfile.mkdtemp(prefix="qt-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
     config.stash[_home] = directory
@@ -104,7 +104,7 @@ def pytest_fixture_setup(fixturedef: Any) -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a server of its own for a store: the tests of one contract against one more backend."""
+    """Mark the tests that need a server for a store: they run one contract against one more backend."""
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         needed = {SERVERS.get(value) for value in params.values() if isinstance(value, str)}
@@ -162,9 +162,9 @@ def lab(session_lab: Lab) -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def drivers() -> None:
-    """The thread of fsspec's loop, which stays, as do those that the loop hands work to.
+    """Start the thread of fsspec's loop, and those of its executor, for the session: they do not end.
 
-    They come one by one, whenever none of them is idle: some test would be told that it had left one behind.
+    They start one by one, when none of them is idle. The watch would blame the test that starts one.
     """
     from fsspec.asyn import get_loop  # type: ignore[import-untyped]
 

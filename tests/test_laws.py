@@ -80,7 +80,7 @@ def for_types_only(node: ast.AST) -> bool:
 
 
 def walk(tree: ast.AST, types: bool) -> Iterator[ast.AST]:
-    """Every node; without `types`, nothing of what only a type checker sees."""
+    """Yield every node; without `types`, skip the parts that only a type checker sees."""
     todo = [tree]
     while todo:
         node = todo.pop()
@@ -92,7 +92,7 @@ def walk(tree: ast.AST, types: bool) -> Iterator[ast.AST]:
 
 
 def imports(path: Path, types: bool = True) -> Iterator[str]:
-    """Full names of what a file imports: modules, and `package.name` for `from package import name`."""
+    """Return full names of a file's imports: modules, and `package.name` for `from package import name`."""
     here = module_of(path).split(".")
     if path.name != "__init__.py":
         here = here[:-1]
@@ -365,7 +365,7 @@ FOREIGN = re.compile(
 
 
 def test_nobody_is_told_to_install_a_package_that_is_not_ours() -> None:
-    """`quine` in a registry of packages is another project; ours is `quine-agent`."""
+    """The name `quine` in a registry belongs to another project; this package is `quine-agent`."""
     texts = [
         path
         for pattern in (

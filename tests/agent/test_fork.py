@@ -318,7 +318,7 @@ def test_a_fork_whose_material_cannot_be_opened_costs_neither_place_nor_descript
 
 
 def test_a_child_elsewhere_is_named_by_its_host(agents: Agents) -> None:
-    """The process here is another one than that over there, which the tree shows."""
+    """The result names the host, for the local process is only the proxy of a child on another machine."""
     children = [{"intent": "far", "host": "nowhere"}, {"intent": "near"}]
     agents.run(
         says(fork(children=children, wait=True), OK, match="^work"),

@@ -252,7 +252,7 @@ def test_no_such_shell(signals: Signals, tmp_path: Path) -> None:
 
 
 def test_a_command_for_a_shell_that_has_died_runs_in_a_new_one(shell: Shell, signals: Signals) -> None:
-    """It was never begun, so nothing happens twice; and to lose it would be a failure that is not the command's."""
+    """The command has not begun, so nothing runs twice, and an error would not be the fault of the command."""
     run(shell, "X=1")
     os.kill(shell.group, signal.SIGKILL)
     procs.wait([shell._pidfd], 5)
@@ -265,7 +265,7 @@ def test_a_command_for_a_shell_that_has_died_runs_in_a_new_one(shell: Shell, sig
 def test_a_broken_pipe_of_ours_is_not_a_signal(
     shell: Shell, signals: Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shell dies after it was looked at and before it is written to."""
+    """The shell dies after the check that it lives and before the write to it."""
     run(shell, "true")
     os.kill(shell.group, signal.SIGKILL)
     procs.wait([shell._pidfd], 5)

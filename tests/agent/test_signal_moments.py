@@ -51,7 +51,7 @@ class One:
 def each(
     folder: Path, numbers: tuple[S, ...], begin: Callable[[One], None], **more: Any
 ) -> Iterator[list[One]]:
-    """An agent for each signal, begun; `begin` gives it its script and whatever else it needs."""
+    """Start an agent for each signal; `begin` gives it a script and its other settings."""
     with ExitStack() as stack:
         ones = [One(folder / S(number).name, number) for number in numbers]
         for one in ones:
@@ -231,7 +231,7 @@ def test_during_exit(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_another_one_while_it_ends(tmp_path: Path) -> None:
-    """It goes on ending what is left, and is ended by the first."""
+    """A second signal does not stop the clean-up, and the agent dies of the first one."""
 
     def begin(one: One) -> None:
         one.agents.script(says(sh(f"{STUBBORN}; sleep {one.nap}")))

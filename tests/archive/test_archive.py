@@ -48,7 +48,7 @@ class Kept(Agents):
         self.env |= {"QUINE_FS": f"file://{self.tier}", "HOME": str(directory / "home")}
 
     def elsewhere(self, *words: str, **more: str) -> subprocess.CompletedProcess[bytes]:
-        """A command of somebody who has the same QUINE_FS and nothing else."""
+        """Run a command of a user with the same QUINE_FS and nothing else in common."""
         other = self.directory / "other"
         other.mkdir(exist_ok=True)
         env = self.env | {"HOME": str(other), "XDG_STATE_HOME": str(other / "state"), **more}
@@ -295,7 +295,7 @@ def test_a_keeper_holds_no_key_of_a_guest_and_shows_none_of_the_store(agents: Ke
 
 
 def begun(tier: Path, session: str) -> None:
-    """A tape of a life that somebody else began."""
+    """Write a tape into the tier, of a life that another process began."""
     meta = {"session_id": session, "root_session_id": session, "mission": "work", "timestamp": 1e9}
     (tier / PLACE).mkdir(parents=True)
     (tier / PLACE / f"{session}.jsonl").write_text(json.dumps({"type": "meta", "data": meta}) + "\n")

@@ -16,7 +16,7 @@ from tests.lab import Lab
 
 
 class Screen:
-    """A context manager. `seen` is all that has come; `wait` looks only at what it has not matched yet."""
+    """A terminal as a context manager. `seen` is all its output; `wait` searches only the part not matched yet."""
 
     def __init__(self, rows: int = 24, columns: int = 80) -> None:
         self.master, self.slave = pty.openpty()

@@ -244,7 +244,7 @@ def test_a_relative_directory_is_below_the_jobs_own(lab: Lab) -> None:
 
 @pytest.mark.long
 def test_256_megabytes_both_ways(lab: Lab, tmp_path: Path) -> None:
-    """Identical, and nobody on the way above 80 MB."""
+    """The bytes arrive unchanged, and no process on the way needs more than 80 MB."""
     lab.stop_nodes()  # memory that earlier tests made the nodes keep is not counted
     material = tmp_path / "material"
     with material.open("wb") as file:
@@ -277,7 +277,7 @@ def test_256_megabytes_both_ways(lab: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_reader_that_sleeps_stops_the_producer(lab: Lab) -> None:
-    """The producer over there is blocked by its pipe, memory stays, and then nothing is missing."""
+    """The producer on the host blocks on its pipe, memory stays the same, and afterwards no byte is missing."""
     lab.stop_nodes()  # as above
     count = 64 * MiB
     script = f"head -c {count} /dev/zero | tr '\\0' x; echo done >&2"
@@ -389,7 +389,7 @@ def test_a_socket_whose_reader_has_gone_ends_the_producer(lab: Lab) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["TERM", "HUP"])
 def test_a_signal_gets_through_when_only_our_reader_is_slow(lab: Lab, name: str) -> None:
-    """The job over there is over; its output waits for a reader that does not read."""
+    """The job on the host has ended; its output waits for a local reader that does not read."""
     process = lab.popen(
         ["run", "--on", "h1", "--", "head", "-c", "200000", "/dev/zero"], stdout=subprocess.PIPE
     )
@@ -480,7 +480,7 @@ def test_three_interrupts_leave_a_command_that_ignores_them(
 
 @pytest.mark.long
 def test_kill_9_of_the_client(lab: Lab, started: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """Also what moved into groups of its own, and what ignores TERM."""
+    """Processes that moved into groups of their own, or that ignore TERM, end too."""
     # a session of its own is outside the job, as with any job control
     outside = "echo $$ >~/outside; echo up; exec sleep 1061"
     process = started(f"trap '' TERM; bash -mc 'sleep 1062 & wait' & setsid sh -c '{outside}'")

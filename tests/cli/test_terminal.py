@@ -41,7 +41,7 @@ def sh(script: str) -> list[str]:
 
 
 def bash(screen: Screen, lab: Lab, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """An interactive shell over there; its prompt has been shown."""
+    """Start an interactive shell on the host and wait for its prompt."""
     args = ["run", "-t", "--on", "h1", "--env", "PS1=there> ", "--", "bash", "--norc", "--noprofile", "-i"]
     started = screen.start(lab, args, env={"TERM": "vt100", **(env or {})})
     screen.wait(b"there> ")
@@ -49,7 +49,7 @@ def bash(screen: Screen, lab: Lab, env: dict[str, str] | None = None) -> subproc
 
 
 def test_with_the_files_tier_as_a_directory(lab: Lab, screen: Screen) -> None:
-    """A program of ours stands between at first, and is no agent."""
+    """With --mount a program of quine starts first in the terminal; the command still has it."""
     words = ["run", "-t", "--mount", "--on", "h1", "--", "sh", "-c", "test -t 0 && echo a$((1+1))c"]
     client = screen.start(lab, words)
     screen.wait(b"a2c\r\n")
@@ -140,7 +140,7 @@ def test_an_editor(lab: Lab, screen: Screen, tmp_path: Path) -> None:
 def test_a_signal_to_the_client_is_for_the_client(
     lab: Lab, screen: Screen, name: str, tmp_path: Path
 ) -> None:
-    """It leaves and gives the terminal back; over there an interactive shell, which no TERM ends, is hung up."""
+    """The client ends and restores the terminal. The interactive shell on the host ignores TERM and gets HUP."""
     client = bash(screen, lab)
     screen.type(f"trap 'echo bye >{tmp_path}/up' EXIT; echo up$((1))\r".encode())
     screen.wait(b"up1\r\n")
@@ -386,7 +386,7 @@ def test_every_byte_can_be_typed(lab: Lab, screen: Screen) -> None:
 
 
 def test_output_into_a_file(lab: Lab, screen: Screen, tmp_path: Path) -> None:
-    """As ssh -t does: over there it is a terminal all the same."""
+    """As with ssh -t, the command on the host still has a terminal."""
     with (tmp_path / "out").open("wb") as out:
         client = screen.start(lab, sh("echo out; echo err >&2; read line; echo $line"), stdout=out)
         # the echo may come between a line and its end

@@ -69,7 +69,7 @@ def needs_sshd(lab: Lab) -> None:
 
 @pytest.fixture
 def fresh(lab: Lab) -> Iterator[Lab]:
-    """h1 as it was before anybody came."""
+    """h1 without any installation."""
 
     def forget() -> None:
         lab.stop_nodes()

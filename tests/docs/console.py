@@ -70,7 +70,7 @@ PATTERNS = {
 
 @dataclass
 class Command:
-    """One command of a page, and what the page says that it prints. `line` is where it stands, `end` what follows."""
+    """One command of a page, and its output in the page. `line` is its line, `end` the line after its output."""
 
     text: str
     output: list[str]
@@ -111,7 +111,7 @@ def commands(page: str) -> Iterator[Command]:
 
 @dataclass
 class Ids:
-    """Ids of a page and what they are in this run."""
+    """Ids of a page and the ids of this run that they stand for."""
 
     known: dict[str, str] = field(default_factory=dict)
 
