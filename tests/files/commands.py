@@ -18,7 +18,7 @@ HOSTILE = (  # names that a filesystem allows
 
 
 class Shelf:
-    """The directory is where commands run; `tier` is where the files of the tier lie."""
+    """Commands run in `directory`; the files of the tier lie in `tier`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

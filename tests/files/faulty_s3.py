@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 class Rule:
-    """`when` of a request; `what` becomes of it: a function of the handler, which has read nothing but the head."""
+    """`when` matches a request. `what` is called with the handler, which has read only the head of the request."""
 
     def __init__(
         self, when: Callable[[Asked], bool], what: Callable[[Handler], None], times: int = 1
@@ -100,7 +100,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return answer.status, answer.getheaders(), data
 
     def _sign(self) -> None:
-        """Anew, for what has been changed."""
+        """Sign the request again after a change."""
         said = self.headers["Authorization"]
         del self.headers["Authorization"]
         signed = said.partition("SignedHeaders=")[2].partition(",")[0].split(";")
@@ -169,7 +169,7 @@ def done_but(status: int, data: bytes = b"") -> Callable[[Handler], None]:
 
 
 def without(header: str) -> Callable[[Handler], None]:
-    """The server is not told of that header."""
+    """The proxy does not pass that header to the server."""
     return lambda handler: handler.say(*handler.asked(leave_out=header))
 
 
@@ -243,7 +243,7 @@ class Faulty(http.server.ThreadingHTTPServer):
             connection.close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """The client has gone: that is what they are made to do."""
+        """Ignore the error: clients of these tests break connections on purpose."""
 
 
 @contextlib.contextmanager

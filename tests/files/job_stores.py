@@ -28,7 +28,7 @@ sys.stdin.read()"""
 
 
 class Door:
-    """`memo` is what the job was given, `face` the process that answers it, `root` where its files are."""
+    """`memo` has the job's credentials, `face` is the process that answers the job, `root` the directory of files."""
 
     def __init__(self, face: subprocess.Popen[bytes], root: Path) -> None:
         assert face.stdout

@@ -262,7 +262,7 @@ def test_a_commit_that_fails_is_counted_where_it_was_kept(book: SharedCounters, 
 
 
 def test_what_another_tree_puts_there_meanwhile_is_not_ours(book: SharedCounters) -> None:
-    """The answer was lost, nothing was kept, and what stands there now is of another size: it is not counted."""
+    """The answer is lost and nothing is kept. The file there now has another size, so it is not counted."""
 
     class Overtaken(Memory):
         def create(self, path: str, **more: object) -> Writer:  # type: ignore[override]
@@ -342,7 +342,7 @@ def test_what_a_job_sends_beyond_the_size_it_told_is_counted_as_it_comes(tier: Q
 
 
 def churn(tier: Tier, seed: int, rounds: int) -> None:
-    """Anything that changes what is there, at random; the quota may refuse it."""
+    """Change the files at random; the quota may refuse a change."""
     choice = random.Random(seed)
     for _ in range(rounds):
         path, other = (f"{choice.choice('ab')}/{choice.randrange(4)}" for _ in range(2))

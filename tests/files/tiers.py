@@ -72,7 +72,7 @@ class Store:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of `command`, whose directory is anyone."""
+        """Return the environment of `command`, whose working directory may be any."""
         return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **self.environ}
 
 

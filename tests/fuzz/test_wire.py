@@ -134,7 +134,7 @@ class AtOnce:
 
 
 def feed_opener(data: bytes) -> None:
-    """The client: a face with a job and services."""
+    """Feed the client's end of a link: a proxy with a job and services."""
     session = Session(True, {"build": "b"})
     job = session.open(Kind.SPAWN, SPAWN.to_json())
     session.data(job, STDIN, b"material" * 9)

@@ -30,7 +30,7 @@ ONCE = 'if mkdir "$0" 2>/dev/null; then {} kill -9 $(ps -o ppid= -p $PPID); else
 
 @pytest.fixture
 def dead(lab: Lab) -> Iterator[str]:
-    """A host whose port nobody listens on, before all others in the inventory's order and the emptiest."""
+    """A host whose port is closed. Placement prefers it to all other hosts."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # bound, not listening: refused, and nobody else's
         for name in ("h1", "h2", "h3"):
@@ -119,7 +119,7 @@ def test_the_same_host_again_where_there_is_no_other(lab: Lab, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["pipe", "file", "unread"])
 def test_lost_with_a_part_of_stdin(lab: Lab, tmp_path: Path, kind: str) -> None:
-    """A file is read again from where it was; of a pipe that was read nothing is guessed."""
+    """A file is read again from its old position; a pipe that was read in part is not retried."""
     (tmp_path / "material").write_text("skipped\nmaterial\n")
     read = "" if kind == "unread" else "head -n 1 >/dev/null"
     words = [*QUIET, "--on", "h1,h2", "--retry", "1", "--idempotent", "--"]
@@ -145,7 +145,7 @@ def test_lost_with_a_part_of_stdin(lab: Lab, tmp_path: Path, kind: str) -> None:
 
 
 def test_lost_with_a_part_of_its_output(lab: Lab, tmp_path: Path) -> None:
-    """Nobody downstream could tell the two beginnings apart."""
+    """A reader of the output could not tell the two beginnings apart."""
     words = ["run", "--on", "h1,h2", "--retry", "1", "--idempotent", "--"]
     process = lab.popen(
         [*words, "sh", "-c", "echo up; read line; kill -9 $(ps -o ppid= -p $PPID)"],

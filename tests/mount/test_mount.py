@@ -244,7 +244,7 @@ def test_a_redirection_is_one_file(mount: Mount) -> None:
 
 
 def test_another_file_of_that_name_holds_up_no_close(mount: Mount, tmp_path: Path) -> None:
-    """Its close is the commit, whatever else the process writes: elsewhere, or in a directory of the mount."""
+    """A close commits the file, whatever other file the process writes, in the mount or elsewhere."""
     (mount.path / "d").mkdir()
     for other in (tmp_path / "f", mount.path / "d" / "f"):
         with open(other, "wb"):

@@ -31,7 +31,7 @@ TREES = st.dictionaries(PATHS, st.none() | st.binary(max_size=3), max_size=8)
 
 
 class Counted(Memory):
-    """A store that notes what it was asked to change and to read."""
+    """A store that notes its changes and its reads."""
 
     def __init__(self) -> None:
         super().__init__(f"sync-{os.urandom(8).hex()}")
@@ -56,7 +56,7 @@ class Counted(Memory):
 
 
 def plant(top: str, tree: dict[str, bytes | None]) -> None:
-    """None is a directory. A path below what is a file already is left out. A time goes with a content."""
+    """Make files and directories (None). Paths below a file are left out. A file's time depends on its content."""
     os.makedirs(top, exist_ok=True)
     for path, content in sorted(tree.items(), key=lambda item: os.fsencode(item[0])):
         whole = os.path.join(top, path)

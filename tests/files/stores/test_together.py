@@ -126,7 +126,7 @@ def test_readers_see_one_version_whole(store: Store) -> None:
 
 @pytest.mark.long
 def test_who_puts_wins_over_who_removes_the_directory(store: Store) -> None:
-    """A directory that came with a file is empty for a moment before it, and whoever removes it then loses nothing."""
+    """A put makes its directory first. Another process may remove it while it is empty: the put succeeds."""
     tier, over = store.tier, threading.Event()
     count = 40 if store.near else 15
 
@@ -444,7 +444,7 @@ def test_any_order_of_operations(store: Store) -> None:
 
 
 def test_the_library_is_not_needed(tmp_path: Path) -> None:
-    """A local tier is opened, used and closed without what speaks to other stores."""
+    """A local tier is opened, used and closed without the libraries of other stores."""
     code = """
 import sys
 from quine.files.stores.registry import open_store

@@ -154,7 +154,7 @@ while True:
 
 @contextlib.contextmanager
 def writing(lab: Lab, host: str, root: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A job over there that replaces `f` again and again, and says so each time."""
+    """A job on the host that replaces `f` again and again, and prints a line each time."""
     script = [sys.executable, "-P", "-c", WRITER, str(Path(__file__).parents[3])]
     words = ["run", "--on", host, "--fs", f"origin:{root}", "--", *script]
     with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as face:
