@@ -18,7 +18,7 @@ import asyncssh
 
 
 def settings(path: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """(keyword -> words, environment) of an sshd_config."""
+    """Return (keyword -> words, environment) of an sshd_config."""
     words = {line.split()[0]: shlex.split(line)[1:] for line in path.read_text().splitlines() if line}
     raw = dict(line.split(" ", 1) for line in path.read_text().splitlines() if " " in line)
     if "ForceCommand" in raw:

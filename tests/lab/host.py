@@ -91,7 +91,7 @@ class Host:
 
     @property
     def tmp(self) -> Path:
-        """TMPDIR over there."""
+        """TMPDIR of the host."""
         return self.base / "tmp"
 
     @property
@@ -105,7 +105,7 @@ class Host:
         return Path(f"/proc/{self.pid}/root") if self.settings.mount else Path("/")
 
     def path_of(self, path: str | Path) -> Path:
-        """Where a path below home over there is to be found from here, private mounts included."""
+        """Return the path, as this process sees it, of a path below the host's home; private mounts included."""
         return self.root / (self.home / path).relative_to("/")
 
     @property

@@ -267,7 +267,7 @@ class Lab:
         new_session: bool = False,
         preexec: Callable[[], None] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """The same without waiting, in a process group of its own: a signal to the group is not ours."""
+        """The same without waiting, in a process group of its own: a signal to that group does not hit the tests."""
         return subprocess.Popen(
             [self.quine, *map(str, args)],
             stdin=stdin,

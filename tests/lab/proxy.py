@@ -90,7 +90,7 @@ class Proxy:
     def cut_after(self, *sizes: int) -> None:
         """Cut when so many more bytes were delivered, both ways together, then again after the next number of them.
 
-        Bytes of handshakes count. In place of what was planned before; without sizes nothing is planned any more.
+        Bytes of handshakes count. The plan replaces an earlier one; without sizes there is no plan any more.
         """
         self._order("plan", sizes)
 
@@ -207,7 +207,7 @@ class _Line:
                     self.interest(end, now)
 
     def patience(self, now: float) -> float | None:
-        """Seconds until the next chunk is due; one whose sink is full waits for the sink, not for time."""
+        """Return the seconds until the next chunk is due. A chunk waits for a full sink, not for a time."""
         if self.silent:
             return None
         live = [w[0] for w in self.ways.values() if w[0].chunks and not w[0].frozen]
@@ -301,7 +301,7 @@ class _Line:
             self.forget(way.source, way.sink)
 
     def planned(self, sent: int) -> bool:
-        """Count what was sent against the plan; True when that was the last byte before a cut, which is done then."""
+        """Count delivered bytes against the plan. At the last byte before a cut, cut and return True."""
         self.plan[0] -= sent
         if self.plan[0] > 0:
             return False

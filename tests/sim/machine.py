@@ -17,7 +17,7 @@ LOCAL = 0.0001  # seconds of a byte through a Unix socket
 
 
 class Machine:
-    """`scripts` has what its commands do, by name; `place` is a node's Place, where it has an inventory."""
+    """`scripts` has the steps of its commands, by name; `place` is a node's Place, where it has an inventory."""
 
     def __init__(self, world: World, name: str, number: int, scripts: dict[str, Any]) -> None:
         self.world = world
@@ -82,7 +82,7 @@ class Machine:
             process.kill(signal.SIGKILL, by_node=True)
 
     def crash(self) -> None:
-        """The power is cut: all of it ends, and nobody is told."""
+        """The power is cut: all processes end, without notice to any peer."""
         self.world.say(f"{self.name}: crashes")
         for end in self.ends:
             end.hole = end.peer.hole = True

@@ -145,7 +145,7 @@ class End:
     # -- what breaks --------------------------------------------------------------------------------
 
     def cut(self, why: str) -> None:
-        """Both ends hear of it, each after what is on its way to it."""
+        """Both ends get the break, each after the bytes that are on their way to it."""
         for end in (self, self.peer):
             if not end.peer.hole:
                 end.peer._later(end.lose, why)

@@ -46,7 +46,7 @@ def pattern(offset: int, size: int) -> bytes:
 
 
 class Pipe:
-    """A pipe of a process: our end of it, and how many bytes went through, whoever wrote them."""
+    """A pipe of a process: the node's end of it, and the count of bytes that went through from any writer."""
 
     def __init__(self, reads: bool) -> None:
         heard, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

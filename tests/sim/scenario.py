@@ -67,7 +67,7 @@ def _bytes(steps: Any) -> int:
 
 @dataclass(frozen=True)
 class Fault:
-    """`where` is a host, ORIGIN, or the name of a job for what befalls its client."""
+    """`where` is a host, ORIGIN, or the name of a job whose client the fault hits."""
 
     at: float
     kind: str
@@ -78,7 +78,7 @@ class Fault:
 
     @property
     def end(self) -> float:
-        """When all is well again, but for what has to be noticed first."""
+        """The time when all is well again, if every break is noticed at once."""
         # A connection that had not greeted when the machine went is not closed by anybody: it hangs, too.
         hangs = self.kind in ("late", "hole", "crash") or (self.kind == "down" and self.how == "hang")
         return self.at + self.seconds + (HANG if hangs else 0.0)
@@ -128,7 +128,7 @@ class Scenario:
         return next(job for job in self.jobs if job.name == name)
 
     def without(self, fault: Fault | None = None, job: Job | None = None) -> Scenario:
-        """Less one fault; or less one job, with what asks for it, what it asks for, and the faults about it."""
+        """Return the scenario less one fault; or less one job, its children, its start, and its faults."""
         if job is None:
             return replace(self, faults=tuple(f for f in self.faults if f is not fault))
         return replace(

@@ -50,7 +50,7 @@ SCALE = {  # windows of a sixteenth, so that little data meets every bound
 
 
 class Route:
-    """The way from the origin to a host, and what is wrong with it."""
+    """The way from the origin to a host, and its faults."""
 
     def __init__(self, sim: Simulation, host: str) -> None:
         self.sim = sim
@@ -348,7 +348,7 @@ class Simulation:
         return sum(fault.outage for fault in path) >= kept
 
     def _judge_process(self, job: Job) -> None:
-        """A retry never runs what may have run: of what is said never to have been started, nothing was."""
+        """A retry never runs a job that may have run. A job reported as never started has no process."""
         client, processes = self.clients[job.name], self._launched(job)
         if len(processes) > 1:
             raise Violation("twice", f"{job.name} was started {len(processes)} times")
@@ -434,7 +434,7 @@ def _wait_status(status: Any) -> int:
 
 
 class Defects(logging.Handler):
-    """Whatever the product logs as a defect of its own is one."""
+    """A log handler: each defect that the product logs is a violation."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.DEBUG)
@@ -490,7 +490,7 @@ def patched(scenario: Scenario, world: World) -> Iterator[None]:
 def simulate(
     scenario: Scenario, trace: list[str] | None = None, mutation: Callable[[], Any] | None = None
 ) -> Violation | None:
-    """Run a scenario; the violation that it met, or None. `trace` gets what happened."""
+    """Run a scenario; return its violation, or None. `trace` gets the events."""
     world = World(scenario.seed)
     if trace is not None:
         world.trace = trace

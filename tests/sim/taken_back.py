@@ -90,7 +90,7 @@ def clogged() -> contextlib.AbstractContextManager[None]:
 
 
 def channels_bound() -> contextlib.AbstractContextManager[None]:
-    """A channel is opened whatever the other end takes."""
+    """A channel is opened without regard to the peer's limit."""
     open_channel = Session.open
 
     def restored(self: Session, kind: int, *rest: Any) -> int:
@@ -101,7 +101,7 @@ def channels_bound() -> contextlib.AbstractContextManager[None]:
 
 
 def kept_record() -> contextlib.AbstractContextManager[None]:
-    """A link that is down is kept for the jobs that still run, not for the records that nobody has taken."""
+    """A link that is down is kept for running jobs, but not for records that no client has taken."""
 
     def restored(self: Served, link: Link, why: str) -> None:
         jobs = [job for job in link.handlers.values() if isinstance(job, Job)]
@@ -118,7 +118,7 @@ def lease_stopped() -> contextlib.AbstractContextManager[None]:
 
 
 def job_lease() -> contextlib.AbstractContextManager[None]:
-    """A job over there outlives its lease."""
+    """A job on a host outlives its lease."""
     return replaced(Job, "on_down", lambda self, why: None)
 
 
