@@ -333,7 +333,7 @@ class Conformance:
             assert guest.pauses == []
 
     def refusals(self) -> list[tuple[str, str]]:
-        """Messages of a 400, and what then is no longer sent."""
+        """Messages of a 400, and the field that is not sent after it."""
         raise NotImplementedError
 
     # -- a whole agent -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from quine.providers import metering
 
 
 class Stub:
-    """A guest that answers with what it is given: a reply, or an error that it raises."""
+    """A guest that returns the given reply, or raises the given error."""
 
     note = staticmethod(unheard)
 

@@ -77,7 +77,7 @@ def test_the_example_of_an_answer() -> None:
 
 
 def test_nothing_is_stored() -> None:
-    """Not even where a server complains: to store is what would happen without the field."""
+    """Not even after a complaint of the server: without the field the vendor stores the conversation."""
     dialect = ResponsesDialect(MODEL)
     text = "Item with id 'rs_1' not found. Items are not persisted when `store` is set to false."
     assert type(dialect.fault(404, responses.error(404, "bad", text))) is Refused

@@ -241,7 +241,7 @@ def test_from_one_host_to_the_next(reach: Lab, data: Path) -> None:
 
 
 def test_what_belongs_to_the_tree_is_kept(lab: Lab, data: Path) -> None:
-    """Tokens are counted on in the same ledger, and the place of the agent is held by its face."""
+    """The same ledger counts the tokens of the new life, and the proxy holds the slot of the agent."""
     two = call("fork", children=[{"intent": "c"}] * 2, wait=True)
     used = {"usage": {"input": 3000, "output": 100}}
     env = environment(

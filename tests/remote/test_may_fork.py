@@ -90,7 +90,7 @@ def test_host_local_is_the_host_itself(reach: Lab, data: Path) -> None:
 
 
 def test_what_may_not_be_forked_to_is_denied_and_not_even_named(reach: Lab, data: Path) -> None:
-    """Whatever way it is asked for; and the agent goes on."""
+    """Every way to ask is denied, and the agent goes on."""
     inside = (
         "quine --on b3 x; echo $?; quine run --on b3 -- true; echo $?; quine run --on '!b4' -- true; echo $?"
     )
@@ -140,7 +140,7 @@ def test_the_whole_command_line_works_over_there(reach: Lab, data: Path) -> None
 
 
 def test_a_plain_job_may_ask_too(reach: Lab) -> None:
-    """Also one that is no agent has an inventory at its origin, and what that allows."""
+    """A job that is no agent uses the inventory of its origin too, and the rights it gives."""
     command = "quine run --on b2 -- sh -c 'cat; echo $QUINE_NODE_NAME'; quine run --on b3 -- true; echo $?"
     done = reach.run(["run", "--on", "b1", "--", "sh", "-c", command], input="x\n")
     assert done.stdout == b"x\nb2\n77\n", done.stderr
@@ -226,7 +226,7 @@ def test_a_break_of_either_link_is_not_noticed(reach: Lab, data: Path) -> None:
 
 @pytest.mark.long
 def test_when_the_origin_is_gone_for_good_all_of_it_ends_in_peace(reach: Lab, data: Path) -> None:
-    """The agent is told that its origin does not answer, and has the time to end its commands; so has its child."""
+    """The agent gets an error that its origin does not answer, and has time to end its commands; so has its child."""
     reach.alias("b1", "h1", reach["h1"].proxy, may_fork=["b2"])
     warm(reach, "b1")
     ended = data.parent / "ended"
@@ -331,7 +331,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 def test_a_host_that_was_given_no_job_can_start_none(
     node: Callable[[], Node], tmp_path: Path, where: str, job: object
 ) -> None:
-    """Not elsewhere, and not here, where the keys are: it was dialled to serve, and its link ends."""
+    """It can start none at the origin, where the keys are, or elsewhere: it is there to serve, and its link ends."""
     context = {"inventory": str(tmp_path / "inventory.toml"), "job": job, "from": "a"}
     argv = ["touch", str(tmp_path / "it ran")]
     spawn = Spawn(argv, where=where, context=context, cwd="/").to_json()

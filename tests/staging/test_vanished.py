@@ -26,7 +26,7 @@ GONE = "vanished before it was sent"
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """Have the file go away before the first look at what was named."""
+    """Remove the file before the first look at the named files."""
     take = scan.look
 
     def taken(*args: object, **more: object) -> scan.Look:
@@ -49,7 +49,7 @@ def empty(tmp_path: Path) -> Path:
 def test_a_name_that_is_gone_is_an_error(
     here: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], again: bool
 ) -> None:
-    """Also where all of it was sent before, and is over there."""
+    """The error comes also if all the files were sent before and are on the host."""
     (here / "d").mkdir()
     for name in ("f", "d/a", "d/b"):
         (here / name).write_text(name)

@@ -122,7 +122,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
-    """Lay `files` of one directory out in another; how many bytes went. Raises what the job would end of."""
+    """Lay `files` of one directory out in another; return the bytes sent. Raise the error that would end the job."""
     staging = Staging(list(files), [], str(here))
     giving = staging.giving()
     relay = Relay(giving.given, limit)

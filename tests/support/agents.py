@@ -53,7 +53,7 @@ class Started(subprocess.Popen[bytes]):
 
 
 def until(holds: Callable[[], object], seconds: float = 60) -> None:
-    """Look until it holds. The naps leave the processor to those who are waited for."""
+    """Look until it holds. The sleeps leave the processor to the processes that are waited for."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it does not come"

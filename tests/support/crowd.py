@@ -93,7 +93,7 @@ class Crowd(Agents):
         return data.decode().splitlines()
 
     def nobody_else(self) -> bool:
-        """Has nobody come whom no `arrive` has counted?"""
+        """Whether every agent that came to the meeting was counted by `arrive`."""
         return not select.select([self._fifos["roll"]], [], [], 0)[0]
 
     def let_go(self, count: int = 1000, gate: str = "gate") -> None:

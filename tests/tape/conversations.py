@@ -19,7 +19,7 @@ CALLS = (sh("ls -l 'ä'"), call("fork", intent="b", wait=True), call("exit", sta
 
 
 class Step(NamedTuple):
-    """A reply and what came back: `made` is by the dialect itself, by another one, or by none."""
+    """A reply and its results. The reply is `made` by the dialect itself, by another one, or by none."""
 
     made: str
     said: Said

@@ -60,7 +60,7 @@ def everywhere(secret: str) -> list[Message]:
 
 
 def strings(value: Any, top: bool = True) -> list[str]:
-    """Every text in a JSON value but those that are ours."""
+    """Return every text in a JSON value, except the fixed texts of quine."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):

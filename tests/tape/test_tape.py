@@ -340,7 +340,7 @@ def test_a_price_that_the_provider_told(tmp_path: Path) -> None:
 def test_entries_are_synced_after_they_are_written_and_before_sync_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut takes what only the page cache has."""
+    """A power cut loses data that is only in the page cache."""
     events: list[str] = []
     writev, fsync = os.writev, os.fsync
 

@@ -316,7 +316,7 @@ def _sse(event: str, data: Any) -> bytes:
 
 
 def _strict_json(raw: bytes) -> tuple[Any, str | None]:
-    """The value, and what no provider takes: text that is not UTF-8, NaN, a name twice, half a surrogate pair."""
+    """Return the value, and the fault that every provider refuses: not UTF-8, NaN, a name twice, half a surrogate."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):
