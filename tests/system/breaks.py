@@ -65,7 +65,7 @@ def carried(
     size: int,
     between: Callable[[int], None] | None = None,
 ) -> tuple[str, int, bytes]:
-    """Feed one stream, check the other; (what is wrong, status, stderr): ("", 0, b"") where all is well."""
+    """Feed one stream, check the other; return (fault, status, stderr): ("", 0, b"") if all is well."""
     assert process.stdin and process.stdout and process.stderr
     thread = feed(process.stdin, seed_in, size)
     wrong = check(process.stdout, seed_out, size, between)
@@ -100,7 +100,7 @@ def check(pipe: IO[bytes], seed: int, size: int, between: Callable[[int], None] 
 
 
 def plan(seed: int, cuts: int, carried: int) -> list[int]:
-    """Sizes between `cuts` cuts, spread at random over what `carried` bytes of the uncut run have room for."""
+    """Return the bytes before each of `cuts` cuts, at random places in the `carried` bytes of the uncut run."""
     places = sorted(random.Random(seed).sample(range(1, max(carried * 9 // 10, cuts + 2)), cuts))
     return [after - before for before, after in zip([0, *places], places, strict=False)]
 
@@ -120,7 +120,7 @@ def face(lab: Lab, *words: object, **more: Any) -> Iterator[subprocess.Popen[byt
 
 @contextmanager
 def down(proxy: Proxy) -> Iterator[None]:
-    """The host is not to be reached within; whoever talks to it notices at once."""
+    """Within the context the host cannot be reached; each connection to it fails at once."""
     proxy.refuse()
     proxy.cut()
     try:

@@ -76,7 +76,7 @@ class Search:
 
 
 def _regions(pid: int) -> Iterator[tuple[int, int, str]]:
-    """(begin, end, name) of what a process may have written to."""
+    """Return (begin, end, name) of each region that a process may have written to."""
     for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
         span, mode, _, _, inode, *name = line.split(maxsplit=5)
         if mode[0] == "r" and (mode[1] == "w" or inode == "0") and name[:1] != ["[vvar]"]:

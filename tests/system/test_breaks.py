@@ -57,9 +57,9 @@ def test_bytes_both_ways_at_once(lab: Lab, through: Callable[..., str]) -> None:
 
 
 def commands(lab: Lab, host: str, count: int, directory: Path) -> float:
-    """So many commands, four at one time; each says its number, notes it over there and has a status of its own.
+    """Run so many commands, four at a time; each prints its number, notes it on the host and has its own status.
 
-    It says some more, lest most of what crosses the line were handshakes after cuts in handshakes.
+    It prints more text too, or handshakes after cuts in handshakes would be most of the bytes on the line.
     """
     directory.mkdir()
     ran = directory / "ran"
@@ -323,7 +323,7 @@ def test_head_ends_the_producer_after_a_cut(lab: Lab, through: Callable[..., str
 
 
 def test_an_empty_stdin_ends_where_it_did(lab: Lab, through: Callable[..., str]) -> None:
-    """The end of file is sent once, whether it was before the cut, in it, or after."""
+    """The end of file is sent once, whether it comes before the cut, in it, or after."""
     host, proxy = through("h1"), lab["h1"].proxy
     for at in (1, 200, 400, 800, 1600):
         proxy.cut_after(at)

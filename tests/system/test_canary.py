@@ -136,7 +136,7 @@ LOOK = "env; set; cat /proc/self/environ /proc/$PPID/environ /proc/$PPID/cmdline
 
 @pytest.mark.long
 def test_while_many_infer(scene: Scene) -> None:
-    """In their first inference, and in the second, when each has looked around and holds what it saw."""
+    """The search runs in their first inference, and in the second, when each holds the output of its commands."""
     scene.provider.replies = {"errand": [Said(calls=(sh(LOOK),)), Said(calls=(sh("echo done >&4"), OK))]}
     agents = [scene.start(HOSTS[n % len(HOSTS)], f"errand {n}") for n in range(AGENTS)]
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_while_many_infer(scene: Scene) -> None:
 
 
 def test_the_search_finds_what_is_there(scene: Scene) -> None:
-    """At the origin, where the secrets must be; and on a host, when somebody takes one there, in each of its places."""
+    """It finds them at the origin, which must have them; and on a host, in each place where the test plants one."""
     scene.provider.replies = {"errand": [Said(calls=(OK,))]}
     agent = scene.start("h1", "errand")
     scene.provider.arrive(1)
@@ -203,7 +203,7 @@ def echoes(status: int, kind: str) -> Fault:
 
 @pytest.mark.long
 def test_when_the_provider_quotes_the_key(scene: Scene) -> None:
-    """In an error that goes to an agent over there, whose parent reads it and holds it in its conversation."""
+    """The key is in an error for an agent on a host, whose parent reads it and keeps it in its conversation."""
     quine = "quine inner-one 2>&1; quine inner-two 2>&1"
     scene.provider.replies = {
         "inner-one": [echoes(401, "auth")],

@@ -73,7 +73,7 @@ def test_material_reaches_the_guest_by_its_own_reading_alone(agents: Agents) -> 
 
 
 def test_the_prompt_describes_the_world(agents: Agents) -> None:
-    """All placeholders are filled; channels, tools, what ends a life, and how to delegate are told."""
+    """All placeholders are filled; channels, tools, the ends of a life and delegation are described."""
     agents.run(says(OK))
     prompt = agents.tape()[1]["data"]["content"]
     assert not re.search(r"\{[A-Z_]+\}", prompt)

@@ -39,7 +39,7 @@ def only(found: list[Process]) -> Process:
 
 
 def node(lab: Lab) -> Process:
-    """Return the only node left: its forks have its argv until they exec, and a killed one takes its time to go."""
+    """Wait until one node is left; return it. Forks have its argv until they exec; a killed one goes slowly."""
     found: list[Process] = []
 
     def single() -> bool:
@@ -335,7 +335,7 @@ def test_a_number_that_is_somebody_elses_by_now_is_left_alone(table: Table) -> N
 
 @pytest.mark.parametrize("abandoned", [False, True])
 def test_what_a_dead_leader_left(table: Table, abandoned: bool) -> None:
-    """Ended with its node; in a table found later nobody can tell whose it is."""
+    """It ends with its node: a later node could not tell from the table whose process it is."""
     with Sleeper() as sleeper:
         script = "sleep 73981 & echo $!"
         leader = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)

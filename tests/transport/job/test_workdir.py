@@ -53,7 +53,7 @@ for _ in range(400):
 def test_a_successor_is_not_removed_for_what_was_there_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody removes it and a third makes it anew, just after it was opened to be left."""
+    """After the open for removal one process removes the directory, and another makes it anew."""
     path = tmp_path / "tree"
     path.mkdir()
     lock = fcntl.flock

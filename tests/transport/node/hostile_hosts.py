@@ -103,7 +103,7 @@ class Stage:
     # -- the origin ----------------------------------------------------------------------------------
 
     def _alone(self) -> Process:
-        """Return the only node: its forks have its argv until they exec, and a stopped one takes its time to go."""
+        """Wait until one node is left; return it. Forks have its argv until their exec; a stopped one goes slowly."""
         found: list[Process] = []
 
         def alone() -> bool:
@@ -162,7 +162,7 @@ class Stage:
 
 
 class Ended:
-    """How a client of the hostile host ended, and the beats of the good node meanwhile."""
+    """The end of a client of the hostile host, and the round trips of the good node during it."""
 
     def __init__(self, status: int, out: bytes, err: str, beats: list[float]) -> None:
         self.status = status

@@ -147,7 +147,7 @@ LATER: dict[str, tuple[Plan, str]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("case", LATER)
 def test_later(stage: Stage, bad: Host, case: str) -> None:
-    """It was started, so its outcome is not known: 74, and nobody dials such a node again."""
+    """The job was started, so its outcome is not known: 74, and such a node is not dialled again."""
     plan, rule = LATER[case]
     stage.give(bad, [*BEGIN, *plan, HOLD])
     ended = stage.against(bad)
@@ -160,7 +160,7 @@ def test_later(stage: Stage, bad: Host, case: str) -> None:
 
 
 def test_a_spawn_towards_the_origin(stage: Stage, bad: Host, tmp_path: Path) -> None:
-    """A node that was dialled serves, and is not served: else whoever runs a host would run commands here."""
+    """A dialled node serves and is not served: otherwise the owner of a host could run commands at the origin."""
     mark = tmp_path / "it-ran"
     for body in (
         {"id": "a", "tree": "t", "argv": ["touch", str(mark)]},
@@ -346,7 +346,7 @@ def test_words_of_a_host_do_not_reach_the_terminal_as_they_are(
 
 
 def test_lies_about_an_end_are_told_as_they_are(stage: Stage, bad: Host) -> None:
-    """Nobody can see what a host really did; but what was started is not said to have been never started."""
+    """The origin cannot check the work of a host; but it never reports a started job as never started."""
     stage.give(bad, [*BEGIN, ["exit", {"state": "unreachable", "code": 69, "detail": "never started"}], HOLD])
     ended = stage.against(bad)
     assert ended.status == 74 and "exit frame" in ended.err, ended.err
@@ -357,7 +357,7 @@ def test_lies_about_an_end_are_told_as_they_are(stage: Stage, bad: Host) -> None
 
 @pytest.mark.long
 def test_those_who_never_come_to_the_point(stage: Stage, odd_host: Callable[..., Host]) -> None:
-    """Nothing at all, half a hello, a byte a second: a dial has one end, and holds nobody else up until then."""
+    """No bytes, half a hello, a byte a second: a dial has one deadline, and blocks no other job until then."""
     begun = GREETING + encode(Frame(Kind.HELLO, payload=b'{"version"' + b" " * 900))
     plans: dict[str, Plan] = {
         "mute": [HOLD],

@@ -121,7 +121,7 @@ def services(directory: str) -> dict[str, client.Service]:
 
 
 def serve(where: str, words: list[str], made: Mapping[str, client.Service]) -> int:
-    """Be the face of a Python program there; its status."""
+    """Be the proxy of a Python program on the host; return its status."""
     context = {"inventory": os.environ["QUINE_INVENTORY"], "cwd": os.getcwd()}
     env = {"PYTHONPATH": str(ROOT), "QUINE_INVENTORY": os.environ["QUINE_INVENTORY"]}
     env |= {name: value for name, value in os.environ.items() if name.startswith("STREAMING_")}
@@ -139,7 +139,7 @@ def serve(where: str, words: list[str], made: Mapping[str, client.Service]) -> i
 
 
 def put(relay: Relay, size: str, seed: str = "1") -> str:
-    """Send a stream; the answer says what came."""
+    """Send a stream; return the answer, which describes the bytes that came."""
     with relay.stream("digest") as asked:
         whole = hashlib.sha256()
         for number in range(-(-int(size) // BLOCK)):
@@ -169,7 +169,7 @@ def get(relay: Relay, size: str, seed: str = "2") -> str:
 
 
 def both(relay: Relay, size: str, seed: str = "3") -> str:
-    """Write and read at once, in two threads, what an echo makes of it."""
+    """Write and read an echo at once, in two threads."""
     body = content(int(seed), int(size))
     with relay.stream("echo") as asked:
 
@@ -199,7 +199,7 @@ def many(relay: Relay, count: str, size: str) -> str:
 
 
 def short(relay: Relay, count: str, threads: str) -> str:
-    """Many small requests, one after the other in each thread: how many sockets of ours were opened for them."""
+    """Make many small requests, one after the other in each thread; return the number of sockets opened for them."""
 
     def one(number: int) -> None:
         with relay.stream("echo") as asked:
@@ -402,7 +402,7 @@ def lenddie(relay: Relay, path: str) -> str:
 
 
 def leave(relay: Relay) -> str:
-    """And leave requests behind whose handlers wait: for a body, for a reader, for nothing."""
+    """Leave requests behind whose handlers wait: for a body, for a reader, for nothing."""
     asked = [relay.stream(name) for name in ("digest", "hold", "give", "echo")]
     for each in asked:
         each.write(b"1 100000000")
@@ -459,7 +459,7 @@ def main(words: list[str]) -> int:
 
 
 def command(lab: Lab, host: str, *words: object) -> tuple[list[str], dict[str, Any]]:
-    """Of a face at the origin of that lab: argv, and the rest for Popen."""
+    """Return argv, and the other arguments of Popen, for a proxy at the origin of a lab."""
     env = {**lab.env, "PYTHONPATH": str(ROOT), "STREAMING_LEASE": str(lab.lease)}
     words = ("face", host, *words)
     return [sys.executable, str(Path(__file__)), *map(str, words)], {"env": env, "cwd": lab.work}

@@ -314,7 +314,7 @@ def test_windows_grow_for_who_keeps_up() -> None:
 
 
 class Raw:
-    """The services of a face, and a node that says what it likes."""
+    """The services of a proxy, with a node that sends arbitrary frames."""
 
     def __init__(self, handler: Handler) -> None:
         self.woken, self.wake = os.pipe()
@@ -398,7 +398,7 @@ def test_a_wrong_capability_is_refused(raw: Raw) -> None:
 def test_a_machine_without_threads_refuses_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, gate: threading.Event, before: int
 ) -> None:
-    """Whoever asks for many at one time does not end the face that answers."""
+    """A job with many requests at one time does not end the proxy that answers."""
     start = threading.Thread.start
 
     def none(self: threading.Thread) -> None:

@@ -135,7 +135,7 @@ def test_that_much_was_seen_is_said_beside_other_words_sooner(pair: Pair) -> Non
 
 
 def test_words_beside_the_line_wait_for_nobody(pair: Pair) -> None:
-    """Both ends full, and each of them waits for the other to say what it has seen."""
+    """Both ends are full, and each waits for the other to tell which bytes it has seen."""
     number = job(pair)
     pair.server.flow(number, STDOUT).window = 4 * KEEP
     while pair.server.kept < KEEP:
@@ -324,7 +324,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 5), where=st.sampled_from([STDIN, STDOUT, STDERR]))
     def take(self, pick: int, where: int) -> None:
-        """Whoever receives a stream has taken what came."""
+        """The receiver acknowledges all bytes of a stream that have arrived."""
         number = 1 + 2 * pick
         end = self.pair.server if where == STDIN else self.pair.opener
         channel = end.channels.get(number)
