@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("quine", "transport", "deploy", "docs", "examples", "bench", "scripts")
+ROOMS = ("quine", "transport", "deploy", "docs", "examples", "bench", "scripts", "tests")
 BEGINS = re.compile(r"(?:^|(?<=[.;:] ))(Who|What|who|what)\b[^.?!;:]*.?")
 ITEM = re.compile(r"\s*(?:[-*>|#]|\d+\.)\s+")
 

@@ -1,7 +1,7 @@
 """Fixtures, and the watch over every test: it leaves no process, thread, descriptor, socket or file behind.
 
 Laws
-1. The watch compares with the moment before the test; what a fixture of the test makes, that fixture removes.
+1. The watch compares with the moment before the test. A fixture of the test removes all that it makes.
 2. Nodes of the lab stay (the session's lab is shared); jobs must be gone, if need be after their lease.
 3. Waiting for stragglers is on pidfds and joins, with one deadline; only files and descriptors are looked at again.
 """
@@ -59,7 +59,7 @@ _home = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One temporary directory for this process (each xdist worker), so that litter is seen and is ours."""
+    """Make one temporary directory for this process (each xdist worker), so that litter is seen and is its own."""
     # a short name: Unix sockets are made below it
     directory = tempfile.mkdtemp(prefix="qt-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
     config.stash[_home] = directory
@@ -69,13 +69,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # without it there would be /tmp/quine-UID, the user's own, with what is noted of this build and others
     os.environ["XDG_RUNTIME_DIR"] = f"{directory}/run"
     os.mkdir(os.environ["XDG_RUNTIME_DIR"], 0o700)
-    # Whoever starts us may ignore signals (nohup, a job runner); what the tests start would inherit that, and a
-    # test that hangs up an agent would wait for one that was told not to listen.
+    # A program that starts the tests may ignore signals (nohup, a job runner). All processes of the tests would
+    # inherit that, and a test that hangs up an agent would wait for an agent that ignores the hang-up.
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.umask(0o022)  # of files that tests make the modes are looked at
-    # What a login on a stock machine gives; a generous shell must not hide that somebody runs out of it.
+    # The limit of a login on a stock machine: a larger limit would hide that a process runs out of descriptors.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, DESCRIPTORS), hard))
 
@@ -88,10 +88,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: Any) -> Generator[None, object, object]:
-    """What is made once for all is not made in the time of the first test that needs it.
+    """Session fixtures are not made in the time of the first test that needs them.
 
-    A server that was as slow as its machine used to fail that test, and with it, as pytest keeps what a fixture
-    raised, all of the worker's tests that need it.
+    A slow server once failed the first test by its timeout. pytest keeps the error of a fixture, so all later tests
+    of the worker that need the server failed as well.
     """
     left = signal.getitimer(signal.ITIMER_REAL)[0]  # pytest-timeout's
     if fixturedef.scope != "session" or not left:
@@ -104,7 +104,7 @@ def pytest_fixture_setup(fixturedef: Any) -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a server of its own for a store: the tests of one contract against one more backend."""
+    """Mark the tests that need a server for a store: they run one contract against one more backend."""
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         needed = {SERVERS.get(value) for value in params.values() if isinstance(value, str)}
@@ -150,7 +150,7 @@ def session_lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(session_lab: Lab) -> Iterator[Lab]:
-    """Hosts h1, h2, h3, shared by the tests of this worker. What a test stops, slows or names is as before after it."""
+    """Hosts h1, h2, h3, shared by the tests of this worker. Teardown restores hosts, proxies and names."""
     yield session_lab
     session_lab.forget_aliases()
     for host in session_lab.hosts.values():
@@ -162,9 +162,9 @@ def lab(session_lab: Lab) -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def drivers() -> None:
-    """The thread of fsspec's loop, which stays, as do those that the loop hands work to.
+    """Start the thread of fsspec's loop, and those of its executor, for the session: they do not end.
 
-    They come one by one, whenever none of them is idle: some test would be told that it had left one behind.
+    They start one by one, when none of them is idle. The watch would blame the test that starts one.
     """
     from fsspec.asyn import get_loop  # type: ignore[import-untyped]
 
@@ -235,7 +235,7 @@ def odd_host(lab: Lab) -> Iterator[Callable[..., Host]]:
         if settings.get("mount") and (os.getuid() or not can_mount()):
             pytest.skip("needs root and mount namespaces")
         made.append(name)
-        settings.setdefault("bare", True)  # what tests do to an installation is not done to the shared one
+        settings.setdefault("bare", True)  # tests change it, and must not change the shared one
         return lab.add(name, Settings(**settings))  # type: ignore[arg-type]
 
     yield make
@@ -334,7 +334,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _shown(path: Path) -> str:
-    """What a defect left is worth reading: it is gone with its lab."""
+    """Return a path; for a report of a defect with its text, for the file is removed with its lab."""
     return (
         f"{path}\n{path.read_text(errors='replace')}"
         if "defect" in path.name and path.is_file()
@@ -352,7 +352,7 @@ def _new_fds(before: dict[int, str]) -> dict[int, str]:
 
 
 def _until_none(look: Callable[[], T], deadline: float) -> T:
-    """What is still there when the time is over; a node closes and removes on its own time."""
+    """Look until nothing is found or the deadline is over; return the last result. Nodes remove files late."""
     while (found := look()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return found

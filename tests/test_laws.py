@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("transport", "deploy", "quine")
 MAY_IMPORT = {"transport": {"transport"}, "deploy": {"transport", "deploy"}, "quine": set(PACKAGES)}
 
-# who may name a library at all; everything else goes through these files
+# the files that may name a library at all; all other code goes through them
 IMPORTERS = {
     "asyncssh": {"transport/carrier/ssh/connect.py", "transport/carrier/ssh/settings.py"},
     "httpx": {"quine/providers/http.py"},
@@ -79,7 +79,7 @@ def for_types_only(node: ast.AST) -> bool:
 
 
 def walk(tree: ast.AST, types: bool) -> Iterator[ast.AST]:
-    """Every node; without `types`, nothing of what only a type checker sees."""
+    """Yield every node; without `types`, skip the parts that only a type checker sees."""
     todo = [tree]
     while todo:
         node = todo.pop()
@@ -91,7 +91,7 @@ def walk(tree: ast.AST, types: bool) -> Iterator[ast.AST]:
 
 
 def imports(path: Path, types: bool = True) -> Iterator[str]:
-    """Full names of what a file imports: modules, and `package.name` for `from package import name`."""
+    """Return full names of a file's imports: modules, and `package.name` for `from package import name`."""
     here = module_of(path).split(".")
     if path.name != "__init__.py":
         here = here[:-1]
@@ -189,7 +189,7 @@ def test_transport_needs_only_the_standard_library() -> None:
     "module", ["wire/frames", "wire/flow", "wire/outbox", "wire/session", "wire/resume", "client/core"]
 )
 def test_a_machine_of_the_protocol_has_no_descriptor_no_clock_and_no_thread(module: str) -> None:
-    """What a simulator drives, too: bytes in, bytes out, the time given."""
+    """The simulator drives these modules too: bytes in, bytes out, the time given."""
     path = ROOT / "transport" / f"{module}.py"
     taken = {top(name) for name in imports(path, types=False)}
     taken |= {
@@ -291,7 +291,7 @@ def test_a_client_and_an_agent_import_the_standard_library_only(module: str) -> 
 
 
 def test_a_client_starts_without_what_the_wrappers_of_the_standard_library_load() -> None:
-    """They are a third of it (transport/lean.py); what stages loads them after the job was sent, if at all."""
+    """They are a third of its start (transport/lean.py). Staging loads them after the job was sent, if at all."""
 
     def named(*modules: str) -> set[str]:
         code = "".join(f"import {module}; " for module in modules) + "import sys; print(*sys.modules)"
@@ -363,7 +363,7 @@ FOREIGN = re.compile(
 
 
 def test_nobody_is_told_to_install_a_package_that_is_not_ours() -> None:
-    """`quine` in a registry of packages is another project; ours is `quine-agent`."""
+    """The name `quine` in a registry belongs to another project; this package is `quine-agent`."""
     texts = [
         path
         for pattern in (

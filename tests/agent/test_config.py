@@ -1,4 +1,4 @@
-"""Configuration of an agent: what is refused before a life begins, and what becomes of its secrets."""
+"""Configuration of an agent: errors found before a life begins, and the handling of secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A memory that fills: the guest is warned before and asked once more after; what does not fit is cut."""
+"""A full context: the guest is warned before it and asked once more after it. Text that does not fit is cut."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_read_only_data_directory(place: Shell) -> None:
 
 @pytest.mark.parametrize("umask", ["000", "022", "077"])
 def test_umasks(place: Shell, umask: str) -> None:
-    """What is ours is ours alone; what the commands make is as the user wants it."""
+    """Files of quine are private under every umask. Files of the commands have the modes that the umask gives."""
     place.script(
         says(
             sh("umask >&4; touch made; mkdir dir; head -c 99999 /dev/zero"),

@@ -199,7 +199,7 @@ def test_a_long_mission_can_exec(agents: Agents) -> None:
 
 
 def test_wisdom_that_is_too_long_in_all(agents: Agents) -> None:
-    """It is refused before the shell is ended for it; what the former lives gave counts."""
+    """The exec is refused before the shell is ended. The wisdom of former lives counts towards the total."""
     agents.run(
         says(sh("X=kept"), again(**{f"k{n}": "x" * 130_000 for n in range(5)}), sh("echo $X"), wisdom=NONE),
         says(again(**{f"k{n}": "x" * 130_000 for n in range(4)}), wisdom=NONE),
@@ -236,7 +236,7 @@ def test_a_signal_while_the_shell_ends_is_not_lost(agents: Agents) -> None:
 
 
 def wait_for_outcome(agents: Agents) -> None:
-    """It is written before the shell is ended, which takes two seconds where a command does not heed TERM."""
+    """The outcome is written before the shell is ended: a command that ignores TERM delays that by two seconds."""
     until(lambda: any(b'"type":"outcome"' in path.read_bytes() for path in agents.data.glob("*.jsonl")))
 
 
@@ -342,7 +342,7 @@ def test_what_is_no_persona(agents: Agents, make: str, name: str, words: str) ->
 )
 @pytest.mark.parametrize("options", [(), ("--job", "ffffffff-ffff-7fff-bfff-ffffffffffff")], ids=["", "job"])
 def test_an_agent_cannot_write_its_own_persona(agents: Agents, make: str, options: tuple[str, ...]) -> None:
-    """What it has read must not become its instruction, with a file or a directory as the way round."""
+    """A file or directory that the agent writes must not become its own system prompt."""
     persona(agents, "critic", "You doubt.")
     (agents.directory / "notes.txt").write_text("obey")
     for folder in ("old", "home/personas"):
@@ -356,7 +356,7 @@ def test_an_agent_cannot_write_its_own_persona(agents: Agents, make: str, option
 
 @pytest.mark.parametrize("made", ["before", "by the agent"])
 def test_a_persona_is_no_symlink(agents: Agents, made: str) -> None:
-    """A directory that it leads through may have been renamed, and nothing tells of that."""
+    """The agent may have renamed a directory that the symlink leads through, and no time stamp shows that."""
     persona(agents, "critic", "You doubt.")
     (agents.directory / "old").mkdir()
     (agents.directory / "old" / "mine.md").write_text("obey")

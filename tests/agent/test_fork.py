@@ -181,12 +181,12 @@ def test_what_a_child_left_behind_does_not_hold_its_end(agents: Agents) -> None:
     )  # fmt: skip
     child, killed = agents.results()
     assert child.startswith("[EXIT CODE] 0")
-    assert killed.startswith("[EXIT CODE] 0")  # what was left behind lived for as long as that
+    assert killed.startswith("[EXIT CODE] 0")  # the process that the child left behind was still there
     assert (agents.directory / "away").exists()
 
 
 def test_what_a_childs_child_holds_does_not_hold_its_end(agents: Agents) -> None:
-    """The grandchild, whom nobody waits for, lives until the parent has its child's result."""
+    """The grandchild, which is not waited for, lives until the parent has the result of its child."""
     os.mkfifo(agents.directory / "go")
     agents.run(
         says(
@@ -277,13 +277,13 @@ def test_depth_cannot_be_bought(agents: Agents) -> None:
 
 
 def descriptors(listing: str) -> list[str]:
-    """What `ls -l /proc/PID/fd` says descriptors are, less those that each process has of its own."""
+    """Return the targets of descriptors in the output of `ls -l /proc/PID/fd`, without those of every process."""
     names = [line.split(" -> ")[1] for line in listing.splitlines() if " -> " in line]
     return sorted(name for name in names if "quine-ledger" in name or name.endswith(".txt"))
 
 
 def test_a_child_holds_nothing_of_its_siblings(agents: Agents) -> None:
-    """Neither their place, which would outlive them, nor their material."""
+    """A child inherits neither the slots of its siblings, which it would keep in use, nor their stdin."""
     for name in "abc":
         (agents.directory / f"{name}.txt").write_text(name)
     children = [{"intent": f"child {name}", "stdin": f"{name}.txt"} for name in "abc"]
@@ -319,7 +319,7 @@ def test_a_fork_whose_material_cannot_be_opened_costs_neither_place_nor_descript
 
 
 def test_a_child_elsewhere_is_named_by_its_host(agents: Agents) -> None:
-    """The process here is another one than that over there, which the tree shows."""
+    """The result names the host, for the local process is only the proxy of a child on another machine."""
     children = [{"intent": "far", "host": "nowhere"}, {"intent": "near"}]
     agents.run(
         says(fork(children=children, wait=True), OK, match="^work"),

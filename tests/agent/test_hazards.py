@@ -1,4 +1,4 @@
-"""What Python and Linux do behind one's back, and what an agent must show all the same: signals, descriptors, execve.
+"""Traps of Python and Linux that an agent must not fall into: signals, descriptors, execve.
 
 Each docstring names the trap. docs/reference/conformance.md lists them all with their tests.
 """
@@ -30,9 +30,10 @@ def agents(tmp_path: Path) -> Agents:
 
 
 def everywhere(agents: Agents, command: str) -> list[str]:
-    """What a command prints at the start, in a fork, after exec, in a quine within sh, and as what takes over.
+    """Return the output of `command` in five places.
 
-    In bash, for dash gives its commands an empty signal mask and so hides what it was given itself.
+    They are: the first life, a forked child, the life after exec, a nested quine, the program that replaces quine.
+    The shell is bash: dash gives its commands an empty signal mask and hides the mask that it was given.
     """
     agents.env["QUINE_SHELL"] = "bash"
     noted = f"({command}; echo ----) >>log"
@@ -49,7 +50,7 @@ def everywhere(agents: Agents, command: str) -> list[str]:
 
 
 def test_every_program_is_born_with_default_signals(agents: Agents) -> None:
-    """CPython ignores SIGPIPE and SIGXFSZ and execve keeps what is ignored; a blocked mask survives it as well."""
+    """CPython ignores SIGPIPE and SIGXFSZ. execve keeps ignored signals, and the mask of blocked ones too."""
     for seen in everywhere(agents, "grep -E '^Sig(Blk|Ign)' /proc/self/status"):
         status = dict(line.split(":\t") for line in seen.splitlines())
         assert int(status["SigBlk"], 16) == 0
@@ -58,7 +59,7 @@ def test_every_program_is_born_with_default_signals(agents: Agents) -> None:
 
 
 def test_no_descriptor_of_ours_reaches_a_program(agents: Agents) -> None:
-    """Descriptors are inherited by nobody unless they are made so: 3, 4 and 5 must be, locks and tape must not."""
+    """Python's descriptors close on exec. Commands must inherit 3, 4 and 5, but neither locks nor the tape."""
     *inside, outside = everywhere(agents, "ls -l /proc/self/fd | sed -n 's/.* \\([0-9]* -> .*\\)/\\1/p'")
     for seen, streams in [*((one, "012345") for one in inside), (outside, "012")]:
         table = dict(line.split(" -> ") for line in seen.splitlines())

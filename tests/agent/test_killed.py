@@ -1,4 +1,4 @@
-"""An agent that is killed: what the kernel ends for it. And an agent as PID 1, who has to be everybody's parent."""
+"""A killed agent, whose processes the kernel ends. And an agent as PID 1, the parent of every orphan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def agents(tmp_path: Path) -> Agents:
 
 
 def test_a_killed_agent_leaves_no_command(agents: Agents) -> None:
-    """Neither the one that runs nor what an earlier one left in the background."""
+    """Neither the running command nor a process that an earlier command left in the background survives."""
     agents.script(says(sh("sleep 71281.5 &"), sh("touch up; sleep 71281.5")))
     with agents.start("work") as process:
         wait_for(agents.directory / "up")
@@ -37,7 +37,7 @@ def test_a_killed_agent_leaves_no_command(agents: Agents) -> None:
 
 
 def test_a_killed_agent_ends_the_children_it_waits_for(agents: Agents) -> None:
-    """They end by their own rules, with an outcome. A child that nobody waits for was let go on purpose."""
+    """They end by their own rules, with an outcome. A child without `wait` goes on, as its parent intended."""
     agents.script(
         says(call("fork", intent="loose"), match="^work"),
         says(sh("sleep 71287.5 &"), call("fork", intent="held", wait=True), match="^work"),

@@ -56,7 +56,7 @@ def test_cron(place: Shell) -> None:
 
 
 def test_timeout(place: Shell) -> None:
-    """124 is timeout's own; the agent was told by TERM, and what it had started is gone."""
+    """124 is the status of timeout itself. The agent gets TERM from it and ends the processes it has started."""
     place.script(says(sh(f"touch up; sleep {NAP}1")))
     with Started(["timeout", "3600", place.quine, "work"], cwd=place.directory, env=place.env) as process:
         wait_for(place.directory / "up")
@@ -102,7 +102,7 @@ def test_nice(place: Shell) -> None:
 
 
 def test_xargs(place: Shell) -> None:
-    """In parallel; a failure among them is xargs's 123, and the others are done all the same."""
+    """Agents run in parallel. If one fails, xargs returns 123 and the others still finish."""
     place.script(
         says(sh("echo ${QUINE_SESSION_ID:+done} >&4"), match="^do"),
         says(OK, match="^do [^4]"),
@@ -171,7 +171,7 @@ CONTAINER = [*UNSHARE, "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 @needs_mounts
 def test_pid_1(place: Shell) -> None:
-    """What its commands leave behind becomes its own, and does not stay as zombies for the life of the container."""
+    """PID 1 inherits the orphans of its commands and reaps them: no zombie stays until the container ends."""
     orphans = "for n in 1 2 3 4 5 6 7 8 9; do (sh -c : &) ; done; echo $PPID >&4"
     count = "cat /proc/[0-9]*/stat | grep -c ') Z 1 ' >&4; true"
     place.script(
@@ -210,7 +210,7 @@ def test_pid_1_is_ended(place: Shell, number: int) -> None:
 
 @needs_mounts
 def test_process_group_0(place: Shell) -> None:
-    """As after `docker exec`: our group and session have no number in here; they are not ours to end."""
+    """As after `docker exec`: group and session have no number in this namespace, and the agent must not end them."""
     place.script(says(sh(f"(sleep {NAP}7 & :); exit 3")), says(OK))
     script = "ps -o pgid= $$; sleep 86400 & quine work; echo $?; kill $! && echo alive"
     done = subprocess.run(
@@ -234,7 +234,7 @@ def init_of(pid: int, namespace: str) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(place: Shell, closed: str) -> None:
-    """Each is closed for the commands too: nothing of ours, no tape and no socket, has taken its number."""
+    """Closed streams are closed for the commands too: no tape and no socket takes their numbers."""
     probe = "for fd in 0 1 2 3 4 5; do printf '%s ' $(readlink /proc/self/fd/$fd); done"
     place.script(
         says(sh(f"{probe}; cat <&3; echo x >&4; echo y >&5; echo ended"), match="^work"),
@@ -337,7 +337,7 @@ def test_long_missions(place: Shell) -> None:
 
 @needs_mounts
 def test_a_disk_that_becomes_full(place: Shell) -> None:
-    """The tape can no longer say what happens: nothing more may happen, and nothing stays."""
+    """A tape that cannot record any more ends the agent and all its processes."""
     place.script(
         says(call("fork", intent="child"), match="^work"),
         says(sh(f"sleep {NAP}3 & echo begun >&4"), match="^work"),

@@ -1,4 +1,4 @@
-"""What parent and clones send to a provider begins with the same bytes, so that its cache pays for the clone."""
+"""Requests of a parent and its clones begin with the same bytes, so the provider's cache pays for the clone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def common(bodies: list[bytes]) -> bytes:
 
 
 class Recorder(ThreadingHTTPServer):
-    """Chat completions that keeps the bytes of every request and answers with what `script` says."""
+    """A server of chat completions that keeps the bytes of every request and answers with the calls of `script`."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -96,7 +96,7 @@ def test_a_full_tree(crowd: Crowd) -> None:
 
 @pytest.mark.long
 def test_a_third_of_them_is_killed(crowd: Crowd) -> None:
-    """What the dead had is free for as many others, and for no more; who is left goes on, and the tree ends."""
+    """Slots of the dead are free for as many others, and for no more. The survivors go on, and the tree ends."""
     drawn = random.Random(SEED)
     refused = (
         "test $code = 77 && echo 77 >$CROWD/roll"  # else it may try when those who were let go have left

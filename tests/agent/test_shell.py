@@ -1,4 +1,4 @@
-"""The persistent shell, in this process: what a command sees, how it ends, what is left."""
+"""The persistent shell, in this process: the environment of a command, its end, the processes it leaves."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_timeout_ends_the_command_and_keeps_the_shell(shell: Shell, monkeypatch:
     assert time.monotonic() - began < 30  # TERM is enough
     assert got.code == 124
     assert "[TIMEOUT]" in got.notes[0]
-    # what an earlier command left in the background goes on
+    # the background process of an earlier command goes on
     assert run(shell, "echo $X; kill -0 $old && echo there").stdout == "kept\nthere\n"
 
 
@@ -256,7 +256,7 @@ def test_no_such_shell(signals: Signals, tmp_path: Path) -> None:
 
 
 def test_a_command_for_a_shell_that_has_died_runs_in_a_new_one(shell: Shell, signals: Signals) -> None:
-    """It was never begun, so nothing happens twice; and to lose it would be a failure that is not the command's."""
+    """The command has not begun, so nothing runs twice, and an error would not be the fault of the command."""
     run(shell, "X=1")
     os.kill(shell.group, signal.SIGKILL)
     procs.wait([shell._pidfd], 5)
@@ -269,7 +269,7 @@ def test_a_command_for_a_shell_that_has_died_runs_in_a_new_one(shell: Shell, sig
 def test_a_broken_pipe_of_ours_is_not_a_signal(
     shell: Shell, signals: Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The shell dies after it was looked at and before it is written to."""
+    """The shell dies after the check that it lives and before the write to it."""
     run(shell, "true")
     os.kill(shell.group, signal.SIGKILL)
     procs.wait([shell._pidfd], 5)
@@ -302,7 +302,7 @@ def test_interrupt_ends_a_loop_of_short_commands(shell: Shell) -> None:
 
 @pytest.mark.long
 def test_interrupt_reaches_a_shell_that_waits_for_its_background(shell: Shell) -> None:
-    """What stands before `&` ignores SIGINT, so that it is no reason to wait for it."""
+    """A command before `&` ignores SIGINT, so an interrupted shell must not wait for it."""
     ignoring = "until grep -q sleep /proc/$!/comm; do :; done"  # it does from before its exec on
     got = run(shell, f"sleep 86391 & {ignoring}; kill -INT {os.getpid()}; wait", timeout=30)
     assert got.code == 130
@@ -323,12 +323,12 @@ def test_exit_with_a_subshell_in_the_background(shell: Shell) -> None:
     left = set(shell._left)
     assert left
     shell.close()
-    until(lambda: not any(processes.find(pid) for pid in left))  # who was killed may take a moment to die
+    until(lambda: not any(processes.find(pid) for pid in left))  # a killed process may take a moment to die
 
 
 @pytest.mark.parametrize("mark", ["", "x", "0" * 16, "%s"])
 def test_no_descriptor_of_the_shell_forges_a_status(shell: Shell, mark: str) -> None:
-    """A line of the form that the status has reaches every descriptor; the mark in it nobody can know."""
+    """A command writes forged status lines to every descriptor. It cannot know the mark that real ones have."""
     forged = f"printf '\n%s 0\n' '{mark}'"
     command = f'for fd in 3 4 5 6 7 8 9 10 11 12 13 14 15; do eval "{forged} >&$fd"; done 2>/dev/null; false'
     got = run(shell, command, timeout=120)

@@ -51,7 +51,7 @@ class One:
 def each(
     folder: Path, numbers: tuple[S, ...], begin: Callable[[One], None], **more: Any
 ) -> Iterator[list[One]]:
-    """An agent for each signal, begun; `begin` gives it its script and whatever else it needs."""
+    """Start an agent for each signal; `begin` gives it a script and its other settings."""
     with ExitStack() as stack:
         ones = [One(folder / S(number).name, number) for number in numbers]
         for one in ones:
@@ -135,7 +135,7 @@ def test_while_a_child_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_during_an_inference(tmp_path: Path) -> None:
-    """A server that does not answer; what does no harm lets it refuse, which is the end of the agent by itself."""
+    """The server does not answer. After a harmless signal the server refuses, and the agent ends by itself."""
     with ExitStack() as stack:
         servers: dict[int, socket.socket] = {}
 
@@ -165,7 +165,7 @@ def test_during_an_inference(tmp_path: Path) -> None:
 
 
 def take_request(connection: socket.socket) -> None:
-    """To its end: a connection that is closed on what nobody has read is reset, and the answer may go with it."""
+    """Read the whole request. Closing a connection with unread bytes resets it, and may lose the answer."""
     with connection.makefile("rb") as stream:
         size = 0
         while (line := stream.readline()) not in (b"\r\n", b""):
@@ -184,7 +184,7 @@ STUBBORN = "(trap '' TERM; touch up; while :; do sleep 0.05; done) & while ! [ -
 
 @pytest.mark.long
 def test_during_exec(tmp_path: Path) -> None:
-    """While the shell ends, for which it takes its time: the old life ends, or the next one hears of it."""
+    """The signal comes while the shell ends: the old life ends by it, or the next life receives it."""
 
     def begin(one: One) -> None:
         one.agents.script(
@@ -207,7 +207,7 @@ def test_during_exec(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_during_exit(tmp_path: Path) -> None:
-    """The verdict is given: what comes now does not change it, neither on the tape nor for who waits."""
+    """After the exit call a signal changes the outcome neither on the tape nor for the waiting parent."""
 
     def begin(one: One) -> None:
         one.agents.script(says(sh(STUBBORN), text="first"), says(sh("echo alive >&4"), OK))
@@ -231,7 +231,7 @@ def test_during_exit(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_another_one_while_it_ends(tmp_path: Path) -> None:
-    """It goes on ending what is left, and is ended by the first."""
+    """A second signal does not stop the clean-up, and the agent dies of the first one."""
 
     def begin(one: One) -> None:
         one.agents.script(says(sh(f"{STUBBORN}; sleep {one.nap}")))

@@ -1,6 +1,6 @@
 """Tapes and results in the files tier: kept while a tree runs and after it, and found there from another machine.
 
-"Another machine" is another home and another data directory; what tells machines apart in a tape is left as it is.
+"Another machine" is another home and another data directory. A tape names its machine, and stays as it is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Kept(Agents):
         self.env |= {"QUINE_FS": f"file://{self.tier}", "HOME": str(directory / "home")}
 
     def elsewhere(self, *words: str, **more: str) -> subprocess.CompletedProcess[bytes]:
-        """A command of somebody who has the same QUINE_FS and nothing else."""
+        """Run a command of a user with the same QUINE_FS and nothing else in common."""
         other = self.directory / "other"
         other.mkdir(exist_ok=True)
         env = self.env | {"HOME": str(other), "XDG_STATE_HOME": str(other / "state"), **more}
@@ -296,7 +296,7 @@ def test_a_keeper_holds_no_key_of_a_guest_and_shows_none_of_the_store(agents: Ke
 
 
 def begun(tier: Path, session: str) -> None:
-    """A tape of a life that somebody else began."""
+    """Write a tape into the tier, of a life that another process began."""
     meta = {"session_id": session, "root_session_id": session, "mission": "work", "timestamp": 1e9}
     (tier / PLACE).mkdir(parents=True)
     (tier / PLACE / f"{session}.jsonl").write_text(json.dumps({"type": "meta", "data": meta}) + "\n")
@@ -358,7 +358,7 @@ def test_who_waits_for_a_job_waits_for_its_output_too(
 
     monkeypatch.setattr(kept, "time", SimpleNamespace(monotonic=lambda: clock, sleep=pass_))
     assert kept.ended(agent, 5.0) is None, "its status is to come"
-    late = kept.ended(agent, float("inf"))  # who was to write it may have been killed
+    late = kept.ended(agent, float("inf"))  # the process that writes the status may have been killed
     assert late and late.end().code == 3 and kept.LATE <= clock < 2 * kept.LATE
     (place / "jobs" / session / "stdout").write_text("made\n")
     (place / "jobs" / session / "status").write_text(json.dumps({"state": "exited", "code": 3}))

@@ -1,4 +1,4 @@
-"""What a tree may spend, seen from its agents: tokens, money, time, depth, number; and that nothing can be bought."""
+"""Limits of a tree, seen from its agents: tokens, money, time, depth, number; and that none can be raised."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def make() -> Iterator[Make]:
 
 @contextlib.contextmanager
 def waiting(meanwhile: Callable[[], object]) -> Iterator[list[bool]]:
-    """What a ledger would wait for happens `meanwhile`, in its first nap; the naps that it took."""
+    """Call `meanwhile` in the first sleep of a ledger, as the event it waits for. Yield a list of the sleeps."""
     naps: list[bool] = []
 
     def nap(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What an inference costs: our prices, the user's, and what is wrong with a file of them."""
+"""The price of an inference: built-in prices, the user's prices, and errors in a file of prices."""
 
 from __future__ import annotations
 

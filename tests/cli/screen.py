@@ -16,7 +16,7 @@ from tests.lab import Lab
 
 
 class Screen:
-    """A context manager. `seen` is all that has come; `wait` looks only at what it has not matched yet."""
+    """A terminal as a context manager. `seen` is all its output; `wait` searches only the part not matched yet."""
 
     def __init__(self, rows: int = 24, columns: int = 80) -> None:
         self.master, self.slave = pty.openpty()
@@ -33,7 +33,7 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self.slave)
-        os.close(self.master)  # what is left on it is hung up
+        os.close(self.master)  # the processes that still use the terminal are hung up
         for process in self._made:
             try:
                 process.wait(5 if kind else 60)
@@ -84,7 +84,7 @@ class Screen:
             keys = keys[os.write(self.master, keys) :]
 
     def wait(self, text: bytes, seconds: float = 60) -> bytes:
-        """Read until `text` has come; what came before it."""
+        """Read until `text` comes; return the output before it."""
         deadline = time.monotonic() + seconds
         while (at := self.seen.find(text, self._looked)) < 0:
             left = max(0, deadline - time.monotonic())

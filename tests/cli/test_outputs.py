@@ -1,4 +1,4 @@
-"""What quine's own processes write: to full devices, to readers that have gone, to descriptors made non-blocking."""
+"""Output of quine's own processes: to full devices, to closed pipes, to descriptors made non-blocking."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_reader_that_has_gone_ends_a_verb_by_sigpipe(lab: Lab, words: str) -> 
 
 @pytest.mark.parametrize("verb", ["logs", "attach", "ps", "hosts"])
 def test_a_pipe_that_is_non_blocking_gets_the_whole(lab: Lab, verb: str) -> None:
-    """Another process that has it made it so: what does not fit now waits."""
+    """Another process made the shared pipe non-blocking. The writer waits while the pipe is full."""
     words = [verb]
     if verb in ("logs", "attach"):
         job = detach(lab, "--", "head", "-c", "300000", "/dev/zero")

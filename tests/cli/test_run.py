@@ -158,7 +158,7 @@ def test_the_umask_is_that_of_a_login(lab: Lab) -> None:
 
 
 def test_a_bad_job_disturbs_no_other(lab: Lab, started: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """One link carries them all: what is odd about one must end that one alone."""
+    """One link carries all jobs: an invalid request ends its own job and no other."""
     good = started("echo up; read line; echo $line")
     bad = [
         ["--", "x" * 70_000],
@@ -244,8 +244,8 @@ def test_a_relative_directory_is_below_the_jobs_own(lab: Lab) -> None:
 
 @pytest.mark.long
 def test_256_megabytes_both_ways(lab: Lab, tmp_path: Path) -> None:
-    """Identical, and nobody on the way above 80 MB."""
-    lab.stop_nodes()  # what others have had them keep in memory is not counted
+    """The bytes arrive unchanged, and no process on the way needs more than 80 MB."""
+    lab.stop_nodes()  # memory that earlier tests made the nodes keep is not counted
     material = tmp_path / "material"
     with material.open("wb") as file:
         for seed in range(256):
@@ -277,7 +277,7 @@ def test_256_megabytes_both_ways(lab: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_reader_that_sleeps_stops_the_producer(lab: Lab) -> None:
-    """The producer over there is blocked by its pipe, memory stays, and then nothing is missing."""
+    """The producer on the host blocks on its pipe, memory stays the same, and afterwards no byte is missing."""
     lab.stop_nodes()  # as above
     count = 64 * MiB
     script = f"head -c {count} /dev/zero | tr '\\0' x; echo done >&2"
@@ -389,7 +389,7 @@ def test_a_socket_whose_reader_has_gone_ends_the_producer(lab: Lab) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["TERM", "HUP"])
 def test_a_signal_gets_through_when_only_our_reader_is_slow(lab: Lab, name: str) -> None:
-    """The job over there is over; its output waits for a reader that does not read."""
+    """The job on the host has ended; its output waits for a local reader that does not read."""
     process = lab.popen(
         ["run", "--on", "h1", "--", "head", "-c", "200000", "/dev/zero"], stdout=subprocess.PIPE
     )
@@ -480,7 +480,7 @@ def test_three_interrupts_leave_a_command_that_ignores_them(
 
 @pytest.mark.long
 def test_kill_9_of_the_client(lab: Lab, started: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """Also what moved into groups of its own, and what ignores TERM."""
+    """Processes that moved into groups of their own, or that ignore TERM, end too."""
     # a session of its own is outside the job, as with any job control
     outside = "echo $$ >~/outside; echo up; exec sleep 1061"
     process = started(f"trap '' TERM; bash -mc 'sleep 1062 & wait' & setsid sh -c '{outside}'")
@@ -554,7 +554,7 @@ def test_a_link_that_stays_down_longer_than_the_lease(own_lab: Callable[..., Lab
 @pytest.mark.long
 @pytest.mark.parametrize("death", ["client", "link"])
 def test_a_lost_origin_is_no_end_of_file(own_lab: Callable[..., Lab], death: str) -> None:
-    """What reads its stdin to the end must not take a cut for it and go on with half of the material."""
+    """A command that reads its stdin to the end must not take a lost link for the end of its input."""
     lab = own_lab(["h1"], lease=1)
     done = lab["h1"].home / "done"
     process = lab.popen(

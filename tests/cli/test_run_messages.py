@@ -1,4 +1,4 @@
-"""What `quine run` says and where it starts, as users of ssh and rsync expect it."""
+"""The messages of `quine run` and its working directory, as users of ssh and rsync expect them."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_rsync_by_quine_run_puts_files_where_a_login_would(lab: Lab) -> None:
 
 @needs_rsync
 def test_rsync_to_a_user_of_a_host_is_told_where_users_stand(lab: Lab) -> None:
-    """A host of the inventory has the user that stands there. What rsync leaves with then is its own affair."""
+    """The inventory gives the user of a host. The exit status of rsync is its own."""
     target = lab["h1"].home / "rel"
     for where, cure in (
         ("me@h1", f'name the host h1, with user = "me" in the table [hosts.h1] of {lab.inventory}'),

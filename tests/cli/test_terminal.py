@@ -41,7 +41,7 @@ def sh(script: str) -> list[str]:
 
 
 def bash(screen: Screen, lab: Lab, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """An interactive shell over there; its prompt has been shown."""
+    """Start an interactive shell on the host and wait for its prompt."""
     args = ["run", "-t", "--on", "h1", "--env", "PS1=there> ", "--", "bash", "--norc", "--noprofile", "-i"]
     started = screen.start(lab, args, env={"TERM": "vt100", **(env or {})})
     screen.wait(b"there> ")
@@ -49,7 +49,7 @@ def bash(screen: Screen, lab: Lab, env: dict[str, str] | None = None) -> subproc
 
 
 def test_with_the_files_tier_as_a_directory(lab: Lab, screen: Screen) -> None:
-    """A program of ours stands between at first, and is no agent."""
+    """With --mount a program of quine starts first in the terminal; the command still has it."""
     words = ["run", "-t", "--mount", "--on", "h1", "--", "sh", "-c", "test -t 0 && echo a$((1+1))c"]
     client = screen.start(lab, words)
     screen.wait(b"a2c\r\n")
@@ -93,7 +93,7 @@ def test_its_size_follows(lab: Lab, screen: Screen) -> None:
 
 def test_keys_make_signals_over_there(lab: Lab, screen: Screen) -> None:
     """^C ends the command and not its shell, ^Z stops it, ^\\ is a core dump without a core; the client sees bytes."""
-    client = bash(screen, lab)  # what it starts speaks for itself: then it is in the foreground
+    client = bash(screen, lab)  # each command prints a line: then it is in the foreground
     screen.type(b"sh -c 'echo up$((1)); exec sleep 1000'\r")
     screen.wait(b"up1\r\n")
     screen.type(b"\x03")
@@ -140,7 +140,7 @@ def test_an_editor(lab: Lab, screen: Screen, tmp_path: Path) -> None:
 def test_a_signal_to_the_client_is_for_the_client(
     lab: Lab, screen: Screen, name: str, tmp_path: Path
 ) -> None:
-    """It leaves and gives the terminal back; over there an interactive shell, which no TERM ends, is hung up."""
+    """The client ends and restores the terminal. The interactive shell on the host ignores TERM and gets HUP."""
     client = bash(screen, lab)
     screen.type(f"trap 'echo bye >{tmp_path}/up' EXIT; echo up$((1))\r".encode())
     screen.wait(b"up1\r\n")
@@ -168,7 +168,7 @@ def test_leaving_by_keys(lab: Lab, screen: Screen) -> None:
 
 
 def test_leaving_a_node_that_does_not_answer(lab: Lab, screen: Screen) -> None:
-    """What ~. is for: the node is stopped, no key arrives anywhere, and ^C is only one of them."""
+    """~. works while the node is stopped: no key reaches the command, and ^C is one of the lost keys."""
     client = bash(screen, lab)
     (node,) = nodes(lab.processes())
     os.kill(node.pid, signal.SIGSTOP)
@@ -251,7 +251,7 @@ client.run(Spawn(command, where="h1", context=context, terminal=description(0, o
 
 
 def test_what_was_never_started_leaves_the_terminal_alone(lab: Lab, screen: Screen) -> None:
-    """Its keys, too: what was typed meanwhile is for the shell."""
+    """Keys typed before the refusal stay in the terminal, for the shell."""
     screen.type(b"next\r")
     client = screen.start(lab, [*RUN, "no-such-command"])
     assert client.wait(PATIENCE) == 127
@@ -262,7 +262,7 @@ def test_what_was_never_started_leaves_the_terminal_alone(lab: Lab, screen: Scre
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_the_connection_breaks(lab: Lab, verbose: bool) -> None:
-    """What was typed and shown goes on where it was; that there was a break is said to who asked for it."""
+    """Input and output go on where they were. Messages about the break appear with -v only."""
     lab.alias("cuttable", "h1", lab["h1"].proxy, lease=60)
     with Screen() as screen:
         words = ["-v"] if verbose else []
@@ -386,7 +386,7 @@ def test_every_byte_can_be_typed(lab: Lab, screen: Screen) -> None:
 
 
 def test_output_into_a_file(lab: Lab, screen: Screen, tmp_path: Path) -> None:
-    """As ssh -t does: over there it is a terminal all the same."""
+    """As with ssh -t, the command on the host still has a terminal."""
     with (tmp_path / "out").open("wb") as out:
         client = screen.start(lab, sh("echo out; echo err >&2; read line; echo $line"), stdout=out)
         # the echo may come between a line and its end
@@ -436,7 +436,7 @@ def test_on_this_machine(lab: Lab, screen: Screen, where: list[str]) -> None:
 
 
 def test_beside_it_a_command_without_one(lab: Lab, screen: Screen) -> None:
-    """Who has a terminal here and does not ask for one there gets pipes, as with ssh."""
+    """Without -t the command gets pipes even if the client has a terminal, as with ssh."""
     client = screen.start(lab, ["run", "--on", "h1", "--", "sh", "-c", "test -t 0 || test -t 1 || echo none"])
     screen.wait(b"none\r\n")
     assert client.wait(PATIENCE) == 0

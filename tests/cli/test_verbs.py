@@ -1,4 +1,4 @@
-"""The verbs that people type: what they print, where, and how they end."""
+"""The verbs for people: their output, its stream, and their exit status."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXAMPLE = Path(__file__).parents[2] / "inventory.example.toml"
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """With a short name: the node's socket would lie in it."""
+    """A home directory with a short name, because the socket of the node lies in it."""
     folder = Path(tempfile.mkdtemp(prefix="h-"))
     yield folder
     shutil.rmtree(folder)

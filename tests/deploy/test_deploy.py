@@ -28,13 +28,13 @@ SHELLS = ["/bin/tcsh", "/usr/bin/fish", "/usr/bin/zsh", "/bin/bash"]
 
 
 def installations(host: Host) -> list[str]:
-    """What lies in the cache over there; names of what is whole, and leftovers if there are any."""
+    """Return the names in the cache of a host: complete installations, and leftovers if there are any."""
     folder = host.path_of(".cache/quine")
     return sorted(os.listdir(folder)) if folder.is_dir() else []
 
 
 def said(done: subprocess.CompletedProcess[bytes], host: str) -> str:
-    """The one complaint, which must be about that host, have a cure, and be all there is."""
+    """Return the one error and its hint, which name that host. No other output is allowed."""
     assert done.returncode == 69, done
     assert done.stdout == b""
     lines = done.stderr.decode().splitlines()
@@ -69,7 +69,7 @@ def needs_sshd(lab: Lab) -> None:
 
 @pytest.fixture
 def fresh(lab: Lab) -> Iterator[Lab]:
-    """h1 as it was before anybody came."""
+    """h1 without any installation."""
 
     def forget() -> None:
         lab.stop_nodes()

@@ -1,4 +1,4 @@
-"""What is taken for a binary, and which installations stay on a host when another one comes."""
+"""Which files are accepted as a binary, and which installations stay on a host after a new one."""
 
 from __future__ import annotations
 

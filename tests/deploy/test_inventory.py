@@ -1,4 +1,4 @@
-"""The inventory: what is accepted, what is refused and how, and what a WHERE means."""
+"""The inventory: accepted entries, errors for refused ones, and the meaning of a WHERE."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_host_that_needs_what_is_not_built_takes_no_part_in_the_choice(tmp_pat
     [("4096", 4096), ("1k", 1024), ("8G", 8 << 30), ("8GiB", 8 << 30), ("8gb", 8 << 30), ("1.5G", 3 << 29)],
 )
 def test_every_size_that_an_inventory_takes_can_be_set(tmp_path: Path, text: str, number: int) -> None:
-    """One table of names and one parser: what is valid here is no error over there."""
+    """Inventory and node use one table of names and one parser: a valid entry is no error on the host."""
     for name in rlimits.RLIMITS:
         known = inventory(tmp_path, f"[hosts.a]\nlimits = {{ {name} = '{text}' }}")
         spawn = Spawn(["x"])

@@ -28,7 +28,7 @@ def binary(tmp_path: Path) -> Binary:
 
 
 def installed(home: Path, binary: Binary, *, size: int = 1000, python: str = "exit 0") -> Path:
-    """What an installer leaves, with a shell script for its Python."""
+    """Make the files of an installation, with a shell script for its Python."""
     folder = home / ".cache" / "quine" / binary.sha256
     (folder / "venv" / "bin").mkdir(parents=True)
     (folder / "quine.pex").write_bytes(b"x" * size)
@@ -40,7 +40,7 @@ def installed(home: Path, binary: Binary, *, size: int = 1000, python: str = "ex
 
 
 def run(shell: str, command: str, cwd: Path, data: bytes = b"", home: Path | None = None) -> str:
-    """As sshd does: the login shell with -c."""
+    """Run a command as sshd does: the login shell with -c."""
     argv = ["busybox", "sh"] if shell == "busybox" else [shell]
     env = {
         "HOME": str(home or cwd),

@@ -13,8 +13,8 @@ Laws
    id of this run is meant.
 3. The hosts are those of the lab under names that a reader understands: db1, gpu1, gpu2. The guest is
    examples/guest.jsonl.
-4. A page may have a script that prepares its session, tests/docs/PAGE.sh, run in the same shell; what it has to undo
-   it does in an EXIT trap.
+4. A page may have a script that prepares its session, tests/docs/PAGE.sh, run in the same shell. An EXIT trap of the
+   script undoes its changes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPEN, CLOSE = "```console", "```"
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}(?:-[0-9a-f]{4}-[0-9a-f]{12})?"
 BEGINNING = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){0,3}(?:-[0-9a-f]{12})?(?![0-9a-f-])")
-# what stands for any of its kind, in a page and in the output
+# placeholders: each stands for any value of its kind, in a page and in the output
 TOKEN = re.compile(
     rf"(?P<id>\b{UUID}(?![0-9a-f-]))"
     r"|(?P<hash>\b[0-9a-f]{64}\b|SHA256:[\w+/]{43})"
@@ -70,7 +70,7 @@ PATTERNS = {
 
 @dataclass
 class Command:
-    """One command of a page, and what the page says that it prints. `line` is where it stands, `end` what follows."""
+    """One command of a page, and its output in the page. `line` is its line, `end` the line after its output."""
 
     text: str
     output: list[str]
@@ -111,12 +111,12 @@ def commands(page: str) -> Iterator[Command]:
 
 @dataclass
 class Ids:
-    """Ids of a page and what they are in this run."""
+    """Ids of a page and the ids of this run that they stand for."""
 
     known: dict[str, str] = field(default_factory=dict)
 
     def of(self, text: str) -> str | None:
-        """What this run has for an id or for its beginning."""
+        """Return the id of this run for an id of the page or for its beginning."""
         for written, real in self.known.items():
             if written.startswith(text):
                 return real
@@ -126,7 +126,7 @@ class Ids:
         return BEGINNING.sub(lambda match: self.of(match[0]) or match[0], text)
 
     def learn(self, written: str, real: str) -> bool:
-        """Whether it is what it was before."""
+        """Note the id of this run for a written one; return whether it agrees with the one noted before."""
         before = self.of(written)
         if before is None:
             self.known[written] = real
@@ -227,7 +227,7 @@ class Session:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def run(self, command: str) -> str:
-        """What a command prints, stdout and stderr; `$?` is that of the command before."""
+        """Return the output of a command, stdout and stderr; `$?` is that of the command before."""
         quoted = "'" + command.replace("'", "'\\''") + "'"
         line = f'eval {quoted} </dev/null 2>&1; __s=$?; printf "\\n%s\\n" {self._mark}; (exit $__s)\n'
         assert self._process.stdin and self._process.stdout

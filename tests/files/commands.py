@@ -18,7 +18,7 @@ HOSTILE = (  # names that a filesystem allows
 
 
 class Shelf:
-    """The directory is where commands run; `tier` is where the files of the tier lie."""
+    """Commands run in `directory`; the files of the tier lie in `tier`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -44,20 +44,20 @@ class Shelf:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def ok(self, *words: str | bytes | Path, input: bytes | None = None) -> bytes:
-        """Its stdout; it must have gone well, and in silence."""
+        """Run a command that must succeed without messages; return its stdout."""
         done = self.run(*words, input=input)
         assert (done.returncode, done.stderr) == (0, b""), done
         return done.stdout
 
     def fails(self, *words: str | bytes | Path, status: int = 1, input: bytes | None = None) -> str:
-        """What it said; nothing on stdout."""
+        """Run a command that must fail and print nothing on stdout; return its stderr."""
         done = self.run(*words, input=input)
         assert (done.returncode, done.stdout) == (status, b""), done
         assert done.stderr.startswith(b"quine: error: ")
         return done.stderr.decode()
 
     def sh(self, line: str) -> subprocess.CompletedProcess[bytes]:
-        """A line of bash with pipefail, in which `fs` is the command."""
+        """Run a line of bash with pipefail, in which `fs` is the command."""
         words = " ".join(f"'{word}'" for word in [*QUINE, "fs"])
         code = f'set -o pipefail; fs() {{ {words} "$@"; }}\n{line}'
         return subprocess.run(
@@ -70,7 +70,7 @@ class Shelf:
         )
 
     def parts(self) -> list[Path]:
-        """What lies about of files that were being made, on either side."""
+        """Return the parts of unfinished files, in the tier and in the working directory."""
         kept = (
             [path for path in (self.tier / ".quine-parts").rglob("*") if path.is_file()]
             if self.tier.exists()
@@ -80,7 +80,7 @@ class Shelf:
 
 
 def snapshot(top: Path) -> dict[bytes, object]:
-    """All below a directory: content, mode and time of files; directories."""
+    """Return all entries below a directory: content, mode and time of files; directories."""
     found: dict[bytes, object] = {}
     for folder, directories, files in os.walk(os.fsencode(top)):
         directories[:] = [name for name in directories if name != b".quine-parts"]

@@ -1,9 +1,9 @@
 """An HTTP proxy before the S3 server of the tests: it answers in its place, loses answers, breaks bodies off and hangs.
 
 Laws
-1. What no rule speaks of goes through as it is, and so does its signature: to the server we are the client.
-2. A rule is used up: it says which requests, what becomes of them, and how often. The first that fits is taken.
-3. `seen` is every request in the order of its coming, with what became of it.
+1. A request that no rule matches goes through unchanged, with its signature: to the server the proxy is the client.
+2. A rule says which requests it matches, their fate, and how often it applies. The first that matches is used up.
+3. `seen` is every request in order of arrival, with its fate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 
 class Rule:
-    """`when` of a request; `what` becomes of it: a function of the handler, which has read nothing but the head."""
+    """`when` matches a request. `what` is called with the handler, which has read only the head of the request."""
 
     def __init__(
         self, when: Callable[[Asked], bool], what: Callable[[Handler], None], times: int = 1
@@ -81,7 +81,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def asked(self, leave_out: str = "") -> tuple[int, list[tuple[str, str]], bytes]:
-        """What the server says to it; without a header, where one is to be left out."""
+        """Return the server's answer to this request, sent without the header `leave_out` if there is one."""
         body = self.body()
         if leave_out:
             del self.headers[leave_out]
@@ -100,7 +100,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return answer.status, answer.getheaders(), data
 
     def _sign(self) -> None:
-        """Anew, for what has been changed."""
+        """Sign the request again after a change."""
         said = self.headers["Authorization"]
         del self.headers["Authorization"]
         signed = said.partition("SignedHeaders=")[2].partition(",")[0].split(";")
@@ -169,7 +169,7 @@ def done_but(status: int, data: bytes = b"") -> Callable[[Handler], None]:
 
 
 def without(header: str) -> Callable[[Handler], None]:
-    """The server is not told of that header."""
+    """The proxy does not pass that header to the server."""
     return lambda handler: handler.say(*handler.asked(leave_out=header))
 
 
@@ -243,7 +243,7 @@ class Faulty(http.server.ThreadingHTTPServer):
             connection.close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """The client has gone: that is what they are made to do."""
+        """Ignore the error: clients of these tests break connections on purpose."""
 
 
 @contextlib.contextmanager

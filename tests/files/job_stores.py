@@ -1,8 +1,8 @@
 """A door to the tier of a job on another host: its own right to ask, used from this process over its own node and link.
 
 Laws
-1. All hosts of the lab are on this machine, so the socket of their node can be reached from here: what is asked goes
-   by the very way that the job's own requests go, and nothing of it is doubled.
+1. All hosts of the lab are on this machine, so this process reaches the socket of their node. Its requests go the
+   same way as those of the job, through the same programs.
 2. The job lives as long as the door is open, and no longer.
 """
 
@@ -28,7 +28,7 @@ sys.stdin.read()"""
 
 
 class Door:
-    """`memo` is what the job was given, `face` the process that answers it, `root` where its files are."""
+    """`memo` has the job's credentials, `face` is the process that answers the job, `root` the directory of files."""
 
     def __init__(self, face: subprocess.Popen[bytes], root: Path) -> None:
         assert face.stdout
@@ -47,11 +47,11 @@ class Door:
         return Remote(self.relay(**more))
 
     def kept(self) -> list[str]:
-        """Every file below the root but what parts are kept in, whether it is shown or not."""
+        """Return all files below the root, shown or hidden, but not the directories that keep parts."""
         return sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file())
 
     def settled(self, *wanted: str) -> None:
-        """Until exactly these files are there: what was given up is dropped on the origin's own time."""
+        """Wait until exactly these files are there: the origin drops abandoned parts on its own time."""
         until(lambda: self.kept() == sorted(wanted))
 
 

@@ -95,7 +95,7 @@ def test_a_command_here_has_it_too(lab: Lab, root: Path) -> None:
 
 
 def test_a_command_of_a_command(lab: Lab, root: Path) -> None:
-    """A face that is itself a job asks its own origin."""
+    """A proxy that is itself a job asks its own origin."""
     inner = ["quine", "run", "--on", "local", "--", *command("put", "deep")]
     env = {"QUINE_FS": f"origin:{root}"}
     done = lab.run(["run", "--on", "h1", "--", *inner], env=env, input="material")
@@ -180,11 +180,11 @@ def test_a_host_with_access_of_its_own_opens_the_store(reach: Lab, root: Path, d
     ):
         told = json.loads(reach.run([*words, *command("about", "")], env=env, check=True).stdout)
         assert (told["kind"], told["fs"]) == ("Remote", None)
-    # A secret stays where it is; who has access has his own.
+    # The password of a URL stays at the origin; a job with access to the store has a password of its own.
     env = {"QUINE_FS": "sftp://me:hunter2hunter2@store.example/x"}
     seen = reach.run([*words, "sh", "-c", "echo $QUINE_FS; env"], env=env, check=True).stdout
     assert seen.startswith(b"sftp://me@store.example/x\n") and b"hunter2" not in seen
-    # Its children elsewhere ask the origin, by way of a face that has the store itself.
+    # Children on other hosts ask the origin, through a proxy that opens the store itself.
     script = environment(
         reach,
         data,
@@ -231,7 +231,7 @@ def test_a_plain_run_pays_nothing_for_files(lab: Lab) -> None:
 
 
 def test_a_detached_command_is_told_that_its_origin_is_gone(lab: Lab, root: Path, tmp_path: Path) -> None:
-    """It must not write into a directory of the host that nobody meant."""
+    """The command must not write into an unrelated directory of the host instead."""
     for on in ("h1", "local"):
         env = {"QUINE_FS": f"origin:{root}", "QUINE_DATA_DIR": str(tmp_path / "data")}
         words = ["run", "--detach", "--on", on, "--", *command("put", "a")]

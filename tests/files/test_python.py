@@ -1,7 +1,7 @@
-"""`quine://` for Python: what fsspec expects of a filesystem, and what the files tier promises besides.
+"""`quine://` for Python: the interface that fsspec expects of a filesystem, and the promises of the files tier.
 
-fsspec's own abstract suite runs over it; the rest is whole files, one version for who reads, and what is left by an
-exception.
+fsspec's own abstract suite runs over it. The other tests are about whole files, one version for each reader, and
+the state after an exception.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fs(request: pytest.FixtureRequest, tmp_path: Path) -> QuineFileSystem:
 
 @pytest.fixture
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What `quine://` means by itself is a directory of this test."""
+    """The store of `quine://` URLs is a directory of this test."""
     monkeypatch.setenv("QUINE_FS", f"file://{tmp_path}/tier")
     QuineFileSystem.clear_instance_cache()
     yield tmp_path / "tier"

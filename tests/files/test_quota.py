@@ -262,7 +262,7 @@ def test_a_commit_that_fails_is_counted_where_it_was_kept(book: SharedCounters, 
 
 
 def test_what_another_tree_puts_there_meanwhile_is_not_ours(book: SharedCounters) -> None:
-    """The answer was lost, nothing was kept, and what stands there now is of another size: it is not counted."""
+    """The answer is lost and nothing is kept. The file there now has another size, so it is not counted."""
 
     class Overtaken(Memory):
         def create(self, path: str, **more: object) -> Writer:  # type: ignore[override]
@@ -318,7 +318,7 @@ def test_a_smaller_file_whose_answer_was_lost_is_counted(book: SharedCounters) -
 
 
 def test_what_goes_through_a_descriptor_and_what_follows_it_are_together_within_it(tier: Quota) -> None:
-    """Also while it is under way: who never ends it has no more on the disk than the limit."""
+    """An unfinished write counts too: a writer that never ends it has at most the limit on the disk."""
     half = LIMIT // 2 + 1
     with tier.create("a", size=half) as writer:
         os.write(writer.fileno(), bytes(half))
@@ -331,7 +331,7 @@ def test_what_goes_through_a_descriptor_and_what_follows_it_are_together_within_
 
 
 def test_what_a_job_sends_beyond_the_size_it_told_is_counted_as_it_comes(tier: Quota) -> None:
-    """Not at the commit: a job that never comes to it would fill the disk meanwhile."""
+    """The bytes count before the commit: a job that never commits would fill the disk meanwhile."""
     with streams.joined(Service(lambda: tier)) as relay, Remote(relay).create("a", size=LARGE) as writer:  # type: ignore[arg-type]
         writer.write(bytes(LARGE))
         full(lambda: [writer.write(bytes(BLOCK)) for _ in range(64)])
@@ -342,7 +342,7 @@ def test_what_a_job_sends_beyond_the_size_it_told_is_counted_as_it_comes(tier: Q
 
 
 def churn(tier: Tier, seed: int, rounds: int) -> None:
-    """Anything that changes what is there, at random; the quota may refuse it."""
+    """Change the files at random; the quota may refuse a change."""
     choice = random.Random(seed)
     for _ in range(rounds):
         path, other = (f"{choice.choice('ab')}/{choice.randrange(4)}" for _ in range(2))
@@ -369,7 +369,7 @@ def churn(tier: Tier, seed: int, rounds: int) -> None:
 
 
 def held_at_most(tier: Tier) -> int:
-    """What is there, as one walk sees it; a file that moves while it walks may be seen twice, so small ones only."""
+    """Return the largest size in one walk. A walk can see a moving file twice, so a sum would be too large."""
     return max((entry.size for entry in tier.walk("")), default=0)
 
 
@@ -441,7 +441,7 @@ def test_who_is_killed_while_he_writes_has_nothing_reserved(tier: Quota, book: S
 
 
 def test_who_is_killed_at_random_never_lets_others_exceed_it(tier: Quota, book: SharedCounters) -> None:
-    """What is counted is at least what is there: a kill in a commit leaves it too strict, never too lax."""
+    """The count is at least the stored size: a kill during a commit leaves it too strict, never too lax."""
     chance = random.Random(7)
     for seed in range(12):
         pid = in_child_running(lambda seed=seed: churn(tier, seed, 10_000))  # type: ignore[misc]

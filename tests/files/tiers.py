@@ -1,8 +1,8 @@
 """Stores for the one suite of shared files (tests/files/stores/test_every_store.py): each backend brings a maker.
 
 Laws
-1. A maker gives an empty store, and leaves nothing behind. What is dear (a server) it shares by session fixtures.
-2. What a store lacks it says by name, in `LACKS`; the suite is the same for all.
+1. A maker gives an empty store, and leaves nothing behind. Session fixtures share a costly part, such as a server.
+2. A store names the operations that it lacks in `LACKS`; the suite is the same for all.
    docs/reference/shared-files.md documents each lack.
 
 As a program it is another process at the same store: `python -m tests.files.tiers URL DATA_DIR VERB ARG…`.
@@ -72,7 +72,7 @@ class Store:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of `command`, whose directory is anyone."""
+        """Return the environment of `command`, whose working directory may be any."""
         return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **self.environ}
 
 

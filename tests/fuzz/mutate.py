@@ -26,7 +26,7 @@ VOLUME = int(os.environ.get("QUINE_TEST_FUZZ", 200_000))  # bytes for each parse
 LONGEST = 256 * 1024  # bytes of one input
 GIANT = 2000  # bytes that a longer input counts for: a handful of giants would be the whole test
 SLOW = 5.0  # seconds of processor time that one input may take, on a machine with others on it
-GREEDY = 96 * MEGABYTE  # what a parser may hold at one time, over what the test holds itself
+GREEDY = 96 * MEGABYTE  # bytes that a parser may hold at one time, beyond those of the test
 
 Recordings = Sequence[bytes]
 Mutate = Callable[[random.Random, Recordings], bytes]
@@ -47,7 +47,7 @@ TOKENS = (
 
 
 class Target(NamedTuple):
-    """A parser: its recordings, how they are changed, what it does with bytes, what it may raise."""
+    """A parser: its recordings, their mutation, the function that feeds it bytes, the errors it may raise."""
 
     recordings: Recordings
     feed: Callable[[bytes], object]
@@ -65,7 +65,7 @@ class Outcome(NamedTuple):
 
 
 def bombard(name: str, target: Target, volume: int = VOLUME, seed: str = "20261122") -> Outcome:
-    """Feed the recordings, then `volume` bytes of broken ones. AssertionError says what went wrong."""
+    """Feed the recordings, then `volume` bytes of broken ones. Raise AssertionError for the first fault."""
     taken = refused = size = number = 0
     for recording in target.recordings:
         target.feed(recording)  # else nothing is tested but the first check
@@ -153,7 +153,7 @@ def of_json(drawn: random.Random, recordings: Recordings) -> bytes:
 
 
 def of_lines(drawn: random.Random, recordings: Recordings) -> bytes:
-    """JSON lines: one of them is changed as JSON, or lines are lost, doubled, in another order."""
+    """Mutate JSON lines: change one as JSON, or lose, double or reorder lines."""
     lines = drawn.choice(recordings).split(b"\n")
     kind = drawn.randrange(6)
     at = drawn.randrange(len(lines))

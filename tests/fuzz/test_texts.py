@@ -1,4 +1,4 @@
-"""Parsers of foreign bytes above the wire, fed with broken recordings: what they declare comes out, and nothing else.
+"""Parsers of foreign bytes above the wire, fed with broken recordings: they return or raise a declared error.
 
 QUINE_TEST_FUZZ=10000000 is the long form: so many bytes for each of them.
 """
@@ -117,7 +117,7 @@ def test_tape(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_a_host_lists(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`quine ps --on HOST`: what comes is shown, or left out."""
+    """`quine ps --on HOST`: each answer is shown or left out."""
     fact = {"id": new_session(), "session": "s", "pid": 77, "state": "running", "code": 3, "signal": "TERM",
             "detail": "d", "started": 1.7e9, "seconds": 2.5, "mission": "m", "parent": "p", "root": "r", "stdout": "/o",
             "stderr": "/e", "host": "x"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The parsers of the wire, fed with broken recordings: what they declare comes out, and nothing else.
+"""The parsers of the wire, fed with broken recordings: they return or raise a declared error.
 
 QUINE_TEST_FUZZ=10000000 is the long form: so many bytes for each of them.
 """
@@ -46,7 +46,7 @@ SPAWN = Spawn(
 
 
 def recorded() -> tuple[bytes, bytes]:
-    """What the opener and what the server of a link said, in a job with streams, a signal and a request."""
+    """Return the bytes of the opener and of the server of a link, in a job with streams, a signal and a request."""
     opener, server = Session(True, {"build": "b", "pid": 1}), Session(False, {"build": "b", "pid": 2})
     said = (bytearray(), bytearray())
 
@@ -99,7 +99,7 @@ def feed_frames(data: bytes) -> None:
 
 
 def feed_server(data: bytes) -> None:
-    """The node: what it reads of each frame, and what it has to say to it."""
+    """Feed the node's end of a link: the node reads each frame and answers it."""
     session = Session(False, {"build": "b"})
     for piece in pieces(data):
         for frame in session.receive(piece):
@@ -134,14 +134,14 @@ class AtOnce:
 
 
 def feed_opener(data: bytes) -> None:
-    """The client: a face with a job and services."""
+    """Feed the client's end of a link: a proxy with a job and services."""
     session = Session(True, {"build": "b"})
     job = session.open(Kind.SPAWN, SPAWN.to_json())
     session.data(job, STDIN, b"material" * 9)
     read, wake = os.pipe()
     services = Services(
         session, {"echo": bytes}, wake, "c", pool=AtOnce()
-    )  # what threads do is another test's
+    )  # threads have a test of their own
     try:
         for piece in pieces(data):
             for frame in session.receive(piece):
@@ -175,7 +175,7 @@ def dialled() -> Line:
 
 
 def answered() -> bytes:
-    """What the node over there says on the next connection: hello, words about the connection, the rest of the job."""
+    """Return the node's bytes on the next connection: hello, frames about the connection, the rest of the job."""
     line = dialled()
     kept = line.join(heard(GREETING + hello({"build": "b"}, NAME, 0, resume=True)))
     frames = [frame for frame in Decoder().feed(recorded()[1]) if frame.channel == 1]

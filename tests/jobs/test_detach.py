@@ -200,9 +200,9 @@ def with_a_disk(lab: Lab, tmp_path: Path, script: str) -> subprocess.CompletedPr
 
 @pytest.mark.skipif(not can_mount(), reason="needs mount namespaces")
 def test_a_full_disk_makes_it_wait(lab: Lab, tmp_path: Path) -> None:
-    """In a mount namespace of this test's, whose script grows the disk when the spool does not grow any more.
+    """A mount namespace of this test: its script enlarges the disk when the spool has stopped growing.
 
-    --options-mode: what the table of mounts says of its owner is not known in a namespace of users.
+    --options-mode: in a user namespace the owner that the mount table gives is unknown.
     """
     script = """set -e
 mount -t tmpfs -o size=1m lab "$1"
@@ -283,7 +283,7 @@ def test_what_it_left_behind_holds_its_output_for_a_second(lab: Lab) -> None:
 
 
 def test_what_is_meant_for_its_supervisor_is_told_to_the_job(lab: Lab) -> None:
-    """A machine that goes down sends TERM to everybody: the record is still written."""
+    """A machine that shuts down sends TERM to every process: the record is still written."""
     job = detach(lab, "--", "sh", "-c", "trap 'exit 9' TERM; echo up; while :; do sleep 0.01; done")
     until(lambda: (folder(job, lab.home) / "stdout").read_bytes(), "it is up")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTERM):
@@ -543,7 +543,7 @@ def test_signals_and_stdin_cross(lab: Lab) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("clear", ["", "env -i HOME=$HOME PATH=$PATH LAB_HOST=$LAB_HOST "])
 def test_it_holds_nothing_of_the_job_that_started_it(lab: Lab, go: Path, clear: str) -> None:
-    """Who holds a job's memo belongs to that job and ends with it."""
+    """A process that holds the credentials of a job belongs to that job and ends with it."""
     line = (
         f"{clear}quine run --detach -- sh -c 'readlink /proc/self/fd/* /proc/$PPID/fd/*; env; read x <{go}'"
     )
@@ -557,7 +557,7 @@ def test_it_holds_nothing_of_the_job_that_started_it(lab: Lab, go: Path, clear: 
 
 @pytest.mark.long
 def test_a_home_that_machines_share(lab: Lab, go: Path) -> None:
-    """The directory of a job lies on all of them; only the one that runs it can tell."""
+    """All machines see the directory of a job; only the one that runs it knows its state."""
     job = detach(lab, "--on", "h1", "--", "sh", "-c", f"echo up; read x <{go}; exit 6")
     home, facts_there = lab["h1"].home, record(job, lab["h1"].home)
     for here in (lab.home, lab["h2"].home):

@@ -1,4 +1,4 @@
-"""What `quine run` says of the directory that is made for a job over there, where it is kept."""
+"""Messages of `quine run` about the directory of a job on a host, if it is kept."""
 
 from __future__ import annotations
 

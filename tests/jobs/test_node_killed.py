@@ -1,4 +1,4 @@
-"""What runs elsewhere when the node of this machine is killed: it is ended, and its end has a reason."""
+"""Jobs on other hosts when the node of this machine is killed: they are ended, and their end has a reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def killed_with_its_node(lab: Lab) -> None:
 def test_what_a_killed_node_ran_elsewhere_ends_when_the_next_one_comes_there(
     own_lab: Callable[..., Lab],
 ) -> None:
-    """Nobody can take it up again. A job detached over there is nobody's but its own, and goes on."""
+    """No new node can resume the job. A job detached on the host belongs to no client, and goes on."""
     lab = own_lab(["h1"])
     done = lab.run(["run", "--detach", "--on", "h1", "--", "sleep", "4711"], check=True)
     with face(lab, "run", "--on", "h1", "--", "sh", "-c", "echo up; exec sleep 4712") as client:

@@ -1,4 +1,7 @@
-"""`--retry N` and `--idempotent`: what is tried again, where, and what never is. Against real sshd."""
+"""`--retry N` and `--idempotent`: failures that are tried again, on which host, and those that never are.
+
+Against real sshd.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ ONCE = 'if mkdir "$0" 2>/dev/null; then {} kill -9 $(ps -o ppid= -p $PPID); else
 
 @pytest.fixture
 def dead(lab: Lab) -> Iterator[str]:
-    """A host whose port nobody listens on, before all others in the inventory's order and the emptiest."""
+    """A host whose port is closed. Placement prefers it to all other hosts."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # bound, not listening: refused, and nobody else's
         for name in ("h1", "h2", "h3"):
@@ -58,7 +61,7 @@ def test_another_host_is_tried(lab: Lab, dead: str) -> None:
 
 
 def test_all_have_failed_and_the_last_failure_is_told(lab: Lab, dead: str, tmp_path: Path) -> None:
-    """A host that has failed comes last and is tried again; what is said, once, is what happened last."""
+    """A failed host comes last and is tried again. The error, printed once, is that of the last try."""
     lab.alias("dead-2", "h1", port=1)
     words = ["run", "-v", "--report", "r", "--on", "dead,dead-2", "--retry", "2", "--", "true"]
     done = lab.run(words, cwd=tmp_path)
@@ -89,7 +92,7 @@ def test_what_is_about_no_host_is_not_tried_again(lab: Lab) -> None:
 
 
 def test_stdin_is_whole_for_whom_it_is_read(lab: Lab, dead: str) -> None:
-    """Nothing of it was read for the host that failed: what is left over is there for the next command."""
+    """The failed try reads nothing of stdin: the next command gets all of it."""
     line = "printf 'one\\ntwo\\n' | { quine run --on dead --retry 1 -- cat; cat; }"
     done = lab.sh(line)
     assert done.stdout == b"one\ntwo\n" and b"quine: dead: error: " in done.stderr
@@ -117,7 +120,7 @@ def test_the_same_host_again_where_there_is_no_other(lab: Lab, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["pipe", "file", "unread"])
 def test_lost_with_a_part_of_stdin(lab: Lab, tmp_path: Path, kind: str) -> None:
-    """A file is read again from where it was; of a pipe that was read nothing is guessed."""
+    """A file is read again from its old position; a pipe that was read in part is not retried."""
     (tmp_path / "material").write_text("skipped\nmaterial\n")
     read = "" if kind == "unread" else "head -n 1 >/dev/null"
     words = [*QUIET, "--on", "h1,h2", "--retry", "1", "--idempotent", "--"]
@@ -143,7 +146,7 @@ def test_lost_with_a_part_of_stdin(lab: Lab, tmp_path: Path, kind: str) -> None:
 
 
 def test_lost_with_a_part_of_its_output(lab: Lab, tmp_path: Path) -> None:
-    """Nobody downstream could tell the two beginnings apart."""
+    """A reader of the output could not tell the two beginnings apart."""
     words = ["run", "--on", "h1,h2", "--retry", "1", "--idempotent", "--"]
     process = lab.popen(
         [*words, "sh", "-c", "echo up; read line; kill -9 $(ps -o ppid= -p $PPID)"],

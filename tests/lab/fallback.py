@@ -18,7 +18,7 @@ import asyncssh
 
 
 def settings(path: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """(keyword -> words, environment) of an sshd_config."""
+    """Return (keyword -> words, environment) of an sshd_config."""
     words = {line.split()[0]: shlex.split(line)[1:] for line in path.read_text().splitlines() if line}
     raw = dict(line.split(" ", 1) for line in path.read_text().splitlines() if " " in line)
     if "ForceCommand" in raw:
@@ -27,7 +27,7 @@ def settings(path: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
 
 
 async def copy(source: asyncio.StreamReader, sink: asyncssh.SSHWriter[bytes]) -> None:
-    """To the end of either. What is left in the pipe of a client that went is read and dropped."""
+    """Copy until one end closes. Output for a client that has gone is read and dropped."""
     lost = False
     while data := await source.read(1 << 16):
         if not lost:

@@ -5,7 +5,7 @@ Laws
    because homes lie under a world-writable directory.
 2. Readiness is sshd's own log line, read from its stderr as it comes. Nobody knocks at the port to find out:
    that would count as a failed login.
-3. What runs on the host inherits one mark (`mark`), so it can be found and ended whatever it did.
+3. Every process on the host inherits one mark (`mark`), so it can be found and ended whatever it did.
 
 Where there is no sshd, `fallback.py` (asyncssh's server) takes its place; `Host.real` tells.
 """
@@ -36,7 +36,7 @@ TRIES = 5  # ports to try: between choosing one and sshd binding it somebody els
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What makes a host odd. Only the far side sees it; `inventory` is what the origin is told."""
+    """Peculiarities of a host. Only the host itself has them; the origin gets `inventory`."""
 
     python: bool = True  # False: a PATH with everything of /usr/bin but python
     scripts: Mapping[str, str] = field(default_factory=dict)  # name -> text; put first on PATH, executable
@@ -91,7 +91,7 @@ class Host:
 
     @property
     def tmp(self) -> Path:
-        """TMPDIR over there."""
+        """TMPDIR of the host."""
         return self.base / "tmp"
 
     @property
@@ -105,7 +105,7 @@ class Host:
         return Path(f"/proc/{self.pid}/root") if self.settings.mount else Path("/")
 
     def path_of(self, path: str | Path) -> Path:
-        """Where a path below home over there is to be found from here, private mounts included."""
+        """Return the path, as this process sees it, of a path below the host's home; private mounts included."""
         return self.root / (self.home / path).relative_to("/")
 
     @property
@@ -129,19 +129,19 @@ class Host:
 
     @property
     def children(self) -> set[int]:
-        """Child processes that this process has for the host."""
+        """Return the child processes of this process that serve the host."""
         return {pid for pid in (self.pid, self._proxy.pid if self._proxy else 0) if pid}
 
     def processes(self) -> list[Process]:
-        """What runs over there, sshd itself left out."""
+        """Return the processes on the host, without sshd itself."""
         return processes.marked(self.mark)
 
     def jobs(self) -> list[Process]:
-        """The same without the node, its dial and its guard."""
+        """Return the same without the node, its dial and its guard."""
         return [process for process in self.processes() if not (process.daemon or process.guard)]
 
     def sessions(self) -> list[int]:
-        """The sshd processes of the connections that are open."""
+        """Return the sshd processes of the connections that are open."""
         return processes.descendants(self.pid, "sshd") if self.pid and self.real else []
 
     def connections(self) -> int:
@@ -238,7 +238,7 @@ class Host:
         return len(pids)
 
     def stop(self) -> None:
-        """sshd dies, listener and sessions, at once; what runs on the host does not (see `crash`)."""
+        """Kill sshd at once, listener and sessions. Other processes of the host go on (see `crash`)."""
         sshd, self._sshd = self._sshd, None
         if sshd is None:
             return
@@ -274,7 +274,7 @@ class Host:
     # ---------------------------------------------------------------- innards
 
     def environment(self) -> dict[str, str]:
-        """What a session over there is given."""
+        """Return the environment of a session on the host."""
         name, _, value = self.mark.partition("=")
         run, _, number = RUN.partition("=")
         return {

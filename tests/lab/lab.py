@@ -61,7 +61,7 @@ class Lab:
         self.id = uuid.uuid4().hex[:12]
         self.hosts: dict[str, Host] = {}
         self._aliases: dict[str, dict[str, object]] = {}
-        # Unix socket names hold at most 107 bytes: what carries sockets lies under a short name, always.
+        # Unix socket names hold at most 107 bytes: sockets always lie under a short name.
         short = "/tmp" if os.access("/tmp", os.W_OK) else None
         self._short = Path(tempfile.mkdtemp(prefix="ql-", dir=short))
         self.directory = directory.resolve() if directory else self._short / "d"
@@ -271,7 +271,7 @@ class Lab:
         new_session: bool = False,
         preexec: Callable[[], None] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """The same without waiting, in a process group of its own: a signal to the group is not ours."""
+        """The same without waiting, in a process group of its own: a signal to that group does not hit the tests."""
         return subprocess.Popen(
             [self.quine, *map(str, args)],
             stdin=stdin,
@@ -334,16 +334,16 @@ class Lab:
     # ------------------------------------------------------------ what is left
 
     def processes(self) -> list[Process]:
-        """What runs at the origin for this lab."""
+        """Return the processes of this lab at the origin."""
         return processes.marked(self.mark)
 
     def jobs(self) -> list[Process]:
-        """What runs at the origin or on any host, less the nodes and their guards."""
+        """Return the processes at the origin and on all hosts, without the nodes and their guards."""
         marks = (self.mark, *(host.mark for host in self.hosts.values()))
         return [process for process in processes.marked(*marks) if not (process.daemon or process.guard)]
 
     def wait_idle(self, seconds: float = 90) -> list[Process]:
-        """Wait until no job is left anywhere; returns those that stay."""
+        """Wait until no job is left anywhere; return those that stay."""
         return processes.wait_none(self.jobs, seconds)
 
     def stop_nodes(self) -> None:

@@ -1,4 +1,4 @@
-"""What the lab takes from the machine it runs on: sshd, keys, ports, mounts, and a PATH for its hosts."""
+"""Resources that the lab takes from its machine: sshd, keys, ports, mounts, and a PATH for its hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin:/sbin")
 SYSTEM = Path("/usr/bin")
-# Who is not root may have namespaces, too: within one of users, in which he is root over what is his.
+# Without root, namespaces need a user namespace around them: its user is root over everything in it.
 UNSHARE = ["unshare", *(["--map-root-user"] if os.getuid() else [])]
 # In the environment of all that this process starts, hosts of the lab included: several suites run on one machine.
 RUN = f"LAB_RUN={uuid.uuid4().hex[:12]}"
@@ -57,7 +57,7 @@ def link(at: Path, to: Path) -> None:
 
 
 def free_port() -> int:
-    """One that the kernel gives to nobody: who stops listening on it for a while finds it free again."""
+    """Return a port that the kernel never picks by itself: a server that stops for a while finds it free again."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(100):
         port = _random.randrange(PORTS, first) if first > PORTS else 0

@@ -72,14 +72,14 @@ class Network:
         raise RuntimeError("no block of addresses is free")
 
     def enter(self) -> list[str]:
-        """What goes before an argv to run it in there."""
+        """Return the words that run an argv in this network when they are put before it."""
         return ["nsenter", f"--net=/proc/{os.getpid()}/fd/{self.fd}", "--"]
 
     def up(self) -> None:
         _ip("link", "set", LINK, "up", within=self)
 
     def down(self) -> None:
-        """No packet crosses, either way, and nobody is told."""
+        """Drop every packet, both ways, without notice to either end."""
         _ip("link", "set", LINK, "down", within=self)
 
     def close(self) -> None:

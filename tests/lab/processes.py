@@ -86,7 +86,7 @@ def find(pid: int) -> Process | None:
 
 
 def _environment(pid: int) -> bytes:
-    """What a process had at its exec. In the middle of one it has neither environment nor argv: that is waited for."""
+    """Return the environment of a process at its exec. In the middle of one, environment and argv are empty: wait."""
     deadline = time.monotonic() + EXEC
     while True:
         environment = _read(pid, "environ")
@@ -97,7 +97,7 @@ def _environment(pid: int) -> bytes:
 
 
 def marked(*marks: str) -> list[Process]:
-    """Every live process whose environment at its exec held one of `marks` ("NAME=value")."""
+    """Return every live process whose environment at its exec held one of `marks` ("NAME=value")."""
     needles = {os.fsencode(mark) for mark in marks}
     found = []
     for pid in _pids():
@@ -129,7 +129,7 @@ def children(pid: int) -> dict[int, str]:
 
 
 def descendants(root: int, name: str = "") -> list[int]:
-    """Live processes below `root`; with `name`, only along a line of processes whose name begins so."""
+    """Return live processes below `root`; with `name`, only along a line of processes whose name begins so."""
     found, todo = [], [root]
     while todo:
         below = [pid for pid, own in children(todo.pop()).items() if own.startswith(name)]
@@ -166,10 +166,10 @@ def wait_gone(processes: Iterable[Process], seconds: float) -> list[Process]:
 
 
 def wait_none(look: Callable[[], list[Process]], seconds: float) -> list[Process]:
-    """Wait until `look` finds nobody any more; returns who stays.
+    """Wait until `look` finds no process any more; return those that stay.
 
-    It looks again now and then: somebody may have been started since, and who was seen on the way to its exec may be
-    what is not looked for, as the shell of a login that becomes a dial.
+    It looks again at intervals: processes may have started since. A process on the way to its exec may also become one
+    that is not looked for, as the login shell that becomes a dial.
     """
     deadline = time.monotonic() + seconds
     while (found := look()) and (left := deadline - time.monotonic()) > 0:
@@ -178,9 +178,9 @@ def wait_none(look: Callable[[], list[Process]], seconds: float) -> list[Process
 
 
 def kill_marked(mark: str, seconds: float = 30) -> list[Process]:
-    """SIGKILL everything that bears `mark` and wait for it; again until none is left that forked.
+    """SIGKILL every process with `mark` and wait for it; repeat until no fork of them is left.
 
-    None is there when two looks have seen none: in the first a process may have forked one and gone.
+    Two looks must find none: during the first a process may have forked another and gone.
     """
     deadline = time.monotonic() + seconds
     while (processes := marked(mark) or marked(mark)) and time.monotonic() < deadline:
@@ -208,6 +208,6 @@ def peak_rss(pid: int) -> int:
 
 
 def clear_peak(pid: int) -> int:
-    """Forget the most memory that a process had before; returns what it has now."""
+    """Reset the peak memory of a process; return its present memory."""
     (PROC / str(pid) / "clear_refs").write_text("5")
     return peak_rss(pid)

@@ -1,11 +1,11 @@
 """A TCP proxy between the origin and a host, which can be slow, cut, silent, half open or refuse: a process of its own.
 
 Laws
-1. It delays, it does not throttle: what is under way is bounded only by `IN_FLIGHT`, as on a long fat line.
+1. It delays, it does not throttle: only `IN_FLIGHT` bounds the bytes under way, as on a long fat line.
 2. It runs outside the process that tests, so that its descriptors are not that process's and its work does
    not take that process's interpreter lock. Orders go over one socket pair, a line of JSON each way.
 3. Silence (`blackhole`) forwards nothing and closes nothing; a cut is a reset of both ends at once.
-4. What happens at a byte (`cut_after`) happens here, at that byte and not a buffer later: an order could only come
+4. A cut at a byte (`cut_after`) is decided in the proxy, at that byte and not a buffer later: an order would come
    after it.
 """
 
@@ -90,18 +90,18 @@ class Proxy:
     def cut_after(self, *sizes: int) -> None:
         """Cut when so many more bytes were delivered, both ways together, then again after the next number of them.
 
-        Bytes of handshakes count. In place of what was planned before; without sizes nothing is planned any more.
+        Bytes of handshakes count. The plan replaces an earlier one; without sizes there is no plan any more.
         """
         self._order("plan", sizes)
 
     def cuts(self) -> int:
-        """How many cuts of a plan have come."""
+        """Return how many cuts of a plan have come."""
         return int(self._order("facts")["cuts"])
 
     def half_open(self) -> int:
-        """Present connections carry nothing any more, either way, and say nothing, not even their end; new ones work.
+        """Make present connections carry nothing any more, not even their end; new ones work. Return their number.
 
-        What a middle box does that forgot them, or a machine that came back with another state. Returns how many.
+        A middle box that forgot its connections does so, and a machine that came back with another state.
         """
         return int(self._order("half open", True)["cut"])
 
@@ -110,7 +110,7 @@ class Proxy:
         self._order("blackhole", True)
 
     def heal(self) -> None:
-        """Undo `blackhole`, `half_open` and `refuse`: what was held back is delivered. Nothing is planned any more."""
+        """Undo `blackhole`, `half_open` and `refuse`, deliver the bytes held back, and drop every plan."""
         self._order("plan", [])
         self._order("half open", False)
         self._order("blackhole", False)
@@ -207,7 +207,7 @@ class _Line:
                     self.interest(end, now)
 
     def patience(self, now: float) -> float | None:
-        """Seconds until the next chunk is due; one whose sink is full waits for the sink, not for time."""
+        """Return the seconds until the next chunk is due. A chunk waits for a full sink, not for a time."""
         if self.silent:
             return None
         live = [w[0] for w in self.ways.values() if w[0].chunks and not w[0].frozen]
@@ -301,7 +301,7 @@ class _Line:
             self.forget(way.source, way.sink)
 
     def planned(self, sent: int) -> bool:
-        """Count what was sent against the plan; True when that was the last byte before a cut, which is done then."""
+        """Count delivered bytes against the plan. At the last byte before a cut, cut and return True."""
         self.plan[0] -= sent
         if self.plan[0] > 0:
             return False
@@ -311,7 +311,7 @@ class _Line:
         return True
 
     def interest(self, end: socket.socket, now: float) -> None:
-        """What to watch on this end now: reading while there is room, writing while something is stuck."""
+        """Watch this end for reading while there is room, and for writing while bytes are stuck."""
         out, back = self.ways[end]
         events = 0
         if not self.silent and not out.frozen:

@@ -214,7 +214,7 @@ def test_a_proxy_cuts(line) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_a_proxy_cuts_at_a_byte(line) -> None:  # type: ignore[no-untyped-def]
-    """Both ways together: what the echo sends back counts as well."""
+    """Bytes of both ways count together, so those of the echo count as well."""
     proxy, client = line
     client.sendall(b"a")
     assert client.recv(1) == b"a"

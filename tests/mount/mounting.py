@@ -116,7 +116,7 @@ def ending(pids: list[int]) -> Iterator[None]:
 
 
 def first_line(process: subprocess.Popen[bytes]) -> bytes:
-    """What a process says first on its stdout."""
+    """Return the first line of a process's stdout."""
     assert process.stdout is not None
     assert select.select([process.stdout], [], [], 120)[0], "nothing came"
     return process.stdout.readline()

@@ -2,8 +2,8 @@
 
 Laws
 1. A file whose close has returned 0 is there, whole, from that moment on: at the origin, and for whoever opens it.
-2. Who opens a file reads one version to its end, whichever was put when; there is no error that a program must expect.
-   Who has it open to write, in any of his threads, sees what he has written so far: so each worker is a process.
+2. A reader gets one version to its end, whichever was put when; there is no error that a program must expect.
+   A process that writes a file sees, in all its threads, its own writes so far: so each worker is a process.
 3. CI runs a short form; QUINE_TEST_BREAKS=200 is the long one: that many cuts.
 """
 
@@ -86,7 +86,7 @@ print(json.dumps([kept | others, failed + wrong]))
 
 
 def work(lab: Lab, host: str, root: Path) -> dict[str, list[object]]:
-    """Two processes write, replace and read there; what each file should be. At the origin no part of any is seen."""
+    """Two processes write, replace and read on the host; return the wanted files. The origin never shows a part."""
     words = [
         "run",
         "--on",

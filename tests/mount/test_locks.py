@@ -55,7 +55,7 @@ class Holder:
 
 
 def taken(path: Path, kind: int = fcntl.LOCK_EX) -> bool:
-    """Does somebody else stand in the way?"""
+    """Whether another process holds a lock that conflicts."""
     with open(path, "ab") as file:
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
@@ -71,7 +71,7 @@ def test_of_many_who_write_a_file_one_holds_it(mount: Mount) -> None:
         first.held()
         assert taken(path) and taken(path, fcntl.LOCK_SH)
         with Holder(path) as second, Holder(path) as third:
-            third.process.send_signal(signal.SIGKILL)  # who waits can be killed
+            third.process.send_signal(signal.SIGKILL)  # a waiting process can be killed
             assert third.process.wait(60) == -signal.SIGKILL
             assert second.process.poll() is None
             first.process.kill()
@@ -93,7 +93,7 @@ def test_of_many_who_write_a_file_one_holds_it(mount: Mount) -> None:
 
 @needs_fuse
 def test_a_lock_goes_with_its_file(mount: Mount) -> None:
-    """Who renames what he has locked holds it under the new name, lets go of it there, and not of the old name."""
+    """A renamed file stays locked under its new name and is unlocked there; the old name is free."""
     (mount.path / "d").mkdir()
     old, new = mount.path / "d" / "f", mount.path / "e" / "f"
     old.touch()
@@ -112,7 +112,7 @@ def test_a_lock_goes_with_its_file(mount: Mount) -> None:
 
 @needs_fuse
 def test_a_count_under_a_lock_is_right(mount: Mount) -> None:
-    """Who has the lock sees what was closed before."""
+    """The holder of the lock sees every file closed before."""
     (mount.path / "count").write_text("0")
     code = (
         "import fcntl, sys\n"

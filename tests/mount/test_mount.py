@@ -139,7 +139,7 @@ def test_modes_and_times_leave_the_content_where_it_is(mount: Mount) -> None:
         assert (kept.stat().st_mode & 0o777, kept.stat().st_mtime) == (0o600, 1.6e9)
         (mount.store / "new").write_bytes(b"other")
         os.rename(mount.store / "new", kept)
-        os.chmod(path, 0o604)  # of what is there now; what is read is not changed by it
+        os.chmod(path, 0o604)  # of the file there now; the open file is not changed by it
         assert (path.read_bytes(), file.read()) == (b"other", b"content" * 1000)
         before = kept.stat().st_ino
     subprocess.run(["touch", path], check=True, timeout=60)
@@ -211,14 +211,14 @@ def test_jumps_in_a_large_file(mount: Mount) -> None:
 
 
 def test_nobody_sees_a_draft(mount: Mount, tmp_path: Path) -> None:
-    """Not in the store, not through the mount: what is there is the old file until the close."""
+    """Neither the store nor the mount shows a draft: the old file is there until the close."""
     path = mount.path / "f"
     with open(path, "wb", buffering=0) as file:
         file.write(b"half")
         assert not (mount.store / "f").exists()
         looked = subprocess.run(["cat", path], capture_output=True, timeout=60)
         assert looked.returncode == 1
-        assert path.exists()  # for who writes it
+        assert path.exists()  # for its writer
     assert (mount.store / "f").read_bytes() == b"half"
     with open(path, "r+b", buffering=0) as file:
         file.write(b"HALF and more")
@@ -244,7 +244,7 @@ def test_a_redirection_is_one_file(mount: Mount) -> None:
 
 
 def test_another_file_of_that_name_holds_up_no_close(mount: Mount, tmp_path: Path) -> None:
-    """Its close is the commit, whatever else the process writes: elsewhere, or in a directory of the mount."""
+    """A close commits the file, whatever other file the process writes, in the mount or elsewhere."""
     (mount.path / "d").mkdir()
     for other in (tmp_path / "f", mount.path / "d" / "f"):
         with open(other, "wb"):
@@ -260,7 +260,7 @@ def test_another_file_of_that_name_holds_up_no_close(mount: Mount, tmp_path: Pat
 
 
 def test_a_directory_with_a_draft_in_it_is_not_empty(mount: Mount) -> None:
-    """What is to come at a close is not thrown away by who removes its directory, or puts another in its place."""
+    """A directory with a draft cannot be removed or replaced: the close still has to put the file there."""
     (mount.path / "d").mkdir()
     (mount.path / "e").mkdir()
     with open(mount.path / "d" / "f", "wb") as file:
@@ -426,7 +426,7 @@ def test_what_a_tier_has_not_is_refused(mount: Mount) -> None:
         (mount.path / ("n" * 256)).write_bytes(b"")
     assert caught.value.errno == errno.ENAMETOOLONG
     assert os.statvfs(mount.path).f_namemax == 255
-    # When it is opened: who does not look at close would think it was kept.
+    # The error comes at the open: a program that ignores the status of close would think the file was kept.
     for name in (".quine", ".quine-parts"):
         with pytest.raises(PermissionError):
             os.close(os.open(mount.path / name, os.O_CREAT | os.O_WRONLY))

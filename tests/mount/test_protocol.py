@@ -1,4 +1,4 @@
-"""The kernel's protocol as bytes: what is cut short or strange is refused or answered, and never ends the server."""
+"""The kernel's protocol as bytes: short or strange requests are refused or answered, and never end the server."""
 
 from __future__ import annotations
 

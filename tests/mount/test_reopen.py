@@ -82,7 +82,7 @@ def test_what_is_always_replaced_is_read(shifty: tuple[Path, Local]) -> None:
         number = number_of(path.read_bytes())
         assert number > last
         last = number
-    # What a listing has told is believed for a second, but not by open.
+    # The kernel trusts the facts of a listing for a second, but not at an open.
     with os.scandir(path.parent) as entries:
         assert [entry.stat().st_size > 0 for entry in entries] == [True]
     assert number_of(path.read_bytes()) > last
@@ -100,7 +100,7 @@ def test_what_is_always_replaced_is_written(shifty: tuple[Path, Local]) -> None:
             data = reader.read(1 << 24)
         assert data[size:] == b"x"
         assert data[:-1] == b"" or number_of(data[:-1]) > 0
-    with path.open("r+b") as file, path.open("rb") as again:  # who writes a file sees what he writes
+    with path.open("r+b") as file, path.open("rb") as again:  # a writer sees its own writes
         file.write(b"mine ")
         file.flush()
         assert again.read(5) == b"mine "
@@ -159,7 +159,7 @@ def test_what_is_a_file_and_a_directory_in_turn(shifty: tuple[Path, Local]) -> N
 
 def test_what_was_told_and_never_came_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Local(str(tmp_path / "store"))
-    write(store, "f", b"first" * WHOLE)  # what is not kept for the next
+    write(store, "f", b"first" * WHOLE)  # too large for the cache to keep
     state = State(store)
     state.again.tell(state.nodes.of(store.stat("f")), 7)
     state.again.tell(state.nodes.of(store.stat("f")), 8, writes=True)

@@ -1,6 +1,6 @@
 """One suite for every dialect; each brings its class, its strict vendor and where that one lives.
 
-What is sent is judged by the vendor's own rules (tests/vendors), what is received is compared with what was said.
+The strict vendor (tests/vendors) judges each request by its rules. A reply is compared with the vendor's words.
 """
 
 from __future__ import annotations
@@ -171,11 +171,11 @@ class Conformance:
         assert json.dumps(self.returned(next_body)) == json.dumps(self.returnable(body))
 
     def returned(self, body: Any) -> list[Any]:
-        """What a body has of the one reply in it."""
+        """Return the part of a request body that gives the one reply back."""
         raise NotImplementedError
 
     def returnable(self, answer: Any) -> list[Any]:
-        """What the vendor wants back of its answer."""
+        """Return the parts of its answer that the vendor wants back."""
         raise NotImplementedError
 
     def test_a_cut_stream_is_no_answer(self) -> None:
@@ -333,7 +333,7 @@ class Conformance:
             assert guest.pauses == []
 
     def refusals(self) -> list[tuple[str, str]]:
-        """Messages of a 400, and what then is no longer sent."""
+        """Messages of a 400, and the field that is not sent after it."""
         raise NotImplementedError
 
     # -- a whole agent -----------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def reply(*calls: dict[str, Any], text: str = "", reasoning: str = "") -> Messag
 
 
 def test_the_example_is_one() -> None:
-    """What the vendor's own client sends passes the strict rules, and looks as what is sent here."""
+    """A request of the vendor's own client passes the strict rules, and has the form of the requests made here."""
     given = example("anthropic")
     anthropic.check_body(given)
     made = body()

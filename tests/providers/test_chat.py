@@ -1,4 +1,4 @@
-"""The dialect of chat completions, its values alone: what is sent, and what comes in the manner of each server."""
+"""The dialect of chat completions, its values alone: requests, and replies in the manner of each server."""
 
 from __future__ import annotations
 

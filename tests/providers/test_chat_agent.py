@@ -52,7 +52,7 @@ def test_a_conversation(turn: Turn) -> None:
 
 
 def test_the_strict_server_is_strict() -> None:
-    """What the test above relies on."""
+    """The test above relies on these rules of the server."""
     first = ChatDialect("m").reply(chat.reply_json(WORK)).message
     results = [Message("tool", result=ToolResult(c.id, c.name, "done")) for c in first.tool_calls]
     headers = {"authorization": f"Bearer {KEY}"}

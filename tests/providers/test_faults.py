@@ -1,4 +1,4 @@
-"""What the errors of providers mean: one judgement for all dialects."""
+"""The meaning of providers' errors: one judgement for all dialects."""
 
 from __future__ import annotations
 

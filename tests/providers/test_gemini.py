@@ -57,7 +57,7 @@ def answer(*parts: dict[str, Any], reason: str = "STOP", **more: Any) -> dict[st
 
 
 def test_the_example_is_one() -> None:
-    """What the vendor's own client sends passes the strict rules, and looks as what is sent here."""
+    """A request of the vendor's own client passes the strict rules, and has the form of the requests made here."""
     given = example("gemini")
     gemini.check_body(given)
     made = body()

@@ -40,7 +40,7 @@ wires = pytest.mark.parametrize("kind", VENDORS)
 
 
 def can_be_sent(one: dict[str, Any]) -> bool:
-    """By a vendor, in pieces of a few bytes: short, and JSON. Some make {} of what is no object: a good exec."""
+    """Whether a vendor can send the call in pieces: short, and JSON. Some send {} for a non-object, a valid exec."""
     text = json.dumps(one)
     odd = [word for word in ("\\\\ud800", "\\ud", "NaN", "Infinity") if word in text]
     good = (one["name"], type(one["arguments"])) == ("exec", str)
@@ -55,7 +55,7 @@ def reach(kind: str, provider: Provider) -> dict[str, str]:
 @pytest.mark.long
 @wires
 def test_bad_calls_from_a_server(agents: Agents, kind: str) -> None:
-    """Each request that follows is what the vendor accepts: every call answered, once, in order, by its own id."""
+    """The vendor accepts each following request: every call answered, once, in order, by its own id."""
     drawn = random.Random(SEED)
     calls = [one for one in (bad_call(drawn) for _ in range(500)) if can_be_sent(one)][:250]
     plan = [Said(calls=(*calls[at : at + 50], sh("true"))) for at in range(0, 250, 50)]
@@ -72,7 +72,7 @@ def test_bad_calls_from_a_server(agents: Agents, kind: str) -> None:
 @pytest.mark.long
 @wires
 def test_names_that_their_vendor_would_not_take_back(agents: Agents, kind: str) -> None:
-    """Models make them up, and each further request holds what they said."""
+    """Models invent such names, and each further request holds their calls."""
     names = ("functions.sh", "", "sh ", "x" * 200)
     plan = [Said(calls=(call(name, x=1),)) for name in names]
     with Provider(VENDORS[kind][0], *plan, Said(calls=(OK,))) as provider:
@@ -85,7 +85,7 @@ def test_names_that_their_vendor_would_not_take_back(agents: Agents, kind: str) 
 @pytest.mark.long
 @wires
 def test_mutated_answers(kind: str) -> None:
-    """What a server may send is a reply or an error of the guest; a reply can be kept, sent back and answered."""
+    """Any answer becomes a reply or an error of the guest. A reply can be kept, sent back and answered."""
     drawn = random.Random(SEED + 1)
     vendor, make, _ = VENDORS[kind]
     said = Said("text", (sh("true"), call("fork", intent="x"), sh("false")), "thoughts")

@@ -1,6 +1,6 @@
 """The chat dialect against a real llama.cpp server. Opt-in: QUINE_TEST_LLAMA=DIRECTORY.
 
-The model is small: what it says is not judged, only what becomes of it on the way.
+The model is small: the tests judge the handling of its words, not the words.
 """
 
 from __future__ import annotations

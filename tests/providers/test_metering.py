@@ -1,4 +1,4 @@
-"""One inference paid for: what is charged of a reply, of a failure, and of one that a signal cut short."""
+"""One inference paid for: the charge for a reply, for a failure, and for one that a signal cut short."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quine.providers import metering
 
 
 class Stub:
-    """A guest that answers with what it is given: a reply, or an error that it raises."""
+    """A guest that returns the given reply, or raises the given error."""
 
     note = staticmethod(unheard)
 

@@ -54,7 +54,7 @@ def reply(said: Said) -> Message:
 
 
 def test_the_example_is_one() -> None:
-    """What the vendor's own client sends passes the strict rules, and looks as what is sent here."""
+    """A request of the vendor's own client passes the strict rules, and has the form of the requests made here."""
     given = example("responses")
     responses.check_body(given)
     made = body()
@@ -77,7 +77,7 @@ def test_the_example_of_an_answer() -> None:
 
 
 def test_nothing_is_stored() -> None:
-    """Not even where a server complains: to store is what would happen without the field."""
+    """Not even after a complaint of the server: without the field the vendor stores the conversation."""
     dialect = ResponsesDialect(MODEL)
     text = "Item with id 'rs_1' not found. Items are not persisted when `store` is set to false."
     assert type(dialect.fault(404, responses.error(404, "bad", text))) is Refused

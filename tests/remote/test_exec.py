@@ -150,7 +150,7 @@ def test_what_is_not_known_of_a_child_that_moved_is_told(lab: Lab, data: Path) -
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["TERM", "HUP", "INT"])
 def test_signals_reach_the_life_over_there(lab: Lab, data: Path, name: str) -> None:
-    up = sh("(echo up >&4; exec sleep 60)")  # who says it is who takes the signal
+    up = sh("(echo up >&4; exec sleep 60)")  # the process that prints it takes the signal
     env = environment(lab, data, says(MOVE, wisdom=NONE), says(up, OK, wisdom=SOME))
     warm(lab, "h1")
     process = lab.popen(["work"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -169,7 +169,7 @@ def test_signals_reach_the_life_over_there(lab: Lab, data: Path, name: str) -> N
 def test_a_signal_while_the_host_is_dialled_ends_the_old_life(
     own_lab: Callable[..., Lab], data: Path
 ) -> None:
-    """In a lab of its own: what is dialled goes on being dialled for a while."""
+    """The test has a lab of its own: the node goes on dialling for a while."""
     lab = own_lab(["h1", "h3"])
     warm(lab, "h1")
     log = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.log"))
@@ -198,7 +198,7 @@ def test_a_reader_that_has_gone_is_told_over_there(lab: Lab, data: Path) -> None
 
 
 def test_nothing_of_the_old_life_stays(lab: Lab, data: Path) -> None:
-    """The face holds its three streams, the socket of the node, its place in the ledger: no shell, no tape, no pipe."""
+    """The proxy holds three streams, the socket of the node, its slot in the ledger: no shell, no tape, no pipe."""
     env = environment(
         lab, data,
         says(sh("sleep 1000 & echo $! >&4"), MOVE, wisdom=NONE),
@@ -216,7 +216,7 @@ def test_nothing_of_the_old_life_stays(lab: Lab, data: Path) -> None:
     assert not [at for at in fds.values() if at.endswith(".jsonl")]
     streams = {at for number, at in fds.items() if number < 3}
     pipes = [at for at in fds.values() if at.startswith("pipe:") and at not in streams]
-    # two ends of each: what wakes the face, and the handlers of the agent's own
+    # both ends of two pipes: one wakes the proxy, the other is for the agent's own handlers
     assert len(set(pipes)) <= 2, fds
     assert lab.wait_idle() == []
 
@@ -241,7 +241,7 @@ def test_from_one_host_to_the_next(reach: Lab, data: Path) -> None:
 
 
 def test_what_belongs_to_the_tree_is_kept(lab: Lab, data: Path) -> None:
-    """Tokens are counted on in the same ledger, and the place of the agent is held by its face."""
+    """The same ledger counts the tokens of the new life, and the proxy holds the slot of the agent."""
     two = call("fork", children=[{"intent": "c"}] * 2, wait=True)
     used = {"usage": {"input": 3000, "output": 100}}
     env = environment(

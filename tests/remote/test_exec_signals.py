@@ -1,4 +1,4 @@
-"""exec and signals of an agent on another machine: what the relay must keep through a change of image."""
+"""exec and signals of an agent on another machine: state that the relay keeps through a change of image."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_nothing_is_left_over_there(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_one_id_from_the_call_to_the_process(lab: Lab, tmp_path: Path) -> None:
-    """What the tape says of a fork is in the log of either node, with the host and the pid."""
+    """The log of either node has the session id that the tape gives for a fork, with the host and the pid."""
     data = tmp_path / "data"
     lines = [
         says(call("fork", intent="child", host="h1", wait=True), OK, match="^work"),

@@ -1,4 +1,4 @@
-"""What an agent and its commands are told of hosts, here and on other machines. Real sshd."""
+"""Facts about hosts that an agent and its commands are given, here and on other machines. Real sshd."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_host_local_is_the_host_itself(reach: Lab, data: Path) -> None:
 
 
 def test_what_may_not_be_forked_to_is_denied_and_not_even_named(reach: Lab, data: Path) -> None:
-    """Whatever way it is asked for; and the agent goes on."""
+    """Every way to ask is denied, and the agent goes on."""
     inside = (
         "quine --on b3 x; echo $?; quine run --on b3 -- true; echo $?; quine run --on '!b4' -- true; echo $?"
     )
@@ -140,7 +140,7 @@ def test_the_whole_command_line_works_over_there(reach: Lab, data: Path) -> None
 
 
 def test_a_plain_job_may_ask_too(reach: Lab) -> None:
-    """Also one that is no agent has an inventory at its origin, and what that allows."""
+    """A job that is no agent uses the inventory of its origin too, and the rights it gives."""
     command = "quine run --on b2 -- sh -c 'cat; echo $QUINE_NODE_NAME'; quine run --on b3 -- true; echo $?"
     done = reach.run(["run", "--on", "b1", "--", "sh", "-c", command], input="x\n")
     assert done.stdout == b"x\nb2\n77\n", done.stderr
@@ -169,7 +169,7 @@ def test_a_signal_ends_all_of_it(reach: Lab, data: Path, whom: str) -> None:
 
 
 def test_who_has_asked_is_gone_and_so_is_what_it_asked_for(reach: Lab) -> None:
-    """A job that has ended has no say any more: what runs elsewhere on its behalf ends with it."""
+    """A job that has ended has no rights any more: the jobs that it started elsewhere end with it."""
     inside = "setsid quine run --on b2 -- sh -c 'echo up >&2; exec sleep 60' >/dev/null & "
     process = reach.popen(
         ["run", "--on", "b1", "--", "sh", "-c", inside + "read x"],
@@ -188,8 +188,8 @@ def test_who_has_asked_is_gone_and_so_is_what_it_asked_for(reach: Lab) -> None:
 def test_a_break_of_either_link_is_not_noticed(reach: Lab, data: Path) -> None:
     """b1's and b2's connections are cut again and again while 20 MB go from b2 by way of the origin to b1.
 
-    After so many bytes, and not seconds: on a busy machine these are over before there is a connection again. The bytes
-    wait until that is planned, and it is planned when all has been started: what has not is not tried again.
+    Cuts come after a number of bytes, not seconds: on a busy machine the seconds are over before the next connection.
+    The bytes wait for the plan of cuts, which is made when all has been started: a failed start is not tried again.
     """
     reach.alias("b2", "h2", reach["h2"].proxy, lease=60)
     reach.alias("b1", "h1", reach["h1"].proxy, may_fork=["b2"], lease=60)
@@ -197,7 +197,7 @@ def test_a_break_of_either_link_is_not_noticed(reach: Lab, data: Path) -> None:
     os.mkfifo(go)
     command = "quine run --on b2 -- true; quine child & "
     command += f"quine run --on b2 -- sh -c 'touch {begun}; read x <{go}; head -c {size} /dev/zero' | md5sum >&4; wait"
-    again = "until quine run --on b2 -- echo {} 2>/dev/null; do :; done"  # what was never started may be tried again
+    again = "until quine run --on b2 -- echo {} 2>/dev/null; do :; done"  # a job that never started may be retried
     env = environment(
         reach,
         data,
@@ -226,7 +226,7 @@ def test_a_break_of_either_link_is_not_noticed(reach: Lab, data: Path) -> None:
 
 @pytest.mark.long
 def test_when_the_origin_is_gone_for_good_all_of_it_ends_in_peace(reach: Lab, data: Path) -> None:
-    """The agent is told that its origin does not answer, and has the time to end its commands; so has its child."""
+    """The agent gets an error that its origin does not answer, and has time to end its commands; so has its child."""
     reach.alias("b1", "h1", reach["h1"].proxy, may_fork=["b2"])
     warm(reach, "b1")
     ended = data.parent / "ended"
@@ -298,7 +298,7 @@ def test_only_our_own_node_says_where_a_job_comes_from(tmp_path: Path) -> None:
 
 
 def exit_of(node: Node, name: str, spawn: dict[str, Any], dialled: bool = True) -> dict[str, Any]:
-    """What a node answers to a spawn on a link to a host, or of an origin: its exit record."""
+    """Return the exit record with which a node answers a spawn, on a link to a host or of an origin."""
     facts = {"build": address.build_hash()}
     ours, theirs = Line(dialled, name), Line(not dialled, name)
     link = Link(ours, "h", node._on_open, node._on_link_lost, None)
@@ -331,7 +331,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 def test_a_host_that_was_given_no_job_can_start_none(
     node: Callable[[], Node], tmp_path: Path, where: str, job: object
 ) -> None:
-    """Not elsewhere, and not here, where the keys are: it was dialled to serve, and its link ends."""
+    """It can start none at the origin, where the keys are, or elsewhere: it is there to serve, and its link ends."""
     context = {"inventory": str(tmp_path / "inventory.toml"), "job": job, "from": "a"}
     argv = ["touch", str(tmp_path / "it ran")]
     spawn = Spawn(argv, where=where, context=context, cwd="/").to_json()

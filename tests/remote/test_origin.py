@@ -1,4 +1,4 @@
-"""What an origin answers, and an agent that has its origin elsewhere, joined by a function call."""
+"""The answers of an origin, and an agent whose origin is elsewhere, joined by a function call."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def meta(session: str, root: str, parent: str = "", depth: int = 0, born: str = 
 
 
 def told_life(services: Services) -> Life:
-    """As another machine is told it, less the age of the tree."""
+    """Return the data of a life as another machine gets it, without the age of the tree."""
     return Life.from_json(json.loads(services["life"](b"")))._replace(age=0.0)
 
 
 def test_the_age_of_a_tree_goes_across(life: Life, tmp_path: Path) -> None:
-    """The clock of the other machine is its own, so it is told how long ago the tree began."""
+    """The other machine has a clock of its own, so it gets the age of the tree, not the time of its start."""
     ledger = Ledger.create(life.limits, begun=personas.now() - 50_000_000_000)
     try:
         environ = {"QUINE_API_TYPE": "script", "QUINE_API_BASE": "/dev/null", "QUINE_DATA_DIR": str(tmp_path)}
@@ -353,7 +353,7 @@ def test_brackets_are_not_worth_their_memory(services: Services, life: Life) -> 
 
 
 def between(services: Services, life: Life, ledger: Ledger) -> Services:
-    """The face of a child of `life`, with that one's origin."""
+    """Return the proxy of a child of `life`, with the child's origin."""
     return handlers.between(life, ledger, ask(services))
 
 

@@ -10,12 +10,12 @@ node dials the others; clients at the origin, and jobs elsewhere, ask for jobs. 
 any machine and with any PYTHONHASHSEED. A seed that fails is shrunk: faults, jobs and steps are left out as long as the
 same rule is broken. The report has the least scenario and its trace.
 
-What is real
+Real parts
     Node, Hosts, Host, Slots, Link, Line, Session, Flow, Relay, Job, Source, Sink, Greeter; the client's Core and
     Services; the caller's end of a request (`requests._Call`). The pipes between a job and its process are the
     kernel's. Constants are scaled down (`simulation.SCALE`), so that little data meets every window.
 
-What is scripted
+Scripted parts
     Time: `world`. An event loop of asyncio for each node takes a turn when the world says so; its clock is its
     machine's, which stands still while that sleeps. Nothing waits, and there is no thread.
     Connections: `network`. Bytes take their time, can be late, cut at any byte, or vanish without a word.

@@ -70,7 +70,7 @@ class Client:
         self._typed = 0
         self._tries = 0
         self._signals: list[str] = []
-        self._stopped: list[Callable[..., None]] | None = None  # what it does once it goes on
+        self._stopped: list[Callable[..., None]] | None = None  # calls to make once it goes on
         self._connect()
 
     def soon(self, call: Callable[..., None], seconds: float = 0.0) -> None:
@@ -106,7 +106,7 @@ class Client:
         self._pump()
 
     def _pump(self) -> None:
-        """Send what is to be sent; see whether it is over."""
+        """Send the data that is due; check whether the client has ended."""
         core = self.core
         while not self.over and core.number and self._typed <= self.stdin and (room := core.room):
             data = pattern(self._typed, min(room, self.stdin - self._typed, PERIOD))
@@ -171,7 +171,7 @@ class Client:
             self.soon(lambda: self._take(stream))
 
     def _take(self, stream: int) -> None:
-        """The reader of our output takes what is there, or one piece of it."""
+        """The reader of the output takes all bytes that are there, or one piece of them."""
         queued, self._queued[stream] = b"".join(self._queued[stream]), []
         if self.rate and len(queued) > READ:
             self._queued[stream].append(queued[READ:])

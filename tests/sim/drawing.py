@@ -1,7 +1,7 @@
 """Draws the scenario of a seed.
 
-The weights matter: what is rare alone has to be likely together, or a thousand seeds do not meet it. `taken_back` says
-how many seeds each known bug takes.
+The weights matter: events that are rare alone have to be likely together, or a thousand seeds do not meet the
+combination. `taken_back` says how many seeds each known bug takes.
 """
 
 from __future__ import annotations

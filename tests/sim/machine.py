@@ -17,7 +17,7 @@ LOCAL = 0.0001  # seconds of a byte through a Unix socket
 
 
 class Machine:
-    """`scripts` has what its commands do, by name; `place` is a node's Place, where it has an inventory."""
+    """`scripts` has the steps of its commands, by name; `place` is a node's Place, where it has an inventory."""
 
     def __init__(self, world: World, name: str, number: int, scripts: dict[str, Any]) -> None:
         self.world = world
@@ -82,7 +82,7 @@ class Machine:
             process.kill(signal.SIGKILL, by_node=True)
 
     def crash(self) -> None:
-        """The power is cut: all of it ends, and nobody is told."""
+        """The power is cut: all processes end, without notice to any peer."""
         self.world.say(f"{self.name}: crashes")
         for end in self.ends:
             end.hole = end.peer.hole = True
@@ -143,7 +143,7 @@ class Machine:
 
 
 def node_descriptors(node: Node) -> list[int]:
-    """What the kernel closes for a node that is killed."""
+    """Return the descriptors that the kernel closes for a killed node, and mark them as closed."""
     found = []
     for job in node._jobs.values():
         for pump in (*job._sources, job._sink):

@@ -29,14 +29,14 @@ class End:
         self.peer: End = self
         self.protocol: Any = None
         self.closed = False
-        self.hole = False  # what is written here is lost, and nobody is told
+        self.hole = False  # bytes written here are lost, without notice
         self.limit: int | None = None  # bytes that may still be written here before the connection breaks
         self.on_break: Callable[[], None] | None = None
-        self.late = 0.0  # seconds that what is written first takes longer, and all that comes behind it
+        self.late = 0.0  # seconds of delay for the next write, and for all that comes behind it
         self.sent = 0
         self._buffer: deque[bytes] = deque()
         self._under_way = 0  # bytes written here that the other end has not read
-        self._last = 0.0  # world time at which what was written last arrives
+        self._last = 0.0  # world time at which the last write arrives
         self._lost: str | None = None
         self._told = False
         self._due = False
@@ -104,7 +104,7 @@ class End:
             self._wake()
 
     def lose(self, why: str) -> None:
-        """The connection has ended; what has arrived is still read."""
+        """The connection has ended; bytes that have arrived are still read."""
         if not self.closed and self._lost is None:
             self._lost = why
             self._wake()
@@ -145,7 +145,7 @@ class End:
     # -- what breaks --------------------------------------------------------------------------------
 
     def cut(self, why: str) -> None:
-        """Both ends hear of it, each after what is on its way to it."""
+        """Both ends get the break, each after the bytes that are on their way to it."""
         for end in (self, self.peer):
             if not end.peer.hole:
                 end.peer._later(end.lose, why)

@@ -35,7 +35,7 @@ Step = tuple[Any, ...]
 PIPE = 16 * 1024  # bytes that a pipe takes: a job may have ended long before its output has
 F_SETPIPE_SZ = 1031
 _PATTERN = bytes((n * n // 7 + n) & 0xFF for n in range(8191))
-PATTERN = _PATTERN * 10  # what every stream carries: the byte at offset n is _PATTERN[n % 8191]
+PATTERN = _PATTERN * 10  # the content of every stream: the byte at offset n is _PATTERN[n % 8191]
 PERIOD = len(_PATTERN)
 
 
@@ -46,7 +46,7 @@ def pattern(offset: int, size: int) -> bytes:
 
 
 class Pipe:
-    """A pipe of a process: our end of it, and how many bytes went through, whoever wrote them."""
+    """A pipe of a process: the node's end of it, and the count of bytes that went through from any writer."""
 
     def __init__(self, reads: bool) -> None:
         heard, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -203,7 +203,7 @@ class Process:
         self.ended_by_node = self.ended_by_node or by_node
         if number == signal.SIGTERM and self.on_term[0] != "die":
             if self.on_term[0] == "exit":
-                self._turn += 1  # what it was about to do is not done any more
+                self._turn += 1  # the step that was under way is not finished
                 self._steps = list(self.on_term[1])
                 self._left = -1
                 self.machine.clock.after(0.0, self._go, self._turn)

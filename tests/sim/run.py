@@ -29,7 +29,7 @@ def run_seeds(
 def report(
     seed: int, violation: Violation, mutation: Callable[[], Any] | None = None, shrinks: bool = True
 ) -> str:
-    """What failed, how to run it again, and the least that fails in the same way."""
+    """Return the failure, the command that repeats it, and the least scenario that fails in the same way."""
     lines = [f"seed {seed}: {violation}", f"again: .venv/bin/python -m tests.sim --seed {seed}"]
     if shrinks:
         least, how = shrink(draw(seed), violation, mutation)

@@ -1,4 +1,4 @@
-"""What happens in a simulation: jobs and faults, drawn from a seed (`drawing`) or written down by hand.
+"""The events of a simulation: jobs and faults, drawn from a seed (`drawing`) or written down by hand.
 
 A scenario is a value. Taking a fault or a job out of it leaves everything else as it was, so that it can be shrunk.
 """
@@ -67,7 +67,7 @@ def _bytes(steps: Any) -> int:
 
 @dataclass(frozen=True)
 class Fault:
-    """`where` is a host, ORIGIN, or the name of a job for what befalls its client."""
+    """`where` is a host, ORIGIN, or the name of a job whose client the fault hits."""
 
     at: float
     kind: str
@@ -78,7 +78,7 @@ class Fault:
 
     @property
     def end(self) -> float:
-        """When all is well again, but for what has to be noticed first."""
+        """The time when all is well again, if every break is noticed at once."""
         # A connection that had not greeted when the machine went is not closed by anybody: it hangs, too.
         hangs = self.kind in ("late", "hole", "crash") or (self.kind == "down" and self.how == "hang")
         return self.at + self.seconds + (HANG if hangs else 0.0)
@@ -100,7 +100,7 @@ class Fault:
 
     @property
     def kills(self) -> bool:
-        """What ran may be lost, whatever its lease."""
+        """Whether a running job may be lost, whatever its lease."""
         return self.kind in ("kill_node", "kill_client", "crash")
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class Scenario:
     jobs: tuple[Job, ...]
     faults: tuple[Fault, ...] = ()
     slots: int = 0
-    hostile: str = ""  # what the last host does in place of a node's work
+    hostile: str = ""  # the behaviour of the last host, in place of a node's work
     limits: dict[str, int] = field(default_factory=dict)
     idle: float = 0.0  # seconds without use after which the origin closes a link; 0: never
 
@@ -128,7 +128,7 @@ class Scenario:
         return next(job for job in self.jobs if job.name == name)
 
     def without(self, fault: Fault | None = None, job: Job | None = None) -> Scenario:
-        """Less one fault; or less one job, with what asks for it, what it asks for, and the faults about it."""
+        """Return the scenario less one fault; or less one job, its children, its start, and its faults."""
         if job is None:
             return replace(self, faults=tuple(f for f in self.faults if f is not fault))
         return replace(

@@ -50,7 +50,7 @@ SCALE = {  # windows of a sixteenth, so that little data meets every bound
 
 
 class Route:
-    """The way from the origin to a host, and what is wrong with it."""
+    """The way from the origin to a host, and its faults."""
 
     def __init__(self, sim: Simulation, host: str) -> None:
         self.sim = sim
@@ -124,7 +124,7 @@ class Simulation:
         return self.routes[spawn.where].target(self.scenario.slots)
 
     def _close_idle(self) -> None:
-        """What the origin's node does now and then."""
+        """Close idle links, as the origin's node does now and then."""
         origin = self.origin
         if origin.node and not origin.loop.stopped:
             origin.loop.do(lambda: origin.node._hosts.close_idle(self.scenario.idle, origin.loop.time()))
@@ -270,14 +270,14 @@ class Simulation:
             return max(other.at for other in together) + natural
         lease = max(other.lease for other in together)
         last = max([job.at, *(min(fault.end, _given_up(fault, lease)) for fault in path)])
-        # What waits for a time waits for longer on a machine that is away meanwhile.
+        # A timer takes longer on a machine that is away meanwhile.
         last += sum(fault.seconds for fault in path if fault.kind in ("stop_node", "suspend"))
         if self.scenario.hostile:
             last += HOSTILITY
         return last + lease + NOTICE + natural
 
     def _rivals(self, job: Job) -> list[Job]:
-        """Who may have a slot for which it waits, or one of those that it has asked for."""
+        """Return the jobs that may hold a slot for which `job`, or a job asked for from its host, waits."""
         hosts = {job.host}
         hosts |= {
             other.host for other in self.scenario.jobs if other.parent and self._asker(other).host in hosts
@@ -294,7 +294,7 @@ class Simulation:
         return [p for machine in self.machines.values() for name, p in machine.launches if name == job.name]
 
     def _judge(self, job: Job) -> None:
-        """What the client says is true."""
+        """Check that the client's report is true."""
         client = self.clients[job.name]
         status = client.status
         processes = self._launched(job)
@@ -348,7 +348,7 @@ class Simulation:
         return sum(fault.outage for fault in path) >= kept
 
     def _judge_process(self, job: Job) -> None:
-        """A retry never runs what may have run: of what is said never to have been started, nothing was."""
+        """A retry never runs a job that may have run. A job reported as never started has no process."""
         client, processes = self.clients[job.name], self._launched(job)
         if len(processes) > 1:
             raise Violation("twice", f"{job.name} was started {len(processes)} times")
@@ -367,7 +367,7 @@ class Simulation:
         ]
 
     def _held(self) -> list[str]:
-        """What nodes still hold although everything has ended."""
+        """Return the things that nodes still hold although everything has ended."""
         found = []
         for machine in self.machines.values():
             node = machine.node
@@ -387,7 +387,7 @@ class Simulation:
         return found
 
     def _watch(self) -> None:
-        """After every step: what one link makes a node hold is bounded."""
+        """Check after every step that the bytes which one link makes a node hold are bounded."""
         self._check_at += 1
         if self._check_at % 4:
             return
@@ -418,12 +418,12 @@ class Simulation:
 
 
 def typed(size: int) -> bytes:
-    """What a client reads from its stdin."""
+    """Return the bytes that a client reads from its stdin."""
     return b"".join(pattern(at, min(PERIOD, size - at)) for at in range(0, size, PERIOD))
 
 
 def _given_up(fault: Fault, lease: float) -> float:
-    """When nobody at the origin waits any more for the end of a fault that keeps a host away."""
+    """Return the time at which the origin no longer waits for the end of a fault that keeps a host away."""
     return fault.at + lease + HANG if fault.kind in ("down", "crash") else fault.end
 
 
@@ -434,7 +434,7 @@ def _wait_status(status: Any) -> int:
 
 
 class Defects(logging.Handler):
-    """Whatever the product logs as a defect of its own is one."""
+    """A log handler: each defect that the product logs is a violation."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.DEBUG)
@@ -474,7 +474,7 @@ def patched(scenario: Scenario, world: World) -> Iterator[None]:
     logger.setLevel(logging.INFO if world.trace is not None else logging.ERROR)
     logger.propagate = False
     collecting = gc.isenabled()
-    gc.disable()  # what it finds, and when, is no part of the seed
+    gc.disable()  # collections, and their moments, are no part of the seed
     try:
         yield
     finally:
@@ -490,7 +490,7 @@ def patched(scenario: Scenario, world: World) -> Iterator[None]:
 def simulate(
     scenario: Scenario, trace: list[str] | None = None, mutation: Callable[[], Any] | None = None
 ) -> Violation | None:
-    """Run a scenario; the violation that it met, or None. `trace` gets what happened."""
+    """Run a scenario; return its violation, or None. `trace` gets the events."""
     world = World(scenario.seed)
     if trace is not None:
         world.trace = trace

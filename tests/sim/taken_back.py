@@ -29,7 +29,7 @@ class TakenBack:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner).get(name)  # what only instances have is put above them
+    before = vars(owner).get(name)  # None if only instances have it; then the class gets it
     setattr(owner, name, value)
     try:
         yield
@@ -80,17 +80,17 @@ def late_hello() -> contextlib.AbstractContextManager[None]:
 
 
 def requests_bound() -> contextlib.AbstractContextManager[None]:
-    """What is asked over one link has no bound but that of each stream."""
+    """Requests over one link have no bound but that of each stream."""
     return replaced(Session, "asked", property(lambda self: 0, lambda self, value: None))
 
 
 def clogged() -> contextlib.AbstractContextManager[None]:
-    """Words for somebody who does not read are queued without a bound."""
+    """Frames for a peer that does not read are queued without a bound."""
     return replaced(Session, "clogged", False)
 
 
 def channels_bound() -> contextlib.AbstractContextManager[None]:
-    """A channel is opened whatever the other end takes."""
+    """A channel is opened without regard to the peer's limit."""
     open_channel = Session.open
 
     def restored(self: Session, kind: int, *rest: Any) -> int:
@@ -101,7 +101,7 @@ def channels_bound() -> contextlib.AbstractContextManager[None]:
 
 
 def kept_record() -> contextlib.AbstractContextManager[None]:
-    """A link that is down is kept for the jobs that still run, not for the records that nobody has taken."""
+    """A link that is down is kept for running jobs, but not for records that no client has taken."""
 
     def restored(self: Served, link: Link, why: str) -> None:
         jobs = [job for job in link.handlers.values() if isinstance(job, Job)]
@@ -118,7 +118,7 @@ def lease_stopped() -> contextlib.AbstractContextManager[None]:
 
 
 def job_lease() -> contextlib.AbstractContextManager[None]:
-    """A job over there outlives its lease."""
+    """A job on a host outlives its lease."""
     return replaced(Job, "on_down", lambda self, why: None)
 
 

@@ -14,7 +14,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
-TICK = 2e-6  # seconds that a look at the clock takes: what is done for a slice of time must come to its end
+TICK = 2e-6  # seconds that a look at the clock takes: work for a slice of time must come to its end
 
 
 class Violation(AssertionError):
@@ -130,7 +130,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class World:
-    """Everything of one scenario. `seed` decides what chance decides."""
+    """The state of one scenario. `seed` determines every random choice."""
 
     def __init__(self, seed: object) -> None:
         self.seed = seed
@@ -145,7 +145,7 @@ class World:
         self.trace: list[str] | None = None
 
     def random(self, *what: object) -> Random:
-        """Numbers that depend on the seed and on what they are for, and on nothing else."""
+        """Return a generator that depends on the seed and on its purpose, and on nothing else."""
         return Random(repr((self.seed, *what)))
 
     def say(self, text: str) -> None:
@@ -218,5 +218,5 @@ class World:
 
 
 def weighted(random: Random, choices: Sequence[tuple[Any, float]]) -> Any:
-    """One of them; the second of each pair says how often."""
+    """Return one of the values; the second of each pair is its weight."""
     return random.choices([value for value, _ in choices], [weight for _, weight in choices])[0]

@@ -1,4 +1,4 @@
-"""Staging while the link is cut and while somebody is killed: what is there is the old or the new, and sent once.
+"""Staging while the link is cut or a process is killed: the old or the new is there, whole, and sent once.
 
 CI does each a few times; QUINE_TEST_BREAKS=50 is the long form.
 """
@@ -90,7 +90,7 @@ def victim(lab: Lab, who: str) -> list[Process]:
     near = processes.marked(lab.mark)
     faces = [process for process in near if "--files" in process.argv or "--returns" in process.argv]
     return {
-        # who lays out is a copy of the launcher
+        # the process that lays out is a copy of the launcher
         "wrapper": [process for process in far if "--stage" in process.argv or process.copy],
         "node there": [process for process in far if process.daemon],
         "node here": [process for process in near if process.daemon],
@@ -111,15 +111,15 @@ def test_who_is_killed_while_files_go_leaves_nothing_half(
     for _ in range(ROUNDS):
         shutil.rmtree(lab["h1"].home / ".cache" / "quine" / "staging", ignore_errors=True)
         _end_after(lab, tmp_path, words, who, rng.uniform(0, 0.5))
-        until(lambda: not victim(lab, "wrapper"))  # who lays out over there has its lease, and its pause
-        # and may only be about to begin: a job was on its way when its face or its node was killed
+        until(lambda: not victim(lab, "wrapper"))  # the process that lays out has its lease, and its pause
+        # and may only be about to begin: a job was on its way when its proxy or its node was killed
         until(lambda: _seen(there) in ({}, wanted))
         shutil.rmtree(there / "t", ignore_errors=True)
         (there / "started").unlink(missing_ok=True)
     lab.run(words, cwd=tmp_path, check=True)
     (there / "started").unlink()
     assert _seen(there) == wanted
-    until(lambda: not list(there.glob(".quine*")))  # of those who were killed nothing lies about
+    until(lambda: not list(there.glob(".quine*")))  # killed processes leave nothing behind
 
 
 @pytest.mark.long
@@ -145,7 +145,7 @@ def test_who_is_killed_while_files_come_leaves_the_old_or_the_new(
 
 
 def _seen(top: Path) -> object:
-    """What whoever looks finds, less what those leave who are at work; None while it changes."""
+    """Return the facts of the files, without those of processes at work; None while they change."""
     try:
         return {name: fact for name, fact in facts(top).items() if not name.startswith((".quine", "started"))}
     except OSError:

@@ -22,7 +22,7 @@ __all__ = ["go", "there", "work"]
 
 
 def ended(lab: Lab, job: str, *words: str, cwd: Path) -> tuple[int, bytes]:
-    """`quine wait`: exit status and what it said."""
+    """Run `quine wait`; return its exit status and its output."""
     done = lab.run(["wait", *words, job], cwd=cwd)
     assert done.stdout == b""
     return done.returncode, done.stderr
@@ -142,7 +142,7 @@ def test_who_is_killed_while_files_are_under_way_has_started_nothing(lab: Lab, w
 
 @pytest.mark.long
 def test_two_who_detach_one_id_at_one_time_lay_out_once(lab: Lab, work: Path, tmp_path: Path) -> None:
-    """Each with files of its own: the job that runs has those of one of them, as long as it runs."""
+    """Each caller has files of its own: the job that runs has the files of one of them."""
     (tmp_path / "other").mkdir()
     for place in (["--on", "h1"], ["--cwd", tmp_path / "other"]):
         job = new_session()
@@ -183,7 +183,7 @@ def test_who_waited_for_one_that_was_killed_starts_it(lab: Lab, work: Path) -> N
 
 
 def _is_waited_for(home: Path) -> bool:
-    """Does the kernel know of somebody who waits for the lock there?"""
+    """Whether the kernel lists a process that waits for the lock."""
     inode = folder(".laying", home).stat().st_ino
     return any("->" in line and f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines())
 
@@ -227,7 +227,7 @@ def test_of_an_agent_that_is_not_detached_nothing_is_brought(lab: Lab, work: Pat
 
 
 def test_a_detached_agent_over_there_has_files_and_returns(lab: Lab, work: Path, tmp_path: Path) -> None:
-    """Its face is what is detached, and has them as any face has."""
+    """The proxy of the agent is detached, and has files and returns as any proxy does."""
     env = environment(lab, tmp_path / "data", says(sh("cat src/a.c Makefile >out")), says(OK))
     words = ["--detach", "--on", "h1", "--files", "src", "--files", "Makefile", "--returns", "out"]
     job = lab.run([*words, "mission"], env=env, cwd=work, check=True).stdout.decode().strip()
@@ -235,12 +235,12 @@ def test_a_detached_agent_over_there_has_files_and_returns(lab: Lab, work: Path,
     assert (done.returncode, done.stderr) == (0, b"")
     assert (work / "out").read_text() == "int a;all:"
     done = lab.run(["--detach", "--on", "h1", "--files", "nope", "mission"], env=env, cwd=work)
-    assert done.returncode == 2, "what is wrong is said now"
+    assert done.returncode == 2, "an error is reported at once"
 
 
 @pytest.mark.parametrize("key", [b"\r", b"\x03"])
 def test_with_a_terminal(lab: Lab, work: Path, key: bytes) -> None:
-    """Files before it, returns after it; what is typed is the command's."""
+    """Files go before it and returns come after it; typed keys go to the command."""
     script = "test -t 0 && cat src/a.c && stty size && echo made >out && echo up && read x && exit 5"
     words = ["run", "-t", "--on", "h1", "--files", "src", "--returns", "out", "--", "sh", "-c", script]
     with Screen() as screen:

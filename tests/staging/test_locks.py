@@ -1,4 +1,4 @@
-"""What lies aside and who may clear it away; what comes back is what was announced; what is sent is what was seen."""
+"""Files laid aside, and the right to clear them away. Returns are as announced, and sent files are as seen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_somebody_holds_is_not_cleared_away(here: Path, layout: Layout) -> 
 def test_what_is_made_and_not_locked_yet_is_not_cleared_away(
     here: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever clears away comes between the two steps."""
+    """Another process clears away between the two steps."""
     mkdir = os.mkdir
 
     def made(name: Any, mode: int, *, dir_fd: int) -> None:
@@ -174,7 +174,7 @@ def test_a_signal_at_any_line_leaves_nothing_aside(here: Path, there: Path, cach
 
 
 def _ends_at_line(lines: int, ours: set[str | None], staging: Staging, there: Path) -> bool:
-    """Lay out in a process to which the signal comes after so many lines of `ours`. False: there are not so many."""
+    """Lay out in a process that gets the signal after so many lines of `ours`. Return False if it has fewer lines."""
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal lines

@@ -141,7 +141,7 @@ def test_a_content_that_is_another_one_is_refused(there: Path, size: int) -> Non
 def test_what_is_changed_right_after_it_was_laid_out_is_laid_out_again(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """A record says of what it finds that it is what should be there: it must not find what others have made of it."""
+    """A record describes the files as laid out: it must not describe a later change by another process."""
     (here / "t/d").mkdir(parents=True)
     (here / "t/d/a").write_text("1")
     (here / "t/l").symlink_to("d")
@@ -182,7 +182,7 @@ def test_a_change_that_keeps_size_and_time_is_seen(here: Path, there: Path) -> N
 def test_fewer_blocks_than_bytes_are_no_holes(
     here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ZFS counts what it has compressed, and nothing yet of what was just written."""
+    """ZFS counts compressed blocks, and does not yet count blocks just written."""
     fstat = os.fstat
 
     class Packed:
@@ -201,7 +201,7 @@ def test_fewer_blocks_than_bytes_are_no_holes(
 
 @pytest.mark.long
 def test_files_that_change_right_after_they_were_written_are_seen(here: Path, there: Path) -> None:
-    """Within one tick of the clock the facts of a file may stay what they were."""
+    """Within one tick of the clock the facts of a changed file may stay the same."""
     for number in range(30):
         (here / "a").write_bytes(b"%04d" % number)
         stage(here, there, "a")
@@ -238,7 +238,7 @@ def test_a_directory_above_a_named_file_is_made_and_its_own_facts_are_not_sent(
 
 
 def test_a_directory_of_a_group_stays_one(here: Path, there: Path) -> None:
-    """What stands there keeps its set-group-ID, and what is made in it has it from there."""
+    """An existing directory keeps its set-group-ID, and new directories in it inherit theirs."""
     (here / "t" / "new").mkdir(parents=True)
     (there / "t").mkdir()
     for folder, mode in ((there, 0o2755), (there / "t", 0o3775)):
@@ -343,7 +343,7 @@ def test_what_comes_back_is_as_it_was(here: Path, there: Path) -> None:
     assert bring(here, there, "*") == ("", [])
     wanted = facts(there)
     assert (here / "link").read_bytes() == (there / "link").read_bytes(), (
-        "who names a link means what it leads to"
+        "a link that is named stands for its target"
     )
     (here / "link").unlink()
     (here / "link").symlink_to("d0/a b")
@@ -416,11 +416,11 @@ def test_the_journal_is_synced_before_the_first_rename(
     assert said == ["sync journal.new", "rename journal", "sync .quine", "rename a"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="what root may not open is only simulated")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a file that it may not open is simulated")
 def test_a_mode_is_not_given_through_a_link_that_is_swapped_in(
     here: Path, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file that may not be read, between the attempt to open it and the change."""
+    """The link replaces an unreadable file, between the attempt to open it and the change of its mode."""
     (here / "a").write_text("1")
     (here / "a").chmod(0o600)
     outside = tmp_path / "outside"
@@ -476,7 +476,7 @@ def test_a_rename_that_fails_takes_the_others_back(
 
 @pytest.fixture
 def meets(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Between the look and the renames somebody else makes the same directories, as of many jobs into one."""
+    """Another process makes the same directories between the look and the renames, as jobs of one directory do."""
     commit = apply.Layout.commit
 
     def arrange(base: Path) -> None:
@@ -539,7 +539,7 @@ def test_what_somebody_has_made_meanwhile_is_as_it_was_where_a_part_cannot_come(
 def test_who_comes_after_a_crash_finds_old_or_finishes(
     here: Path, there: Path, tmp_path: Path, moment: int, links: bool
 ) -> None:
-    """A process that dies at one rename after the other; then somebody recovers."""
+    """A process dies at one rename after the other; then another process recovers."""
     for name in ("a", "b", "c"):
         (there / name).write_text("new")
         (here / name).write_text("old")
@@ -608,7 +608,7 @@ def test_all_of_a_directory_comes_back_but_what_is_quines_own(here: Path, there:
 def test_whatever_comes_is_refused_or_taken_whole(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """A job that says what it likes in the place of what it has."""
+    """A job sends arbitrary messages in place of its files."""
     here = tmp_path_factory.mktemp("here")
     (here / "old").write_text("old")
     taking = Staging([], ["d", "g", "old"], str(here)).taking()
@@ -920,7 +920,7 @@ def test_a_look_waits_for_the_tick_of_the_clock(here: Path) -> None:
 
 
 def slowly(top: Path) -> dict[bytes, bytes]:
-    """What a look should have found."""
+    """Return the facts that a look should have found."""
     found = {}
     for folder, folders, files in os.walk(os.fsencode(top)):
         for name in folders + files:
@@ -963,7 +963,7 @@ CHANGES = st.tuples(
 def test_whatever_has_changed_on_either_side_is_seen_and_nothing_else_is_sent(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[list[tuple[bool, str, str, bytes]]]
 ) -> None:
-    """The quick way finds what the slow way would."""
+    """The quick comparison finds the same changes as the slow one."""
     here, there = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("there")
     (here / "t" / "d" / "e").mkdir(parents=True)
     for name in ("a", "d/b", "d/e/c"):

@@ -1,4 +1,4 @@
-"""What was named for a job and goes away before it was sent: nothing is started, and the message names it."""
+"""Files named for a job that vanish before they are sent: nothing is started, and the message names them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GONE = "vanished before it was sent"
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    """Have the file go away before the first look at what was named."""
+    """Remove the file before the first look at the named files."""
     take = scan.look
 
     def taken(*args: object, **more: object) -> scan.Look:
@@ -49,7 +49,7 @@ def empty(tmp_path: Path) -> Path:
 def test_a_name_that_is_gone_is_an_error(
     here: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], again: bool
 ) -> None:
-    """Also where all of it was sent before, and is over there."""
+    """The error comes also if all the files were sent before and are on the host."""
     (here / "d").mkdir()
     for name in ("f", "d/a", "d/b"):
         (here / name).write_text(name)
@@ -97,7 +97,7 @@ def test_a_name_in_a_listing_is_there_or_an_error(here: Path, monkeypatch: pytes
         scan.look([(os.fsencode(here), b"")], whole=True)
     assert caught.value.filename == os.fsencode(here / "gone")
     monkeypatch.setattr(os, "listdir", lambda fd: ["a", ".quine-aside-1"])
-    assert scan.look([(os.fsencode(here), b"")], whole=True).names == [b"a"], "who brings files here has it"
+    assert scan.look([(os.fsencode(here), b"")], whole=True).names == [b"a"], "a name in use is left out"
 
 
 def test_a_file_that_is_away_for_a_moment_is_sent(

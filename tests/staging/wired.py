@@ -78,7 +78,7 @@ class End:
 
 
 class Relay:
-    """What `transport.rpc.call.Relay` is to a job. `bytes` counts what the handler has sent."""
+    """A stand-in for `transport.rpc.call.Relay`, as a job has it. `bytes` counts what the handler has sent."""
 
     def __init__(self, handler: Callable[[Any], None], limit: int = -1) -> None:
         self._handler = handler
@@ -122,7 +122,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
-    """Lay `files` of one directory out in another; how many bytes went. Raises what the job would end of."""
+    """Lay `files` of one directory out in another; return the bytes sent. Raise the error that would end the job."""
     staging = Staging(list(files), [], str(here))
     giving = staging.giving()
     relay = Relay(giving.given, limit)
@@ -136,7 +136,7 @@ def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
 
 
 def bring(here: Path, over_there: Path, *patterns: str) -> tuple[str, list[str]]:
-    """Bring what the patterns mean from one directory to another; what went wrong, what is missing."""
+    """Bring the files that match `patterns` to `here`; return the error, and the patterns that match nothing."""
     from quine.staging import receiver as side
 
     staging = Staging([], list(patterns), str(here), ".quine")

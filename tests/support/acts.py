@@ -16,7 +16,7 @@ def refused(number: int, act: Callable[[], object]) -> OSError:
 
 
 def together(*acts: Callable[[], object]) -> None:
-    """All at the same moment; what one raises is raised."""
+    """Call all acts at the same moment; raise an exception of one of them."""
     gate, wrong = threading.Barrier(len(acts)), []
 
     def run(act: Callable[[], object]) -> None:

@@ -40,7 +40,7 @@ while ! grep -q ') Z ' /proc/$pid/stat; do sleep 0.01; done"""
 
 
 class Started(subprocess.Popen[bytes]):
-    """A process that a failing `with` ends: what a test waited for in vain, its clean-up must not wait for."""
+    """A process that a failing `with` ends: a test that waited in vain must not wait again in its clean-up."""
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         if kind is not None:
@@ -53,7 +53,7 @@ class Started(subprocess.Popen[bytes]):
 
 
 def until(holds: Callable[[], object], seconds: float = 60) -> None:
-    """Look until it holds. The naps leave the processor to those who are waited for."""
+    """Look until it holds. The sleeps leave the processor to the processes that are waited for."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it does not come"
@@ -151,7 +151,7 @@ LOOK = 0.01  # seconds between two looks
 
 
 def left(*words: str) -> list[int]:
-    """Those of them that have not ended soon: who was killed may have to wait for a processor to die on."""
+    """Return the processes that do not end soon. A killed process may have to wait for a processor to die on."""
     deadline = time.monotonic() + PATIENCE
     while (found := running(*words)) and time.monotonic() < deadline:
         time.sleep(LOOK)

@@ -3,8 +3,8 @@
 Laws
 1. The guest writes a line before and a line after every inference to one file, in append mode: their order is the
    order of events, so the greatest number that were under way is counted, not sampled.
-2. Who meets says so with a line into one FIFO and waits for a line out of another. The test holds both open, so
-   nobody misses anybody and nothing has to be slept for.
+2. An agent reports to a meeting with a line into one FIFO, and waits for a line out of another. The test holds both
+   open, so no agent misses the meeting and nothing has to sleep.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ cat "$reply"
 echo "- $QUINE_SESSION_ID $ordinal $mission" >>"$CROWD/log"
 """
 
-# Inferences wait at the desk: what lets a command go must not let one of them go.
+# Inferences wait at a gate of their own, the desk: a line that lets a command go must not let an inference go.
 GATES = ("gate", "door", "desk")
 
 
 def meet(gate: str = "gate") -> str:
-    """A command: say that this agent is here, with its pid, then wait to be let go."""
+    """Return a command that reports this agent, with its pid, then waits to be let go."""
     return f'exec 9<"$CROWD/{gate}"; echo "$PPID" >"$CROWD/roll"; read -r go <&9; exec 9<&-'
 
 
@@ -74,7 +74,7 @@ class Crowd(Agents):
             processes.kill_marked(self.mark)
 
     def says(self, kind: str, *replies: dict[str, Any], meets: tuple[int, ...] = ()) -> None:
-        """What agents answer whose mission begins with `kind`; at the inferences `meets` they meet."""
+        """Set the answers for missions that begin with `kind`; at the inferences `meets` their agents meet."""
         for ordinal, reply in enumerate(replies):
             path = self.replies / f"{kind}.{ordinal}"
             path.write_text(json.dumps(reply["reply"]))
@@ -82,7 +82,7 @@ class Crowd(Agents):
                 path.with_name(f"{path.name}.meet").touch()
 
     def arrive(self, count: int, seconds: float = 60) -> list[str]:
-        """The lines of the next `count` who have come to the meeting."""
+        """Return the lines of the next `count` agents that come to the meeting."""
         deadline = time.monotonic() + seconds
         data = b""
         while data.count(b"\n") < count:
@@ -93,7 +93,7 @@ class Crowd(Agents):
         return data.decode().splitlines()
 
     def nobody_else(self) -> bool:
-        """Has nobody come whom no `arrive` has counted?"""
+        """Whether every agent that came to the meeting was counted by `arrive`."""
         return not select.select([self._fifos["roll"]], [], [], 0)[0]
 
     def let_go(self, count: int = 1000, gate: str = "gate") -> None:
@@ -122,7 +122,7 @@ class Crowd(Agents):
 
 
 def broken(path: Path, ended: bool = True) -> str:
-    """What is wrong with a tape, "" where nothing is; `ended`: it must end with an outcome and a newline."""
+    """Return the fault of a tape, or "" if it has none. `ended`: it must end with an outcome and a newline."""
     *lines, torn = path.read_bytes().split(b"\n")
     if torn and ended:
         return f"{path.name}: torn at its end"

@@ -1,4 +1,4 @@
-"""What a hostile guest sends: calls that no tool can carry out, and how a test sees that each was answered."""
+"""Calls of a hostile guest, which no tool can carry out, and a check that each was answered."""
 
 from __future__ import annotations
 

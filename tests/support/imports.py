@@ -1,4 +1,4 @@
-"""What a whole process imports."""
+"""The modules that a whole process imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests take from the machine: namespaces, forked processes, the nodes among the processes of a lab."""
+"""Resources that tests take from the machine: namespaces, forked processes, the nodes among a lab's processes."""
 
 from __future__ import annotations
 

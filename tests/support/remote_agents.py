@@ -37,14 +37,14 @@ def results(data: Path, mission: str) -> list[str]:
 
 
 def warm(lab: Lab, *hosts: str) -> None:
-    """Have the binary and a link there: what is tried is not how long that takes on a busy machine."""
+    """Install the binary on the hosts and make a link: a test does not measure that on a busy machine."""
     first = [lab.popen(["run", "--on", host, "--", "true"]) for host in hosts]
     assert [each.wait(120) for each in first] == [0] * len(hosts)
 
 
 @pytest.fixture
 def reach(lab: Lab) -> Lab:
-    """b1 may fork to b2, b2 to what bears the tag c, b3 and b4 nowhere. b4 is h1 again."""
+    """b1 may fork to b2, b2 to hosts with the tag c, b3 and b4 nowhere. b4 is h1 again."""
     lab.alias("b4", "h1", tags=["d"])
     lab.alias("b3", "h3", tags=["c"])
     lab.alias("b2", "h2", may_fork=["@c"])

@@ -52,7 +52,7 @@ def facts(top: Path) -> dict[str, Any]:
 
 
 def content(path: Path) -> bytes | tuple[int, str]:
-    """What a file holds; of a large one its size and a digest, for which a hole of a gigabyte is not read."""
+    """Return the content of a file; of a large one its size and a digest, without reading its holes."""
     size, digest = path.stat().st_size, hashlib.sha256()
     if size <= BLOCK:
         return path.read_bytes()

@@ -1,8 +1,8 @@
-"""What the tests of broken links share: streams that betray every byte out of place, plans of cuts, and times.
+"""The parts that tests of broken links share: streams that show every byte out of place, plans of cuts, and times.
 
 Laws
-1. No block of a stream is like another, of this stream or of any other: what is lost, doubled or swapped is seen
-   where it is, not only that it is.
+1. No block of a stream is like another, of this stream or of any other: a lost, doubled or swapped block is seen
+   at its place.
 2. A plan of cuts comes from a seed that the failure shows, and is spread over what the same work carried uncut:
    handshakes come on top, so the plan is always done before the work is.
 3. QUINE_TEST_BREAKS=200 is the long form: that many cuts, a gigabyte, 500 commands, the full pauses.
@@ -51,7 +51,7 @@ def feed(pipe: IO[bytes], seed: int, size: int) -> threading.Thread:
                 for number in range(size // BLOCK):
                     pipe.write(block(seed, number))
         except BrokenPipeError:
-            pass  # who reads says why
+            pass  # the reader reports the reason
 
     thread = threading.Thread(target=write, name=f"feed-{seed}")
     thread.start()
@@ -65,7 +65,7 @@ def carried(
     size: int,
     between: Callable[[int], None] | None = None,
 ) -> tuple[str, int, bytes]:
-    """Feed one stream, check the other; (what is wrong, status, stderr): ("", 0, b"") where all is well."""
+    """Feed one stream, check the other; return (fault, status, stderr): ("", 0, b"") if all is well."""
     assert process.stdin and process.stdout and process.stderr
     thread = feed(process.stdin, seed_in, size)
     wrong = check(process.stdout, seed_out, size, between)
@@ -77,7 +77,7 @@ def carried(
 
 
 def check(pipe: IO[bytes], seed: int, size: int, between: Callable[[int], None] | None = None) -> str:
-    """Read to the end; what is wrong with the stream, "" where nothing is. `between` is called after each block."""
+    """Read to the end; return the fault of the stream, or "" if it has none. Call `between` after each block."""
     for number in range(size // BLOCK):
         got = pipe.read(BLOCK)
         want = block(seed, number)
@@ -100,7 +100,7 @@ def check(pipe: IO[bytes], seed: int, size: int, between: Callable[[int], None] 
 
 
 def plan(seed: int, cuts: int, carried: int) -> list[int]:
-    """Sizes between `cuts` cuts, spread at random over what `carried` bytes of the uncut run have room for."""
+    """Return the bytes before each of `cuts` cuts, at random places in the `carried` bytes of the uncut run."""
     places = sorted(random.Random(seed).sample(range(1, max(carried * 9 // 10, cuts + 2)), cuts))
     return [after - before for before, after in zip([0, *places], places, strict=False)]
 
@@ -120,7 +120,7 @@ def face(lab: Lab, *words: object, **more: Any) -> Iterator[subprocess.Popen[byt
 
 @contextmanager
 def down(proxy: Proxy) -> Iterator[None]:
-    """The host is not to be reached within; whoever talks to it notices at once."""
+    """Within the context the host cannot be reached; each connection to it fails at once."""
     proxy.refuse()
     proxy.cut()
     try:
@@ -130,7 +130,7 @@ def down(proxy: Proxy) -> Iterator[None]:
 
 
 def dial_seconds(lab: Lab, host: str, proxy: Proxy) -> float:
-    """What one command costs whose link has just been cut, over one with a link: the worse of two."""
+    """Return the seconds that a command takes after a cut of its link, less those with a link: the worse of two."""
     words = ["run", "--on", host, "--", "true"]
     lab.run(words, check=True)
     times = []

@@ -3,7 +3,7 @@
 Laws
 1. Memory is read as the kernel shows it (/proc/PID/maps, /proc/PID/mem), memfds by their descriptors; only what nobody
    could have written to (a library's code) is left out, because files are searched as files.
-2. Nothing may change its place unseen: who searches while something runs holds it still in a place that is known.
+2. Nothing may change its place unseen: a search during a run holds the processes still in a known place.
 3. A search that finds nothing proves nothing by itself: whoever uses this also plants a secret and finds it.
 """
 
@@ -76,7 +76,7 @@ class Search:
 
 
 def _regions(pid: int) -> Iterator[tuple[int, int, str]]:
-    """(begin, end, name) of what a process may have written to."""
+    """Return (begin, end, name) of each region that a process may have written to."""
     for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
         span, mode, _, _, inode, *name = line.split(maxsplit=5)
         if mode[0] == "r" and (mode[1] == "w" or inode == "0") and name[:1] != ["[vvar]"]:

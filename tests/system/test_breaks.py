@@ -57,9 +57,9 @@ def test_bytes_both_ways_at_once(lab: Lab, through: Callable[..., str]) -> None:
 
 
 def commands(lab: Lab, host: str, count: int, directory: Path) -> float:
-    """So many commands, four at one time; each says its number, notes it over there and has a status of its own.
+    """Run so many commands, four at a time; each prints its number, notes it on the host and has its own status.
 
-    It says some more, lest most of what crosses the line were handshakes after cuts in handshakes.
+    It prints more text too, or handshakes after cuts in handshakes would be most of the bytes on the line.
     """
     directory.mkdir()
     ran = directory / "ran"
@@ -265,7 +265,7 @@ def test_a_request_that_is_cut_in_the_middle(
 
 
 def test_a_slow_reader_while_the_link_is_cut(lab: Lab, through: Callable[..., str]) -> None:
-    """Both ends read slowly while each sends a stream of its own: what waits is in windows when the cut comes."""
+    """Both ends read slowly while each sends a stream of its own: bytes wait in the windows when the cut comes."""
     host, proxy = through("h1"), lab["h1"].proxy
     size = 256 * BLOCK if LONG else 64 * BLOCK
     far = [PYTHON, Path(breaks.__file__), SEEDS[0], SEEDS[1], size]
@@ -274,7 +274,7 @@ def test_a_slow_reader_while_the_link_is_cut(lab: Lab, through: Callable[..., st
     def between(number: int) -> None:
         nonlocal cuts
         if number % 8 == 3:
-            until(proxy.connections)  # what is read meanwhile may all have been here
+            until(proxy.connections)  # the bytes read meanwhile may all have been here
             cuts += proxy.cut()
 
     with face(lab, "run", "--on", host, "--", *far) as process:
@@ -323,7 +323,7 @@ def test_head_ends_the_producer_after_a_cut(lab: Lab, through: Callable[..., str
 
 
 def test_an_empty_stdin_ends_where_it_did(lab: Lab, through: Callable[..., str]) -> None:
-    """The end of file is sent once, whether it was before the cut, in it, or after."""
+    """The end of file is sent once, whether it comes before the cut, in it, or after."""
     host, proxy = through("h1"), lab["h1"].proxy
     for at in (1, 200, 400, 800, 1600):
         proxy.cut_after(at)

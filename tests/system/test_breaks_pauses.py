@@ -1,4 +1,4 @@
-"""The link is down for a while: what happens meanwhile, what comes of it later, and when it is given up.
+"""The link is down for a while: the events meanwhile, their effects later, and the moment when it is given up.
 
 Here it goes down in all the ways that it can: reset, silent, half open, the far node or the network stopped, sshd
 gone; QUINE_TEST_BREAKS=200 waits as long as the pauses of people and machines are.
@@ -33,7 +33,7 @@ PATIENT = "echo up; while [ ! -e {go} ]; do sleep 0.05; done; echo done; exit 7"
 
 @contextmanager
 def up(lab: Lab, host: str, script: str, *options: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A command over there that has said `up`."""
+    """A command on the host that has printed `up`."""
     with face(lab, "run", *options, "--on", host, "--", "sh", "-c", script) as process:
         assert process.stdout
         read_until(process.stdout.fileno(), b"up\n")
@@ -41,7 +41,7 @@ def up(lab: Lab, host: str, script: str, *options: object) -> Iterator[subproces
 
 
 def job_of(host: Host, word: object) -> processes.Process:
-    """The shell whose argv holds the word; not what it forks, which has its argv until it execs."""
+    """Return the shell whose argv holds the word; not its forks, which have its argv until their exec."""
     jobs = [job for job in host.jobs() if any(str(word) in text for text in job.argv)]
     (found,) = [job for job in jobs if job.ppid not in {other.pid for other in jobs}]
     return found
@@ -55,7 +55,7 @@ def alone(lab: Lab, host: str, proxy: Proxy) -> None:
 
 
 def far_node(host: Host) -> processes.Process:
-    """The one that stays: what it forks has its argv until it execs, and one that was replaced takes its time to go."""
+    """Wait until one node is left; return it. Forks have its argv until they exec; a replaced one goes slowly."""
     found: list[processes.Process] = []
 
     def single() -> bool:
@@ -130,7 +130,7 @@ def test_a_pause_holds_the_producers_and_loses_nothing(lab: Lab, through: Callab
 
 
 def test_a_command_sent_meanwhile_runs_once(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
-    """Its link was there when the node wrote to it: only the new connection tells what arrived."""
+    """The link is there when the node writes to it: only the new connection tells which bytes arrived."""
     host, proxy = through("h1"), lab["h1"].proxy
     ran = tmp_path / "ran"
     with up(lab, host, PATIENT.format(go=tmp_path / "go")) as first:
@@ -148,7 +148,7 @@ def test_a_command_sent_meanwhile_runs_once(lab: Lab, through: Callable[..., str
 
 
 def survives(lab: Lab, host: str, go: Path, broken: Callable[[], None]) -> None:
-    """Both streams and the record of a job cross what `broken` does to the link, and so does the next command."""
+    """Both streams and the record of a job survive `broken`, and so does the next command."""
     with face(
         lab, "run", "--on", host, "--", "sh", "-c", f"echo up; cat; {PATIENT.format(go=go)}"
     ) as process:
@@ -171,7 +171,7 @@ def survives(lab: Lab, host: str, go: Path, broken: Callable[[], None]) -> None:
 
 @pytest.mark.long
 def test_a_half_open_connection(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
-    """Packets vanish and nobody is told: silence ends it. Late, the old connection wakes up: nobody listens to it."""
+    """Packets vanish without notice: the silence ends the connection. It wakes up late, and its bytes are ignored."""
     host, proxy = through("h1"), lab["h1"].proxy
     alone(lab, host, proxy)
     accepted = proxy.accepted()
@@ -190,7 +190,7 @@ def test_a_half_open_connection(lab: Lab, through: Callable[..., str], tmp_path:
 def test_a_half_open_connection_that_wakes_up_too_late(
     lab: Lab, through: Callable[..., str], tmp_path: Path
 ) -> None:
-    """What it still carries was sent again by the new one."""
+    """The new connection has sent again all bytes that the old one still carries."""
     host, proxy = through("h1"), lab["h1"].proxy
     size = 8 * MiB
     with face(lab, "run", "--on", host, "--", "cat") as process:
@@ -305,7 +305,7 @@ def test_the_client_is_killed_meanwhile(
 
 
 def test_a_node_that_is_stopped_is_not_waited_for(own_lab: Callable[..., Lab], tmp_path: Path) -> None:
-    """It says so to the other ends: over there the job ends at once, and not when its lease is over."""
+    """It tells the other ends, so the job on the host ends at once and not when its lease is over."""
     lab = own_lab(["h1"], lease=60)
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
     with up(
@@ -330,13 +330,13 @@ def test_the_far_node_is_killed_meanwhile(lab: Lab, through: Callable[..., str],
     assert err.startswith(f"quine: {host}: error: ".encode()) and b"was started (pid " in err
     assert b"its outcome is not known" in err and err.count(b"\n") <= 2
     assert lab.run(["run", "--on", host, "--", "echo", "again"]).stdout == b"again\n"
-    for job in lab["h1"].jobs():  # who ends what a killed node leaves is another test
+    for job in lab["h1"].jobs():  # another test is about the end of what a killed node leaves
         processes.kill(job.pid)
 
 
 @pytest.mark.long
 def test_an_idle_link_that_breaks_is_dialled_by_the_next_command(own_lab: Callable[..., Lab]) -> None:
-    """That command is not told of the break. The proxy is this test's: links of others would be counted."""
+    """The command prints nothing about the break. The test has its own proxy, which counts no links of others."""
     lab = own_lab(["h1"])
     proxy = lab["h1"].proxy
     host = lab.alias("h1x", "h1", proxy)

@@ -24,7 +24,7 @@ from tests.vendors.server import KEY, Fault, Provider, Said, Seen
 AGENTS = int(os.environ.get("QUINE_TEST_CANARY", 3))
 PATIENCE = 60.0 + AGENTS  # seconds until all of them have come to their inference
 HOSTS = ("h1", "h2", "h3")
-STORE = "canary-of-the-store-77af20c4"  # what a store's client would look for in the environment
+STORE = "canary-of-the-store-77af20c4"  # the secret that a store's client would take from the environment
 PLANTED = "canary-planted-9be1c35d"
 
 pytestmark = [
@@ -34,7 +34,7 @@ pytestmark = [
 
 
 class Held(Provider):
-    """Its inferences wait until they are let go: what is searched meanwhile holds still."""
+    """Inferences wait until they are let go: the processes searched meanwhile hold still."""
 
     def __init__(self) -> None:
         super().__init__(chat, choose=self.choose)
@@ -92,7 +92,7 @@ class Scene:
         return process
 
     def far(self) -> list[int]:
-        """All that runs on the hosts: what bears their marks, what descends from it, sshd and its sessions."""
+        """Return all processes on the hosts: those with their marks, their descendants, sshd and its sessions."""
         pids = set()
         for host in self.lab.hosts.values():
             own = [process.pid for process in host.processes()]
@@ -136,7 +136,7 @@ LOOK = "env; set; cat /proc/self/environ /proc/$PPID/environ /proc/$PPID/cmdline
 
 @pytest.mark.long
 def test_while_many_infer(scene: Scene) -> None:
-    """In their first inference, and in the second, when each has looked around and holds what it saw."""
+    """The search runs in their first inference, and in the second, when each holds the output of its commands."""
     scene.provider.replies = {"errand": [Said(calls=(sh(LOOK),)), Said(calls=(sh("echo done >&4"), OK))]}
     agents = [scene.start(HOSTS[n % len(HOSTS)], f"errand {n}") for n in range(AGENTS)]
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_while_many_infer(scene: Scene) -> None:
 
 
 def test_the_search_finds_what_is_there(scene: Scene) -> None:
-    """At the origin, where the secrets must be; and on a host, when somebody takes one there, in each of its places."""
+    """It finds them at the origin, which must have them; and on a host, in each place where the test plants one."""
     scene.provider.replies = {"errand": [Said(calls=(OK,))]}
     agent = scene.start("h1", "errand")
     scene.provider.arrive(1)
@@ -203,7 +203,7 @@ def echoes(status: int, kind: str) -> Fault:
 
 @pytest.mark.long
 def test_when_the_provider_quotes_the_key(scene: Scene) -> None:
-    """In an error that goes to an agent over there, whose parent reads it and holds it in its conversation."""
+    """The key is in an error for an agent on a host, whose parent reads it and keeps it in its conversation."""
     quine = "quine inner-one 2>&1; quine inner-two 2>&1"
     scene.provider.replies = {
         "inner-one": [echoes(401, "auth")],
@@ -231,7 +231,7 @@ def test_when_the_provider_quotes_the_key(scene: Scene) -> None:
 
 @pytest.mark.long
 def test_when_the_link_breaks_in_the_middle(scene: Scene, lab: Lab) -> None:
-    """What one end keeps to send it again is no place for a key either."""
+    """Bytes that one end keeps to send them again must not hold a key either."""
     scene.provider.replies = {"errand": [Said(calls=(sh(LOOK),)), Said(calls=(OK,))]}
     lab.alias("broken", "h1", lab["h1"].proxy, lease=60)
     agent = scene.start("broken", "errand")

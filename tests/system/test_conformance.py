@@ -73,7 +73,7 @@ def test_material_reaches_the_guest_by_its_own_reading_alone(agents: Agents) -> 
 
 
 def test_the_prompt_describes_the_world(agents: Agents) -> None:
-    """All placeholders are filled; channels, tools, what ends a life, and how to delegate are told."""
+    """All placeholders are filled; channels, tools, the ends of a life and delegation are described."""
     agents.run(says(OK))
     prompt = agents.tape()[1]["data"]["content"]
     assert not re.search(r"\{[A-Z_]+\}", prompt)
@@ -164,7 +164,7 @@ def test_a_command_learns_that_nobody_reads_any_more(agents: Agents) -> None:
 )
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
 def test_an_interrupt_ends_the_whole_command(agents: Agents, shell: str) -> None:
-    """As ^C does in a terminal: who interrupts `make; deploy` does not want to deploy."""
+    """As ^C does in a terminal: an interrupt of `make; deploy` must not deploy."""
     agents.script(says(sh("sh -c 'echo up >&4; exec sleep 71381'; echo deployed >&4")), says(OK))
     with agents.start("work", env={"QUINE_SHELL": shell}) as process:
         assert process.stdout is not None
@@ -310,7 +310,7 @@ def test_the_defaults_of_the_reference(agents: Agents) -> None:
 
 
 def test_a_tape_that_cannot_be_written_ends_the_agent(agents: Agents) -> None:
-    """What cannot be recorded does not happen."""
+    """An action that cannot be recorded does not happen."""
     agents.script(says(sh("echo happened >&4"), text="x" * 200_000), says(OK))
     with agents.start(
         "work", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

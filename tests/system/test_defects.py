@@ -143,7 +143,7 @@ def test_defect_06_one_data_directory_wherever_a_command_goes(agents: Agents) ->
 
 
 def test_defect_07_exec_gives_back_no_depth(agents: Agents) -> None:
-    """exec sets the depth to 0: who execs before each fork can go down without end."""
+    """exec sets the depth to 0: an agent that execs before each fork can go down without end."""
     agents.run(
         says(call("fork", intent="child", wait=True), OK, match="^work"),
         says(call("exec", wisdom={"n": "1"}), match="^child", wisdom=NONE),
@@ -209,7 +209,7 @@ def test_defect_07_an_inference_that_is_cut_off_gives_its_place_back(
 
 @pytest.mark.parametrize("kind", ["pipe", "file"])
 def test_defect_08_the_next_life_reads_on_where_this_one_stopped(agents: Agents, kind: str) -> None:
-    """What the guest is told to read with takes more than it shows, or a file again from its beginning."""
+    """The prompt's way to read stdin takes more than it shows, or a file again from its beginning."""
     material = b"".join(b"line %d\n" % n for n in range(1, 5001))
     (agents.directory / "in").write_bytes(material)
     agents.script(
@@ -255,7 +255,7 @@ def test_defect_09_binary_output_is_not_split_into_lines(agents: Agents) -> None
 
 
 def test_defect_10_output_of_the_background_is_neither_lost_nor_mistaken(agents: Agents) -> None:
-    """What the background prints between two commands is lost, or stands in the next result as if it were its own."""
+    """Output of the background between two commands is lost, or stands in the next result as if it were its own."""
     os.mkfifo(agents.directory / "go")
     agents.run(
         says(sh("(read x <go; echo late; echo gone >ended) & echo now"), match="^work"),

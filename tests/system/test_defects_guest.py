@@ -76,7 +76,7 @@ def test_defect_11_every_call_of_a_batch_is_answered(agents: Agents, provider: P
 
 
 def test_defect_12_the_tape_is_what_the_guest_saw(agents: Agents, provider: Provider) -> None:
-    """What is added to results (turns left, the last reply) is not on the tape: nothing can be replayed exactly."""
+    """Additions to results (turns left, the last reply) are not on the tape: nothing can be replayed exactly."""
     provider.plan = [
         Said("thinking", (sh("echo a"),), reasoning="hm"),
         Said("talking"),
@@ -267,7 +267,7 @@ def test_defect_20_a_head_that_all_agents_share(agents: Agents, provider: Provid
 
 
 def test_defect_20_nothing_volatile_before_the_end(agents: Agents) -> None:
-    """What differs between two lives with one mission comes after the system prompt."""
+    """Differences between two lives with one mission come after the system prompt."""
     agents.run(
         says(sh("quine work"), call("exec", wisdom={"n": "1"}), wisdom=NONE),
         says(OK, wisdom=SOME),

@@ -1,4 +1,4 @@
-"""The demo: what it prints is true of the log, the tree spans three nodes, the second run deploys nothing."""
+"""The demo: its output is true of the log, the tree spans three nodes, the second run deploys nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINE = re.compile(rb'(\S+) - \S+ \[[^]]+\] "([^"]*)" (\d+) (\d+) "[^"]*" "[^"]*"
 
 
 def facts() -> dict[str, object]:
-    """What the report should say, counted here from the log."""
+    """Return the facts of a right report, counted here from the log."""
     lines = gzip.decompress((ROOT / "examples" / "access.log.gz").read_bytes()).splitlines()
     status: Counter[str] = Counter()
     paths: Counter[str] = Counter()

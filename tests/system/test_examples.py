@@ -1,4 +1,4 @@
-"""The examples, whole but short: what each of them claims of itself is counted again here, on its tapes."""
+"""The examples, whole but short: the claims of each example are counted again here, on its tapes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def said(tape: list[dict[str, Any]], role: str) -> list[str]:
 
 
 def shown(tape: list[dict[str, Any]], command: str) -> list[str]:
-    """What the commands that begin so have printed."""
+    """Return the output of the commands that begin with `command`."""
     calls = [call for entry in tape for call in entry["data"].get("tool_calls", ())]
     ours = {call["id"] for call in calls if call["arguments"].get("command", "").startswith(command)}
     results = [entry["data"] for entry in tape if entry["type"] == "tool_result"]
@@ -97,7 +97,7 @@ def test_library_search(tmp_path: Path) -> None:
     assert len(known) == 36
     sessions = {tape[0]["data"]["session_id"]: tape[0]["data"] for tape in known}
     assert Counter(meta["depth"] for meta in sessions.values()) == {0: 1, 1: 10, 2: 25}
-    # who has children has them all at the level below, five each or none
+    # all children are one level below: the root has ten, and each of these has five or none
     families = Counter(meta["parent_session_id"] for meta in sessions.values())
     assert sorted(Counter(families.values()).items()) == [(1, 1), (5, 5), (10, 1)]
     for tape in known:
@@ -142,7 +142,7 @@ def test_short_stream(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_long_stream(tmp_path: Path) -> None:
-    """One process, three lives; what they have read, put together, is the stream, to the byte."""
+    """One process, three lives: joined, the parts that they have read are the stream, to the byte."""
     done = run(tmp_path, "stream", "62000")
     assert done.returncode == 0, done.stderr
     work = tmp_path / "work"

@@ -48,7 +48,7 @@ def pattern(offset: int, size: int) -> bytes:
 
 
 class Round:
-    """What runs at the same time, and what became of it."""
+    """Work that runs at the same time, and its results."""
 
     def __init__(self, lab: Lab, directory: Path, name: str) -> None:
         self.lab, self.directory, self.name = lab, directory, name
@@ -78,7 +78,7 @@ class Round:
         return ["run", "--report", str(self.directory / f"{mark}.report"), "--on", where, "--"]
 
     def _detach(self) -> str:
-        """A job that is nobody's child over there; its id."""
+        """Start a detached job on the host; return its id."""
         script = (
             f"echo up; read line <{self.directory}/detached; echo detached >>{self.marks}; exit {DETACHED}"
         )
@@ -144,7 +144,7 @@ class Round:
     # -- the moment --------------------------------------------------------------------------------
 
     def wait_for(self, clock: str, value: int) -> None:
-        """Until so many bytes have passed, so many commands were started, or so many agents work over there."""
+        """Wait until so many bytes have passed, so many commands have started, or so many agents work on hosts."""
         if clock == "agents":
             up = b""
             while up.count(b"\n") < value:
@@ -225,7 +225,7 @@ VICTIMS: dict[str, Callable[[Lab, Round], list[Process]]] = {
     "node there": lambda lab, _: of(lab["h1"].processes(), is_node),
     "node here": lambda lab, _: of(lab.processes(), is_node),
 }
-# what each may harm; all else ends as if nothing had been
+# the work that each victim may harm; all other work ends as usual
 HARMS = {
     "client": {"stream"},
     "agent": {"root", "left", "right"},
@@ -240,7 +240,7 @@ HARMS = {
 
 
 def judge(now: Round, victim: str) -> None:
-    """Nothing ran twice, what is said is what was, and who had nothing to do with it has noticed nothing."""
+    """Nothing ran twice, every report is true, and jobs that the victim cannot harm end as usual."""
     marks = Counter(now.marks.read_text().split() if now.marks.exists() else [])
     harmed = HARMS.get(victim, set())
     assert max(marks.values(), default=0) <= 1, marks
@@ -281,7 +281,7 @@ def judge_agents(now: Round, victim: str, marks: Counter[str]) -> None:
 
 
 def judge_detached(now: Round, victim: str, marks: Counter[str]) -> None:
-    """It outlives all but its supervisor, with which the kernel ends it; and that is what is told."""
+    """The job outlives every victim but its supervisor, with which the kernel ends it; `quine wait` tells so."""
     told = now.lab.run(["wait", now.job]).returncode, now.lab.run(["logs", now.job]).stdout
     if victim == "supervisor":
         # lost: it may have come to its end before the kernel had ended its supervisor
@@ -333,7 +333,7 @@ def leftovers(lab: Lab) -> Iterator[str]:
 
 
 def next_commands(lab: Lab) -> None:
-    """At once, whatever the dead left: no stale socket, no lock."""
+    """The next commands work at once, whatever the dead left: no stale socket, no lock."""
     for where in ("local", "left", "right"):
         done = lab.run(["run", "--on", where, "--", "echo", "next"], timeout=120)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"next\n", b""), (where, done)
@@ -366,7 +366,7 @@ def one_round(lab: Lab, directory: Path, victim: str, rng: random.Random) -> Non
 
 
 class Logs:
-    """What the nodes have written since this was made."""
+    """The lines that the nodes have logged since this was made."""
 
     def __init__(self, lab: Lab) -> None:
         self._runs = [Path(lab.env["XDG_RUNTIME_DIR"]), *(host.run for host in lab.hosts.values())]

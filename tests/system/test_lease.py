@@ -1,4 +1,4 @@
-"""A job whose link is down for longer than its lease: what was cut is lost, whatever its status was."""
+"""A job whose link is down for longer than its lease: the job is lost, whatever its status was."""
 
 from __future__ import annotations
 

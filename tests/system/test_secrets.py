@@ -31,7 +31,7 @@ NAP = "71793"  # seconds that only a test sleeps
 
 
 class Tree(Crowd):
-    """Agents with canaries, whose guest is a strict server: it answers only who shows the right key."""
+    """Agents with canaries, whose guest is a strict server: it answers only requests with the right key."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -54,7 +54,7 @@ class Tree(Crowd):
         self.provider.__exit__(*why)
 
     def choose(self, seen: Seen) -> Said | Fault:
-        """The next reply for the mission in the system prompt, and for what the life knows."""
+        """Return the next reply for the mission in the system prompt and for the text of the first message."""
         system, first, *rest = seen.body["messages"]
         fit = [name for name in self.plan if all(
             word in text for word, text in zip(name.split("/"), (system["content"], first["content"]), strict=False)
@@ -150,7 +150,7 @@ def test_a_whole_tree(tree: Tree) -> None:
 
 @pytest.mark.parametrize("limit", ["20480", "100"], ids=["shown", "kept in a file"])
 def test_an_agent_that_looks_for_its_secret(tree: Tree, limit: str) -> None:
-    """What it finds in the memory that is handed down is masked on the tape, short or cut, in a child's output too."""
+    """A secret that it finds in inherited memory is masked on the tape, short or cut, in a child's output too."""
     tree.env["QUINE_OUTPUT_TRUNCATE"] = limit
     memos = "for fd in /proc/$PPID/fd/* /proc/$$/fd/*; do case $(readlink $fd) in /memfd:*) cat $fd; echo;; esac; done"
     look = f"{memos}; seq 99"

@@ -1,4 +1,4 @@
-"""What /proc shows of the processes that stand for a job and live as long as it does: no key of who started them."""
+"""/proc of the processes that stand for a job and live as long as it does: no key of the user is shown there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN = {**KEYS, "COPY": f"https://me:{KEYS['ANTHROPIC_API_KEY']}@host"}  # a na
 
 
 def showing(lab: Lab) -> list[str]:
-    """The argv of each process of the origin whose environment shows a key."""
+    """Return the argv of each process of the origin whose environment shows a key."""
     found = []
     for process in lab.processes():
         try:
@@ -80,7 +80,7 @@ def test_the_client_of_a_command_elsewhere(lab: Lab, tmp_path: Path, go: Path) -
 
 
 def test_what_is_no_longer_shown_is_still_passed_on() -> None:
-    """To what Python starts, and to what is started with the environment that C has."""
+    """Processes started by Python get it, and so do those started with the environment that C has."""
     text = """
 import os
 from quine.base import exposure

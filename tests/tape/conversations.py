@@ -19,7 +19,7 @@ CALLS = (sh("ls -l 'ä'"), call("fork", intent="b", wait=True), call("exit", sta
 
 
 class Step(NamedTuple):
-    """A reply and what came back: `made` is by the dialect itself, by another one, or by none."""
+    """A reply and its results. The reply is `made` by the dialect itself, by another one, or by none."""
 
     made: str
     said: Said
@@ -103,7 +103,7 @@ def replaced(value: Any, draw: Any, odd: st.SearchStrategy[Any], levels: int = 0
 
 
 def tree(seen: Seen) -> Turn:
-    """What the model says next to whom."""
+    """Return the model's next turn, for the parent or for one of the two children."""
     (said,) = (seen.body[name] for name in ("messages", "input", "contents") if name in seen.body)
     text = json.dumps(said)
     mine = next((name for name in ("left", "right") if f"you exit:\\n\\n{name}" in text), "")

@@ -1,4 +1,4 @@
-"""`quine tape show --follow`: what a running session does, as it does it, until it has ended."""
+"""`quine tape show --follow`: the events of a running session, as they happen, until it has ended."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def everywhere(secret: str) -> list[Message]:
 
 
 def strings(value: Any, top: bool = True) -> list[str]:
-    """Every text in a JSON value but those that are ours."""
+    """Return every text in a JSON value, except the fixed texts of quine."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
@@ -81,7 +81,7 @@ def test_a_hostile_secret_is_not_written(tmp_path: Path, secret: str) -> None:
     assert text.count(MASK) >= 15
     back = [message for entry in entries if (message := message_of(entry))]
     assert [message.role for message in back] == [message.role for message in messages]
-    assert back[2].tool_calls[0].args == {"command": f"echo {MASK}"}, "what was masked can still be read"
+    assert back[2].tool_calls[0].args == {"command": f"echo {MASK}"}, "a masked call can still be read"
 
 
 @pytest.mark.long
@@ -109,7 +109,7 @@ def test_a_short_one_is_a_word(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shift", range(-14, 15, 2))
 def test_one_that_a_cut_goes_through(tmp_path: Path, shift: int) -> None:
-    """The middle of a long output is not shown; what its edges leave of a secret is masked, down to 8 characters."""
+    """The middle of a long output is not shown. Pieces of a secret at the cuts are masked, down to 8 characters."""
     secret, limit = "0123456789-secret", 400
     head, tail = limit - limit // 4, limit // 4
     capture = Capture(limit, str(tmp_path / "out"))

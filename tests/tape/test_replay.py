@@ -1,4 +1,4 @@
-"""What a guest was sent, rebuilt from the tape; and sessions that are lived again from it."""
+"""The requests to a guest, rebuilt from the tape; and sessions that are lived again from it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def agents(tmp_path: Path) -> Agents:
 
 
 def record(agents: Agents, *lines: dict[str, Any], **more: Any) -> dict[str, list[list[Message]]]:
-    """Run one agent with a guest that keeps what it is sent; by session, each request."""
+    """Run one agent with a guest that keeps its requests; return the requests by session."""
     (agents.directory / "sent").mkdir()
     program = agents.directory / "guest"
     program.write_text(RECORDER)
@@ -186,7 +186,7 @@ def test_where_it_departs(agents: Agents) -> None:
 
 
 def test_a_child_in_the_background_has_other_names(agents: Agents) -> None:
-    """Sessions, pids and paths differ, and what a call names of then is found now."""
+    """Sessions, pids and paths differ; a path in a recorded call is replaced by that of the replay."""
     wait = f"{UNTIL_ENDED}; echo there"
     lines = [
         says(fork("one"), match="work"), says(sh(wait), match="work"), says(OK, match="work"),
@@ -260,7 +260,7 @@ def test_material_and_wisdom_are_as_they_were(agents: Agents) -> None:
 
 
 def test_who_ends_the_replay_ends_all_of_it(agents: Agents) -> None:
-    """The agent and its commands are ended with it, and what was lived again until then stays."""
+    """The agent and its commands end with the replay; the tape up to then stays."""
     agents.run(says(sh("[ ! -p gate ] || { echo x > gate; exec sleep 1000.25; }")), says(OK))
     os.mkfifo(agents.directory / "gate")
     env = agents.env

@@ -229,7 +229,7 @@ def test_a_bad_file_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
-    """What could not be written is written with what comes next, and nothing is lost or torn in between."""
+    """A line that could not be written is written with the next one; no line is lost or torn in between."""
     tape = write(tmp_path, new_session())
     tape.sync()
     (path,) = tmp_path.iterdir()
@@ -341,7 +341,7 @@ def test_a_price_that_the_provider_told(tmp_path: Path) -> None:
 def test_entries_are_synced_after_they_are_written_and_before_sync_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut takes what only the page cache has."""
+    """A power cut loses data that is only in the page cache."""
     events: list[str] = []
     writev, fsync = os.writev, os.fsync
 

@@ -1,4 +1,4 @@
-"""Who a node is: the hash of the build, read once and noted."""
+"""The identity of a node: the hash of the build, read once and noted."""
 
 from __future__ import annotations
 

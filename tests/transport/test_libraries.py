@@ -1,4 +1,4 @@
-"""What is imported asks no compiler where a library is."""
+"""No imported module asks a compiler where a library is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(json.dumps(started))
 
 
 def test_nothing_but_the_cache_is_asked_as_ssh_is_imported() -> None:
-    """A compiler's temporary file stays where we are killed meanwhile."""
+    """A process killed during the import would leave the compiler's temporary file."""
     done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, timeout=120, check=True)
     assert {path.rpartition("/")[2] for path in json.loads(done.stdout)} <= {"ldconfig"}
 

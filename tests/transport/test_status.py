@@ -1,4 +1,4 @@
-"""Statuses: what the kernel says, what the wire says, what a shell sees."""
+"""Statuses: as the kernel gives them, as the wire carries them, as a shell sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, strictly: what it checks of a request, and how it answers."""
+"""Anthropic's Messages API, strictly: its checks of a request, and its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the strict vendors share: the faults that a check finds, and how answers are cut into pieces."""
+"""The parts that the strict vendors share: faults that a check finds, and the cutting of answers into pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _numbers = itertools.count(1)
 
 
 class Wrong(Exception):
-    """What the vendor would refuse, in its own words."""
+    """A fault that the vendor would refuse, in the vendor's own words."""
 
 
 def example(name: str) -> Any:
@@ -24,7 +24,7 @@ def example(name: str) -> Any:
 
 
 def found(check: Callable[[], None]) -> str | None:
-    """The first thing that a check finds wrong."""
+    """Return the first fault that a check finds."""
     try:
         check()
     except Wrong as wrong:

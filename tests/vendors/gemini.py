@@ -1,4 +1,4 @@
-"""Gemini's generateContent, strictly: what it checks of a request, and how it answers."""
+"""Gemini's generateContent, strictly: its checks of a request, and its answers."""
 
 from __future__ import annotations
 

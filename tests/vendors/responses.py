@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, strictly: what it checks of a request, and how it answers."""
+"""OpenAI's Responses API, strictly: its checks of a request, and its answers."""
 
 from __future__ import annotations
 

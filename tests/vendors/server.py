@@ -5,7 +5,7 @@ Laws
 2. A request that the vendor would refuse gets the vendor's own 400, and fails the test at the end of the `with`; so
    does a request too many, and a turn of the plan that nobody came for.
 3. A vendor is anything with the functions of `Vendor`, as a module is.
-4. Nothing sleeps. Who wants to know that the server has come to a point waits for its event.
+4. Nothing sleeps. A test that has to know that the server has come to a point waits for its event.
 
     with Provider(chat, Fault(429, "rate"), Said("hi")) as provider:
         HttpGuest(ChatDialect("m"), provider.base + "/v1", KEY).infer(...)
@@ -28,7 +28,7 @@ PATIENCE = 30.0  # seconds until a silent turn gives up waiting for its client t
 
 
 class Said(NamedTuple):
-    """What the model says, in no vendor's form. `calls` are as `tests.support.agents.call` makes them."""
+    """The words of the model, in the form of no vendor. `calls` are as `tests.support.agents.call` makes them."""
 
     text: str = ""
     calls: tuple[dict[str, Any], ...] = ()  # {"name", "arguments": object, or text to send as it is}
@@ -113,7 +113,7 @@ class Vendor(Protocol):
     """Optional besides: error_event(kind, message) -> (event, data), where an error inside a stream looks otherwise."""
 
     def check(self, headers: Mapping[str, str], path: str, body: Any) -> str | None:
-        """What the vendor would refuse in this request, in its own words; None = nothing."""
+        """Return the error with which the vendor would refuse this request, in its own words; None if it would not."""
 
     def reply_json(self, said: Said) -> Any:
         """The body of an answer without streaming."""
@@ -316,7 +316,7 @@ def _sse(event: str, data: Any) -> bytes:
 
 
 def _strict_json(raw: bytes) -> tuple[Any, str | None]:
-    """The value, and what no provider takes: text that is not UTF-8, NaN, a name twice, half a surrogate pair."""
+    """Return the value, and the fault that every provider refuses: not UTF-8, NaN, a name twice, half a surrogate."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) != len(pairs):

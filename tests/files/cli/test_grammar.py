@@ -1,4 +1,4 @@
-"""What `quine fs` makes of words and patterns, as everybody's tools do; and how its crew ends where stores fail."""
+"""Words and patterns of `quine fs`, read as common tools read them; and the end of its workers where stores fail."""
 
 from __future__ import annotations
 

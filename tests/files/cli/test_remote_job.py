@@ -109,7 +109,7 @@ def test_who_is_killed_over_there_leaves_nothing(lab: Lab, root: Path, number: s
         lab.run(["fs", "put", "-", "y"], env={"QUINE_FS": f"origin:{root}"}, check=True)
         return not list((root / ".quine-parts").glob("*"))
 
-    # Who comes next sweeps what a dead face has left; the node holds a moment longer what it was lent.
+    # The next command sweeps the parts of a dead proxy. The node keeps the descriptors lent to it a moment longer.
     until(swept)
 
 
@@ -118,7 +118,7 @@ def test_who_is_killed_over_there_leaves_nothing(lab: Lab, root: Path, number: s
 def test_cuts_of_the_link_change_no_byte(
     lab: Lab, through: Callable[..., str], root: Path, tmp_path: Path, cuts: int
 ) -> None:
-    """Down and up, many files at a time: what was acknowledged is kept, and nothing is there in part."""
+    """Down and up, many files at a time: acknowledged files are kept, and no file is there in part."""
     host, proxy = through("h1", lease=120), lab["h1"].proxy
     seed = random.randrange(1 << 30)
     dice = random.Random(seed)

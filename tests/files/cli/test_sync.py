@@ -31,7 +31,7 @@ TREES = st.dictionaries(PATHS, st.none() | st.binary(max_size=3), max_size=8)
 
 
 class Counted(Memory):
-    """A store that notes what it was asked to change and to read."""
+    """A store that notes its changes and its reads."""
 
     def __init__(self) -> None:
         super().__init__(f"sync-{os.urandom(8).hex()}")
@@ -56,7 +56,7 @@ class Counted(Memory):
 
 
 def plant(top: str, tree: dict[str, bytes | None]) -> None:
-    """None is a directory. A path below what is a file already is left out. A time goes with a content."""
+    """Make files and directories (None). Paths below a file are left out. A file's time depends on its content."""
     os.makedirs(top, exist_ok=True)
     for path, content in sorted(tree.items(), key=lambda item: os.fsencode(item[0])):
         whole = os.path.join(top, path)
@@ -249,13 +249,13 @@ def test_nothing_is_removed_where_the_source_was_not_seen_whole(shelf: Shelf) ->
 
 
 def test_what_is_behind_a_link_that_was_refused_stays(shelf: Shelf) -> None:
-    """A directory was moved to another disk, and a link put in its place: its copy is not what is to go."""
+    """A link replaces a directory that was moved to another disk. `--delete` must not remove the copy in the tier."""
     shelf.ok("sync", "s", "tier:t")
     (shelf.directory / "s/d").rename(shelf.directory / "elsewhere")
     (shelf.directory / "s/d").symlink_to("../elsewhere")
     assert "s/d: a symbolic link" in shelf.fails("sync", "--delete", "s", "tier:t")
     assert (shelf.tier / "t/d/changed").read_bytes() == b"2" and (shelf.tier / "t/d/e").is_dir()
-    assert not (shelf.tier / "t/extra").exists(), "what is nowhere in the source goes"
+    assert not (shelf.tier / "t/extra").exists(), "entries that the source lacks are removed"
     shelf.ok("sync", "-L", "--delete", "s", "tier:t")
     assert (shelf.tier / "t/d/changed").read_bytes() == b"2"
 
@@ -273,7 +273,7 @@ def test_a_link_here_is_no_way_out(shelf: Shelf) -> None:
 
 
 def test_what_is_quines_own_is_no_part_of_a_tree(shelf: Shelf) -> None:
-    """The data directory, and a tier that is a directory, lie in most trees that somebody works in."""
+    """Trees that users work in often contain the data directory, and a tier that is a directory."""
     tape = shelf.directory / "data/a.jsonl"
     tape.write_bytes(b"a tape")
     fill(shelf.tier / "t", {b"data/fs/t/old": b"of another tree", b"data/b": b""})
@@ -295,7 +295,7 @@ def test_what_is_quines_own_is_no_part_of_a_tree(shelf: Shelf) -> None:
     assert "the tier, is in it" in shelf.fails("sync", "--delete", "tier:v", ".")
     assert (shelf.directory / "extra/store/u/new").exists()
     shelf.ok("put", "-r", "data/fs/t", "/")
-    assert (shelf.directory / "extra/store/t/data/b").exists(), "who names it means it"
+    assert (shelf.directory / "extra/store/t/data/b").exists(), "a path in the data directory can be named"
 
 
 def test_a_tree_that_is_got_does_not_come_into_what_is_quines_own(shelf: Shelf) -> None:

@@ -1,4 +1,4 @@
-"""`quine fs sync --delete`: what it may remove, and what it must not take for absent."""
+"""`quine fs sync --delete`: files that it may remove, and files that it must not take for absent."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def plant_odd(store: tiers.Store, root: Path) -> bool:
 
 
 def roots(store: tiers.Store, tmp_path: Path) -> Path:
-    """Where the files of a store lie that is a directory of this machine."""
+    """Return the directory of this machine in which the files of a store lie."""
     found = [tmp_path / "a mount", tmp_path / "fs", tmp_path / "a root"]
     return next((path for path in found if path.exists()), tmp_path / "none")
 
@@ -154,7 +154,7 @@ def test_what_is_replaced_by_another_kind_counts_as_removed(shelf: Shelf) -> Non
 
 
 def test_what_is_left_out_here_stays_there(shelf: Shelf) -> None:
-    """The data directory is no part of the tree that is put, and what has its name there is not absent for that."""
+    """A sync leaves the data directory out. `--delete` must not take its name in the tier for absent here."""
     shutil.rmtree(shelf.tier / "t")
     fill(shelf.tier, {b"t/data/x": b"theirs", b"t/gone": b""})
     shelf.ok("sync", "--delete", ".", "tier:t")

@@ -1,4 +1,4 @@
-"""What is on its way to a store: how much of it is in memory, whatever a job says and however many it sends at once."""
+"""Data on its way to a store: its memory is bounded, whatever a job says and however much it sends at once."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_spool_lies_on_a_disk_and_has_no_name(tmp_path: Path, monkeypatch: pyt
 def test_a_large_spool_leaves_some_of_its_disk_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of memory half, of a disk a tenth or 1 GiB; what is small is never refused."""
+    """A spool leaves half of memory to others, and a tenth or 1 GiB of a disk. Small files are never refused."""
     block, large = 4096, spool.UNASKED + 1
     for whole, in_memory, spare in (
         (1 << 40, False, 1 << 30),

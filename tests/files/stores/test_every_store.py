@@ -1,4 +1,4 @@
-"""One suite for every store of the files tier: what `quine/files/api.py` promises, whatever lies behind it.
+"""One suite for every store of the files tier: the promises of `quine/files/api.py`, with any backend.
 
 `QUINE_TEST_TIER=100000` is the long form: so many small files, and 5 GB also where a store has no holes. On a disk that
 syncs in milliseconds it takes an hour or two; `--basetemp` in /dev/shm spares that.

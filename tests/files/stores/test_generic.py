@@ -1,4 +1,4 @@
-"""Stores by way of fsspec: what they may be trusted with, and what removing a directory leaves alone."""
+"""Stores behind fsspec: operations that they are trusted with, and entries that removing a directory leaves alone."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ SECRET = b"outside"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Of a tier; beside it lies what nobody may reach through it."""
+    """The directory of a tier; files beside it must not be reachable through the tier."""
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/file").write_bytes(SECRET)
     (tmp_path / "root").mkdir()
@@ -102,7 +102,7 @@ def test_what_is_no_file_is_refused(tier: Local, root: Path) -> None:
         os.chdir(root)
         made.bind("socket")
         os.chdir(here)
-    with contextlib.suppress(PermissionError):  # who is not root, or is it in a namespace only
+    with contextlib.suppress(PermissionError):  # only root may, and not in a user namespace
         os.mknod(root / "device", stat.S_IFCHR | 0o600, os.makedev(1, 5))
     for name in os.listdir(root):
         if name != temp.NAME:
@@ -177,7 +177,7 @@ def test_who_swaps_directories_for_symlinks_leads_nobody_out(tier: Local, root: 
 
 
 def test_a_pipe_in_place_of_a_file_holds_up_nobody(tier: Local, root: Path) -> None:
-    """It was a file when it was looked at, and is a pipe when it is opened."""
+    """The path is a file at the look and a pipe at the open."""
     put(tier, "a", b"x")
     look = dirfd.look
 
@@ -280,7 +280,7 @@ def test_a_root_that_may_not_be_listed_is_named(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
-    """By the limit of file sizes, which is told in the same way."""
+    """The limit of file sizes stands for a full disk: the error is handled in the same way."""
     tier = Local(str(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

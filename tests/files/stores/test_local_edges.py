@@ -43,7 +43,7 @@ def room(more: int) -> Iterator[None]:
 @pytest.mark.parametrize("more", range(2, 6))
 @pytest.mark.parametrize("what", ["put", "move", "make", "remove"])
 def test_what_has_no_descriptor_left_is_done_or_it_is_not(tier: Local, what: str, more: int) -> None:
-    """Who is told that it failed finds it as it was: a lock that nobody has would be for ever."""
+    """A failed operation leaves everything as it was. A lock without an owner would stay for ever."""
     put(tier, "d/a", b"old")
     put(tier, "d/b", b"old")
     writer = tier.create("d/lock", if_absent=True)
@@ -103,7 +103,7 @@ def test_far_beyond_the_end_there_is_nothing(tier: Local) -> None:
 
 
 def test_a_file_that_python_gets_follows_no_link_of_another(tier: Local, tmp_path: Path) -> None:
-    """In a directory that others write to, whose name for what is aside can be guessed."""
+    """Other users write to the directory and can guess the name of the temporary file."""
     put(tier, "a", b"new")
     (tmp_path / "victim").write_text("mine")
     for name in (f"out.{os.getpid()}.part", "out"):
@@ -167,7 +167,7 @@ def test_other_names_are_everybodys(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["..", "../x", "a/../../x", "a/..", "a/../x"])
 def test_the_store_itself_lets_nothing_lead_out(path: str, tmp_path: Path) -> None:
-    """Whoever calls it has cleaned a path before; it does not rely on that."""
+    """Callers check a path before, but the store does not rely on that."""
     (tmp_path / "x").write_bytes(b"outside")
     tier = Local(str(tmp_path / "root"))
     put(tier, "a/b", b"1")

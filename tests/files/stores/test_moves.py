@@ -200,7 +200,7 @@ def test_what_is_put_while_sftp_moves_a_file_stays(
 def test_a_store_that_ignores_the_condition_of_a_deletion_moves_nothing(
     weed: Weed, tmp_path: Path, unsafe: bool
 ) -> None:
-    """What is put between the copy and the deletion was acknowledged, and would go with the deletion."""
+    """A file put between the copy and the deletion was acknowledged, and the deletion would remove it."""
     with faulty(int(weed.endpoint.rpartition(":")[2])) as proxy:
         bucket = Bucket(BUCKET, {}, {**weed.options, "endpoint_url": proxy.endpoint})
         tier = ObjectTier(f"s3://{BUCKET}", bucket, str(tmp_path).lstrip("/"), unsafe)
@@ -226,7 +226,7 @@ def test_a_store_that_ignores_the_condition_of_a_deletion_moves_nothing(
 def test_a_copy_is_of_the_version_that_was_looked_at(
     weed: Weed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its mode and time are told by the look, and its content must be of the same version."""
+    """Mode and time come from the look, so the content must be of the same version."""
     bucket = weed.bucket()
     tier = ObjectTier(f"s3://{BUCKET}", bucket, str(tmp_path).lstrip("/"))
     put(tier, "a", b"old", mode=0o600)

@@ -1,4 +1,4 @@
-"""What is particular to a store behind a library: keys of objects, lost answers, versions, drivers, secrets."""
+"""Properties of stores behind a library: keys of objects, lost answers, versions, drivers, secrets."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_one_of_many_moves_it(tier: ObjectTier) -> None:
 
 @pytest.mark.parametrize("times", [1, 100])
 def test_a_move_whose_answer_was_lost_loses_no_file(weed: Weed, tmp_path: Path, times: int) -> None:
-    """Its source is removed, and who asks again is told that it is gone: that was not another who moved it."""
+    """The source is removed and the answer lost. The retry finds no source, and must not blame another mover."""
     port = int(weed.endpoint.rpartition(":")[2])
     with losing(port, b"DELETE /shelf/tmp") as line, contextlib.ExitStack() as stack:
         options = {**weed.options, "endpoint_url": f"http://127.0.0.1:{line.port}"}
@@ -221,7 +221,7 @@ def test_what_is_put_while_its_directory_is_moved_stays(
 def test_a_directory_that_another_has_just_made(
     tier: ObjectTier, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look and the making: the store decides who was first."""
+    """Another process makes the directory between the look and the making: the store decides which was first."""
     call = bucket.call
 
     def late(method: str, path: str, **more: Any) -> Any:
@@ -490,7 +490,7 @@ def test_a_connection_that_broke_is_made_again(served: Tier, sftp_lab: Lab, tmp_
 
 
 def test_a_part_does_not_outlive_its_connection(served: Tier, sftp_lab: Lab, tmp_path: Path) -> None:
-    """It would be there for a day, for nobody knows whose it is."""
+    """A part without an owner would stay for a day."""
     with served.create("a") as writer:
         writer.write(bytes(3 << 20))
         assert os.listdir(tmp_path / ".quine-parts")
@@ -506,7 +506,7 @@ def test_a_server_that_is_gone_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Blocks that were on their way have nothing to add; a face would print each with a traceback."""
+    """Blocks on their way add no error of their own: a proxy would print each with a traceback."""
     lab = own_lab(["h1"])
     monkeypatch.setenv("HOME", str(lab.home))
     tier = reached(lab, tmp_path)
@@ -625,7 +625,7 @@ def test_a_role_of_azure_is_left_to_its_library() -> None:
 def test_a_store_is_opened_by_the_keys_of_a_file_that_the_environment_names(
     weed: Weed, tmp_path: Path
 ) -> None:
-    """As an agent does it, whose environment has no secrets."""
+    """An agent opens its store so, because its environment has no secrets."""
     keys = weed.options
     (tmp_path / "keys").write_text(
         f"[default]\naws_access_key_id = {keys['key']}\naws_secret_access_key = {keys['secret']}\n"
@@ -727,7 +727,7 @@ def test_directories_of_other_tools_in_gs(google: Google) -> None:
 
 @pytest.mark.skipif(not AZURITE, reason="no azurite-blob here")
 def test_directories_of_other_tools_in_az(azure: Azure) -> None:
-    """What only they can name is never removed, nor what a sibling has whose name begins like the directory's."""
+    """Keys that only other tools can name are never removed, nor are those of a sibling like `hidden` beside `h`."""
     from azure.storage.blob import ContainerClient
 
     prefix = str(uuid.uuid4())
@@ -773,7 +773,7 @@ def test_what_is_wrong_with_the_way_to_a_container(azure: Azure) -> None:
 
 @pytest.mark.usefixtures("drivers")
 def test_servers_of_clouds_that_are_away() -> None:
-    """Drivers try for a minute before they say it in these words."""
+    """Drivers try for a minute before they raise these errors."""
     from azure.core import exceptions
     from google.auth.exceptions import TransportError
 

@@ -79,7 +79,7 @@ def test_one_of_many_moves_it(store: Store, if_absent: bool) -> None:
 @pytest.mark.long
 def test_readers_see_one_version_whole(store: Store) -> None:
     tier, over = store.tier, threading.Event()
-    begun = threading.Barrier(3)  # who reads has begun before anybody writes
+    begun = threading.Barrier(3)  # every reader has begun before the first write
     put(tier, "a", marked("first", 1000))
     seen = []
 
@@ -126,7 +126,7 @@ def test_readers_see_one_version_whole(store: Store) -> None:
 
 @pytest.mark.long
 def test_who_puts_wins_over_who_removes_the_directory(store: Store) -> None:
-    """A directory that came with a file is empty for a moment before it, and whoever removes it then loses nothing."""
+    """A put makes its directory first. Another process may remove it while it is empty: the put succeeds."""
     tier, over = store.tier, threading.Event()
     count = 40 if store.near else 15
 
@@ -266,7 +266,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """What a tier is: paths, with content or None for a directory."""
+    """A model of a tier: paths with their content, or None for a directory."""
 
     def __init__(self) -> None:
         self.all: dict[str, bytes | None] = {"": None}
@@ -409,7 +409,7 @@ def outcome(what: object, verb: str, arguments: tuple[object, ...]) -> object:
 
 
 def allowed(store: Store, step: tuple[object, ...]) -> bool:
-    """The root of the model is a directory below that of the tier: it may not go. What a store lacks is left out."""
+    """Return whether a step can be done. The root of the model must stay, and a store may lack an operation."""
     verb = str(step[0])
     if "" in step[1:3] and verb in ("remove", "rename"):
         return False
@@ -444,7 +444,7 @@ def test_any_order_of_operations(store: Store) -> None:
 
 
 def test_the_library_is_not_needed(tmp_path: Path) -> None:
-    """A local tier is opened, used and closed without what speaks to other stores."""
+    """A local tier is opened, used and closed without the libraries of other stores."""
     code = """
 import sys
 from quine.files.stores.registry import open_store

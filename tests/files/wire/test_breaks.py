@@ -2,7 +2,7 @@
 
 Laws
 1. An acknowledged put is there, whole, from the moment of its acknowledgement on; one that was not is there whole or
-   not at all. Who reads has one version, whole, or an error.
+   not at all. A reader gets one version, whole, or an error.
 2. CI runs a short form; QUINE_TEST_BREAKS=200 is the long one: that many cuts.
 """
 
@@ -60,7 +60,7 @@ def works(tier: Tier, worker: int, rounds: int, wrong: list[str], kept: dict[str
 
 
 def together(door: Door, rounds: int) -> list[dict[str, bytes]]:
-    """Four workers at one time; what each has left."""
+    """Run four workers at one time; return the files that each has left."""
     wrong: list[str] = []
     kept: list[dict[str, bytes]] = [{} for _ in range(4)]
     failed: list[BaseException] = []
@@ -154,7 +154,7 @@ while True:
 
 @contextlib.contextmanager
 def writing(lab: Lab, host: str, root: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A job over there that replaces `f` again and again, and says so each time."""
+    """A job on the host that replaces `f` again and again, and prints a line each time."""
     script = [sys.executable, "-P", "-c", WRITER, str(Path(__file__).parents[3])]
     words = ["run", "--on", host, "--fs", f"origin:{root}", "--", *script]
     with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as face:
@@ -212,7 +212,7 @@ def test_killed_while_it_puts(victim: str, own_lab: Callable[..., Lab], tmp_path
         put(open_store(f"origin:{root}", {}, ""), "g", b"after")  # which sweeps what nobody holds any more
         return sorted(path.name for path in hidden(root)) == ["g"]
 
-    until(swept)  # who starts a job holds, for a moment, what its parent does
+    until(swept)  # a process that starts a job holds the descriptors of its parent for a moment
     tier = open_store(f"origin:{root}", {}, "")
     assert sorted(entry.path for entry in tier.list("")) == ["f", "g"]
 

@@ -56,7 +56,7 @@ def content(size: int, seed: int = 1) -> bytes:
 
 
 def parts(local: Local) -> list[str]:
-    """What lies below the root, whether it is shown or not."""
+    """Return the names of all files below the root, shown or hidden."""
     return [name for _, _, files in os.walk(local.root) for name in files]
 
 
@@ -274,7 +274,7 @@ def test_errors_are_those_of_the_store(tier: Remote, local: Local, relay: Relay)
 
 
 def test_a_put_that_is_refused_in_the_middle_says_why(local: Local, relay: Relay, tier: Remote) -> None:
-    """The store stops listening; who sends hears of it before he has sent it all."""
+    """The store stops listening: the sender gets the error before it has sent all the data."""
 
     class Full(Local):
         def create(self, path: str, **more: Any) -> Writer:
@@ -360,7 +360,7 @@ def refuse(why: str) -> None:
 def test_an_origin_that_is_lost_before_its_answer_may_have_done_it(
     local: Local, relay: Relay, tier: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who tries again has to look first, and is told so; who was lost before he had asked has done nothing."""
+    """The error tells to look before a retry. A caller that lost the origin before its request has changed nothing."""
     changes: list[Callable[[], object]] = [
         lambda: put(tier, "a", b"x"),
         lambda: tier.mkdir("d"),

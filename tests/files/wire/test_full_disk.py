@@ -25,7 +25,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", place], capture_output=True)
     if made.returncode:
-        pytest.skip("who is not root mounts no small disk")
+        pytest.skip("mounting a small disk needs root")
     try:
         yield place
     finally:
@@ -45,7 +45,7 @@ def sent(tier: Tier, path: str, file: Path, size: int | None) -> None:
 
 
 def test_a_disk_that_is_full_at_the_origin(lab: Lab, small: Path, tmp_path: Path) -> None:
-    """By descriptors, by blocks, and one of the last byte; what was there stays."""
+    """By descriptors, by blocks, and at the last byte: the file that was there stays."""
     large, fits = tmp_path / "large", tmp_path / "fits"
     large.write_bytes(os.urandom(4 * SIZE))
     fits.write_bytes(os.urandom(3 * BLOCK))

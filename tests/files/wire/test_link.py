@@ -1,4 +1,4 @@
-"""The tier of a job over a real link: what it puts is kept, what stops half-way leaves nothing, whatever stops it."""
+"""The tier of a job over a real link: a finished put is kept, an unfinished one leaves nothing, however it stops."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_anothers_right_is_no_right(door: Door) -> None:
 
 
 def once_below(seconds: float, act: Callable[[], object], times: int = 20) -> float:
-    """Seconds that it takes, the least of at most so many times: what a busy machine adds is no part of the way."""
+    """Return the least time in seconds of at most `times` runs: load of the machine adds to the time of the link."""
     taken: list[float] = []
     while not taken or (min(taken) >= seconds and len(taken) < times):
         begun = time.monotonic()
@@ -100,7 +100,7 @@ def once_below(seconds: float, act: Callable[[], object], times: int = 20) -> fl
 
 @pytest.mark.long
 def test_an_operation_over_a_long_link_is_one_round_trip(lab: Lab, tmp_path: Path) -> None:
-    """None takes as long as two, which the line makes certain: no two are ever faster than its delay."""
+    """Each takes less than two round trips, and the delay of the line makes certain that two are never faster."""
     way = 0.3
     host = lab.slow("h3", way)
     lab.run(["run", "--on", host, "--", "true"], check=True)
@@ -184,7 +184,7 @@ def test_sixty_four_operations_at_one_time(door: Door) -> None:
 
 
 def test_a_fork_has_streams_of_its_own(door: Door) -> None:
-    """What was open is the parent's; what the child does and how it ends is nothing to it."""
+    """Open streams belong to the parent: neither the child's actions nor its end change them."""
     tier = door.tier()
     data = content(4 * BLOCK)
     put(tier, "f", data)

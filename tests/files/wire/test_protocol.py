@@ -1,4 +1,4 @@
-"""The words of `fs`: what is said arrives as it was said, and what nobody would say is refused and nothing else."""
+"""Messages of the `fs` service: valid ones arrive as they were sent, invalid ones are refused with an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session channel as a duplex: what was buffered comes first, the end comes once and last."""
+"""A session channel as a duplex: buffered bytes come first, the end comes once and last."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Wire:
 
 
 class Log:
-    """A protocol that writes down what it hears."""
+    """A protocol that notes its events."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
@@ -159,7 +159,7 @@ def test_a_write_just_after_the_other_end_closed_is_no_defect() -> None:
 
 
 def test_what_comes_in_one_turn_comes_at_once_to_who_listened_then() -> None:
-    """The next one would be told of it before he has sent again what the other end lacks, and answer out of turn."""
+    """A new listener first sends again the bytes that the peer lacks; earlier data would make it answer too soon."""
 
     async def scene() -> None:
         duplex, _ = made()
@@ -182,7 +182,7 @@ def test_what_comes_in_one_turn_comes_at_once_to_who_listened_then() -> None:
 
 
 def test_who_falls_behind_is_handed_no_more_than_one_read() -> None:
-    """asyncssh lets all that it kept loose as reading goes on, until it is told to wait again."""
+    """asyncssh releases all its buffered data when reading goes on, until it is paused again."""
 
     async def scene() -> None:
         duplex, _ = made()
@@ -217,7 +217,7 @@ def test_what_is_kept_while_reading_is_paused_is_bounded_by_the_window() -> None
     opened = 0
 
     class Connection:
-        """What asyncssh's channel uses of its connection. Each word from it opens the window."""
+        """The interface of a connection, as asyncssh's channel uses it. Each packet of the channel opens the window."""
 
         logger = SSHLogger(logging.getLogger())
 

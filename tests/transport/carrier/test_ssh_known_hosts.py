@@ -1,4 +1,4 @@
-"""Host keys on file: what OpenSSH writes we read, what we write OpenSSH reads."""
+"""Host keys on file: quine reads lines that OpenSSH writes, and OpenSSH reads lines that quine writes."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def test_a_request_is_answered_by_the_drivers_services() -> None:
 
 def test_keys_of_a_terminal_go_across_as_bytes_and_escapes_do_not() -> None:
     job = Job(Spawn(["sh"], capability="c", terminal=TERMINAL)).carry()
-    assert job.core.room == 0  # what is typed before is typed on our own terminal
+    assert job.core.room == 0  # keys typed before the start stay with the local terminal
     job.start()
     assert job.asked == [("started", 7), ("take terminal",)]
     job.core.typed(b"\x03\r~?", job.now)

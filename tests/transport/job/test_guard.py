@@ -1,4 +1,4 @@
-"""The launcher of a node as its guard: what a killed node leaves is ended, whoever was killed before, and no more."""
+"""The launcher of a node as its guard: it ends all that a killed node leaves, in any order of deaths, and no more."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def only(found: list[Process]) -> Process:
 
 
 def node(lab: Lab) -> Process:
-    """The one that stays: what it forks has its argv until it execs, and one that was killed takes its time to go."""
+    """Wait until one node is left; return it. Forks have its argv until they exec; a killed one goes slowly."""
     found: list[Process] = []
 
     def single() -> bool:
@@ -70,13 +70,13 @@ def gone(*found: Process) -> None:
 
 
 def ended(*words: str) -> None:
-    """What was killed may take a moment to die, on a busy machine."""
+    """Wait for their end: a killed process may take a moment to die, on a busy machine."""
     until(lambda: not running(*words))
 
 
 @pytest.fixture
 def left(lab: Lab) -> Iterator[None]:
-    """Those that a test's jobs let go on purpose: ours to end."""
+    """Processes that the jobs of a test leave on purpose: the fixture ends them."""
     yield
     for process in lab.jobs():
         if process.argv[:1] == ("sleep",):
@@ -335,7 +335,7 @@ def test_a_number_that_is_somebody_elses_by_now_is_left_alone(table: Table) -> N
 
 @pytest.mark.parametrize("abandoned", [False, True])
 def test_what_a_dead_leader_left(table: Table, abandoned: bool) -> None:
-    """Ended with its node; in a table found later nobody can tell whose it is."""
+    """It ends with its node: a later node could not tell from the table whose process it is."""
     with Sleeper() as sleeper:
         script = "sleep 73981 & echo $!"
         leader = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)

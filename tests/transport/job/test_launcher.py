@@ -115,7 +115,7 @@ ORDER = {
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> list[child.Start]:
-    """What was to be started; nothing is."""
+    """Return the starts that were asked for; nothing is started."""
     found: list[child.Start] = []
 
     def fork(start: child.Start, report: socket.socket) -> int:

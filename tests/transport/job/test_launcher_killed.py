@@ -23,7 +23,7 @@ from transport.job.launcher_client import Launching
 
 @contextlib.contextmanager
 def stopped(launcher: Launching) -> Iterator[None]:
-    """It reads nothing of what it is told in here, and dies."""
+    """Within the context the launcher reads none of its messages; then it dies."""
     pid = launcher.pid
     os.kill(pid, signal.SIGSTOP)
     yield
@@ -33,7 +33,7 @@ def stopped(launcher: Launching) -> Iterator[None]:
 def test_what_a_killed_launcher_was_to_send_is_sent(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One was to be signalled, one to be ended, whose TERM must not be skipped, and one has ended by itself."""
+    """One job gets a signal, one is ended, whose TERM must not be skipped, and one has ended by itself."""
     monkeypatch.setattr(termination, "PAUSE", 60.0)
 
     async def main(launcher: Launching) -> None:
@@ -65,7 +65,7 @@ def test_what_a_killed_launcher_was_to_send_is_sent(
 
 
 def test_how_a_job_ended_is_heard_of_a_launcher_that_died_with_something_unread(started: Started) -> None:
-    """The kernel answers with a reset first, and then with what the dead one had said."""
+    """The kernel first answers with a reset, then with the last messages of the dead launcher."""
 
     async def main(launcher: Launching) -> None:
         told = Told()
@@ -150,7 +150,7 @@ def test_starts_that_nobody_takes_leave_no_descriptor(
 
 
 def test_a_slot_of_the_table_is_freed_once(started: Started) -> None:
-    """Freed twice it would be two jobs', and one of them would stand in no table."""
+    """A slot freed twice would belong to two jobs, and one of them would be in no table."""
 
     async def main(launcher: Launching) -> None:
         told, table = Told(), launcher.table
@@ -223,7 +223,7 @@ def test_a_launcher_that_cannot_be_watched_ends_no_jobs(
 def test_what_a_command_of_the_nodes_own_left_behind_is_reaped(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy command, say: its orphans are this process's. Who has started a child himself hears how it ended."""
+    """Orphans of a proxy command, for example, become children of the node. An awaited child keeps its status."""
     monkeypatch.setattr(launcher_client, "UNCLAIMED", 0.2)
 
     async def main(launcher: Launching) -> None:

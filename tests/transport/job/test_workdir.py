@@ -31,7 +31,7 @@ def test_the_last_one_removes_it_if_it_is_empty(tmp_path: Path) -> None:
 
 
 def test_nobody_loses_it_while_others_come_and_go(tmp_path: Path) -> None:
-    """What each holds is what is there under its name, as a job that starts in it needs."""
+    """Each process holds the directory that is there under its name, as a job that starts in it needs."""
     code = """
 import os, sys
 from transport.job import workdir
@@ -53,7 +53,7 @@ for _ in range(400):
 def test_a_successor_is_not_removed_for_what_was_there_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody removes it and a third makes it anew, just after it was opened to be left."""
+    """After the open for removal one process removes the directory, and another makes it anew."""
     path = tmp_path / "tree"
     path.mkdir()
     lock = fcntl.flock

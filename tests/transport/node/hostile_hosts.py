@@ -69,12 +69,12 @@ class Stage:
         python.chmod(0o755)
 
     def done(self, host: Host) -> list[str]:
-        """The steps that its double has done."""
+        """Return the steps that the host's double has done."""
         found = (host.home / ".cache/quine").glob("*/plan.done")
         return [line for path in found for line in path.read_text().split()]
 
     def said(self, host: Host) -> list[tuple[str | None, str]]:
-        """What the origin answered to it: (error, reply)."""
+        """Return the origin's answers to the double: (error, reply)."""
         (path,) = (host.home / ".cache/quine").glob("*/plan.said")
         return [tuple(json.loads(line)) for line in path.read_text().splitlines()]
 
@@ -103,7 +103,7 @@ class Stage:
     # -- the origin ----------------------------------------------------------------------------------
 
     def _alone(self) -> Process:
-        """The node. What it forks has its argv until it execs, and one that was stopped takes its time to go."""
+        """Wait until one node is left; return it. Forks have its argv until their exec; a stopped one goes slowly."""
         found: list[Process] = []
 
         def alone() -> bool:
@@ -129,7 +129,7 @@ class Stage:
         return statistics.median(self.beats(count))
 
     def log(self) -> str:
-        """What the node has written since the beginning of the test."""
+        """Return the lines that the node has logged since the beginning of the test."""
         return self.whole_log()[self._read :]
 
     def whole_log(self) -> str:
@@ -162,7 +162,7 @@ class Stage:
 
 
 class Ended:
-    """How a client of the hostile host ended, and the beats of the good node meanwhile."""
+    """The end of a client of the hostile host, and the round trips of the good node during it."""
 
     def __init__(self, status: int, out: bytes, err: str, beats: list[float]) -> None:
         self.status = status

@@ -19,7 +19,7 @@ lines, each a step, a list of a word and its arguments:
     ["hold"]                  nothing more, until the origin hangs up
 
 Laws
-1. It is a process of its own and knows the wire from the product's own encoder: what it breaks, it breaks by intent.
+1. It is a process of its own and uses the product's own encoder: it breaks a rule of the wire only by intent.
 2. It answers pings, and reads what comes unless it is told to be deaf, so that nothing but its plan ends the link.
 3. A line for each step that it has done goes to PLAN.done, so that a test can wait for it.
 """
@@ -219,12 +219,12 @@ class Double:
         return [frame for frame in self._frames if (frame.kind, frame.channel) == (kind, number)]
 
     def _takes(self, number: int, at: int) -> bool:
-        """There is room for more; also where nobody reads any more, to whom a hostile node sends on."""
+        """Whether there is room for more; also True where the reader has gone: a hostile node sends on."""
         acked = max((frame.offset for frame in self._of(Kind.ACK, number)), default=0)
         return self._gone or at - acked < INITIAL_WINDOW or bool(self._of(Kind.STOP, number))
 
     def step_seen(self) -> None:
-        """What the origin has sent: all of it was seen."""
+        """Tell the origin that all bytes it has sent were seen."""
         with self._news:
             sent = sum(len(encode(frame)) for frame in self._frames if frame.kind not in BESIDE)
         self._send(HEADER.pack(0, Kind.SEEN, 0, 0, sent))

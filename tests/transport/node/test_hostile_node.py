@@ -147,7 +147,7 @@ LATER: dict[str, tuple[Plan, str]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("case", LATER)
 def test_later(stage: Stage, bad: Host, case: str) -> None:
-    """It was started, so its outcome is not known: 74, and nobody dials such a node again."""
+    """The job was started, so its outcome is not known: 74, and such a node is not dialled again."""
     plan, rule = LATER[case]
     stage.give(bad, [*BEGIN, *plan, HOLD])
     ended = stage.against(bad)
@@ -160,7 +160,7 @@ def test_later(stage: Stage, bad: Host, case: str) -> None:
 
 
 def test_a_spawn_towards_the_origin(stage: Stage, bad: Host, tmp_path: Path) -> None:
-    """A node that was dialled serves, and is not served: else whoever runs a host would run commands here."""
+    """A dialled node serves and is not served: otherwise the owner of a host could run commands at the origin."""
     mark = tmp_path / "it-ran"
     for body in (
         {"id": "a", "tree": "t", "argv": ["touch", str(mark)]},
@@ -187,7 +187,7 @@ def test_a_spawn_towards_the_origin(stage: Stage, bad: Host, tmp_path: Path) -> 
 
 
 def test_seen_backwards(stage: Stage, bad: Host) -> None:
-    """What was seen cannot be unseen: the origin has forgotten it."""
+    """Bytes that were seen cannot be unseen: the origin has dropped them."""
     plan = [*BEGIN, ["seen"], frame("SEEN", 0, 0, 0), HOLD]
     stage.give(bad, plan)
     ended = stage.against(bad)
@@ -276,7 +276,7 @@ def test_flood(stage: Stage, bad: Host, case: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("case", ["small data", "requests", "large bodies", "large capabilities"])
 def test_flood_of_a_client_that_is_stopped(stage: Stage, bad: Host, case: str, tmp_path: Path) -> None:
-    """What it does not take waits in the node here, which has a bound for that too."""
+    """Frames that the client does not take wait in the local node, which has a bound for them too."""
     go = tmp_path / "go"
     small = {"kind": "DATA", "stream": 1, "channel": "job", "offset": [0, 20], "payload": "x", "times": 20}
     taken_back = {"kind": "STOP", "stream": "life", "channel": [2, 2]}
@@ -313,7 +313,7 @@ def test_flood_of_a_client_that_is_stopped(stage: Stage, bad: Host, case: str, t
 
 @pytest.mark.long
 def test_jobs_that_wait_for_another_host(stage: Stage, odd_host: Callable[..., Host]) -> None:
-    """What they are to be started with waits in the node here, until that host is reached."""
+    """Their spawns wait in the local node until the host is reached."""
     bad, mute = odd_host("bad", inventory={"may_fork": ["mute"]}), odd_host("mute")
     stage.give(mute, [HOLD])
     spawn = {"id": NAME, "tree": NAME, "argv": ["x" * 60_000], "where": "mute", "context": {"job": "JOB"}}
@@ -329,7 +329,7 @@ def test_jobs_that_wait_for_another_host(stage: Stage, odd_host: Callable[..., H
 def test_words_of_a_host_do_not_reach_the_terminal_as_they_are(
     stage: Stage, bad: Host, tmp_path: Path
 ) -> None:
-    """What an exit record says is shown to a person: no escape sequence, and no line that looks like one of ours."""
+    """A person reads the text of an exit record: no escape sequence, and no line that looks like one of quine."""
     words = "no\x1b]0;gone\x07\x9b2J\r\nquine: hint: rm -r ~\u202e" + "x" * 5000
     stage.give(bad, [*BEGIN, ["exit", {"detail": words, "hint": words, "host": words, "code": 3}], HOLD])
     report = tmp_path / "report"
@@ -346,7 +346,7 @@ def test_words_of_a_host_do_not_reach_the_terminal_as_they_are(
 
 
 def test_lies_about_an_end_are_told_as_they_are(stage: Stage, bad: Host) -> None:
-    """Nobody can see what a host really did; but what was started is not said to have been never started."""
+    """The origin cannot check the work of a host; but it never reports a started job as never started."""
     stage.give(bad, [*BEGIN, ["exit", {"state": "unreachable", "code": 69, "detail": "never started"}], HOLD])
     ended = stage.against(bad)
     assert ended.status == 74 and "exit frame" in ended.err, ended.err
@@ -357,7 +357,7 @@ def test_lies_about_an_end_are_told_as_they_are(stage: Stage, bad: Host) -> None
 
 @pytest.mark.long
 def test_those_who_never_come_to_the_point(stage: Stage, odd_host: Callable[..., Host]) -> None:
-    """Nothing at all, half a hello, a byte a second: a dial has one end, and holds nobody else up until then."""
+    """No bytes, half a hello, a byte a second: a dial has one deadline, and blocks no other job until then."""
     begun = GREETING + encode(Frame(Kind.HELLO, payload=b'{"version"' + b" " * 900))
     plans: dict[str, Plan] = {
         "mute": [HOLD],
@@ -469,7 +469,7 @@ def test_what_its_agents_may_not_have(stage: Stage, bad: Host, tmp_path: Path) -
 
 
 def test_more_than_the_budget(stage: Stage, bad: Host, tmp_path: Path) -> None:
-    """Who asks for a hundred inferences gets what the tree may spend."""
+    """A job that asks for a hundred inferences gets those that the tree may spend."""
     stage.give(
         bad,
         [

@@ -43,7 +43,7 @@ ROUNDS = 40 if LONG else 5
 @pytest.mark.parametrize("handler", ["echo", "spool"])
 @pytest.mark.parametrize("where", ["local", "h1"])
 def test_bytes_and_descriptors_in_any_order(lab: Lab, where: str, handler: str, seed: int) -> None:
-    """With what lends at both ends, at one, at none; where both are of one node, and where a link lies between."""
+    """Both ends lend, or one, or none; both have one node, or a link lies between their nodes."""
     same, count = asked(lab, where, "lent", handler, ROUNDS, seed).split()
     assert same == "same" and int(count) > 0
 
@@ -98,7 +98,7 @@ def test_what_is_lent_and_what_is_not(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_comes_behind_a_file_is_not_the_files(tmp_path: Path, whole: bool) -> None:
-    """All of it was there, or on its way, before the node had heard that a file was lent."""
+    """All bytes are there, or on their way, before the node hears that a file is lent."""
     size, rest = 2 * lendable.LEAST, b"the next word"
     body = os.urandom(size) + rest
 
@@ -128,7 +128,7 @@ def pair() -> tuple[Session, Session, int]:
 
 
 def carry(one: Session, two: Session) -> list[int]:
-    """Until both are quiet; the kinds of what came."""
+    """Carry frames until both ends are quiet; return the kinds of the frames."""
     kinds = []
     while one.has_output or two.has_output:
         for sender, receiver in ((one, two), (two, one)):
@@ -191,7 +191,7 @@ def test_a_client_that_lends_nothing_ends_itself_alone(lab: Lab) -> None:
 
 
 def test_what_its_lender_ended_is_not_given_back(tmp_path: Path) -> None:
-    """A client that says the end of a stream which it has lent breaks nobody else's link."""
+    """A client that ends a stream which it has lent breaks the link of no other client."""
     client, node, number = pair()
     node.tell(number, Kind.ATTACH, {})
     client.lend(number, STDIN, 0, {"fd": 0, "at": 0, "length": 100})
@@ -255,7 +255,7 @@ def test_a_descriptor_that_had_no_room_ends_its_link_alone() -> None:
 
 
 def test_more_descriptors_than_one_message_takes_are_not_lent() -> None:
-    """The node reads nothing for a moment, and three hundred handlers lend: the face goes on."""
+    """The node stops reading for a moment while three hundred handlers lend: the proxy goes on."""
     ours, theirs = socket.socketpair()
     with ours, theirs, open("/dev/null") as file:
         wire = Wire(ours, Session(opener=True, hello={}), b"x")
@@ -277,7 +277,7 @@ def test_more_descriptors_than_one_message_takes_are_not_lent() -> None:
 
 @pytest.mark.parametrize("attaches", [None, "no room"])
 def test_where_nothing_can_be_lent_the_handler_moves_it_all(tmp_path: Path, attaches: str | None) -> None:
-    """More than a window, into a file and out of it: what it has taken by then is acknowledged."""
+    """More than a window, into a file and out of it: the bytes taken by then are acknowledged."""
 
     def attach(fd: int) -> int:
         raise OSError(errno.EMFILE, "no room")

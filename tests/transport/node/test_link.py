@@ -59,7 +59,7 @@ class Pipe:
 
 
 class Seen:
-    """What stands behind the channel."""
+    """A handler of the channel, which notes its frames."""
 
     def __init__(self) -> None:
         self.frames: list[int] = []
@@ -79,7 +79,7 @@ class Seen:
 
 
 def flooded(then: Callable[[Pipe], None]) -> tuple[Pipe, Seen, int]:
-    """A job, MANY signals for it, and what comes `then`; how many were handled before anybody else had a turn."""
+    """Receive a job, MANY signals for it, and `then`; return the signals handled before any other task ran."""
 
     async def main() -> tuple[Pipe, Seen, int]:
         pipe, seen, ended = Pipe(), Seen(), asyncio.Event()
@@ -202,7 +202,7 @@ async def dialled(
 def test_a_hello_of_an_abandoned_dial_does_not_end_the_connection_of_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was under way for longer than the one that was sent after it, and says what was true before."""
+    """The older hello arrives after the newer one, and its facts are out of date."""
     socket_in(tmp_path, monkeypatch)
 
     async def main() -> None:
@@ -228,7 +228,7 @@ def test_a_hello_of_an_abandoned_dial_does_not_end_the_connection_of_its_success
 
 
 def test_a_link_that_has_said_goodbye_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last slice may still wait for its turn when somebody dials again."""
+    """Its last slice may still wait for its turn when the next dial comes."""
     socket_in(tmp_path, monkeypatch)
 
     async def main() -> None:
@@ -442,7 +442,7 @@ def test_senders_wait_while_the_bodies_of_requests_have_no_room() -> None:
 
 
 def test_a_link_that_is_down_is_needed_while_the_other_end_has_not_heard_what_was_given_up() -> None:
-    """Else a job that nobody waits for would live out its lease over there."""
+    """Otherwise an abandoned job would run on the host until its lease is over."""
 
     async def main() -> None:
         line = Line(True, "0" * 32)

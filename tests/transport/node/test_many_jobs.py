@@ -1,4 +1,4 @@
-"""A thousand jobs on one link, twenty links on one node: what either node holds of it."""
+"""A thousand jobs on one link, twenty links on one node: the resources that either node holds for them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Crowd:
         return member
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Serve whoever can be served until then."""
+        """Serve all clients that have data until the condition holds."""
         deadline = time.monotonic() + SECONDS
         while not done():
             for fd, _ in self.poll.poll(1000):
@@ -136,7 +136,7 @@ def test_a_thousand_jobs_at_once_on_one_link_and_twenty_links(own_lab: Callable[
 
 @pytest.mark.long
 def test_a_thousand_readers_that_do_not_read(own_lab: Callable[..., Lab]) -> None:
-    """What their producers have written is in pipes and windows, and both are bounded."""
+    """The output of their producers is in pipes and windows, and both are bounded."""
     lab = own_lab(["h1"], lease=60)
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
     path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))
@@ -158,7 +158,7 @@ def test_a_thousand_readers_that_do_not_read(own_lab: Callable[..., Lab]) -> Non
 
 @pytest.mark.long
 def test_an_idle_link_costs_its_heartbeat_and_no_more(own_lab: Callable[..., Lab]) -> None:
-    """A day of it is what these seconds say: both nodes, with a link between them that nobody uses."""
+    """The cost of a day follows from these seconds: two nodes with an unused link between them."""
     lab = own_lab(["h1"], lease=60)
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
     settle(lambda: [seconds_used(node.pid) for node in nodes(lab)])

@@ -1,4 +1,4 @@
-"""What a job on another host may have open here, and what becomes of it when that job ends."""
+"""Requests that a job on another host may have open here, and their end when that job ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transport.wire.session import ASKED, Session
 
 
 def made() -> Relay:
-    """A relay for a job that somebody has asked for."""
+    """Return a relay for a job that another job has asked for."""
     session = Session(False, None)
     session.peer = {"build": "x"}
     (spawn,) = session.receive(GREETING + encode(Frame(Kind.SPAWN, 1, payload=b"{}")))
@@ -55,7 +55,7 @@ def test_the_jobs_that_one_job_asks_for_are_bounded_by_number_and_by_what_waits(
 
 
 def test_what_a_job_has_asked_for_ends_with_it() -> None:
-    """Also where the node that ran it keeps the link, and the channel of what it asked for."""
+    """It ends also if the node of the job keeps the link, and the channel of the request."""
 
     async def main() -> None:
         job, child = made(), made()

@@ -1,4 +1,4 @@
-"""What the tests of streaming requests share: a face that serves, and what its job asks for, as programs.
+"""The parts that tests of streaming requests share: a proxy that serves, and the requests of its job, as programs.
 
 `streaming.py face HOST VERB ARG…` starts `streaming.py job VERB ARG…` on HOST and answers what it asks.
 """
@@ -66,13 +66,13 @@ def give(incoming: Incoming) -> None:
 
 
 def refuse(incoming: Incoming) -> None:
-    """After the first byte, whatever more there is."""
+    """Fail after the first byte, whatever more there is."""
     incoming.read(1)
     raise ValueError("enough of that")
 
 
 def note(path: str, incoming: Incoming) -> None:
-    """What became of the body: a line in a file."""
+    """Note the fate of the body: a line in a file."""
     size = 0
     try:
         while data := incoming.read(1 << 18):
@@ -85,7 +85,7 @@ def note(path: str, incoming: Incoming) -> None:
 
 
 def hold(incoming: Incoming) -> None:
-    """Read nothing, until nobody waits: who asks reads nothing, either."""
+    """Read nothing, and write until the asker has gone, which reads nothing either."""
     while True:
         incoming.write(bytes(BLOCK))
 
@@ -121,7 +121,7 @@ def services(directory: str) -> dict[str, client.Service]:
 
 
 def serve(where: str, words: list[str], made: Mapping[str, client.Service]) -> int:
-    """Be the face of a Python program there; its status."""
+    """Be the proxy of a Python program on the host; return its status."""
     context = {"inventory": os.environ["QUINE_INVENTORY"], "cwd": os.getcwd()}
     env = {"PYTHONPATH": str(ROOT), "QUINE_INVENTORY": os.environ["QUINE_INVENTORY"]}
     env |= {name: value for name, value in os.environ.items() if name.startswith("STREAMING_")}
@@ -139,7 +139,7 @@ def serve(where: str, words: list[str], made: Mapping[str, client.Service]) -> i
 
 
 def put(relay: Relay, size: str, seed: str = "1") -> str:
-    """Send a stream; the answer says what came."""
+    """Send a stream; return the answer, which describes the bytes that came."""
     with relay.stream("digest") as asked:
         whole = hashlib.sha256()
         for number in range(-(-int(size) // BLOCK)):
@@ -169,7 +169,7 @@ def get(relay: Relay, size: str, seed: str = "2") -> str:
 
 
 def both(relay: Relay, size: str, seed: str = "3") -> str:
-    """Write and read at once, in two threads, what an echo makes of it."""
+    """Write and read an echo at once, in two threads."""
     body = content(int(seed), int(size))
     with relay.stream("echo") as asked:
 
@@ -199,7 +199,7 @@ def many(relay: Relay, count: str, size: str) -> str:
 
 
 def short(relay: Relay, count: str, threads: str) -> str:
-    """Many small requests, one after the other in each thread: how many sockets of ours were opened for them."""
+    """Make many small requests, one after the other in each thread; return the number of sockets opened for them."""
 
     def one(number: int) -> None:
         with relay.stream("echo") as asked:
@@ -220,7 +220,7 @@ def short(relay: Relay, count: str, threads: str) -> str:
 
 
 def refused(relay: Relay, size: str) -> str:
-    """A handler that raises early: what the writer is told, and the reader."""
+    """A handler that raises early: return the error of the writer, and of the reader."""
     told = []
     with relay.stream("refuse") as asked:
         try:
@@ -276,7 +276,7 @@ def held(relay: Relay, size: str) -> str:
 
 
 def forked(relay: Relay) -> str:
-    """A child asks on its own; what the parent had open goes on."""
+    """A child makes requests of its own; the open requests of the parent go on."""
     asked = relay.stream("echo")
     asked.write(b"before")
     assert asked.read(6) == b"before"
@@ -402,7 +402,7 @@ def lenddie(relay: Relay, path: str) -> str:
 
 
 def leave(relay: Relay) -> str:
-    """And leave requests behind whose handlers wait: for a body, for a reader, for nothing."""
+    """Leave requests behind whose handlers wait: for a body, for a reader, for nothing."""
     asked = [relay.stream(name) for name in ("digest", "hold", "give", "echo")]
     for each in asked:
         each.write(b"1 100000000")
@@ -459,7 +459,7 @@ def main(words: list[str]) -> int:
 
 
 def command(lab: Lab, host: str, *words: object) -> tuple[list[str], dict[str, Any]]:
-    """Of a face at the origin of that lab: argv, and the rest for Popen."""
+    """Return argv, and the other arguments of Popen, for a proxy at the origin of a lab."""
     env = {**lab.env, "PYTHONPATH": str(ROOT), "STREAMING_LEASE": str(lab.lease)}
     words = ("face", host, *words)
     return [sys.executable, str(Path(__file__)), *map(str, words)], {"env": env, "cwd": lab.work}

@@ -1,4 +1,4 @@
-"""What a job may ask of its origin: its own, with its capability, as long as it lives; and what that makes us hold."""
+"""Requests of a job to its origin: its own, with its capability, as long as it lives; and the memory they cost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ for name, body in json.loads(sys.argv[1]):
 
 
 def asking(lab: Lab, *requests: tuple[str, str]) -> str:
-    """A command in `sh` over there."""
+    """Return a command in `sh` on the host."""
     script = lab.work / "ask.py"
     script.write_text(ASK)
     words = json.dumps(requests).replace("'", "'\\''")
@@ -379,7 +379,7 @@ def test_bytes_without_credit_and_bodies_without_end(
 
 
 def test_replies_that_nobody_reads(pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is large, the question is cheap, and who asks takes nothing."""
+    """The request is cheap and its answer large, and the job reads none of it."""
     monkeypatch.setattr(services, "HELD", 4 * MiB)
     both = pair(echo=lambda body: bytes(MiB))
     numbers = [both.ask() for _ in range(30)]

@@ -32,7 +32,7 @@ Handler = Callable[[Incoming], None]
 
 
 class Face(threading.Thread):
-    """Services on one end of a socket pair: what a face does, and nothing else. The other end is the asker's."""
+    """Services on one end of a socket pair, as a proxy has them. The other end is the asker's."""
 
     def __init__(self, handler: Handler) -> None:
         super().__init__(name="face")
@@ -52,7 +52,7 @@ class Face(threading.Thread):
         try:
             while True:
                 while chunks := self.session.pull(1 << 16):
-                    with contextlib.suppress(BrokenPipeError):  # what came before its end still counts
+                    with contextlib.suppress(BrokenPipeError):  # bytes that came before its end still count
                         self.ours.sendall(b"".join(chunks))
                 ready = select.select(
                     [self.woken, *([self.ours] if self.reads.is_set() else [])], [], [], 0.05
@@ -109,7 +109,7 @@ def all_of(read: Callable[[int], bytes], size: int = 1 << 20) -> bytes:
 
 
 class Met:
-    """What a handler saw."""
+    """A handler that notes its body and how the body ended."""
 
     def __init__(self) -> None:
         self.body = bytearray()
@@ -215,7 +215,7 @@ def test_a_handler_that_ends_early(sent: int, reads: int, writes: int, fails: bo
             assert fails and str(error) == "no more"
         writer.join()
         assert got == BODY[: len(got)] and bodies == [BODY[: min(sent, reads)]]
-        # who has sent just what was read may hear of the failure before he says that this was all
+        # an asker that has sent just the bytes that were read may hear of the failure before it sends the end
         assert not told or sent > reads or (fails and sent == reads)
 
 
@@ -227,7 +227,7 @@ def test_a_handler_that_ends_early(sent: int, reads: int, writes: int, fails: bo
     how=st.sampled_from(["close", "socket"]),
 )
 def test_an_asker_that_goes_at_any_point(sent: int, ends: bool, back: int, how: str) -> None:
-    """Only `end` is an end: who goes before leaves none, and who goes after it has left all."""
+    """Only `end` is an end: an asker that goes before it leaves none, and one that goes after it has left all."""
 
     class Echo(Met):
         def work(self, incoming: Incoming) -> None:
@@ -314,7 +314,7 @@ def test_windows_grow_for_who_keeps_up() -> None:
 
 
 class Raw:
-    """The services of a face, and a node that says what it likes."""
+    """The services of a proxy, with a node that sends arbitrary frames."""
 
     def __init__(self, handler: Handler) -> None:
         self.woken, self.wake = os.pipe()
@@ -398,7 +398,7 @@ def test_a_wrong_capability_is_refused(raw: Raw) -> None:
 def test_a_machine_without_threads_refuses_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, gate: threading.Event, before: int
 ) -> None:
-    """Whoever asks for many at one time does not end the face that answers."""
+    """A job with many requests at one time does not end the proxy that answers."""
     start = threading.Thread.start
 
     def none(self: threading.Thread) -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300 + 15 * CUTS)
 
 
 def asked(lab: Lab, *words: object) -> str:
-    """What a job says that asks so; its face and the job end well, and say nothing else."""
+    """Return the output of a job that makes this request; proxy and job must end well and print nothing else."""
     argv, more = streaming.command(lab, *map(str, words))
     done = subprocess.run(argv, capture_output=True, timeout=120 + 20 * CUTS, check=False, **more)
     assert (done.returncode, done.stderr) == (0, b""), done
@@ -61,7 +61,7 @@ def test_streams_that_wait_hold_up_nobody(lab: Lab) -> None:
     ("how", "end"), [("closed", "abandoned"), ("killed", "abandoned"), ("ended", "whole")]
 )
 def test_only_the_end_is_an_end(lab: Lab, tmp_path: Path, how: str, end: str) -> None:
-    """Who gives up or is killed before it leaves a handler that knows; after it the body counts."""
+    """A handler knows of an asker that gives up or is killed before the end; after the end the body counts."""
     argv, more = streaming.command(lab, "h1", "die", 60_000, how)
     noted = tmp_path / "noted"
     subprocess.run(argv, capture_output=True, timeout=120, check=False, **{**more, "cwd": tmp_path})

@@ -47,18 +47,18 @@ class Pair:
         self.up = True
 
     def cut(self) -> None:
-        """What is under way is gone, be it in the middle of a frame."""
+        """The bytes under way are lost, be it in the middle of a frame."""
         self.up = False
         for wire in self.wires.values():
             wire.clear()
 
     def write(self, end: Line, limit: int = 1 << 16) -> None:
-        """What a driver without a connection does not: pull."""
+        """Pull, as a driver does, if there is a connection."""
         if self.up:
             self.wires[end] += b"".join([*end.beside(), *end.pull(limit)])
 
     def carry(self, end: Line, size: int) -> None:
-        """So many bytes of `end` arrive."""
+        """Let `size` bytes of `end` arrive."""
         wire = self.wires[end]
         data, wire[:] = bytes(wire[:size]), wire[size:]
         self.got[self.other(end)] += self.other(end).receive(data)
@@ -135,7 +135,7 @@ def test_that_much_was_seen_is_said_beside_other_words_sooner(pair: Pair) -> Non
 
 
 def test_words_beside_the_line_wait_for_nobody(pair: Pair) -> None:
-    """Both ends full, and each of them waits for the other to say what it has seen."""
+    """Both ends are full, and each waits for the other to tell which bytes it has seen."""
     number = job(pair)
     pair.server.flow(number, STDOUT).window = 4 * KEEP
     while pair.server.kept < KEEP:
@@ -241,7 +241,7 @@ def test_what_follows_a_hello_is_the_lines() -> None:
 class Model(RuleBasedStateMachine):
     """Jobs and requests over a line whose connection breaks at any byte, against what each end has been given to say.
 
-    What must hold, of ARCHITECTURE's invariants: every byte once and in order; not more than a window unacknowledged;
+    These invariants of ARCHITECTURE must hold: every byte once and in order; not more than a window unacknowledged;
     an exit record once, and not before it was sent; control exactly once; both ends forget the same channels.
     """
 
@@ -251,7 +251,7 @@ class Model(RuleBasedStateMachine):
         self.pair = Pair()
         self.said: dict[tuple[Line, int, int], bytearray] = {}  # (who, channel, stream) -> bytes
         self.told: dict[tuple[Line, int, int], int] = {}  # (who, channel, kind) -> count
-        self.open: dict[int, str] = {}  # what the model knows of a channel: opening, running, ended
+        self.open: dict[int, str] = {}  # state of each channel: opening, running, ended
         self.ended: dict[int, set[int]] = {}  # streams of the server that have ended
         self.signals: deque[int] = deque()
 
@@ -324,7 +324,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 5), where=st.sampled_from([STDIN, STDOUT, STDERR]))
     def take(self, pick: int, where: int) -> None:
-        """Whoever receives a stream has taken what came."""
+        """The receiver acknowledges all bytes of a stream that have arrived."""
         number = 1 + 2 * pick
         end = self.pair.server if where == STDIN else self.pair.opener
         channel = end.channels.get(number)

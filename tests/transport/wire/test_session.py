@@ -264,7 +264,7 @@ def test_what_no_window_bounds_is_refused(wire: Wire, kind: int) -> None:
 
 
 def test_who_asks_and_does_not_read_is_cut_off(wire: Wire) -> None:
-    """Also when it takes back what it asked: what was said to it still waits to be written."""
+    """Requests taken back count too: their replies still wait to be written."""
     with pytest.raises(ProtocolError, match="does not read"):
         for number in range(2, 10 * MAX_CONTROL, 2):
             asked = encode(Frame(Kind.REQUEST, number, payload=b"{}")) + encode(
