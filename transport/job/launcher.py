@@ -187,9 +187,11 @@ class Launcher:
     def _start(self, number: int, order: dict[str, Any], fds: list[int]) -> None:
         if len(fds) < 5:
             return  # no room for the descriptors: the node sees the report closed, and tries again
-        report, memo = socket.socket(fileno=os.dup(fds[3])), -1
+        # Taken out of `fds`. With a second descriptor here, the report of a program that had run was still open, and
+        # the node reported that program as never started.
+        report, memo = socket.socket(fileno=fds.pop(3)), -1
         try:
-            memo = fcntl.fcntl(fds[4], fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
+            memo = fcntl.fcntl(fds[3], fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
             start = self._prepared(order, fds[:3], memo)
             pid = child.fork(start, report)
             self._numbers[pid], self._pids[number] = number, pid

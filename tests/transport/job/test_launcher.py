@@ -143,6 +143,31 @@ def test_of_an_order_nothing_stays_open_and_one_that_lost_a_descriptor_is_not_ca
         assert near.recv(1 << 16, socket.MSG_DONTWAIT) == b""  # closed, without a word
 
 
+def test_a_report_is_not_open_in_the_launcher_once_the_program_may_run(
+    ends: tuple[Launcher, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open report means that the program was not executed. The launcher may be slow, or stopped, after its fork."""
+    launcher, node = ends
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    report, fork, closed = child.Report(near), child.fork, []
+
+    def slow(start: child.Start, end: socket.socket) -> int:
+        pid = fork(start, end)
+        near.settimeout(30)
+        while not report.over:
+            report.read()
+        closed.append(os.waitpid(pid, 0)[1])
+        return pid
+
+    monkeypatch.setattr(child, "fork", slow)
+    order = {**ORDER, "folder": ""}
+    with open(os.devnull) as null, near, far:
+        send(node, ["start", 1, order], [null.fileno()] * 3 + [far.fileno(), null.fileno()])
+        far.close()
+        assert launcher._hear()
+    assert closed == [0] and report.pid and not report.status
+
+
 def test_what_a_node_that_is_busy_does_not_take_waits_for_it(ends: tuple[Launcher, socket.socket]) -> None:
     launcher, node = ends
     node.setblocking(False)
