@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-import transport.status
 from quine.agent import fork as birth
-from quine.agent.children import Job, Status
+from quine.agent.children import Job
 from quine.agent.session import Life
 from quine.base.sessions import new_session
 from quine.tape.lines import message_of, read
 from tests.agents import OK, UNTIL_ENDED, Agents, call, left, says, section, sh
+from transport.status import Status
 
 
 @pytest.fixture
@@ -397,7 +397,7 @@ def test_a_face_leaves_its_status_where_nobody_reads(tmp_path: Path) -> None:
     job = Job(life.session, "m", "h1", str(tmp_path))
     read_end, report = os.pipe()
     os.close(read_end)
-    face = lambda *_, **__: transport.status.Status("exited", 3)  # noqa: E731
+    face = lambda *_, **__: Status("exited", 3)  # noqa: E731
     told_end, tells = os.pipe()
     place_end, place = os.pipe()
     ledger = SimpleNamespace(beyond=SimpleNamespace(give_back=lambda: os.write(tells, b"given back")))
@@ -415,7 +415,7 @@ def test_a_face_leaves_its_status_where_nobody_reads(tmp_path: Path) -> None:
     assert os.read(told_end, 100) == b"given back"
     for fd in (told_end, place_end, place):
         os.close(fd)
-    assert job.status == Status(3)
+    assert job.status == Status("exited", 3)
     told = json.loads((tmp_path / "status").read_text())
     assert (told["code"], told["state"]) == (3, "exited")
 
@@ -428,7 +428,7 @@ def test_the_status_that_a_child_left_counts(tmp_path: Path) -> None:
     if job.pid == 0:
         os._exit(1)
     job.reap()
-    assert job.status == Status(74, "lost", "", "gone")
+    assert job.status == Status("lost", 74, "", detail="gone")
 
 
 def test_out_of_descriptors(agents: Agents) -> None:

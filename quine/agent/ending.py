@@ -11,7 +11,7 @@ import contextlib
 import os
 from typing import NoReturn
 
-from quine.agent.children import Status
+from quine.agent.children import recorded
 from quine.agent.env import Settings
 from quine.agent.loop import Loop
 from quine.agent.outcome import End
@@ -20,6 +20,7 @@ from quine.base import procs
 from quine.base.atomic import write_aside
 from quine.base.errors import DEFECT, Failure, complain
 from transport import quickjson
+from transport.status import Status, die_of, signal_name
 
 
 def report(settings: Settings, life: Life, end: End) -> None:
@@ -28,8 +29,6 @@ def report(settings: Settings, life: Life, end: End) -> None:
     import time
 
     from quine.base.run_report import write
-    from transport.status import Status as Outcome
-    from transport.status import signal_name
 
     own, below = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     rusage = {
@@ -37,11 +36,10 @@ def report(settings: Settings, life: Life, end: End) -> None:
         "stime": own.ru_stime + below.ru_stime,
         "maxrss": float(max(own.ru_maxrss, below.ru_maxrss)),
     }
-    outcome = Outcome("exited", end.status, pid=os.getpid(), rusage=rusage)
-    if end.outcome:
-        outcome = end.outcome  # the last session ran on another machine
-    elif end.signal:
-        outcome.state, outcome.signal = "signaled", signal_name(end.signal)
+    outcome = end.outcome  # the last session ran on another machine
+    if outcome is None:
+        outcome = _status(end)
+        outcome.pid, outcome.rusage = os.getpid(), rusage
     assert settings.ledger is not None
     agents, _, cost = settings.ledger.totals()
     write(
@@ -62,18 +60,21 @@ def note(end: End, record: str, report: int) -> None:
 
     `record`: directory of the status file, "" if the parent waits. `report`: pipe to the waiting parent, else -1.
     """
-    from transport.status import signal_name
-
-    told = Status(end.status, "signaled", signal_name(end.signal)) if end.signal else Status(end.status)
-    known = end.outcome is None or end.outcome.state in ("exited", "signaled")
-    if end.outcome and not known:
-        told = Status(end.status, end.outcome.state, "", end.outcome.detail)
+    unknown = end.outcome is not None and end.outcome.state not in ("exited", "signaled")
+    facts = recorded(end.outcome if end.outcome and unknown else _status(end))
     with contextlib.suppress(OSError):
         if record:
-            write_aside(os.path.join(record, "status"), told._asdict())
-        elif report >= 0 and not known:
+            write_aside(os.path.join(record, "status"), facts)
+        elif report >= 0 and unknown:
             procs.tie(report, os.getpid(), on=False)
-            os.write(report, quickjson.dumps(told._asdict()).encode())
+            os.write(report, quickjson.dumps(facts).encode())
+
+
+def _status(end: End) -> Status:
+    """Return how this process ends, whatever became of a session on another machine."""
+    if end.signal:
+        return Status("signaled", end.status, signal_name(end.signal))
+    return Status("exited", end.status)
 
 
 def vanish(end: End) -> NoReturn:
@@ -87,8 +88,6 @@ def vanish(end: End) -> NoReturn:
 def leave(end: End) -> int:
     """Return the exit status, or die of the same signal."""
     if end.signal:
-        from transport.status import die_of, signal_name
-
         die_of(signal_name(end.signal))
     return end.status
 

@@ -19,19 +19,18 @@ import signal
 from typing import TYPE_CHECKING, NoReturn
 
 from quine.agent.capture import Capture
-from quine.agent.children import Status
+from quine.agent.children import recorded
 from quine.agent.outcome import ForkedChild
 from quine.base import dirs, procs
 from quine.base.atomic import write_aside
 from quine.base.errors import DEFECT, complain
 from transport import quickjson
+from transport.status import Status
 
 if TYPE_CHECKING:
     from quine.agent.children import Job
     from quine.agent.running import Running
     from quine.agent.session import Life
-
-LONGEST_DETAIL = 2000  # characters of a report, which must fit into a pipe
 
 
 def give(loop: Running, life: Life, job: Job, stdin: int, slot: list[int], foreign: set[int]) -> None:
@@ -132,14 +131,14 @@ def _be_face(loop: Running, life: Life, job: Job, report: int, slot: list[int]) 
         if status.detail:
             complain(status.detail, status.hint, status.host)
         code = status.code
-        _tell(report, job, Status(code, status.state, status.signal or "", status.detail))
+        _tell(report, job, status)
     except Exception as error:
         refused = getattr(error, "status", None)  # of Refused and Failure: nothing was started
         code = refused if isinstance(refused, int) else DEFECT
         detail = str(error) or type(error).__name__
         complain(detail, getattr(error, "hint", ""), getattr(error, "host", ""))
         if code != DEFECT:
-            _tell(report, job, Status(code, "unreachable", "", detail))
+            _tell(report, job, Status("unreachable", code, detail=detail))
     finally:
         try:
             for fd in slot:
@@ -153,9 +152,8 @@ def _be_face(loop: Running, life: Life, job: Job, report: int, slot: list[int]) 
 def _tell(report: int, job: Job, status: Status) -> None:
     """Report to the parent, and into the record: the parent may have ended or called exec by now."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the parent may have ended
-    facts = status._replace(detail=status.detail[:LONGEST_DETAIL])._asdict()
     with contextlib.suppress(OSError):
-        os.write(report, quickjson.dumps(facts).encode())
+        os.write(report, quickjson.dumps(recorded(status)).encode())
     if job.directory:
         with contextlib.suppress(OSError):
-            write_aside(os.path.join(job.directory, "status"), facts)
+            write_aside(os.path.join(job.directory, "status"), recorded(status))

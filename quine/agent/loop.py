@@ -18,7 +18,7 @@ from signal import SIGALRM
 from typing import TYPE_CHECKING, Any
 
 from quine.agent import prompt, tools
-from quine.agent.children import Job, Jobs
+from quine.agent.children import Job, Jobs, recorded, shown
 from quine.agent.env import Settings, here
 from quine.agent.outcome import End, Ended, Moved, Result, ended_by, exhausted
 from quine.agent.session import Life
@@ -279,7 +279,7 @@ class Loop:
         files did not come back. A child that never started has no tape, and gets a record in `jobs/` instead.
         """
         assert job.status is not None
-        self.tape.add("fork", {"session": job.session, "ended": job.status._asdict()})
+        self.tape.add("fork", {"session": job.session, "ended": recorded(job.status)})
         if job.status.state in ("unreachable", "denied") and not self.relayed:
             job.never_started(self.settings.data_dir, self.life.session)
 
@@ -289,7 +289,7 @@ class Loop:
         for job in self.jobs.finished():
             assert job.status is not None
             self.child_ended(job)
-            line = job.status.line()
+            line = shown(job.status)
             lines.append(
                 f"[FORK ENDED] job {job.session} exit code {job.status.code}{' ' + line if line else ''}"
             )

@@ -12,13 +12,14 @@ import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quine.agent import env, fork, prompt
-from quine.agent.children import Job, Status
+from quine.agent.children import Job, shown
 from quine.agent.outcome import Result, sections
 from quine.agent.session import Life
 from quine.agent.tools import schema
 from quine.base.errors import NOT_STARTED, Misconfigured
 from quine.base.messages import Message, Tool, ToolCall, ToolResult
 from quine.base.sessions import new_session
+from transport.status import Status
 
 if TYPE_CHECKING:
     from quine.agent.running import Running
@@ -245,7 +246,7 @@ def _start(
     except OSError as error:
         # The tape already has the fork, but there is no record yet: without `directory`, never_started() writes one.
         job.directory = ""
-        job.status = Status(NOT_STARTED, "unreachable", "", (error.strerror or "").lower())
+        job.status = Status("unreachable", NOT_STARTED, detail=(error.strerror or "").lower())
         loop.child_ended(job)
         raise
     return job
@@ -289,7 +290,7 @@ def _collect(loop: Running, one: Call, jobs: list[Job]) -> Result:
         assert job.status is not None
         loop.child_ended(job)
         text = sections(job.status.code, *job.texts())
-        if line := job.status.line():
+        if line := shown(job.status):
             text += f"\n{line}"
         if len(jobs) > 1:
             won = " [WINNER]" if job is winner else " [ENDED, not the winner]" if winner else ""
