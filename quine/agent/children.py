@@ -20,6 +20,7 @@ from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.signals import Signals
 from quine.base import dirs, procs
 from quine.base.atomic import write_aside
+from quine.base.sessions import job_directory
 from transport import quickjson
 from transport.address import boot_id
 from transport.status import Status
@@ -74,7 +75,7 @@ class Job:
         """Write job record and status of a child that never started, so that a lookup by its id finds them."""
         if self.directory or self.status is None:
             return  # its record was written at its start
-        directory = os.path.join(folder, "jobs", self.session)
+        directory = job_directory(folder, self.session)
         with contextlib.suppress(OSError):  # if the disk is full, the result of fork still says it
             dirs.make(directory)
             write_aside(os.path.join(directory, "status"), recorded(self.status))

@@ -28,7 +28,7 @@ from quine.base.cli_options import find_inventory
 from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigured, NotBuilt
 from quine.base.log import Log
 from quine.base.messages import Guest
-from quine.base.sessions import is_session, new_session
+from quine.base.sessions import is_session, new_session, tape_path
 from quine.providers import metering
 from quine.providers.relay import RelayGuest
 from quine.tape.writer import FileSink, RelaySink, Tape
@@ -241,7 +241,7 @@ def _tape(life: Life, settings: Settings, ask: Ask | None, signals: Signals) -> 
     """Return the tape, written to a file here or sent to the origin."""
     secrets = settings.masked
     if ask is None:
-        return Tape(FileSink(os.path.join(settings.data_dir, f"{life.session}.jsonl")), secrets)
+        return Tape(FileSink(tape_path(settings.data_dir, life.session)), secrets)
 
     def send(name: str, body: bytes) -> bytes:
         # Not interruptible: an outcome is written after the signal that it records.

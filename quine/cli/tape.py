@@ -195,13 +195,14 @@ def _replay(values: dict[str, object], sessions: list[str]) -> int:
 
 
 def _verify(values: dict[str, object], sessions: list[str]) -> int:
+    from quine.base.sessions import TAPE
     from quine.tape import verify
     from quine.tape.index import Index
 
     status = OK
     paths: list[Path] = []
     for word in sessions or [""]:
-        file = os.sep in word or word.endswith(".jsonl")
+        file = os.sep in word or word.endswith(TAPE)
         folder = _folder(values) if file else _holding(values, word)
         paths += verify.paths(folder, [word] if word else [])
     indexes = {folder: Index(str(folder)) for folder in {path.parent for path in paths}}

@@ -41,6 +41,7 @@ from quine.base.messages import (
     too_deep,
     unheard,
 )
+from quine.base.sessions import tape_path
 from quine.base.strict import Strict, parse
 from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger
@@ -237,7 +238,7 @@ class _Origin(_Face):
         mask = Mask([*settings.masked, *masked])
 
         def file(session: str) -> Sink:
-            return MaskedSink(FileSink(os.path.join(settings.data_dir, f"{session}.jsonl")), mask)
+            return MaskedSink(FileSink(tape_path(settings.data_dir, session)), mask)
 
         super().__init__(life, ledger, spent, Arrivals(life, file, self._born), hosts)
         self._config = env.guest(settings, {**environ})

@@ -40,6 +40,15 @@ def entries(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, entry
 
 
+def first(path: str) -> dict[str, Any] | None:
+    """Return the first entry, which is a meta; None if no whole line was written yet. Raise as `entries` does."""
+    for _, entry in entries(path):
+        if entry["type"] != "meta":
+            raise ValueError(f"{path}: it has no meta")
+        return entry
+    return None
+
+
 def parse(line: bytes) -> dict[str, Any]:
     """Return the entry of one line. Raise ValueError if it is not an entry."""
     try:

@@ -18,7 +18,7 @@ from quine.agent.session import Life
 from quine.agent.tools import schema
 from quine.base.errors import NOT_STARTED, Misconfigured
 from quine.base.messages import Message, Tool, ToolCall, ToolResult
-from quine.base.sessions import new_session
+from quine.base.sessions import job_directory, new_session
 from transport.status import Status
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _start(
 ) -> Job:
     session = new_session()
     life = _child_life(loop, one, spec, session, reply)
-    directory = "" if one.wait else os.path.join(loop.settings.data_dir, "jobs", session)
+    directory = "" if one.wait else job_directory(loop.settings.data_dir, session)
     job = Job(session, spec.intent, spec.host, directory)
     if spec.host != "local":  # a local child shares the directory
         job.files, job.returns = spec.files, spec.returns
