@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from quine.agent.capture import CHUNK, Capture, drain, quoted
@@ -164,7 +165,7 @@ class Jobs:
     def __init__(self) -> None:
         self.running: list[Job] = []
 
-    def adopt(self, records: list[dict[str, Any]]) -> None:
+    def adopt(self, records: Sequence[dict[str, Any]]) -> None:
         """After exec: take over the children of the previous session, which are still children of this process."""
         for record in records:
             job = Job(record["session"], record["intent"], record["host"], record["directory"])

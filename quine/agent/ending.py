@@ -12,10 +12,8 @@ import os
 from typing import NoReturn
 
 from quine.agent.children import recorded
-from quine.agent.env import Settings
 from quine.agent.loop import Loop
 from quine.agent.outcome import End
-from quine.agent.session import Life
 from quine.base import procs
 from quine.base.atomic import write_aside
 from quine.base.errors import DEFECT, Failure, complain
@@ -23,7 +21,7 @@ from transport import quickjson
 from transport.status import Status, die_of, signal_name
 
 
-def report(settings: Settings, life: Life, end: End) -> None:
+def report(loop: Loop, end: End) -> None:
     """Write the --report file of an agent whose process was this one."""
     import resource
     import time
@@ -40,12 +38,12 @@ def report(settings: Settings, life: Life, end: End) -> None:
     if outcome is None:
         outcome = _status(end)
         outcome.pid, outcome.rusage = os.getpid(), rusage
-    assert settings.ledger is not None
-    agents, _, cost = settings.ledger.totals()
+    settings = loop.settings
+    agents, _, cost = loop.ledger.totals()
     write(
         settings.report,
         outcome,
-        session=life.session,
+        session=loop.life.session,
         started=settings.began,
         seconds=time.time() - settings.began,
         tokens_in=settings.spent.input + end.usage.input,

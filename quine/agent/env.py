@@ -52,7 +52,7 @@ MOST = 10**9
 
 
 class Settings(NamedTuple):
-    """The values that `adopt` read."""
+    """The values that `adopt` read from options, environment and memo."""
 
     limits: Limits
     model: str
@@ -62,15 +62,21 @@ class Settings(NamedTuple):
     wisdom: dict[str, str]
     secrets: dict[str, str]
     memo: dict[str, Any]
-    report: str = ""  # --report, prepared by quine/base/run_report.py
-    verbose: bool = False  # -v
-    spent: Usage = Usage()  # in previous sessions of this process
-    began: float = 0.0  # seconds since the epoch; start of the first session of this process
-    masked: tuple[str, ...] = ()  # values masked on every tape
-    top: bool = False  # this process is the topmost of its tree on this machine
-    ledger: Ledger | None = None  # the budget of the tree; set before a session begins
-    start: str = ""  # directory in which the tree was started, on this machine
-    above: int = 0  # agents found above this process: a lower bound of its depth, whatever the memo says
+    report: str  # --report, prepared by quine/base/run_report.py
+    verbose: bool  # -v
+    spent: Usage  # in previous sessions of this process
+    began: float  # seconds since the epoch; start of the first session of this process
+    masked: tuple[str, ...]  # values masked on every tape
+    top: bool  # this process is the topmost of its tree on this machine
+
+
+class Tree(NamedTuple):
+    """The tree of this process, once it has joined it. No session begins without one."""
+
+    ledger: Ledger  # its budget
+    limits: Limits  # those of the settings, as far as the root allows them
+    start: str  # directory in which the tree was started, on this machine
+    above: int  # agents found above this process: a lower bound of its depth, whatever the memo says
 
 
 def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> Settings:
@@ -114,7 +120,6 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         spent=Usage(*former["usage"]) if isinstance(former.get("usage"), list) else Usage(),
         began=float(former.get("began") or time.time()),
         top="lineage" not in memo or former.get("top") is True,
-        start=_start(memo),
         masked=tuple(
             {
                 *(value for name, value in secrets.items() if name != credentials.URL),
@@ -198,7 +203,7 @@ def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config
     return choose({**environ, **settings.secrets})
 
 
-def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None = None) -> int:
+def bequeath(settings: Settings, tree: Tree, life: Life, exec_state: dict[str, Any] | None = None) -> int:
     """Write the memo for descendants and return its descriptor, which the environment names from now on.
 
     `exec_state` is only for this process itself, after execve(). ValueError if the memo is too large.
@@ -210,8 +215,8 @@ def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None =
         "root": life.root,
         "depth": life.depth,
         "limits": life.limits._asdict(),
-        "start": settings.start,
-        "ledger": settings.ledger.to_json(settings.limits) if settings.ledger else None,
+        "start": tree.start,
+        "ledger": tree.ledger.to_json(tree.limits),
     }
     if exec_state is not None:
         memo["exec"] = exec_state
@@ -232,7 +237,7 @@ def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None =
     return fd
 
 
-def lineage(settings: Settings, environ: Mapping[str, str] = os.environ) -> tuple[str, str, int]:
+def lineage(settings: Settings, tree: Tree, environ: Mapping[str, str] = os.environ) -> tuple[str, str, int]:
     """Return (parent's session, root's session, own depth); without a lineage ("", "", agents found above)."""
     told = settings.memo.get("lineage")
     if not isinstance(told, dict):
@@ -243,27 +248,28 @@ def lineage(settings: Settings, environ: Mapping[str, str] = os.environ) -> tupl
         }
     parent, root = told.get("session"), told.get("root")
     if not is_session(parent) or not is_session(root):
-        return "", "", settings.above
-    return str(parent), str(root), max(int(told["depth"]) + 1, settings.above)
+        return "", "", tree.above
+    return str(parent), str(root), max(int(told["depth"]) + 1, tree.above)
 
 
-def join_ledger(settings: Settings, limits: Limits, share: bool = False, age: float = 0.0) -> Settings:
-    """Return `settings` with the ledger of this process's tree; create one at the root, or if none can be found.
+def join_tree(settings: Settings, limits: Limits, share: bool = False, age: float = 0.0) -> Tree:
+    """Join the tree of this process, by its ledger; create one at the root, or if none can be found.
 
     `share`: the origin of the tree is elsewhere and this is its first agent here. `age`: of the tree, in seconds.
     """
     told = settings.memo.get("lineage")
     held = inherit.held_above(shared_counters.NAME, inherit.NAME)
-    joined = Ledger.join(
+    ledger = Ledger.join(
         told.get("ledger") if isinstance(told, dict) else None, limits, held[shared_counters.NAME]
     )
-    if joined is None:
-        settings = settings._replace(start=here())
+    start = _start(settings.memo)
+    if ledger is None:
+        start = here()
         begun = personas.now() - int(age * 1e9)
-        found = personas.identities(settings.start, begun if share else 0)
-        joined = Ledger.create(limits, share, max(0, begun), found)
+        found = personas.identities(start, begun if share else 0)
+        ledger = Ledger.create(limits, share, max(0, begun), found)
     above = sum("lineage" in memo for memo in _memos(held[inherit.NAME]))
-    return settings._replace(ledger=joined, limits=joined.bound(settings.limits), above=above)
+    return Tree(ledger, ledger.bound(settings.limits), start, above)
 
 
 def _memos(held: list[tuple[int, int, str]]) -> list[dict[str, object]]:

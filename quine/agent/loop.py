@@ -13,24 +13,22 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from signal import SIGALRM
 from typing import TYPE_CHECKING, Any
 
 from quine.agent import prompt, tools
 from quine.agent.children import Job, Jobs, recorded, shown
-from quine.agent.env import Settings, here
+from quine.agent.env import here
 from quine.agent.outcome import End, Ended, Moved, Result, ended_by, exhausted
 from quine.agent.session import Life
 from quine.agent.shell import Shell
-from quine.agent.signals import Signals, Terminated
+from quine.agent.signals import Terminated
 from quine.agent.tools import dispatch
 from quine.agent.usage import Account
 from quine.base import procs
-from quine.base.errors import DEADLINE, FAILED, NOT_STARTED, Failure
+from quine.base.errors import DEADLINE, FAILED, Failure
 from quine.base.log import Log
 from quine.base.messages import (
-    Guest,
     GuestError,
     Message,
     Overflow,
@@ -40,13 +38,12 @@ from quine.base.messages import (
     ToolCall,
     ToolResult,
 )
-from quine.budget.ledger import Ledger
 from quine.providers import metering
 from quine.tape.writer import Tape
 from transport.address import boot_id
 
 if TYPE_CHECKING:
-    from transport.status import Status
+    from quine.agent.running import Process
 
 REMINDERS = 3  # consecutive replies without a call that end a session
 REFUSALS = 10  # consecutive replies with only refused calls that end a session; REMINDERS after the deadline
@@ -56,56 +53,43 @@ REFUSALS = 10  # consecutive replies with only refused calls that end a session;
 DROPS = ("last", "all")
 
 
-# Runs a session on another machine with streams of this process; returns how it ended: quine.remote.compose.face
-Face = Callable[..., "Status"]
-
-
-def _no_face(where: str, life: Life, ledger: Ledger, **more: Any) -> Status:
-    raise Failure(NOT_STARTED, "this process has no way to another host")
-
-
 class Loop:
     """One session. Tools use its attributes."""
 
     def __init__(
         self,
+        process: Process,
         life: Life,
-        settings: Settings,
-        guest: Guest,
-        price: metering.Price | None,
         tape: Tape,
-        signals: Signals,
         log: Log,
-        record: str,
         slots: list[int],
-        relayed: bool = False,
-        face: Face | None = None,
+        record: str,
     ) -> None:
         self.life = life
-        self.settings = settings
+        self.settings = process.settings
+        self.tree = process.tree
+        self.ledger = process.tree.ledger
         self.tape = tape
-        self.signals = signals
+        self.signals = process.signals
         self.log = log
         self.record = record  # directory for its status file if the parent does not wait, else ""
         self.slots = slots
-        self.relayed = relayed
-        self.face = face or _no_face
+        self.relayed = process.ask is not None
+        self.face = process.face
         self.jobs = Jobs()
-        assert settings.ledger is not None
-        self.ledger = settings.ledger
-        self.outputs = os.path.join(settings.data_dir, "outputs", life.session)
-        self.shell = Shell(life.shell, here(), signals, self.outputs, life.limits.truncate)
+        self.outputs = os.path.join(self.settings.data_dir, "outputs", life.session)
+        self.shell = Shell(life.shell, here(), self.signals, self.outputs, life.limits.truncate)
         self.messages: list[Message] = list(life.context)
         self.answered = 0  # calls of the current reply that have a result
-        self._guest = guest
-        self._price = price
-        self.account = Account(life.limits, settings.ledger, guest, price)
+        self._guest = process.guest
+        self._price = process.price
+        self.account = Account(life.limits, self.ledger, self._guest, self._price)
         self._silent = 0
         self._refused = 0
         self._alarmed = False
         self._drops = 0  # stages of DROPS already applied
         self._begun = time.monotonic()
-        signals.others = self._others
+        self.signals.others = self._others
 
     # -- the session -------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from transport import inherit, quickjson
 if TYPE_CHECKING:
     from quine.agent.env import Settings
     from quine.agent.signals import Signals
+    from quine.budget.ledger import Ledger
 
 # request by name and body, and a function that waits for the reply (transport/rpc/call.py)
 Ask = Callable[..., bytes]
@@ -63,17 +64,15 @@ def left_out(settings: Settings) -> Settings:
     return settings._replace(memo=memo)
 
 
-def borrow_slots(settings: Settings, ask: Ask | None, signals: Signals) -> None:
+def borrow_slots(ledger: Ledger, ask: Ask | None, signals: Signals) -> None:
     """With the origin elsewhere, let the ledger borrow slots for agents from it and give them back."""
     if ask is None:
         return
     from quine.budget.leases import Grant
-
-    assert settings.ledger is not None
 
     def request(name: str, body: bytes) -> bytes:
         # A proxy has removed its signal handlers.
         with signals.calling_out() if signals.fd >= 0 else contextlib.nullcontext():
             return ask(name, body)
 
-    settings.ledger.beyond = Grant(settings.ledger, request)
+    ledger.beyond = Grant(ledger, request)

@@ -56,7 +56,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     detached = os.environ.pop("QUINE_DETACHED", "") == "1"
     given = dict(os.environ)
     settled = dict(given)
-    life, settings = life_from(mission, values, settled)
+    life, settings, ledger = life_from(mission, values, settled)
     spawn = _agent(str(values["on"]), life)
     spawn.env = {**callers_environment(values), **environment(values, given)}
     spawn.env |= {"QUINE_MOUNT": "auto"} if values.get("mount") else {}
@@ -71,7 +71,7 @@ def agent_elsewhere(mission: str, values: dict[str, object]) -> int:
     served: list[Services] = []  # one per try
 
     def serve(life: Life) -> Services:
-        served.append(_services(life, settings.ledger, environ, spawn.context, settings.masked, facts))
+        served.append(_services(life, ledger, environ, spawn.context, settings.masked, facts))
         return served[-1]
 
     def renew(spawn: Spawn) -> Services:
@@ -189,7 +189,7 @@ def _log(life: Life, environ: Mapping[str, str]) -> Callable[[str], None]:
 
 def _services(
     life: Life,
-    ledger: Ledger | None,
+    ledger: Ledger,
     environ: dict[str, str],
     context: dict[str, object],
     masked: Sequence[str],
@@ -224,7 +224,7 @@ def _services(
                 from quine.remote import handlers
 
                 more = (given.hosts, endings, masked)
-                if relayed and ledger:
+                if relayed:
                     made.update(handlers.between(life, ledger, asker(), spent, *more))
                 else:
                     made.update(handlers.services(life, ledger, environ, spent, _log(life, environ), *more))

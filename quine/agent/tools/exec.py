@@ -98,9 +98,7 @@ def run(loop: Running, args: dict[str, Any]) -> Result:
     persona = loop.life.persona
     if "persona" in args:
         try:
-            persona = (
-                personas.text(args["persona"], loop.settings.start, loop.ledger) if args["persona"] else ""
-            )
+            persona = personas.text(args["persona"], loop.tree.start, loop.ledger) if args["persona"] else ""
         except (OSError, ValueError) as error:
             return _error(f"persona {args['persona']}: {_why(error)}")
     life = _next(loop.life, wisdom, persona)
@@ -203,12 +201,12 @@ def _renew(loop: Running, life: Life) -> Result:
         for fd in loop.slots:
             os.set_inheritable(fd, True)
         try:
-            env.bequeath(loop.settings, life, state)
+            env.bequeath(loop.settings, loop.tree, life, state)
             os.execve(argv[0], argv, os.environ)
         except (OSError, ValueError) as error:
             for fd in loop.slots:
                 os.set_inheritable(fd, False)
-            env.bequeath(loop.settings, old)
+            env.bequeath(loop.settings, loop.tree, old)
             return _error(f"{_why(error)}{LOST}")
 
 
@@ -227,13 +225,13 @@ def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
         loop.signals.remove()
     try:
         os.chdir(loop.shell.cwd)
-        env.bequeath(loop.settings, loop.life._replace(wisdom=wisdom))
+        env.bequeath(loop.settings, loop.tree, loop.life._replace(wisdom=wisdom))
         os.execve(path, argv, os.environ)
     except (OSError, ValueError) as error:
         loop.signals.install(loop.signals.mask)
         with contextlib.suppress(OSError):
             os.chdir(before)
-        env.bequeath(loop.settings, loop.life)
+        env.bequeath(loop.settings, loop.tree, loop.life)
         return _error(f"{schema.short(argv[0])}: {_why(error)}{LOST}")
 
 
