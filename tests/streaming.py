@@ -1,6 +1,6 @@
-"""What the tests of streaming requests share: a face that serves, and what its job asks for, as programs.
+"""What the tests of streaming requests share: a proxy that serves, and what its job asks for, as programs.
 
-`streaming.py face HOST VERB ARG…` starts `streaming.py job VERB ARG…` on HOST and answers what it asks.
+`streaming.py proxy HOST VERB ARG…` starts `streaming.py job VERB ARG…` on HOST and answers what it asks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def content(seed: int, size: int) -> bytes:
     return b"".join(block(seed, number) for number in range(-(-size // BLOCK)))[:size]
 
 
-# -- the face's services ------------------------------------------------------------------------------
+# -- the proxy's services ------------------------------------------------------------------------------
 
 
 def echo(incoming: Incoming) -> None:
@@ -121,7 +121,7 @@ def services(directory: str) -> dict[str, client.Service]:
 
 
 def serve(where: str, words: list[str], made: Mapping[str, client.Service]) -> int:
-    """Be the face of a Python program there; its status."""
+    """Be the proxy of a Python program there; its status."""
     context = {"inventory": os.environ["QUINE_INVENTORY"], "cwd": os.getcwd()}
     env = {"PYTHONPATH": str(ROOT), "QUINE_INVENTORY": os.environ["QUINE_INVENTORY"]}
     env |= {name: value for name, value in os.environ.items() if name.startswith("STREAMING_")}
@@ -131,7 +131,7 @@ def serve(where: str, words: list[str], made: Mapping[str, client.Service]) -> i
     )
     status = client.run(spawn, services=made)
     if status.detail:
-        print(f"face: {status.detail}", file=sys.stderr)
+        print(f"proxy: {status.detail}", file=sys.stderr)
     return status.code
 
 
@@ -447,7 +447,7 @@ VERBS: dict[str, Callable[..., str]] = {
 
 
 def main(words: list[str]) -> int:
-    if words[0] == "face":
+    if words[0] == "proxy":
         return serve(words[1], [__file__, "job", *words[2:]], services(os.getcwd()))
     relay = Relay.from_environment()
     assert relay
@@ -459,9 +459,9 @@ def main(words: list[str]) -> int:
 
 
 def command(lab: Lab, host: str, *words: object) -> tuple[list[str], dict[str, Any]]:
-    """Of a face at the origin of that lab: argv, and the rest for Popen."""
+    """Of a proxy at the origin of that lab: argv, and the rest for Popen."""
     env = {**lab.env, "PYTHONPATH": str(ROOT), "STREAMING_LEASE": str(lab.lease)}
-    words = ("face", host, *words)
+    words = ("proxy", host, *words)
     return [sys.executable, str(Path(__file__)), *map(str, words)], {"env": env, "cwd": lab.work}
 
 

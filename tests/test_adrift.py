@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.breaks import face
+from tests.breaks import proxy_process
 from tests.lab import Lab
 from tests.support.remote_agents import environment
 from tests.support.waiting import read_until, until
@@ -30,7 +30,7 @@ def test_what_a_killed_node_ran_elsewhere_ends_when_the_next_one_comes_there(
     """Nobody can take it up again. A job detached over there is nobody's but its own, and goes on."""
     lab = own_lab(["h1"])
     done = lab.run(["run", "--detach", "--on", "h1", "--", "sleep", "4711"], check=True)
-    with face(lab, "run", "--on", "h1", "--", "sh", "-c", "echo up; exec sleep 4712") as client:
+    with proxy_process(lab, "run", "--on", "h1", "--", "sh", "-c", "echo up; exec sleep 4712") as client:
         assert client.stdout and client.stderr
         read_until(client.stdout.fileno(), b"up")
         killed_with_its_node(lab)

@@ -1,4 +1,4 @@
-"""exec to another host: the next life runs there, this process is its face: same pid, streams, signals, status."""
+"""exec to another host: the next life runs there, this process is its proxy: same pid, streams, signals, status."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_reader_that_has_gone_is_told_over_there(lab: Lab, data: Path) -> None
 
 
 def test_nothing_of_the_old_life_stays(lab: Lab, data: Path) -> None:
-    """The face holds its three streams, the socket of the node, its place in the ledger: no shell, no tape, no pipe."""
+    """The proxy holds its three streams, the node's socket, its place in the ledger: no shell, no tape, no pipe."""
     env = environment(
         lab, data,
         says(sh("sleep 1000 & echo $! >&4"), MOVE, wisdom=NONE),
@@ -216,13 +216,13 @@ def test_nothing_of_the_old_life_stays(lab: Lab, data: Path) -> None:
     assert not [at for at in fds.values() if at.endswith(".jsonl")]
     streams = {at for number, at in fds.items() if number < 3}
     pipes = [at for at in fds.values() if at.startswith("pipe:") and at not in streams]
-    # two ends of each: what wakes the face, and the handlers of the agent's own
+    # two ends of each: what wakes the proxy, and the handlers of the agent's own
     assert len(set(pipes)) <= 2, fds
     assert lab.wait_idle() == []
 
 
 def test_from_one_host_to_the_next(reach: Lab, data: Path) -> None:
-    """A life that was moved moves on: its face over there stays one, and the first one too."""
+    """A life that was moved moves on: its proxy over there stays one, and the first one too."""
     lines = [
         says(call("exec", host="e1", wisdom={"n": "1"}), wisdom=NONE),
         says(sh("read x <&3; echo $x $QUINE_NODE_NAME >&4"), call("exec", host="e2", wisdom={"n": "2"}), wisdom='"1"'),
@@ -241,7 +241,7 @@ def test_from_one_host_to_the_next(reach: Lab, data: Path) -> None:
 
 
 def test_what_belongs_to_the_tree_is_kept(lab: Lab, data: Path) -> None:
-    """Tokens are counted on in the same ledger, and the place of the agent is held by its face."""
+    """Tokens are counted on in the same ledger, and the place of the agent is held by its proxy."""
     two = call("fork", children=[{"intent": "c"}] * 2, wait=True)
     used = {"usage": {"input": 3000, "output": 100}}
     env = environment(

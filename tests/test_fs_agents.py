@@ -95,7 +95,7 @@ def test_a_command_here_has_it_too(lab: Lab, root: Path) -> None:
 
 
 def test_a_command_of_a_command(lab: Lab, root: Path) -> None:
-    """A face that is itself a job asks its own origin."""
+    """A proxy that is itself a job asks its own origin."""
     inner = ["quine", "run", "--on", "local", "--", *command("put", "deep")]
     env = {"QUINE_FS": f"origin:{root}"}
     done = lab.run(["run", "--on", "h1", "--", *inner], env=env, input="material")
@@ -184,7 +184,7 @@ def test_a_host_with_access_of_its_own_opens_the_store(reach: Lab, root: Path, d
     env = {"QUINE_FS": "sftp://me:hunter2hunter2@store.example/x"}
     seen = reach.run([*words, "sh", "-c", "echo $QUINE_FS; env"], env=env, check=True).stdout
     assert seen.startswith(b"sftp://me@store.example/x\n") and b"hunter2" not in seen
-    # Its children elsewhere ask the origin, by way of a face that has the store itself.
+    # Its children elsewhere ask the origin, by way of a proxy that has the store itself.
     script = environment(
         reach,
         data,
@@ -277,7 +277,7 @@ quine.remote.compose.agent_elsewhere("work", {"on": "h1"})
 """
 
 
-def test_the_face_of_an_agent_has_the_keys_of_the_store_and_the_agent_has_not(tmp_path: Path) -> None:
+def test_the_proxy_of_an_agent_has_the_keys_of_the_store_and_the_agent_has_not(tmp_path: Path) -> None:
     place = Agents(tmp_path)
     place.script(says(OK))
     env = place.env | {

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import until
-from tests.breaks import CUTS, QUIET, face, plan
+from tests.breaks import CUTS, QUIET, plan, proxy_process
 from tests.lab import Lab
 from tests.shelf import HOSTILE, fill, snapshot
 
@@ -92,7 +92,7 @@ def test_a_store_that_its_origin_cannot_reach_is_status_69_there_too(lab: Lab) -
 def test_who_is_killed_over_there_leaves_nothing(lab: Lab, root: Path, number: signal.Signals) -> None:
     fill(root, {b"x": b"old"})
     code = "echo $$; exec quine fs put - x"
-    with face(
+    with proxy_process(
         lab, "run", "--on", "h1", "--", "sh", "-c", code, env={"QUINE_FS": f"origin:{root}"}
     ) as process:
         pid = int(process.stdout.readline())
@@ -109,7 +109,7 @@ def test_who_is_killed_over_there_leaves_nothing(lab: Lab, root: Path, number: s
         lab.run(["fs", "put", "-", "y"], env={"QUINE_FS": f"origin:{root}"}, check=True)
         return not list((root / ".quine-parts").glob("*"))
 
-    # Who comes next sweeps what a dead face has left; the node holds a moment longer what it was lent.
+    # Who comes next sweeps what a dead proxy has left; the node holds a moment longer what it was lent.
     until(swept)
 
 

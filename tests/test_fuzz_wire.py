@@ -134,7 +134,7 @@ class AtOnce:
 
 
 def feed_opener(data: bytes) -> None:
-    """The client: a face with a job and services."""
+    """The client: a proxy with a job and services."""
     session = Session(True, {"build": "b"})
     job = session.open(Kind.SPAWN, SPAWN.to_json())
     session.data(job, STDIN, b"material" * 9)

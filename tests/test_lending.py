@@ -254,7 +254,7 @@ def test_a_descriptor_that_had_no_room_ends_its_link_alone() -> None:
 
 
 def test_more_descriptors_than_one_message_takes_are_not_lent() -> None:
-    """The node reads nothing for a moment, and three hundred handlers lend: the face goes on."""
+    """The node reads nothing for a moment, and three hundred handlers lend: the proxy goes on."""
     ours, theirs = socket.socketpair()
     with ours, theirs, open("/dev/null") as file:
         wire = Wire(ours, Session(opener=True, hello={}), b"x")
@@ -288,9 +288,9 @@ def test_where_nothing_can_be_lent_the_handler_moves_it_all(tmp_path: Path, atta
             incoming.send_file(file.fileno(), size)
 
     body = streaming.content(7, 3_000_000)
-    with served(handler) as face:
-        face.services._streams._attach = attach if attaches else None
-        with face.ask() as asking:
+    with served(handler) as proxy:
+        proxy.services._streams._attach = attach if attaches else None
+        with proxy.ask() as asking:
             writer = threading.Thread(target=lambda: (asking.write(body), asking.end()))
             writer.start()
             assert all_of(asking.read) == body

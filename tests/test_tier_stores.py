@@ -505,7 +505,7 @@ def test_a_server_that_is_gone_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Blocks that were on their way have nothing to add; a face would print each with a traceback."""
+    """Blocks that were on their way have nothing to add; a proxy would print each with a traceback."""
     lab = own_lab(["h1"])
     monkeypatch.setenv("HOME", str(lab.home))
     tier = reached(lab, tmp_path)

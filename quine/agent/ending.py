@@ -43,7 +43,7 @@ def report(loop: Loop, end: End) -> None:
     write(
         settings.report,
         outcome,
-        session=loop.life.session,
+        session=loop.spec.session,
         started=settings.began,
         seconds=time.time() - settings.began,
         tokens_in=settings.spent.input + end.usage.input,
@@ -64,7 +64,7 @@ def note(end: End, record: str, report: int) -> None:
         if record:
             write_aside(os.path.join(record, "status"), facts)
         elif report >= 0 and unknown:
-            procs.tie(report, os.getpid(), on=False)
+            procs.set_parent_death_signal(report, os.getpid(), on=False)
             os.write(report, quickjson.dumps(facts).encode())
 
 
@@ -119,7 +119,7 @@ def unborn(error: Exception) -> End:
 
 
 def _tell(error: Exception, loop: Loop) -> None:
-    path = loop.log.path or os.path.join(loop.settings.data_dir, f"{loop.life.session}.log")
+    path = loop.log.path or os.path.join(loop.settings.data_dir, f"{loop.spec.session}.log")
     try:
         import traceback  # here: fails without free descriptors
 

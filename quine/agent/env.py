@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 from quine.agent import personas
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.base import atomic, dirs, exposure, sizes
 from quine.base.errors import Misconfigured
 from quine.base.messages import Usage
@@ -203,7 +203,9 @@ def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config
     return choose({**environ, **settings.secrets})
 
 
-def bequeath(settings: Settings, tree: Tree, life: Life, exec_state: dict[str, Any] | None = None) -> int:
+def bequeath(
+    settings: Settings, tree: Tree, spec: SessionSpec, exec_state: dict[str, Any] | None = None
+) -> int:
     """Write the memo for descendants and return its descriptor, which the environment names from now on.
 
     `exec_state` is only for this process itself, after execve(). ValueError if the memo is too large.
@@ -211,10 +213,10 @@ def bequeath(settings: Settings, tree: Tree, life: Life, exec_state: dict[str, A
     memo = {key: value for key, value in settings.memo.items() if key != "exec"}
     memo["environ"] = settings.secrets
     memo["lineage"] = {
-        "session": life.session,
-        "root": life.root,
-        "depth": life.depth,
-        "limits": life.limits._asdict(),
+        "session": spec.session,
+        "root": spec.root,
+        "depth": spec.depth,
+        "limits": spec.limits._asdict(),
         "start": tree.start,
         "ledger": tree.ledger.to_json(tree.limits),
     }
@@ -227,13 +229,13 @@ def bequeath(settings: Settings, tree: Tree, life: Life, exec_state: dict[str, A
     if inherit.read():  # the previous memo, which nothing reads any more
         os.close(int(os.environ[inherit.VARIABLE]))
     os.environ[inherit.VARIABLE] = str(fd)
-    os.environ["QUINE_SESSION_ID"] = life.session
-    os.environ["QUINE_PARENT_SESSION"] = life.parent
-    os.environ["QUINE_ROOT_SESSION"] = life.root
-    os.environ["QUINE_DEPTH"] = str(life.depth)
+    os.environ["QUINE_SESSION_ID"] = spec.session
+    os.environ["QUINE_PARENT_SESSION"] = spec.parent
+    os.environ["QUINE_ROOT_SESSION"] = spec.root
+    os.environ["QUINE_DEPTH"] = str(spec.depth)
     for name in [name for name in os.environ if name.startswith(WISDOM)]:
         del os.environ[name]
-    os.environ.update({f"{WISDOM}{key}": value for key, value in life.wisdom.items()})
+    os.environ.update({f"{WISDOM}{key}": value for key, value in spec.wisdom.items()})
     return fd
 
 

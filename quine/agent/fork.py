@@ -30,11 +30,13 @@ from transport.status import Status
 if TYPE_CHECKING:
     from quine.agent.children import Job
     from quine.agent.running import Running
-    from quine.agent.session import Life
+    from quine.agent.session import SessionSpec
 
 
-def give(loop: Running, life: Life, job: Job, stdin: int, slot: list[int], foreign: set[int]) -> None:
-    """Fork a child that runs `life`, and describe it in `job`. In the child this raises ForkedChild.
+def fork_child(
+    loop: Running, spec: SessionSpec, job: Job, stdin: int, slot: list[int], foreign: set[int]
+) -> None:
+    """Fork a child that runs `spec`, and describe it in `job`. In the child this raises ForkedChild.
 
     `stdin` and `slot` are descriptors for the child, `foreign` those for its siblings. OSError if it cannot start.
     """
@@ -45,10 +47,10 @@ def give(loop: Running, life: Life, job: Job, stdin: int, slot: list[int], forei
         report = (job.report, end) = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # The garbage collector would write to every object's header, and so copy every page of the parent's memory.
         gc.freeze()
-        with loop.signals.held():
+        with loop.signals.block_signals():
             pid = os.fork()
             if pid == 0:
-                _be_child(loop, life, job, (stdin, *outs), end, {job.report, *loop.slots, *foreign}, slot)
+                _be_child(loop, spec, job, (stdin, *outs), end, {job.report, *loop.slots, *foreign}, slot)
             job.pid = pid
             procs.own(pid)
             # Before anything that can fail, so that the child is reaped whatever happens.
@@ -69,7 +71,7 @@ def give(loop: Running, life: Life, job: Job, stdin: int, slot: list[int], forei
             procs.reap(job.pid)
         raise
     if job.directory:
-        job.record(loop.life.session)
+        job.record(loop.spec.session)
 
 
 def _streams(loop: Running, job: Job, outs: list[int]) -> None:
@@ -84,19 +86,19 @@ def _streams(loop: Running, job: Job, outs: list[int]) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
         outs.append(write)
         path = os.path.join(loop.outputs, f"{job.session}.{name}")
-        job.streams[read] = Capture(loop.life.limits.truncate, path)
+        job.streams[read] = Capture(loop.spec.limits.truncate, path)
 
 
 def _be_child(
     loop: Running,
-    life: Life,
+    spec: SessionSpec,
     job: Job,
     streams: tuple[int, ...],
     report: int,
     foreign: set[int],
     slot: list[int],
 ) -> NoReturn:
-    """Detach the forked process from its parent, then continue as `life`, or as the proxy of a remote child."""
+    """Detach the forked process from its parent, then continue as `spec`, or as the proxy of a remote child."""
     try:
         loop.signals.renew()
         os.setpgid(0, 0)
@@ -111,23 +113,23 @@ def _be_child(
         os._exit(DEFECT)
     if not job.directory:
         # The waiting parent has the other end. If the parent is killed, the kernel ends this child by TERM.
-        procs.tie(report, os.getpid())
+        procs.set_parent_death_signal(report, os.getpid())
         loop.signals.tied = report
     if job.host != "local":
-        _be_face(loop, life, job, report, slot)
+        _be_proxy(loop, spec, job, report, slot)
     if job.directory:
         os.close(report)
-    raise ForkedChild(life, slot, job.directory)
+    raise ForkedChild(spec, slot, job.directory)
 
 
-def _be_face(loop: Running, life: Life, job: Job, report: int, slot: list[int]) -> NoReturn:
+def _be_proxy(loop: Running, spec: SessionSpec, job: Job, report: int, slot: list[int]) -> NoReturn:
     """Run as the proxy of a child on another machine, and exit with its status."""
     code = DEFECT
     try:
         loop.signals.remove()
         more = {"files": job.files, "returns": job.returns} if job.files or job.returns else {}
         masked = loop.settings.masked
-        status = loop.face(job.host, life, loop.ledger, masked=masked, stdin=0, stdout=1, stderr=2, **more)
+        status = loop.proxy(job.host, spec, loop.ledger, masked=masked, stdin=0, stdout=1, stderr=2, **more)
         if status.detail:
             complain(status.detail, status.hint, status.host)
         code = status.code

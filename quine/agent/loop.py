@@ -20,7 +20,7 @@ from quine.agent import prompt, tools
 from quine.agent.children import Job, Jobs, recorded, shown
 from quine.agent.env import here
 from quine.agent.outcome import End, Ended, Moved, Result, ended_by, exhausted
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.agent.shell import Shell
 from quine.agent.signals import Terminated
 from quine.agent.tools import dispatch
@@ -59,13 +59,13 @@ class Loop:
     def __init__(
         self,
         process: Process,
-        life: Life,
+        spec: SessionSpec,
         tape: Tape,
         log: Log,
         slots: list[int],
         record: str,
     ) -> None:
-        self.life = life
+        self.spec = spec
         self.settings = process.settings
         self.tree = process.tree
         self.ledger = process.tree.ledger
@@ -75,15 +75,15 @@ class Loop:
         self.record = record  # directory for its status file if the parent does not wait, else ""
         self.slots = slots
         self.relayed = process.ask is not None
-        self.face = process.face
+        self.proxy = process.proxy
         self.jobs = Jobs()
-        self.outputs = os.path.join(self.settings.data_dir, "outputs", life.session)
-        self.shell = Shell(life.shell, here(), self.signals, self.outputs, life.limits.truncate)
-        self.messages: list[Message] = list(life.context)
+        self.outputs = os.path.join(self.settings.data_dir, "outputs", spec.session)
+        self.shell = Shell(spec.shell, here(), self.signals, self.outputs, spec.limits.truncate)
+        self.messages: list[Message] = list(spec.context)
         self.answered = 0  # calls of the current reply that have a result
         self._guest = process.guest
         self._price = process.price
-        self.account = Account(life.limits, self.ledger, self._guest, self._price)
+        self.account = Account(spec.limits, self.ledger, self._guest, self._price)
         self._silent = 0
         self._refused = 0
         self._alarmed = False
@@ -119,30 +119,30 @@ class Loop:
             return moved.end
 
     def _open(self) -> None:
-        life = self.life
+        spec = self.spec
         meta = {
-            "session_id": life.session,
-            "parent_session_id": life.parent,
-            "root_session_id": life.root,
-            "depth": life.depth,
-            "model_id": life.model,
+            "session_id": spec.session,
+            "parent_session_id": spec.parent,
+            "root_session_id": spec.root,
+            "depth": spec.depth,
+            "model_id": spec.model,
             "created_at": round(time.time(), 6),
-            "mission": life.mission,
-            "born": life.born,
+            "mission": spec.mission,
+            "born": spec.born,
             "node": self.settings.node,
             "pid": os.getpid(),
             "boot_id": boot_id(),
             "started": process.started if (process := procs.look(os.getpid())) else 0,
             "cwd": self.shell.cwd,
-            "limits": life.limits._asdict(),
-            "wisdom": life.wisdom,
+            "limits": spec.limits._asdict(),
+            "wisdom": spec.wisdom,
         }
-        if life.cloned[0]:
+        if spec.cloned[0]:
             # The cloned conversation is on the parent's tape, up to this line.
-            meta["cloned"] = {"session": life.cloned[0], "lines": life.cloned[1]}
+            meta["cloned"] = {"session": spec.cloned[0], "lines": spec.cloned[1]}
         self.tape.add("meta", meta)
-        self.log.detail(f"session {life.session}, {life.born}, level {life.depth + 1}, model {life.model}")
-        for message in life.opening or (prompt.system(life), prompt.first(life)):
+        self.log.detail(f"session {spec.session}, {spec.born}, level {spec.depth + 1}, model {spec.model}")
+        for message in spec.opening or (prompt.system(spec), prompt.first(spec)):
             self._say(message)
 
     def _step(self) -> None:
@@ -158,7 +158,7 @@ class Loop:
         else:
             self._silent += 1
         if last:
-            raise exhausted(last, self.life.limits)
+            raise exhausted(last, self.spec.limits)
         if self.signals.alarm and max(self._silent, self._refused) >= REMINDERS:
             raise Ended(DEADLINE, "timeout", detail="the guest did not end when its time was over")
         if self._silent >= REMINDERS:
@@ -208,9 +208,9 @@ class Loop:
 
     def _infer(self) -> Reply:
         self.tape.sync()
-        life = self.life
+        spec = self.spec
         request = Request(
-            self.messages, tools.TOOLS, life.session, life.mission, self.account.inferences, life.wisdom
+            self.messages, tools.TOOLS, spec.session, spec.mission, self.account.inferences, spec.wisdom
         )
         begun = time.time()
         if self.ledger.beyond:
@@ -221,7 +221,7 @@ class Loop:
                 self._guest,
                 request,
                 self.ledger,
-                life.limits.concurrent,
+                spec.limits.concurrent,
                 self._price,
                 self.account.used(self.messages),
             )
@@ -265,7 +265,7 @@ class Loop:
         assert job.status is not None
         self.tape.add("fork", {"session": job.session, "ended": recorded(job.status)})
         if job.status.state in ("unreachable", "denied") and not self.relayed:
-            job.never_started(self.settings.data_dir, self.life.session)
+            job.never_started(self.settings.data_dir, self.spec.session)
 
     def _left(self, result: str) -> str:
         """Return the lines below the last result of a batch: ended children, and the limits left."""

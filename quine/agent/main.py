@@ -21,7 +21,7 @@ from quine.agent.loop import Loop
 from quine.agent.origin import Ask
 from quine.agent.outcome import End, ForkedChild
 from quine.agent.running import Process
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
 from quine.base import allowed_hosts, dirs, exposure
@@ -36,21 +36,21 @@ from quine.tape.writer import FileSink, RelaySink, Tape
 from transport import inherit
 
 if TYPE_CHECKING:
-    from quine.agent.running import Face
+    from quine.agent.running import Proxy
     from quine.budget.ledger import Ledger
     from transport.status import Status
 
 
-def start(mission: str, options: Mapping[str, Any], face: Face | None = None) -> int:
+def start(mission: str, options: Mapping[str, Any], proxy: Proxy | None = None) -> int:
     """Run the agent as this process. Return the exit status, or die of the signal that ended the agent.
 
-    `face` runs a session on another machine, in a process forked for it or, for exec, in this one; None: no way there.
+    `proxy` runs a session on another machine, in a process forked for it or, for exec, in this one; None: no way there.
     """
     inherit.hold_standard_streams()
     settings = env.adopt(options)
     former = settings.memo.get("exec")
     if isinstance(former, dict) and former.get("pid") == os.getpid():
-        return _again(settings, former, face or _no_face)
+        return _again(settings, former, proxy or _no_proxy)
     _require_directory()
     inventory = find_inventory(options, os.environ)
     if options.get("cwd") is not None:
@@ -61,59 +61,59 @@ def start(mission: str, options: Mapping[str, Any], face: Face | None = None) ->
     ask = origin.connect()
     try:
         with signals.calling_out():
-            life = origin.assigned(settings, ask)
+            spec = origin.assigned(settings, ask)
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
-    assigned = life is not None
-    if life is None:
+    assigned = spec is not None
+    if spec is None:
         if ask is not None and "lineage" not in settings.memo:
             ask, settings = None, origin.left_out(settings)
         tree = env.join_tree(settings, settings.limits)
-        life = _own(settings, tree, mission, options)
+        spec = _own(settings, tree, mission, options)
         if ask is None and inventory is not None:
             os.environ["QUINE_INVENTORY"] = inventory  # valid in every directory, and for all descendants
     else:
-        tree = env.join_tree(settings, life.limits, share=True, age=life.age)
+        tree = env.join_tree(settings, spec.limits, share=True, age=spec.age)
     origin.borrow_slots(tree.ledger, ask, signals)
-    guest, life, price = _guest(settings, tree, life, ask)
+    guest, spec, price = _guest(settings, tree, spec, ask)
     _make_data_dir(settings.data_dir)
     keeps = ask is None and "lineage" not in settings.memo and policy.wanted(os.environ)
     try:
         if not assigned:
             with signals.calling_out():
-                life = life._replace(hosts=allowed_hosts.at_start(inventory, ask))
-        slots = _admitted(tree.ledger, life)
+                spec = spec._replace(hosts=allowed_hosts.at_start(inventory, ask))
+        slots = _admitted(tree.ledger, spec)
         if keeps:
-            policy.begin(life.root, os.environ, policy.of_the_store(settings.secrets))
-        if options.get("binary") and not life.material_file:
-            life = _save_material(life, settings, signals)
+            policy.begin(spec.root, os.environ, policy.of_the_store(settings.secrets))
+        if options.get("binary") and not spec.material_file:
+            spec = _save_material(spec, settings, signals)
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
-    process = Process(settings, tree, guest, price, ask, signals, face or _no_face)
-    return ending.leave(_lives(process, life, slots))
+    process = Process(settings, tree, guest, price, ask, signals, proxy or _no_proxy)
+    return ending.leave(_lives(process, spec, slots))
 
 
-def _no_face(where: str, life: Life, ledger: Ledger, **more: Any) -> Status:
+def _no_proxy(where: str, spec: SessionSpec, ledger: Ledger, **more: Any) -> Status:
     raise Failure(NOT_STARTED, "this process has no way to another host")
 
 
-def _admitted(ledger: Ledger, life: Life) -> list[int]:
+def _admitted(ledger: Ledger, spec: SessionSpec) -> list[int]:
     """Return descriptors that hold the slot of this agent in the tree while open. Raises Denied or Failure."""
     left = ledger.time_left()
     if left is not None and left <= 0:
         raise Failure(DEADLINE, "the time of the tree is over", "see --deadline")
     try:
-        slots = ledger.agents(life.limits.agents)
+        slots = ledger.agents(spec.limits.agents)
     except OSError as error:
         why = (error.strerror or "").lower()
         raise Failure(NOT_STARTED, f"no place among the agents of the tree: {why}") from None
     if slots is None:
-        raise Denied(f"too many agents: the limit of the tree is {life.limits.agents}", "see --max-agents")
+        raise Denied(f"too many agents: the limit of the tree is {spec.limits.agents}", "see --max-agents")
     return slots
 
 
-def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[Life, Settings, Ledger]:
-    """Return the `Life`, the settings and the ledger of an agent that `quine --on` runs elsewhere, and take its slot.
+def spec_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[SessionSpec, Settings, Ledger]:
+    """Return spec, settings and ledger of an agent that `quine --on` runs elsewhere, and take its slot.
 
     If this process is the origin, the configuration of the guest is checked here.
     """
@@ -126,22 +126,22 @@ def life_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[L
     if options.get("binary"):
         raise NotBuilt("-b together with --on")
     tree = env.join_tree(settings, settings.limits)
-    life = _own(settings, tree, mission, options)
+    spec = _own(settings, tree, mission, options)
     if config:
         metering.price(config, bool(tree.ledger.mark.cost))
-        life = life._replace(model=config.model)
+        spec = spec._replace(model=config.model)
     elif ask := origin.connect():
         from quine.budget.leases import Grant
 
         tree.ledger.beyond = Grant(tree.ledger, ask)
-    _admitted(tree.ledger, life)  # the slot belongs to this process, which ends after the remote agent
-    return life, settings, tree.ledger
+    _admitted(tree.ledger, spec)  # the slot belongs to this process, which ends after the remote agent
+    return spec, settings, tree.ledger
 
 
-def _again(settings: Settings, former: dict[str, Any], face: Face) -> int:
+def _again(settings: Settings, former: dict[str, Any], proxy: Proxy) -> int:
     """Continue the same process after exec: signals were blocked meanwhile; it still has its slots and children."""
     signals = Signals()
-    life = Life.from_json(former["life"])
+    spec = SessionSpec.from_json(former["life"])
     tree = env.join_tree(settings, settings.limits)
     slots = [int(fd) for fd in former["slots"]]
     for fd in slots:
@@ -149,13 +149,17 @@ def _again(settings: Settings, former: dict[str, Any], face: Face) -> int:
     signals.install({int(number) for number in former["mask"]})
     ask = origin.connect()
     origin.borrow_slots(tree.ledger, ask, signals)
-    guest, life, price = _guest(settings, tree, life, ask)
-    process = Process(settings, tree, guest, price, ask, signals, face)
-    return ending.leave(_lives(process, life, slots, former["record"], former["jobs"]))
+    guest, spec, price = _guest(settings, tree, spec, ask)
+    process = Process(settings, tree, guest, price, ask, signals, proxy)
+    return ending.leave(_lives(process, spec, slots, former["record"], former["jobs"]))
 
 
 def _lives(
-    process: Process, life: Life, slots: list[int], record: str = "", jobs: Sequence[dict[str, Any]] = ()
+    process: Process,
+    spec: SessionSpec,
+    slots: list[int],
+    record: str = "",
+    jobs: Sequence[dict[str, Any]] = (),
 ) -> End:
     """Run the session of this process. A child forked in it returns to this loop and runs its own session.
 
@@ -166,7 +170,7 @@ def _lives(
         env.ensure_quine(process.settings.data_dir)
     while True:
         try:
-            loop = _begun(process, life, slots, record)
+            loop = _begun(process, spec, slots, record)
         except Exception as error:
             if os.getpid() == ours:
                 raise
@@ -177,11 +181,11 @@ def _lives(
         try:
             end = loop.live()
         except ForkedChild as child:
-            life, slots, record, jobs = child.life, child.slots, child.record, ()
+            spec, slots, record, jobs = child.spec, child.slots, child.record, ()
             # The parent captures its stderr as a result, and writes the report.
             settings = process.settings._replace(report="", top=False, verbose=False)
             process = process._replace(settings=settings)
-            exposure.mission(life.shown)
+            exposure.mission(spec.shown)
             continue
         except Exception as error:
             end = ending.defect(error, loop)
@@ -191,7 +195,7 @@ def _lives(
         if loop.settings.report:
             ending.report(loop, end)
         if loop.settings.top and not loop.relayed and policy.wanted(os.environ):
-            policy.finish(life.root, policy.HURRY if end.signal else policy.PATIENCE)
+            policy.finish(spec.root, policy.HURRY if end.signal else policy.PATIENCE)
         return end
 
 
@@ -212,18 +216,18 @@ def _settle(loop: Loop, end: End) -> None:
     ending.note(end, loop.record, loop.signals.tied)
 
 
-def _begun(process: Process, life: Life, slots: list[int], record: str) -> Loop:
+def _begun(process: Process, spec: SessionSpec, slots: list[int], record: str) -> Loop:
     """Create what a session owns: memo, mount, timer, tape, log and `Loop`. Raises any of their errors."""
     settings, ask = process.settings, process.ask
-    env.bequeath(settings, process.tree, life)
+    env.bequeath(settings, process.tree, spec)
     unmounted = _mount()
-    process.signals.arm(process.tree.ledger.time_left(), life.limits.deadline)
-    tape = _tape(process, life)
-    log = Log("" if ask else os.path.join(settings.data_dir, f"{life.session}.log"), settings.verbose)
+    process.signals.arm(process.tree.ledger.time_left(), spec.limits.deadline)
+    tape = _tape(process, spec)
+    log = Log("" if ask else os.path.join(settings.data_dir, f"{spec.session}.log"), settings.verbose)
     process.guest.note = log.note
     if unmounted:
         log.note(unmounted)
-    return Loop(process, life, tape, log, slots, record)
+    return Loop(process, spec, tape, log, slots, record)
 
 
 def _mount() -> str:
@@ -235,28 +239,28 @@ def _mount() -> str:
     return attach(os.environ)
 
 
-def _tape(process: Process, life: Life) -> Tape:
+def _tape(process: Process, spec: SessionSpec) -> Tape:
     """Return the tape, written to a file here or sent to the origin."""
     secrets, ask, signals = process.settings.masked, process.ask, process.signals
     if ask is None:
-        return Tape(FileSink(tape_path(process.settings.data_dir, life.session)), secrets)
+        return Tape(FileSink(tape_path(process.settings.data_dir, spec.session)), secrets)
 
     def send(name: str, body: bytes) -> bytes:
         # Not interruptible: an outcome is written after the signal that it records.
-        with signals.quiet():
+        with signals.block_sigpipe():
             return ask(name, body, signals.ready)
 
-    return Tape(RelaySink(send, life.session), secrets)
+    return Tape(RelaySink(send, spec.session), secrets)
 
 
 def _guest(
-    settings: Settings, tree: Tree, life: Life, ask: Ask | None
-) -> tuple[Guest, Life, metering.Price | None]:
+    settings: Settings, tree: Tree, spec: SessionSpec, ask: Ask | None
+) -> tuple[Guest, SessionSpec, metering.Price | None]:
     if ask is not None:
-        return RelayGuest(ask), life, None
+        return RelayGuest(ask), spec, None
     config = env.guest(settings)
     price = metering.price(config, bool(tree.ledger.mark.cost))
-    return guests.build(config), life._replace(model=config.model), price
+    return guests.build(config), spec._replace(model=config.model), price
 
 
 def _make_data_dir(path: str) -> None:
@@ -284,14 +288,14 @@ def _tidy(path: str) -> None:
             os.rmdir(os.path.normpath(os.path.join(path, folder)))
 
 
-def _own(settings: Settings, tree: Tree, mission: str, options: Mapping[str, Any]) -> Life:
+def _own(settings: Settings, tree: Tree, mission: str, options: Mapping[str, Any]) -> SessionSpec:
     parent, root, depth = env.lineage(settings, tree)
     if depth >= max(1, tree.limits.depth):
         raise Denied(f"too deep: level {depth + 1}, and {tree.limits.depth} are allowed", "see --max-depth")
     session = str(options.get("job") or new_session())
     if not is_session(session):
         raise Misconfigured(f"--job {session[:80]!r} is not a UUID in lower case", "leave it out")
-    return Life(
+    return SessionSpec(
         session=session,
         root=root or session,
         mission=mission,
@@ -306,15 +310,15 @@ def _own(settings: Settings, tree: Tree, mission: str, options: Mapping[str, Any
     )
 
 
-def _save_material(life: Life, settings: Settings, signals: Signals) -> Life:
+def _save_material(spec: SessionSpec, settings: Settings, signals: Signals) -> SessionSpec:
     """Implement -b: write all of stdin to a file before the session begins."""
     if os.isatty(0):
-        return life
-    path = os.path.join(settings.data_dir, f"stdin-{life.session}.bin")
+        return spec
+    path = os.path.join(settings.data_dir, f"stdin-{spec.session}.bin")
     size = 0
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(fd, "wb") as file, signals.insistent():
+        with open(fd, "wb") as file, signals.wake_if_stuck():
             while data := os.read(0, 1 << 16):
                 size += file.write(data)
     except (OSError, Terminated):
@@ -323,8 +327,8 @@ def _save_material(life: Life, settings: Settings, signals: Signals) -> Life:
         raise
     if not size:
         os.unlink(path)
-        return life._replace(material="none")
-    return life._replace(material_file=path, material="none")
+        return spec._replace(material="none")
+    return spec._replace(material_file=path, material="none")
 
 
 def _change_directory(path: str) -> None:

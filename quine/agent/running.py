@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from quine.agent.children import Job, Jobs
     from quine.agent.env import Settings, Tree
     from quine.agent.origin import Ask
-    from quine.agent.session import Life
+    from quine.agent.session import SessionSpec
     from quine.agent.shell import Shell
     from quine.agent.signals import Signals
     from quine.agent.usage import Account
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from quine.tape.writer import Tape
     from transport.status import Status
 
-    # Runs a session on another machine with streams of this process; returns how it ended: quine.remote.compose.face
-    Face = Callable[..., Status]
+    # Runs a session on another machine with streams of this process; returns how it ended: quine.remote.compose.proxy
+    Proxy = Callable[..., Status]
 
 
 class Process(NamedTuple):
@@ -33,13 +33,13 @@ class Process(NamedTuple):
     price: Price | None
     ask: Ask | None  # None if this process is its own origin
     signals: Signals
-    face: Face
+    proxy: Proxy
 
 
 class Running(Protocol):
     """`quine.agent.loop.Loop`."""
 
-    life: Life
+    spec: SessionSpec
     settings: Settings
     tree: Tree
     ledger: Ledger
@@ -53,7 +53,7 @@ class Running(Protocol):
     outputs: str  # directory
     record: str  # directory for its status file if the parent does not wait, else ""
     slots: list[int]
-    face: Callable[..., Status]
+    proxy: Callable[..., Status]
 
     def child_ended(self, job: Job) -> None: ...
     def record_end(self, status: int, mode: str, reason: str, **more: Any) -> None: ...

@@ -59,7 +59,7 @@ def main(verb: str, words: list[str]) -> int:
     if verb in ("logs", "attach"):
         if len(ids) > 1:
             raise Misconfigured(f"{verb} takes one id")
-        return _face(verb, _one(verb, folders, ids[0], values), values)
+        return _output(verb, _one(verb, folders, ids[0], values), values)
     jobs = [_one(verb, folders, text, values) for text in ids]
     return _wait(jobs, folders, values) if verb == "wait" else _kill(jobs, values)
 
@@ -75,7 +75,7 @@ def _folders(values: dict[str, object]) -> tuple[str, ...]:
     return (folder,) if same else (folder, state)
 
 
-def _face(verb: str, job: Agent | Remote, values: dict[str, object]) -> int:
+def _output(verb: str, job: Agent | Remote, values: dict[str, object]) -> int:
     """Run logs or attach, here or on the job's host; return the exit status."""
     if not isinstance(job, Agent):
         from quine.jobs import remote

@@ -87,10 +87,10 @@ def attach(agent: Agent, values: dict[str, object]) -> Status:
             line = None  # the job has ended, or its supervisor was killed
         if line:
             stack.callback(line.socket.close)
-        face = _Face(files, line, starts, 0 if values.get("stdin") else -1)
-        for output in face.outputs:
+        proxy = _Proxy(files, line, starts, 0 if values.get("stdin") else -1)
+        for output in proxy.outputs:
             stack.callback(output.close)
-        return face.run() or _outcome(agent)
+        return proxy.run() or _outcome(agent)
 
 
 def _check_started(agent: Agent) -> None:
@@ -125,7 +125,7 @@ def _outcome(agent: Agent) -> Status:
     return end
 
 
-class _Face:
+class _Proxy:
     def __init__(
         self, files: list[int], line: control.Wire | None, starts: tuple[int, int], stdin: int
     ) -> None:

@@ -18,7 +18,7 @@ import os
 import sys
 import time
 
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.base import dirs, sizes
 from quine.base.cli_options import TABLE, environment, limits
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
@@ -93,7 +93,7 @@ def agent(mission: str, values: dict[str, object]) -> int:
             options += [f"--{name}" if each is True else f"--{name}={each}" for each in listed]
     # A mission from a file must not show in argv: it goes through a file again.
     words = [f"--file={_directory(job)}/mission"] if hidden else ["--", mission]
-    shown = Life(job, job, mission, hidden=hidden).shown
+    shown = SessionSpec(job, job, mission, hidden=hidden).shown
     root = os.environ.get("QUINE_ROOT_SESSION", "")
     facts: dict[str, object] = {"intent": shown, "root": root if is_session(root) else job}
     env = {**os.environ, VARIABLE: "1"}
