@@ -919,6 +919,20 @@ def test_a_look_waits_for_the_tick_of_the_clock(here: Path) -> None:
     assert calm and found.newest + scan.TICK <= found.began
 
 
+def test_a_tree_that_keeps_changing_is_scanned_no_more_often_than_its_scans_are_used(here: Path) -> None:
+    path = here / "a"
+    path.write_text("x")
+    taken: list[scan.Look] = []
+
+    def changed() -> scan.Look:
+        path.write_text("y")
+        taken.append(scan.look([(os.fsencode(path), b"a")]))
+        return taken[-1]
+
+    found, calm = scan.settled(changed, changed())
+    assert not calm and found is taken[-1] and len(taken) == scan.PATIENCE
+
+
 def slowly(top: Path) -> dict[bytes, bytes]:
     """What a look should have found."""
     found = {}

@@ -186,12 +186,14 @@ class Sources:
 
 def settled(take: Callable[[], Look], found: Look) -> tuple[Look, bool]:
     """Wait until a scan is older than a clock tick, and return it; with False if PATIENCE scans gave none."""
-    for _ in range(PATIENCE):
+    for left in reversed(range(PATIENCE)):
         ahead = found.newest + TICK - found.began
         if ahead <= 0:
             return found, True
-        if ahead > 2 * TICK:
-            break  # the clock was set back, or is another machine's
+        if (
+            ahead > 2 * TICK or not left
+        ):  # the clock was set back, or is another machine's; or no scan is left
+            break
         time.sleep(ahead / 1e9)
         found = take()
     return found, False
