@@ -212,7 +212,7 @@ class Jobs:
             for fd in (job.pidfd, *job.streams):
                 owner[fd] = job
                 poll.register(fd, select.POLLIN)
-        heeded, told = 0, False
+        acknowledged, alarmed = 0, False
         with signals.running():
             while any(job.status is None for job in jobs):
                 if race and (won := next((job for job in jobs if job.status and not job.status.code), None)):
@@ -234,11 +234,11 @@ class Jobs:
                         with contextlib.suppress(KeyError):
                             poll.unregister(old)
                     self._reap(job)
-                if signals.interrupts > heeded:
-                    heeded = signals.interrupts
+                if signals.interrupts > acknowledged:
+                    acknowledged = signals.interrupts
                     _tell(jobs, signal.SIGINT)
-                if signals.alarm and not told:
-                    told = True  # the children must answer now, too
+                if signals.alarm and not alarmed:
+                    alarmed = True  # the children must answer now, too
                     _tell(jobs, signal.SIGALRM)
                     _tell(jobs, signal.SIGCONT)
         return next((job for job in jobs if race and job.status and not job.status.code), None)

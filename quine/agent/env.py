@@ -105,7 +105,7 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
         if name.startswith(WISDOM) and value and name != WISDOM
     }
     former = _former(memo)
-    told = former.get("masked")
+    masked_before = former.get("masked")
     return Settings(
         limits=_limits(environ, memo),
         model=environ.get("QUINE_MODEL_ID", ""),
@@ -125,7 +125,7 @@ def adopt(options: Mapping[str, Any], environ: MutableMapping[str, str] = os.env
                 *(value for name, value in secrets.items() if name != credentials.URL),
                 *map(str.strip, removed.values()),
                 *masked,
-                *(told if isinstance(told, list) else ()),
+                *(masked_before if isinstance(masked_before, list) else ()),
             }
         ),
     )
@@ -174,8 +174,8 @@ def _recovered(environ: MutableMapping[str, str]) -> dict[str, Any]:
 
 
 def _start(memo: Mapping[str, Any]) -> str:
-    told = memo.get("lineage")
-    start = told.get("start") if isinstance(told, dict) else None
+    record = memo.get("lineage")
+    start = record.get("start") if isinstance(record, dict) else None
     return start if isinstance(start, str) else ""
 
 
@@ -241,17 +241,17 @@ def bequeath(
 
 def lineage(settings: Settings, tree: Tree, environ: Mapping[str, str] = os.environ) -> tuple[str, str, int]:
     """Return (parent's session, root's session, own depth); without a lineage ("", "", agents found above)."""
-    told = settings.memo.get("lineage")
-    if not isinstance(told, dict):
-        told = {
+    record = settings.memo.get("lineage")
+    if not isinstance(record, dict):
+        record = {
             "session": environ.get("QUINE_SESSION_ID"),
             "root": environ.get("QUINE_ROOT_SESSION"),
             "depth": _integer(environ, "QUINE_DEPTH", 0),
         }
-    parent, root = told.get("session"), told.get("root")
+    parent, root = record.get("session"), record.get("root")
     if not is_session(parent) or not is_session(root):
         return "", "", tree.above
-    return str(parent), str(root), max(int(told["depth"]) + 1, tree.above)
+    return str(parent), str(root), max(int(record["depth"]) + 1, tree.above)
 
 
 def join_tree(settings: Settings, limits: Limits, share: bool = False, age: float = 0.0) -> Tree:
@@ -259,10 +259,10 @@ def join_tree(settings: Settings, limits: Limits, share: bool = False, age: floa
 
     `share`: the origin of the tree is elsewhere and this is its first agent here. `age`: of the tree, in seconds.
     """
-    told = settings.memo.get("lineage")
+    record = settings.memo.get("lineage")
     held = inherit.held_above(shared_counters.NAME, inherit.NAME)
     ledger = Ledger.join(
-        told.get("ledger") if isinstance(told, dict) else None, limits, held[shared_counters.NAME]
+        record.get("ledger") if isinstance(record, dict) else None, limits, held[shared_counters.NAME]
     )
     start = _start(settings.memo)
     if ledger is None:
@@ -333,9 +333,9 @@ def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:
         deadline=_number(environ, "QUINE_DEADLINE", default.deadline),
         stored=sizes.of(environ, "QUINE_FS_QUOTA"),
     )
-    told = memo.get("lineage")
-    if isinstance(told, dict) and isinstance(told.get("limits"), dict):
-        above = Limits(**told["limits"])
+    record = memo.get("lineage")
+    if isinstance(record, dict) and isinstance(record.get("limits"), dict):
+        above = Limits(**record["limits"])
         limits = limits._replace(
             depth=min(limits.depth, above.depth),
             agents=min(filter(None, (limits.agents, above.agents)), default=0),

@@ -225,8 +225,8 @@ class _Watch:
         self._stage = 0  # 0 running, 1 TERM sent, 2 KILL sent, 3 the shell killed too
         self._insist = float("inf")
         self._tries = 3
-        self._told: set[int] = set()
-        self._heeded = 0
+        self._interrupted: set[int] = set()
+        self._acknowledged = 0
         self._line = b""
         self.timed_out = False
         self.notes: list[str] = []
@@ -291,15 +291,15 @@ class _Watch:
 
     def _mind(self) -> None:
         """Handle interrupts, the alarm, the output limit and the timeout."""
-        if self._signals.interrupts > self._heeded:
-            self._heeded = self._signals.interrupts
-            self._told = self._tell(signal.SIGINT)
+        if self._signals.interrupts > self._acknowledged:
+            self._acknowledged = self._signals.interrupts
+            self._interrupted = self._tell(signal.SIGINT)
             self._insist = time.monotonic() + INSIST
         if time.monotonic() >= self._insist:
             # A loop in the shell goes on although its commands were interrupted, or the signal came between two
             # commands. A process that got SIGINT and still runs is handling it, or ignores it (background, `&`).
             self._insist = float("inf")
-            left = self._told & self._members()
+            left = self._interrupted & self._members()
             if all(procs.ignores(pid, signal.SIGINT) for pid in left):
                 # The whole group, as a terminal does: bash acts on SIGINT only if the command it waits for died of
                 # it. It misses one if that command was just ending by itself, hence several tries.

@@ -134,7 +134,7 @@ class _Proxy:
         self._line = line
         ends = [os.fstat(fd).st_size for fd in files]
         self._at = [end if start == HIGHEST else start for start, end in zip(starts, ends, strict=True)]
-        self._told = [-1, -1]
+        self._acknowledged = [-1, -1]
         self._known = [0, 0] if line else [HIGHEST, HIGHEST]
         self._stdin = stdin if line else -1
         self._sent = self._took = 0
@@ -199,8 +199,8 @@ class _Proxy:
             return
         for n, stream in enumerate((STDOUT, STDERR)):
             taken = self._at[n] - self.outputs[n].pending
-            if taken != self._told[n]:
-                self._told[n] = taken
+            if taken != self._acknowledged[n]:
+                self._acknowledged[n] = taken
                 self._line.tell(Kind.ACK, stream, taken)
 
     def _hear(self, line: control.Wire) -> None:

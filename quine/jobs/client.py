@@ -260,8 +260,8 @@ class Notes:
             self._down = False
         elif not self._down and seconds >= self._after:
             self._down = True
-            told = "" if str(why).lower() in ("", "none", "connection lost") else f": {why}"
-            self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{told}")
+            reason = "" if str(why).lower() in ("", "none", "connection lost") else f": {why}"
+            self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{reason}")
 
     def _say(self, text: str) -> None:
         text = "".join(c if c.isprintable() else "?" for c in text[:500])  # it may come from another node

@@ -51,7 +51,7 @@ class Index:
         self.folder = folder
         self._known: dict[str, Ends] = {}
         self._lives: dict[str, list[str]] = {}
-        self._told: dict[str, dict[str, Status]] = {}
+        self._children_ended: dict[str, dict[str, Status]] = {}
         self.tapes: set[str] = set()
         self.jobs: set[str] = set()
         with contextlib.suppress(OSError):
@@ -100,12 +100,12 @@ class Index:
             seen.add(after)
         return lives
 
-    def told(self, parent: str) -> dict[str, Status]:
+    def children_ended(self, parent: str) -> dict[str, Status]:
         """Return the status of each ended child, by id, from the agent's tapes; these are read once, whole."""
         lives = self.lives(parent)
-        found = self._told.get(lives[0])
+        found = self._children_ended.get(lives[0])
         if found is None:
-            found = self._told[lives[0]] = {}
+            found = self._children_ended[lives[0]] = {}
             for life in lives:
                 found |= ends_of_children(self.path(life)) if life in self.tapes else {}
         return found

@@ -144,7 +144,7 @@ class Agent(NamedTuple):
         """
         if not self.tapes or not self.parent or (self.outcome and not self.elsewhere):
             return None
-        return self.tapes.told(self.parent).get(self.id)
+        return self.tapes.children_ended(self.parent).get(self.id)
 
     def _on_tape(self) -> Status | None:
         data = self.outcome
