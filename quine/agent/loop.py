@@ -5,7 +5,8 @@ Laws
 2. Messages to the guest and its replies are on the tape before they have an effect.
 3. The calls of a reply are answered in order, each exactly once. Only `exit` and a successful `exec` leave calls
    unanswered, because no further inference follows.
-4. No child or command outlives a signal: the outcome is written, then children and commands are ended.
+4. After a signal the outcome is written, then commands and children are ended. At the second SIGALRM commands only:
+   each child has the same deadline, and ends by itself, with an outcome of its own.
 """
 
 from __future__ import annotations
