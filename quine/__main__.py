@@ -216,14 +216,14 @@ def agent(words: list[str]) -> int:
             raise wrong
     began, reported = time.time(), "report" in values and not values.get("detach")
     if reported:
-        from quine.base import run_report as report
+        from quine.base import run_report
 
-        values["report"] = report.begin(str(values["report"]))
+        values["report"] = run_report.begin(str(values["report"]))
     try:
         return _live(values, mission)
     except Failure as failure:
         if reported:
-            report.failed(str(values["report"]), failure, str(values.get("on", "local")), began)
+            run_report.failed(str(values["report"]), failure, str(values.get("on", "local")), began)
         if isinstance(failure, NoGuest):
             from quine.jobs.hints import near_verb
 

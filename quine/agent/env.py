@@ -28,8 +28,7 @@ from quine.base.sessions import is_session
 from quine.budget import shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
-from quine.files import credentials
-from quine.files import urls as place
+from quine.files import credentials, urls
 from quine.providers import FILES, Config
 from quine.providers.vendors import KEYS, choose
 from transport import inherit, quickjson
@@ -148,10 +147,10 @@ def _store(environ: MutableMapping[str, str], removed: dict[str, str], secrets: 
 
 def _make_absolute(environ: MutableMapping[str, str]) -> None:
     """Make the paths in variables absolute: descendants may start in other directories."""
-    if environ.get("QUINE_FS") == place.GONE:
+    if environ.get("QUINE_FS") == urls.GONE:
         del environ["QUINE_FS"]  # an agent without an origin elsewhere is its own origin
     if environ.get("QUINE_FS"):
-        environ["QUINE_FS"] = place.absolute(environ["QUINE_FS"])
+        environ["QUINE_FS"] = urls.absolute(environ["QUINE_FS"])
     environ["QUINE_DATA_DIR"] = _absolute(environ.get("QUINE_DATA_DIR") or ".quine")
     for name in ("QUINE_INVENTORY", "QUINE_PRICES"):
         if environ.get(name):

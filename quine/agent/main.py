@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quine import providers as guests
+from quine import providers
 from quine.agent import ending, env, origin, prompt
 from quine.agent.env import Settings, Tree
 from quine.agent.loop import Loop
@@ -122,7 +122,7 @@ def spec_from(mission: str, options: Mapping[str, Any], environ: Any) -> tuple[S
     config = None
     if not origin.is_relayed(settings.memo):
         config = env.guest(settings, environ)
-        guests.build(config)
+        providers.build(config)
     if options.get("binary"):
         raise NotBuilt("-b together with --on")
     tree = env.join_tree(settings, settings.limits)
@@ -260,7 +260,7 @@ def _guest(
         return RelayGuest(ask), spec, None
     config = env.guest(settings)
     price = metering.price(config, bool(tree.ledger.mark.cost))
-    return guests.build(config), spec._replace(model=config.model), price
+    return providers.build(config), spec._replace(model=config.model), price
 
 
 def _make_data_dir(path: str) -> None:

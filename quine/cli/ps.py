@@ -107,10 +107,10 @@ def _one(verb: str, folders: tuple[str, ...], text: str, values: dict[str, objec
         from quine.archive import policy
 
         if policy.wanted(os.environ):
-            from quine.archive import local_mirror as mirror
+            from quine.archive import local_mirror
 
             try:
-                found += mirror.find(text)
+                found += local_mirror.find(text)
             except Failure as failure:
                 away = failure  # it may still be on a host
     # A job of another machine with the same home is found here, too; its supervisor's machine knows it better.
@@ -228,10 +228,10 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], values: dict[str
             status = bring(job, status)
             continue
         if job.kept:
-            from quine.archive import local_mirror as mirror
+            from quine.archive import local_mirror
 
             try:
-                over = mirror.ended(job, deadline)
+                over = local_mirror.ended(job, deadline)
             except Failure as silent:
                 complain(silent.detail, silent.hint)
                 status = silent.status

@@ -48,9 +48,9 @@ def main(words: list[str], detach: Callable[[dict[str, object], list[str], str, 
     if values.get("on") == "-l" and len(command) > 1:  # rsync -e 'quine run --on', for USER@HOST
         values["on"], command = f"{command[0]}@{command[1]}", command[2:]
     if "report" in values and not values.get("detach"):
-        from quine.base import run_report as report
+        from quine.base import run_report
 
-        values["report"] = report.begin(str(values["report"]))
+        values["report"] = run_report.begin(str(values["report"]))
     if not command or not command[0]:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
     if store := str(values.get("fs") or os.environ.get("QUINE_FS") or ""):

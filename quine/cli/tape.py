@@ -117,9 +117,9 @@ def _holding(values: dict[str, object], session: str) -> Path:
     folder = _folder(values)
     if not policy.wanted(os.environ):
         return folder
-    from quine.archive import local_mirror as mirror
+    from quine.archive import local_mirror
 
-    return mirror.holding(folder, session)
+    return local_mirror.holding(folder, session)
 
 
 def _named(sessions: list[str]) -> str:
@@ -132,10 +132,10 @@ def _ls(values: dict[str, object], sessions: list[str]) -> int:
 
     there, status = None, OK
     if policy.wanted(os.environ):
-        from quine.archive import local_mirror as mirror
+        from quine.archive import local_mirror
 
         try:
-            there = mirror.mirror()
+            there = local_mirror.mirror()
         except Failure as failure:
             complain(failure.detail, failure.hint)
             status = failure.status
@@ -144,9 +144,9 @@ def _ls(values: dict[str, object], sessions: list[str]) -> int:
 
 
 def _archive(values: dict[str, object], sessions: list[str]) -> int:
-    from quine.archive import local_mirror as mirror
+    from quine.archive import local_mirror
 
-    count, place = mirror.save(_folder(values), _named(sessions))
+    count, place = local_mirror.save(_folder(values), _named(sessions))
     print(f"{count} files copied to {place}")
     return OK
 

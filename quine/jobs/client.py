@@ -177,9 +177,9 @@ def show(
             f"quine: {status.host or 'local'}: {status.state} {status.signal or status.code} after {seconds:.3f} s\n"
         )
     if target := values.get("report"):
-        from quine.base import run_report as report
+        from quine.base import run_report
 
-        report.write(str(target), status, spawn.where, started=started, seconds=seconds, **(facts or {}))
+        run_report.write(str(target), status, spawn.where, started=started, seconds=seconds, **(facts or {}))
     if status.left and stage is None and not values.get("quiet"):
         say(f"quine: {status.host}: files are left in {status.left}\n")
     if status.detail and not spawn.own:

@@ -78,12 +78,12 @@ def agent(mission: str, values: dict[str, object]) -> int:
     memo = inherit.read()
     if "token" in memo and "lineage" in memo:
         raise NotBuilt("--detach of an agent on a host that is not the origin")
-    from quine import providers as guests
-    from quine.agent import env as variables
+    from quine import providers
+    from quine.agent import env as agent_env
 
     settled = dict(os.environ)
     # Report wrong settings now, not in the log of the job.
-    guests.build(variables.guest(variables.adopt(values, settled), settled))
+    providers.build(agent_env.guest(agent_env.adopt(values, settled), settled))
     hidden = "file" in values
     options = [f"--job={job}"]
     for name, *_ in TABLE:

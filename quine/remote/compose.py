@@ -25,7 +25,7 @@ SERVICES = ("life", "infer", "tape", "ledger")
 
 def agent_here(mission: str, values: dict[str, object]) -> int:
     """Run the agent in this very process."""
-    from quine.agent import main as host
+    from quine.agent import main
     from quine.base.cli_options import environment, limits
 
     os.environ.pop("QUINE_DETACHED", None)
@@ -41,7 +41,7 @@ def agent_here(mission: str, values: dict[str, object]) -> int:
             limit_self(limited)
         except ProtocolError as error:
             raise Misconfigured(str(error)) from None
-    return host.start(mission, values, proxy)
+    return main.start(mission, values, proxy)
 
 
 def agent_elsewhere(mission: str, values: dict[str, object]) -> int:

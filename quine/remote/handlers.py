@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from quine import providers as guests
+from quine import providers
 from quine.agent import env, personas, prompt, tools
 from quine.agent.env import MOST
 from quine.agent.session import SessionSpec
@@ -270,7 +270,7 @@ class _Origin(_Proxy):
         with self._lock:
             if self._guest is None:
                 try:
-                    self._guest = guests.build(self._config)
+                    self._guest = providers.build(self._config)
                 except Failure as failure:
                     raise RequestError(f"infer: {failure.detail}") from None
         try:

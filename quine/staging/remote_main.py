@@ -293,7 +293,7 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
 
     Raises RequestError if the caller could not be told.
     """
-    from quine.staging import spec as words
+    from quine.staging import spec
 
     here, why = _go(job) if job else (os.getcwd(), "")
     if why:
@@ -305,7 +305,7 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
             try:
                 message, _ = feed.hear()
                 patterns = [str(pattern) for pattern in message.get("returns", [])]
-                sources, missing = words.matching(patterns, here)
+                sources, missing = spec.matching(patterns, here)
                 ours = scan.identity(os.environ.get("QUINE_DATA_DIR") or ".quine")
                 tree = Tree(scan.Sources(sources, ours), scan.key_of(here, key, "out"))
                 tell(asked, {"tree": tree.digest, "missing": missing}, tree.packed)

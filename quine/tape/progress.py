@@ -18,8 +18,7 @@ class Progress(NamedTuple):
 
 def progress(path: str) -> Progress:
     """Return the progress of one tape; all fields are empty if it is larger than LARGEST or not a tape."""
-    from quine.tape import cost as bill
-    from quine.tape import reader
+    from quine.tape import cost, reader
 
     turns, doing = 0, "inference"
     waiting: list[str] = []  # calls without a result
@@ -42,7 +41,7 @@ def progress(path: str) -> Progress:
         session = reader.summary(Path(path), each)
     except (OSError, ValueError):
         return Progress()
-    return Progress(turns, bill.known(session) if session else None, waiting[0] if waiting else doing)
+    return Progress(turns, cost.known(session) if session else None, waiting[0] if waiting else doing)
 
 
 def _call(call: object) -> str:
