@@ -189,12 +189,16 @@ def test_a_guest_that_does_not_end_is_ended(agents: Agents) -> None:
 
 
 def answered_late(agents: Agents, program: str) -> dict[str, str]:
-    """The environment of an agent whose guest is this program, and that waits 0.2 s for its last answer."""
+    """The environment of an agent whose guest is this program. It waits 0.2 s for its last answer, a fork 1.5 s."""
     path = agents.directory / "guest"
     path.write_text(f"#!/bin/sh\n{program}\n")
     path.chmod(0o755)
     (agents.directory / "sitecustomize.py").write_text(
-        "import quine.agent.signals; quine.agent.signals.ANSWER = (0.2, 0.2)\n"
+        "import os, quine.agent.signals\n"
+        "first = os.getpid()\n"
+        "class Answer:\n"
+        "    def __getitem__(self, n): return 0.2 if os.getpid() == first else 1.5\n"
+        "quine.agent.signals.ANSWER = Answer()\n"
     )
     return {
         "QUINE_API_TYPE": "program",
