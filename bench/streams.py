@@ -1,6 +1,6 @@
 """Streaming requests: a gigabyte from a file of a job to a file of its proxy and back, beside scp and ssh.
 
-As a program it is that proxy (role `face`) or its job: `python -m bench.streams face|job put|get HERE THERE`.
+As a program it is that proxy (role `proxy`) or its job: `python -m bench.streams proxy|job put|get HERE THERE`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def both_ways(lab: Lab, size: int = GB, runs: int = 3) -> list[Row]:
 
     def stream(way: str, here: Path, there: Path) -> None:
         env = {**lab.env, "PYTHONPATH": str(streaming.ROOT)}
-        words = ["face", way, str(here), str(there)]
+        words = ["proxy", way, str(here), str(there)]
         subprocess.run([sys.executable, "-m", "bench.streams", *words], env=env, check=True, cwd=lab.work)
 
     def cat(command: str, source: Path | None, target: Path | None) -> None:
@@ -85,7 +85,7 @@ def get(path: str, incoming: Incoming) -> None:
 
 
 def main(role: str, way: str, here: str, there: str) -> int:
-    if role == "face":
+    if role == "proxy":
         services = {"put": Streaming(partial(put, here)), "get": Streaming(partial(get, here))}
         words = ["-m", "bench.streams", "job", way, here, there]
         return streaming.serve(os.environ.get("STREAMING_HOST", "h1"), words, services)

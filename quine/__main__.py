@@ -221,14 +221,14 @@ def agent(words: list[str]) -> int:
             raise wrong
     began, reported = time.time(), bool(options.report) and not options.detach
     if reported:
-        from quine.base import run_report as report
+        from quine.base import run_report
 
-        options = options.replace(report=report.begin(options.report))
+        options = options.replace(report=run_report.begin(options.report))
     try:
         return _live(options, mission)
     except Failure as failure:
         if reported:
-            report.failed(options.report, failure, options.on or "local", began)
+            run_report.failed(options.report, failure, options.on or "local", began)
         if isinstance(failure, NoGuest):
             from quine.jobs.hints import near_verb
 

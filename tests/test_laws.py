@@ -322,7 +322,7 @@ def test_a_client_starts_without_what_the_wrappers_of_the_standard_library_load(
     assert not answering & {"enum", "selectors", "signal", "socket"}
 
 
-def test_a_face_that_streams_loads_what_it_needs_to_stream_and_no_more() -> None:
+def test_a_proxy_that_streams_loads_what_it_needs_to_stream_and_no_more() -> None:
     """Each of these is 3 to 10 ms of every `quine run` whose files are asked for."""
     needed = loaded("import quine.staging.proxy", "import transport.rpc.services")
     assert not needed & {"hashlib", "concurrent", "logging"}

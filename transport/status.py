@@ -52,7 +52,7 @@ class Status:
     ) -> None:
         self.state = state
         self.code = code
-        self.signal = signal
+        self.signal = signal or None  # records of children have "" for none
         self.host = clip(host)
         self.pid = pid
         self.detail = clip(detail)

@@ -14,14 +14,17 @@ import os
 import select
 import signal
 import time
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from quine.agent.capture import CHUNK, Capture, drain, quoted
 from quine.agent.signals import Signals
 from quine.base import dirs, procs
+from quine.base.sessions import job_directory
 from transport import quickjson
 from transport.address import boot_id
 from transport.atomic import write_aside
+from transport.status import Status
 
 GRACE = 5.0  # seconds; a child that receives TERM first ends its own shell and children
 LEFT = 1.0  # seconds for processes left by a child that another program had replaced (exec)
@@ -34,23 +37,25 @@ MEANING = {
 }
 
 
-class Status(NamedTuple):
-    """How a child ended: `state` as in transport/status.py, `code` as a shell reports it."""
+def shown(status: Status) -> str:
+    """Return the line that a result shows below the exit code; "" if the code says everything."""
+    if status.signal:
+        return f"[SIGNAL] {status.signal}"
+    if status.state == "exited":
+        return ""
+    # quoted: the detail may come from another node
+    text = quoted(f"{status.state}{': ' + status.detail if status.detail else ''}")
+    return f"[STATE] {text}; {MEANING[status.state]}" if status.state in MEANING else f"[STATE] {text}"
 
-    code: int
-    state: str = "exited"
-    signal: str = ""
-    detail: str = ""
 
-    def line(self) -> str:
-        """Return the line that a result shows below the exit code; "" if the code says everything."""
-        if self.signal:
-            return f"[SIGNAL] {self.signal}"
-        if self.state == "exited":
-            return ""
-        # quoted: the detail may come from another node
-        said = quoted(f"{self.state}{': ' + self.detail if self.detail else ''}")
-        return f"[STATE] {said}; {MEANING[self.state]}" if self.state in MEANING else f"[STATE] {said}"
+def recorded(status: Status) -> dict[str, Any]:
+    """Return the facts that a tape and the status file of a job have of the end of a child."""
+    return {
+        "code": status.code,
+        "state": status.state,
+        "signal": status.signal or "",
+        "detail": status.detail,
+    }
 
 
 class Job:
@@ -71,10 +76,10 @@ class Job:
         """Write job record and status of a child that never started, so that a lookup by its id finds them."""
         if self.directory or self.status is None:
             return  # its record was written at its start
-        directory = os.path.join(folder, "jobs", self.session)
+        directory = job_directory(folder, self.session)
         with contextlib.suppress(OSError):  # if the disk is full, the result of fork still says it
             dirs.make(directory)
-            write_aside(os.path.join(directory, "status"), self.status._asdict())
+            write_aside(os.path.join(directory, "status"), recorded(self.status))
             self._record(directory, parent, 0, 0)
 
     def record(self, parent: str) -> None:
@@ -107,23 +112,23 @@ class Job:
         for fd, stream in self.streams.items():
             drain(fd, stream)
             os.close(fd)
-        told = b""
+        report = b""
         if self.report >= 0:
             with contextlib.suppress(BlockingIOError):  # empty, and a writer still has it open
-                told = os.read(self.report, REPORT)
+                report = os.read(self.report, REPORT)
         path = os.path.join(self.directory, "status")
         if self.directory:
             # The child's own record, if there is one: after an exec of this process the report pipe of a proxy is lost.
             with contextlib.suppress(OSError), open(path, "rb") as file:
-                told = file.read(REPORT)
+                report = file.read(REPORT)
         for fd in (self.report, self.pidfd):
             if fd >= 0:
                 os.close(fd)
         self.report = self.pidfd = -1
-        self.status = _status(status, told)
+        self.status = _end(status, report)
         if self.directory:
             with contextlib.suppress(OSError):
-                write_aside(path, self.status._asdict())
+                write_aside(path, recorded(self.status))
 
     def watch(self) -> bool:
         """Whether the child has a pidfd; open one if needed. If no descriptor is free, a later call tries again."""
@@ -160,7 +165,7 @@ class Jobs:
     def __init__(self) -> None:
         self.running: list[Job] = []
 
-    def adopt(self, records: list[dict[str, Any]]) -> None:
+    def adopt(self, records: Sequence[dict[str, Any]]) -> None:
         """After exec: take over the children of the previous session, which are still children of this process."""
         for record in records:
             job = Job(record["session"], record["intent"], record["host"], record["directory"])
@@ -207,7 +212,7 @@ class Jobs:
             for fd in (job.pidfd, *job.streams):
                 owner[fd] = job
                 poll.register(fd, select.POLLIN)
-        heeded, told = 0, False
+        acknowledged, alarmed = 0, False
         with signals.running():
             while any(job.status is None for job in jobs):
                 if race and (won := next((job for job in jobs if job.status and not job.status.code), None)):
@@ -229,11 +234,11 @@ class Jobs:
                         with contextlib.suppress(KeyError):
                             poll.unregister(old)
                     self._reap(job)
-                if signals.interrupts > heeded:
-                    heeded = signals.interrupts
+                if signals.interrupts > acknowledged:
+                    acknowledged = signals.interrupts
                     _tell(jobs, signal.SIGINT)
-                if signals.alarm and not told:
-                    told = True  # the children must answer now, too
+                if signals.alarm and not alarmed:
+                    alarmed = True  # the children must answer now, too
                     _tell(jobs, signal.SIGALRM)
                     _tell(jobs, signal.SIGCONT)
         return next((job for job in jobs if race and job.status and not job.status.code), None)
@@ -266,15 +271,9 @@ def _tell(jobs: list[Job], number: int) -> None:
         job.tell(number)
 
 
-def _status(word: int, told: bytes) -> Status:
-    """Build a Status from the report of a remote child's proxy, if there is one, else from the wait status."""
-    if told:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            report = quickjson.loads(told)
-            return Status(int(report["code"]), report["state"], report["signal"] or "", report["detail"])
-    code = os.waitstatus_to_exitcode(word)
-    if code < 0:
-        known = -code in list(signal.Signals)
-        name = signal.Signals(-code).name.removeprefix("SIG") if known else str(-code)
-        return Status(128 - code, "signaled", name)
-    return Status(code)
+def _end(wait_status: int, report: bytes) -> Status:
+    """Return how a child ended: as its proxy or its own record reports it, else by its wait status."""
+    if report:
+        with contextlib.suppress(ValueError, TypeError):
+            return Status.from_json(quickjson.loads(report))
+    return Status.from_wait(wait_status)

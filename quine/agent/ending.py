@@ -11,25 +11,22 @@ import contextlib
 import os
 from typing import NoReturn
 
-from quine.agent.children import Status
-from quine.agent.env import Settings
+from quine.agent.children import recorded
 from quine.agent.loop import Loop
 from quine.agent.outcome import End
-from quine.agent.session import Life
 from quine.base import procs
 from quine.base.errors import DEFECT, Failure, complain
 from transport import quickjson
 from transport.atomic import write_aside
+from transport.status import Status, die_of, signal_name
 
 
-def report(settings: Settings, life: Life, end: End) -> None:
+def report(loop: Loop, end: End) -> None:
     """Write the --report file of an agent whose process was this one."""
     import resource
     import time
 
     from quine.base.run_report import write
-    from transport.status import Status as Outcome
-    from transport.status import signal_name
 
     own, below = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     rusage = {
@@ -37,17 +34,16 @@ def report(settings: Settings, life: Life, end: End) -> None:
         "stime": own.ru_stime + below.ru_stime,
         "maxrss": float(max(own.ru_maxrss, below.ru_maxrss)),
     }
-    outcome = Outcome("exited", end.status, pid=os.getpid(), rusage=rusage)
-    if end.outcome:
-        outcome = end.outcome  # the last session ran on another machine
-    elif end.signal:
-        outcome.state, outcome.signal = "signaled", signal_name(end.signal)
-    assert settings.ledger is not None
-    agents, _, cost = settings.ledger.totals()
+    outcome = end.outcome  # the last session ran on another machine
+    if outcome is None:
+        outcome = _status(end)
+        outcome.pid, outcome.rusage = os.getpid(), rusage
+    settings = loop.settings
+    agents, _, cost = loop.ledger.totals()
     write(
         settings.report,
         outcome,
-        session=life.session,
+        session=loop.spec.session,
         started=settings.began,
         seconds=time.time() - settings.began,
         tokens_in=settings.spent.input + end.usage.input,
@@ -62,18 +58,21 @@ def note(end: End, record: str, report: int) -> None:
 
     `record`: directory of the status file, "" if the parent waits. `report`: pipe to the waiting parent, else -1.
     """
-    from transport.status import signal_name
-
-    told = Status(end.status, "signaled", signal_name(end.signal)) if end.signal else Status(end.status)
-    known = end.outcome is None or end.outcome.state in ("exited", "signaled")
-    if end.outcome and not known:
-        told = Status(end.status, end.outcome.state, "", end.outcome.detail)
+    unknown = end.outcome is not None and end.outcome.state not in ("exited", "signaled")
+    facts = recorded(end.outcome if end.outcome and unknown else _status(end))
     with contextlib.suppress(OSError):
         if record:
-            write_aside(os.path.join(record, "status"), told._asdict())
-        elif report >= 0 and not known:
-            procs.tie(report, os.getpid(), on=False)
-            os.write(report, quickjson.dumps(told._asdict()).encode())
+            write_aside(os.path.join(record, "status"), facts)
+        elif report >= 0 and unknown:
+            procs.set_parent_death_signal(report, os.getpid(), on=False)
+            os.write(report, quickjson.dumps(facts).encode())
+
+
+def _status(end: End) -> Status:
+    """Return how this process ends, whatever became of a session on another machine."""
+    if end.signal:
+        return Status("signaled", end.status, signal_name(end.signal))
+    return Status("exited", end.status)
 
 
 def vanish(end: End) -> NoReturn:
@@ -87,8 +86,6 @@ def vanish(end: End) -> NoReturn:
 def leave(end: End) -> int:
     """Return the exit status, or die of the same signal."""
     if end.signal:
-        from transport.status import die_of, signal_name
-
         die_of(signal_name(end.signal))
     return end.status
 
@@ -122,7 +119,7 @@ def unborn(error: Exception) -> End:
 
 
 def _tell(error: Exception, loop: Loop) -> None:
-    path = loop.log.path or os.path.join(loop.settings.data_dir, f"{loop.life.session}.log")
+    path = loop.log.path or os.path.join(loop.settings.data_dir, f"{loop.spec.session}.log")
     try:
         import traceback  # here: fails without free descriptors
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 from quine.agent import personas
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.base import dirs, exposure, sizes
 from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
@@ -29,8 +29,7 @@ from quine.base.sessions import is_session
 from quine.budget import shared_counters
 from quine.budget.ledger import Ledger
 from quine.budget.limits import Limits
-from quine.files import credentials
-from quine.files import urls as place
+from quine.files import credentials, urls
 from quine.providers import FILES, Config
 from quine.providers.vendors import KEYS, choose
 from transport import atomic, inherit, quickjson
@@ -53,7 +52,7 @@ MOST = 10**9
 
 
 class Settings(NamedTuple):
-    """The values that `adopt` read."""
+    """The values that `adopt` read from options, environment and memo."""
 
     limits: Limits
     model: str
@@ -63,15 +62,21 @@ class Settings(NamedTuple):
     wisdom: dict[str, str]
     secrets: dict[str, str]
     memo: dict[str, Any]
-    report: str = ""  # --report, prepared by quine/base/run_report.py
-    verbose: bool = False  # -v
-    spent: Usage = Usage()  # in previous sessions of this process
-    began: float = 0.0  # seconds since the epoch; start of the first session of this process
-    masked: tuple[str, ...] = ()  # values masked on every tape
-    top: bool = False  # this process is the topmost of its tree on this machine
-    ledger: Ledger | None = None  # the budget of the tree; set before a session begins
-    start: str = ""  # directory in which the tree was started, on this machine
-    above: int = 0  # agents found above this process: a lower bound of its depth, whatever the memo says
+    report: str  # --report, prepared by quine/base/run_report.py
+    verbose: bool  # -v
+    spent: Usage  # in previous sessions of this process
+    began: float  # seconds since the epoch; start of the first session of this process
+    masked: tuple[str, ...]  # values masked on every tape
+    top: bool  # this process is the topmost of its tree on this machine
+
+
+class Tree(NamedTuple):
+    """The tree of this process, once it has joined it. No session begins without one."""
+
+    ledger: Ledger  # its budget
+    limits: Limits  # those of the settings, as far as the root allows them
+    start: str  # directory in which the tree was started, on this machine
+    above: int  # agents found above this process: a lower bound of its depth, whatever the memo says
 
 
 def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -> Settings:
@@ -100,7 +105,7 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
         if name.startswith(WISDOM) and value and name != WISDOM
     }
     former = _former(memo)
-    told = former.get("masked")
+    masked_before = former.get("masked")
     return Settings(
         limits=_limits(environ, memo),
         model=environ.get("QUINE_MODEL_ID", ""),
@@ -115,13 +120,12 @@ def adopt(options: RunOptions, environ: MutableMapping[str, str] = os.environ) -
         spent=Usage(*former["usage"]) if isinstance(former.get("usage"), list) else Usage(),
         began=float(former.get("began") or time.time()),
         top="lineage" not in memo or former.get("top") is True,
-        start=_start(memo),
         masked=tuple(
             {
                 *(value for name, value in secrets.items() if name != credentials.URL),
                 *map(str.strip, removed.values()),
                 *masked,
-                *(told if isinstance(told, list) else ()),
+                *(masked_before if isinstance(masked_before, list) else ()),
             }
         ),
     )
@@ -144,10 +148,10 @@ def _store(environ: MutableMapping[str, str], removed: dict[str, str], secrets: 
 
 def _make_absolute(environ: MutableMapping[str, str]) -> None:
     """Make the paths in variables absolute: descendants may start in other directories."""
-    if environ.get("QUINE_FS") == place.GONE:
+    if environ.get("QUINE_FS") == urls.GONE:
         del environ["QUINE_FS"]  # an agent without an origin elsewhere is its own origin
     if environ.get("QUINE_FS"):
-        environ["QUINE_FS"] = place.absolute(environ["QUINE_FS"])
+        environ["QUINE_FS"] = urls.absolute(environ["QUINE_FS"])
     environ["QUINE_DATA_DIR"] = _absolute(environ.get("QUINE_DATA_DIR") or ".quine")
     for name in ("QUINE_INVENTORY", "QUINE_PRICES"):
         if environ.get(name):
@@ -170,8 +174,8 @@ def _recovered(environ: MutableMapping[str, str]) -> dict[str, Any]:
 
 
 def _start(memo: Mapping[str, Any]) -> str:
-    told = memo.get("lineage")
-    start = told.get("start") if isinstance(told, dict) else None
+    record = memo.get("lineage")
+    start = record.get("start") if isinstance(record, dict) else None
     return start if isinstance(start, str) else ""
 
 
@@ -199,7 +203,9 @@ def guest(settings: Settings, environ: Mapping[str, str] = os.environ) -> Config
     return choose({**environ, **settings.secrets})
 
 
-def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None = None) -> int:
+def bequeath(
+    settings: Settings, tree: Tree, spec: SessionSpec, exec_state: dict[str, Any] | None = None
+) -> int:
     """Write the memo for descendants and return its descriptor, which the environment names from now on.
 
     `exec_state` is only for this process itself, after execve(). ValueError if the memo is too large.
@@ -207,12 +213,12 @@ def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None =
     memo = {key: value for key, value in settings.memo.items() if key != "exec"}
     memo["environ"] = settings.secrets
     memo["lineage"] = {
-        "session": life.session,
-        "root": life.root,
-        "depth": life.depth,
-        "limits": life.limits._asdict(),
-        "start": settings.start,
-        "ledger": settings.ledger.to_json(settings.limits) if settings.ledger else None,
+        "session": spec.session,
+        "root": spec.root,
+        "depth": spec.depth,
+        "limits": spec.limits._asdict(),
+        "start": tree.start,
+        "ledger": tree.ledger.to_json(tree.limits),
     }
     if exec_state is not None:
         memo["exec"] = exec_state
@@ -223,48 +229,49 @@ def bequeath(settings: Settings, life: Life, exec_state: dict[str, Any] | None =
     if inherit.read():  # the previous memo, which nothing reads any more
         os.close(int(os.environ[inherit.VARIABLE]))
     os.environ[inherit.VARIABLE] = str(fd)
-    os.environ["QUINE_SESSION_ID"] = life.session
-    os.environ["QUINE_PARENT_SESSION"] = life.parent
-    os.environ["QUINE_ROOT_SESSION"] = life.root
-    os.environ["QUINE_DEPTH"] = str(life.depth)
+    os.environ["QUINE_SESSION_ID"] = spec.session
+    os.environ["QUINE_PARENT_SESSION"] = spec.parent
+    os.environ["QUINE_ROOT_SESSION"] = spec.root
+    os.environ["QUINE_DEPTH"] = str(spec.depth)
     for name in [name for name in os.environ if name.startswith(WISDOM)]:
         del os.environ[name]
-    os.environ.update({f"{WISDOM}{key}": value for key, value in life.wisdom.items()})
+    os.environ.update({f"{WISDOM}{key}": value for key, value in spec.wisdom.items()})
     return fd
 
 
-def lineage(settings: Settings) -> tuple[str, str, int]:
+def lineage(settings: Settings, tree: Tree) -> tuple[str, str, int]:
     """Return (parent's session, root's session, own depth); without a lineage ("", "", agents found above)."""
-    told = settings.memo.get("lineage")
-    if not isinstance(told, dict):
-        told = {
+    record = settings.memo.get("lineage")
+    if not isinstance(record, dict):
+        record = {
             "session": os.environ.get("QUINE_SESSION_ID"),
             "root": os.environ.get("QUINE_ROOT_SESSION"),
             "depth": _integer(os.environ, "QUINE_DEPTH", 0),
         }
-    parent, root = told.get("session"), told.get("root")
+    parent, root = record.get("session"), record.get("root")
     if not is_session(parent) or not is_session(root):
-        return "", "", settings.above
-    return str(parent), str(root), max(int(told["depth"]) + 1, settings.above)
+        return "", "", tree.above
+    return str(parent), str(root), max(int(record["depth"]) + 1, tree.above)
 
 
-def join_ledger(settings: Settings, limits: Limits, share: bool = False, age: float = 0.0) -> Settings:
-    """Return `settings` with the ledger of this process's tree; create one at the root, or if none can be found.
+def join_tree(settings: Settings, limits: Limits, share: bool = False, age: float = 0.0) -> Tree:
+    """Join the tree of this process, by its ledger; create one at the root, or if none can be found.
 
     `share`: the origin of the tree is elsewhere and this is its first agent here. `age`: of the tree, in seconds.
     """
-    told = settings.memo.get("lineage")
+    record = settings.memo.get("lineage")
     held = inherit.held_above(shared_counters.NAME, inherit.NAME)
-    joined = Ledger.join(
-        told.get("ledger") if isinstance(told, dict) else None, limits, held[shared_counters.NAME]
+    ledger = Ledger.join(
+        record.get("ledger") if isinstance(record, dict) else None, limits, held[shared_counters.NAME]
     )
-    if joined is None:
-        settings = settings._replace(start=here())
+    start = _start(settings.memo)
+    if ledger is None:
+        start = here()
         begun = personas.now() - int(age * 1e9)
-        found = personas.identities(settings.start, begun if share else 0)
-        joined = Ledger.create(limits, share, max(0, begun), found)
+        found = personas.identities(start, begun if share else 0)
+        ledger = Ledger.create(limits, share, max(0, begun), found)
     above = sum("lineage" in memo for memo in _memos(held[inherit.NAME]))
-    return settings._replace(ledger=joined, limits=joined.bound(settings.limits), above=above)
+    return Tree(ledger, ledger.bound(settings.limits), start, above)
 
 
 def _memos(held: list[tuple[int, int, str]]) -> list[dict[str, object]]:
@@ -326,9 +333,9 @@ def _limits(environ: Mapping[str, str], memo: Mapping[str, Any]) -> Limits:
         deadline=_number(environ, "QUINE_DEADLINE", default.deadline),
         stored=sizes.of(environ, "QUINE_FS_QUOTA"),
     )
-    told = memo.get("lineage")
-    if isinstance(told, dict) and isinstance(told.get("limits"), dict):
-        above = Limits(**told["limits"])
+    record = memo.get("lineage")
+    if isinstance(record, dict) and isinstance(record.get("limits"), dict):
+        above = Limits(**record["limits"])
         limits = limits._replace(
             depth=min(limits.depth, above.depth),
             agents=min(filter(None, (limits.agents, above.agents)), default=0),

@@ -19,23 +19,24 @@ import signal
 from typing import TYPE_CHECKING, NoReturn
 
 from quine.agent.capture import Capture
-from quine.agent.children import Status
+from quine.agent.children import recorded
 from quine.agent.outcome import ForkedChild
 from quine.base import dirs, procs
 from quine.base.errors import DEFECT, complain
 from transport import quickjson
 from transport.atomic import write_aside
+from transport.status import Status
 
 if TYPE_CHECKING:
     from quine.agent.children import Job
     from quine.agent.running import Running
-    from quine.agent.session import Life
-
-LONGEST_DETAIL = 2000  # characters of a report, which must fit into a pipe
+    from quine.agent.session import SessionSpec
 
 
-def give(loop: Running, life: Life, job: Job, stdin: int, slot: list[int], foreign: set[int]) -> None:
-    """Fork a child that runs `life`, and describe it in `job`. In the child this raises ForkedChild.
+def fork_child(
+    loop: Running, spec: SessionSpec, job: Job, stdin: int, slot: list[int], foreign: set[int]
+) -> None:
+    """Fork a child that runs `spec`, and describe it in `job`. In the child this raises ForkedChild.
 
     `stdin` and `slot` are descriptors for the child, `foreign` those for its siblings. OSError if it cannot start.
     """
@@ -46,10 +47,10 @@ def give(loop: Running, life: Life, job: Job, stdin: int, slot: list[int], forei
         report = (job.report, end) = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         # The garbage collector would write to every object's header, and so copy every page of the parent's memory.
         gc.freeze()
-        with loop.signals.held():
+        with loop.signals.block_signals():
             pid = os.fork()
             if pid == 0:
-                _be_child(loop, life, job, (stdin, *outs), end, {job.report, *loop.slots, *foreign}, slot)
+                _be_child(loop, spec, job, (stdin, *outs), end, {job.report, *loop.slots, *foreign}, slot)
             job.pid = pid
             procs.own(pid)
             # Before anything that can fail, so that the child is reaped whatever happens.
@@ -70,7 +71,7 @@ def give(loop: Running, life: Life, job: Job, stdin: int, slot: list[int], forei
             procs.reap(job.pid)
         raise
     if job.directory:
-        job.record(loop.life.session)
+        job.record(loop.spec.session)
 
 
 def _streams(loop: Running, job: Job, outs: list[int]) -> None:
@@ -85,19 +86,19 @@ def _streams(loop: Running, job: Job, outs: list[int]) -> None:
         read, write = os.pipe2(os.O_CLOEXEC)
         outs.append(write)
         path = os.path.join(loop.outputs, f"{job.session}.{name}")
-        job.streams[read] = Capture(loop.life.limits.truncate, path)
+        job.streams[read] = Capture(loop.spec.limits.truncate, path)
 
 
 def _be_child(
     loop: Running,
-    life: Life,
+    spec: SessionSpec,
     job: Job,
     streams: tuple[int, ...],
     report: int,
     foreign: set[int],
     slot: list[int],
 ) -> NoReturn:
-    """Detach the forked process from its parent, then continue as `life`, or as the proxy of a remote child."""
+    """Detach the forked process from its parent, then continue as `spec`, or as the proxy of a remote child."""
     try:
         loop.signals.renew()
         os.setpgid(0, 0)
@@ -112,34 +113,34 @@ def _be_child(
         os._exit(DEFECT)
     if not job.directory:
         # The waiting parent has the other end. If the parent is killed, the kernel ends this child by TERM.
-        procs.tie(report, os.getpid())
+        procs.set_parent_death_signal(report, os.getpid())
         loop.signals.tied = report
     if job.host != "local":
-        _be_face(loop, life, job, report, slot)
+        _be_proxy(loop, spec, job, report, slot)
     if job.directory:
         os.close(report)
-    raise ForkedChild(life, slot, job.directory)
+    raise ForkedChild(spec, slot, job.directory)
 
 
-def _be_face(loop: Running, life: Life, job: Job, report: int, slot: list[int]) -> NoReturn:
+def _be_proxy(loop: Running, spec: SessionSpec, job: Job, report: int, slot: list[int]) -> NoReturn:
     """Run as the proxy of a child on another machine, and exit with its status."""
     code = DEFECT
     try:
         loop.signals.remove()
         more = {"files": job.files, "returns": job.returns} if job.files or job.returns else {}
         masked = loop.settings.masked
-        status = loop.face(job.host, life, loop.ledger, masked=masked, stdin=0, stdout=1, stderr=2, **more)
+        status = loop.proxy(job.host, spec, loop.ledger, masked=masked, stdin=0, stdout=1, stderr=2, **more)
         if status.detail:
             complain(status.detail, status.hint, status.host)
         code = status.code
-        _tell(report, job, Status(code, status.state, status.signal or "", status.detail))
+        _tell(report, job, status)
     except Exception as error:
         refused = getattr(error, "status", None)  # of Refused and Failure: nothing was started
         code = refused if isinstance(refused, int) else DEFECT
         detail = str(error) or type(error).__name__
         complain(detail, getattr(error, "hint", ""), getattr(error, "host", ""))
         if code != DEFECT:
-            _tell(report, job, Status(code, "unreachable", "", detail))
+            _tell(report, job, Status("unreachable", code, detail=detail))
     finally:
         try:
             for fd in slot:
@@ -153,9 +154,8 @@ def _be_face(loop: Running, life: Life, job: Job, report: int, slot: list[int]) 
 def _tell(report: int, job: Job, status: Status) -> None:
     """Report to the parent, and into the record: the parent may have ended or called exec by now."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the parent may have ended
-    facts = status._replace(detail=status.detail[:LONGEST_DETAIL])._asdict()
     with contextlib.suppress(OSError):
-        os.write(report, quickjson.dumps(facts).encode())
+        os.write(report, quickjson.dumps(recorded(status)).encode())
     if job.directory:
         with contextlib.suppress(OSError):
-            write_aside(os.path.join(job.directory, "status"), facts)
+            write_aside(os.path.join(job.directory, "status"), recorded(status))

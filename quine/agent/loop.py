@@ -5,7 +5,8 @@ Laws
 2. Messages to the guest and its replies are on the tape before they have an effect.
 3. The calls of a reply are answered in order, each exactly once. Only `exit` and a successful `exec` leave calls
    unanswered, because no further inference follows.
-4. No child or command outlives a signal: the outcome is written, then children and commands are ended.
+4. After a signal the outcome is written, then commands and children are ended. At the second SIGALRM commands only:
+   each child has the same deadline, and ends by itself, with an outcome of its own.
 """
 
 from __future__ import annotations
@@ -13,24 +14,22 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from signal import SIGALRM
 from typing import TYPE_CHECKING, Any
 
 from quine.agent import prompt, tools
-from quine.agent.children import Job, Jobs
-from quine.agent.env import Settings, here
+from quine.agent.children import Job, Jobs, recorded, shown
+from quine.agent.env import here
 from quine.agent.outcome import End, Ended, Moved, Result, ended_by, exhausted
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.agent.shell import Shell
-from quine.agent.signals import Signals, Terminated
+from quine.agent.signals import Terminated
 from quine.agent.tools import dispatch
 from quine.agent.usage import Account
 from quine.base import procs
-from quine.base.errors import DEADLINE, FAILED, NOT_STARTED, Failure
+from quine.base.errors import DEADLINE, FAILED, Failure
 from quine.base.log import Log
 from quine.base.messages import (
-    Guest,
     GuestError,
     Message,
     Overflow,
@@ -40,13 +39,12 @@ from quine.base.messages import (
     ToolCall,
     ToolResult,
 )
-from quine.budget.ledger import Ledger
 from quine.providers import metering
 from quine.tape.writer import Tape
 from transport.address import boot_id
 
 if TYPE_CHECKING:
-    from transport.status import Status
+    from quine.agent.running import Process
 
 REMINDERS = 3  # consecutive replies without a call that end a session
 REFUSALS = 10  # consecutive replies with only refused calls that end a session; REMINDERS after the deadline
@@ -56,56 +54,43 @@ REFUSALS = 10  # consecutive replies with only refused calls that end a session;
 DROPS = ("last", "all")
 
 
-# Runs a session on another machine with streams of this process; returns how it ended: quine.remote.compose.face
-Face = Callable[..., "Status"]
-
-
-def _no_face(where: str, life: Life, ledger: Ledger, **more: Any) -> Status:
-    raise Failure(NOT_STARTED, "this process has no way to another host")
-
-
 class Loop:
     """One session. Tools use its attributes."""
 
     def __init__(
         self,
-        life: Life,
-        settings: Settings,
-        guest: Guest,
-        price: metering.Price | None,
+        process: Process,
+        spec: SessionSpec,
         tape: Tape,
-        signals: Signals,
         log: Log,
-        record: str,
         slots: list[int],
-        relayed: bool = False,
-        face: Face | None = None,
+        record: str,
     ) -> None:
-        self.life = life
-        self.settings = settings
+        self.spec = spec
+        self.settings = process.settings
+        self.tree = process.tree
+        self.ledger = process.tree.ledger
         self.tape = tape
-        self.signals = signals
+        self.signals = process.signals
         self.log = log
         self.record = record  # directory for its status file if the parent does not wait, else ""
         self.slots = slots
-        self.relayed = relayed
-        self.face = face or _no_face
+        self.relayed = process.ask is not None
+        self.proxy = process.proxy
         self.jobs = Jobs()
-        assert settings.ledger is not None
-        self.ledger = settings.ledger
-        self.outputs = os.path.join(settings.data_dir, "outputs", life.session)
-        self.shell = Shell(life.shell, here(), signals, self.outputs, life.limits.truncate)
-        self.messages: list[Message] = list(life.context)
+        self.outputs = os.path.join(self.settings.data_dir, "outputs", spec.session)
+        self.shell = Shell(spec.shell, here(), self.signals, self.outputs, spec.limits.truncate)
+        self.messages: list[Message] = list(spec.context)
         self.answered = 0  # calls of the current reply that have a result
-        self._guest = guest
-        self._price = price
-        self.account = Account(life.limits, settings.ledger, guest, price)
+        self._guest = process.guest
+        self._price = process.price
+        self.account = Account(spec.limits, self.ledger, self._guest, self._price)
         self._silent = 0
         self._refused = 0
         self._alarmed = False
         self._drops = 0  # stages of DROPS already applied
         self._begun = time.monotonic()
-        signals.others = self._others
+        self.signals.others = self._others
 
     # -- the session -------------------------------------------------------------------------------
 
@@ -135,30 +120,30 @@ class Loop:
             return moved.end
 
     def _open(self) -> None:
-        life = self.life
+        spec = self.spec
         meta = {
-            "session_id": life.session,
-            "parent_session_id": life.parent,
-            "root_session_id": life.root,
-            "depth": life.depth,
-            "model_id": life.model,
+            "session_id": spec.session,
+            "parent_session_id": spec.parent,
+            "root_session_id": spec.root,
+            "depth": spec.depth,
+            "model_id": spec.model,
             "created_at": round(time.time(), 6),
-            "mission": life.mission,
-            "born": life.born,
+            "mission": spec.mission,
+            "born": spec.born,
             "node": self.settings.node,
             "pid": os.getpid(),
             "boot_id": boot_id(),
             "started": process.started if (process := procs.look(os.getpid())) else 0,
             "cwd": self.shell.cwd,
-            "limits": life.limits._asdict(),
-            "wisdom": life.wisdom,
+            "limits": spec.limits._asdict(),
+            "wisdom": spec.wisdom,
         }
-        if life.cloned[0]:
+        if spec.cloned[0]:
             # The cloned conversation is on the parent's tape, up to this line.
-            meta["cloned"] = {"session": life.cloned[0], "lines": life.cloned[1]}
+            meta["cloned"] = {"session": spec.cloned[0], "lines": spec.cloned[1]}
         self.tape.add("meta", meta)
-        self.log.detail(f"session {life.session}, {life.born}, level {life.depth + 1}, model {life.model}")
-        for message in life.opening or (prompt.system(life), prompt.first(life)):
+        self.log.detail(f"session {spec.session}, {spec.born}, level {spec.depth + 1}, model {spec.model}")
+        for message in spec.opening or (prompt.system(spec), prompt.first(spec)):
             self._say(message)
 
     def _step(self) -> None:
@@ -174,7 +159,7 @@ class Loop:
         else:
             self._silent += 1
         if last:
-            raise exhausted(last, self.life.limits)
+            raise exhausted(last, self.spec.limits)
         if self.signals.alarm and max(self._silent, self._refused) >= REMINDERS:
             raise Ended(DEADLINE, "timeout", detail="the guest did not end when its time was over")
         if self._silent >= REMINDERS:
@@ -224,9 +209,9 @@ class Loop:
 
     def _infer(self) -> Reply:
         self.tape.sync()
-        life = self.life
+        spec = self.spec
         request = Request(
-            self.messages, tools.TOOLS, life.session, life.mission, self.account.inferences, life.wisdom
+            self.messages, tools.TOOLS, spec.session, spec.mission, self.account.inferences, spec.wisdom
         )
         begun = time.time()
         if self.ledger.beyond:
@@ -237,7 +222,7 @@ class Loop:
                 self._guest,
                 request,
                 self.ledger,
-                life.limits.concurrent,
+                spec.limits.concurrent,
                 self._price,
                 self.account.used(self.messages),
             )
@@ -279,9 +264,9 @@ class Loop:
         files did not come back. A child that never started has no tape, and gets a record in `jobs/` instead.
         """
         assert job.status is not None
-        self.tape.add("fork", {"session": job.session, "ended": job.status._asdict()})
+        self.tape.add("fork", {"session": job.session, "ended": recorded(job.status)})
         if job.status.state in ("unreachable", "denied") and not self.relayed:
-            job.never_started(self.settings.data_dir, self.life.session)
+            job.never_started(self.settings.data_dir, self.spec.session)
 
     def _left(self, result: str) -> str:
         """Return the lines below the last result of a batch: ended children, and the limits left."""
@@ -289,7 +274,7 @@ class Loop:
         for job in self.jobs.finished():
             assert job.status is not None
             self.child_ended(job)
-            line = job.status.line()
+            line = shown(job.status)
             lines.append(
                 f"[FORK ENDED] job {job.session} exit code {job.status.code}{' ' + line if line else ''}"
             )

@@ -11,15 +11,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from quine import providers as guests
+from quine import providers
 from quine.agent import ending, env, origin, prompt
-from quine.agent.env import Settings
-from quine.agent.loop import Face, Loop
+from quine.agent.env import Settings, Tree
+from quine.agent.loop import Loop
 from quine.agent.origin import Ask
 from quine.agent.outcome import End, ForkedChild
-from quine.agent.session import Life
+from quine.agent.running import Process
+from quine.agent.session import SessionSpec
 from quine.agent.signals import Signals, Terminated
 from quine.archive import policy
 from quine.base import allowed_hosts, dirs, exposure
@@ -27,23 +29,28 @@ from quine.base.cli_options import RunOptions, find_inventory
 from quine.base.errors import DEADLINE, NOT_STARTED, Denied, Failure, Misconfigured, NotBuilt
 from quine.base.log import Log
 from quine.base.messages import Guest
-from quine.base.sessions import is_session, new_session
+from quine.base.sessions import is_session, new_session, tape_path
 from quine.providers import metering
 from quine.providers.relay import RelayGuest
 from quine.tape.writer import FileSink, RelaySink, Tape
 from transport import inherit
 
+if TYPE_CHECKING:
+    from quine.agent.running import Proxy
+    from quine.budget.ledger import Ledger
+    from transport.status import Status
 
-def start(mission: str, options: RunOptions, face: Face | None = None) -> int:
+
+def start(mission: str, options: RunOptions, proxy: Proxy | None = None) -> int:
     """Run the agent as this process. Return the exit status, or die of the signal that ended the agent.
 
-    `face` runs a session on another machine, in a process forked for it or, for exec, in this one; None: no way there.
+    `proxy` runs a session on another machine, in a process forked for it or, for exec, in this one; None: no way there.
     """
     inherit.hold_standard_streams()
     settings = env.adopt(options)
     former = settings.memo.get("exec")
     if isinstance(former, dict) and former.get("pid") == os.getpid():
-        return _again(settings, former, face)
+        return _again(settings, former, proxy or _no_proxy)
     _require_directory()
     inventory = find_inventory(options, os.environ)
     if options.cwd:
@@ -54,55 +61,59 @@ def start(mission: str, options: RunOptions, face: Face | None = None) -> int:
     ask = origin.connect()
     try:
         with signals.calling_out():
-            life = origin.assigned(settings, ask)
+            spec = origin.assigned(settings, ask)
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
-    assigned = life is not None
-    if life is None:
+    assigned = spec is not None
+    if spec is None:
         if ask is not None and "lineage" not in settings.memo:
             ask, settings = None, origin.left_out(settings)
-        settings = env.join_ledger(settings, settings.limits)
-        life = _own(settings, mission, options)
+        tree = env.join_tree(settings, settings.limits)
+        spec = _own(settings, tree, mission, options)
         if ask is None and inventory is not None:
             os.environ["QUINE_INVENTORY"] = inventory  # valid in every directory, and for all descendants
     else:
-        settings = env.join_ledger(settings, life.limits, share=True, age=life.age)
-    origin.borrow_slots(settings, ask, signals)
-    guest, life, price = _guest(settings, life, ask)
+        tree = env.join_tree(settings, spec.limits, share=True, age=spec.age)
+    origin.borrow_slots(tree.ledger, ask, signals)
+    guest, spec, price = _guest(settings, tree, spec, ask)
     _make_data_dir(settings.data_dir)
     keeps = ask is None and "lineage" not in settings.memo and policy.wanted(os.environ)
     try:
         if not assigned:
             with signals.calling_out():
-                life = life._replace(hosts=allowed_hosts.at_start(inventory, ask))
-        held = _admitted(settings, life)
+                spec = spec._replace(hosts=allowed_hosts.at_start(inventory, ask))
+        slots = _admitted(tree.ledger, spec)
         if keeps:
-            policy.begin(life.root, os.environ, policy.of_the_store(settings.secrets))
-        if options.binary and not life.material_file:
-            life = _save_material(life, settings, signals)
+            policy.begin(spec.root, os.environ, policy.of_the_store(settings.secrets))
+        if options.binary and not spec.material_file:
+            spec = _save_material(spec, settings, signals)
     except Terminated as terminated:
         return ending.leave(End(128 + terminated.number, terminated.number))
-    return ending.leave(_lives(life, settings, guest, price, ask, signals, held, face))
+    process = Process(settings, tree, guest, price, ask, signals, proxy or _no_proxy)
+    return ending.leave(_lives(process, spec, slots))
 
 
-def _admitted(settings: Settings, life: Life) -> list[int]:
+def _no_proxy(where: str, spec: SessionSpec, ledger: Ledger, **more: Any) -> Status:
+    raise Failure(NOT_STARTED, "this process has no way to another host")
+
+
+def _admitted(ledger: Ledger, spec: SessionSpec) -> list[int]:
     """Return descriptors that hold the slot of this agent in the tree while open. Raises Denied or Failure."""
-    assert settings.ledger is not None
-    left = settings.ledger.time_left()
+    left = ledger.time_left()
     if left is not None and left <= 0:
         raise Failure(DEADLINE, "the time of the tree is over", "see --deadline")
     try:
-        held = settings.ledger.agents(life.limits.agents)
+        slots = ledger.agents(spec.limits.agents)
     except OSError as error:
         why = (error.strerror or "").lower()
         raise Failure(NOT_STARTED, f"no place among the agents of the tree: {why}") from None
-    if held is None:
-        raise Denied(f"too many agents: the limit of the tree is {life.limits.agents}", "see --max-agents")
-    return held
+    if slots is None:
+        raise Denied(f"too many agents: the limit of the tree is {spec.limits.agents}", "see --max-agents")
+    return slots
 
 
-def life_from(mission: str, options: RunOptions, environ: Any) -> tuple[Life, Settings]:
-    """Return the `Life` and the settings of an agent that `quine --on` runs elsewhere, and take its slot.
+def spec_from(mission: str, options: RunOptions, environ: Any) -> tuple[SessionSpec, Settings, Ledger]:
+    """Return spec, settings and ledger of an agent that `quine --on` runs elsewhere, and take its slot.
 
     If this process is the origin, the configuration of the guest is checked here.
     """
@@ -111,120 +122,112 @@ def life_from(mission: str, options: RunOptions, environ: Any) -> tuple[Life, Se
     config = None
     if not origin.is_relayed(settings.memo):
         config = env.guest(settings, environ)
-        guests.build(config)
+        providers.build(config)
     if options.binary:
         raise NotBuilt("-b together with --on")
-    settings = env.join_ledger(settings, settings.limits)
-    life = _own(settings, mission, options)
-    assert settings.ledger is not None
+    tree = env.join_tree(settings, settings.limits)
+    spec = _own(settings, tree, mission, options)
     if config:
-        metering.price(config, bool(settings.ledger.mark.cost))
-        life = life._replace(model=config.model)
+        metering.price(config, bool(tree.ledger.mark.cost))
+        spec = spec._replace(model=config.model)
     elif ask := origin.connect():
         from quine.budget.leases import Grant
 
-        settings.ledger.beyond = Grant(settings.ledger, ask)
-    _admitted(settings, life)  # the slot belongs to this process, which ends after the remote agent
-    return life, settings
+        tree.ledger.beyond = Grant(tree.ledger, ask)
+    _admitted(tree.ledger, spec)  # the slot belongs to this process, which ends after the remote agent
+    return spec, settings, tree.ledger
 
 
-def _again(settings: Settings, former: dict[str, Any], face: Face | None) -> int:
+def _again(settings: Settings, former: dict[str, Any], proxy: Proxy) -> int:
     """Continue the same process after exec: signals were blocked meanwhile; it still has its slots and children."""
     signals = Signals()
-    life = Life.from_json(former["life"])
-    settings = env.join_ledger(settings, settings.limits)
-    held = [int(fd) for fd in former["slots"]]
-    for fd in held:
+    spec = SessionSpec.from_json(former["life"])
+    tree = env.join_tree(settings, settings.limits)
+    slots = [int(fd) for fd in former["slots"]]
+    for fd in slots:
         os.set_inheritable(fd, False)
     signals.install({int(number) for number in former["mask"]})
     ask = origin.connect()
-    origin.borrow_slots(settings, ask, signals)
-    guest, life, price = _guest(settings, life, ask)
-    return ending.leave(
-        _lives(life, settings, guest, price, ask, signals, held, face, former["jobs"], former["record"])
-    )
+    origin.borrow_slots(tree.ledger, ask, signals)
+    guest, spec, price = _guest(settings, tree, spec, ask)
+    process = Process(settings, tree, guest, price, ask, signals, proxy)
+    return ending.leave(_lives(process, spec, slots, former["record"], former["jobs"]))
 
 
 def _lives(
-    life: Life,
-    settings: Settings,
-    guest: Guest,
-    price: metering.Price | None,
-    ask: Ask | None,
-    signals: Signals,
-    held: list[int],
-    face: Face | None,
-    jobs: list[dict[str, Any]] | None = None,
+    process: Process,
+    spec: SessionSpec,
+    slots: list[int],
     record: str = "",
+    jobs: Sequence[dict[str, Any]] = (),
 ) -> End:
-    """Run the session of this process. A child forked in it returns to this loop and runs its own session."""
+    """Run the session of this process. A child forked in it returns to this loop and runs its own session.
+
+    `jobs` are the children of an earlier session of this process; `slots` and `record` are as in `Loop`.
+    """
     ours = os.getpid()
     with contextlib.suppress(OSError):
-        env.ensure_quine(settings.data_dir)
+        env.ensure_quine(process.settings.data_dir)
     while True:
         try:
-            loop = _begun(life, settings, guest, price, ask, signals, held, face, record)
+            loop = _begun(process, spec, slots, record)
         except Exception as error:
             if os.getpid() == ours:
                 raise
             end = ending.unborn(error)  # a forked child: the frames above are its parent's
-            ending.note(end, record, signals.tied)
+            ending.note(end, record, process.signals.tied)
             ending.vanish(end)
-        loop.jobs.adopt(jobs or [])
+        loop.jobs.adopt(jobs)
         try:
             end = loop.live()
         except ForkedChild as child:
-            life, held, record, jobs = child.life, child.slots, child.record, None
+            spec, slots, record, jobs = child.spec, child.slots, child.record, ()
             # The parent captures its stderr as a result, and writes the report.
-            settings = settings._replace(report="", top=False, verbose=False)
-            exposure.mission(life.shown)
+            settings = process.settings._replace(report="", top=False, verbose=False)
+            process = process._replace(settings=settings)
+            exposure.mission(spec.shown)
             continue
         except Exception as error:
             end = ending.defect(error, loop)
-        first = os.getpid() == ours and settings.top
-        beyond = None if first or end.signal else loop.ledger.beyond
-        if first or beyond:
-            for fd in held:
-                os.close(fd)
-        if beyond:
-            with contextlib.suppress(
-                Terminated
-            ):  # the verdict stands; slots kept here return with the end of the job
-                beyond.give_back()
-        if first and ask is not None:
-            _tidy(settings.data_dir)
-        ending.note(end, record, signals.tied)
+        _settle(loop, end)
         if os.getpid() != ours:
             ending.vanish(end)
-        if settings.report:
-            ending.report(settings, life, end)
-        if os.getpid() == ours and settings.top and ask is None and policy.wanted(os.environ):
-            policy.finish(life.root, policy.HURRY if end.signal else policy.PATIENCE)
+        if loop.settings.report:
+            ending.report(loop, end)
+        if loop.settings.top and not loop.relayed and policy.wanted(os.environ):
+            policy.finish(spec.root, policy.HURRY if end.signal else policy.PATIENCE)
         return end
 
 
-def _begun(
-    life: Life,
-    settings: Settings,
-    guest: Guest,
-    price: metering.Price | None,
-    ask: Ask | None,
-    signals: Signals,
-    held: list[int],
-    face: Face | None,
-    record: str,
-) -> Loop:
+def _settle(loop: Loop, end: End) -> None:
+    """Give back the slots of an ended session, and tell its parent how it ended."""
+    top = loop.settings.top
+    beyond = None if top or end.signal else loop.ledger.beyond
+    if top or beyond:
+        for fd in loop.slots:
+            os.close(fd)
+    if beyond:
+        with contextlib.suppress(
+            Terminated
+        ):  # the verdict stands; slots kept here return with the end of the job
+            beyond.give_back()
+    if top and loop.relayed:
+        _tidy(loop.settings.data_dir)
+    ending.note(end, loop.record, loop.signals.tied)
+
+
+def _begun(process: Process, spec: SessionSpec, slots: list[int], record: str) -> Loop:
     """Create what a session owns: memo, mount, timer, tape, log and `Loop`. Raises any of their errors."""
-    assert settings.ledger is not None
-    env.bequeath(settings, life)
+    settings, ask = process.settings, process.ask
+    env.bequeath(settings, process.tree, spec)
     unmounted = _mount()
-    signals.arm(settings.ledger.time_left(), life.limits.deadline)
-    tape = _tape(life, settings, ask, signals)
-    log = Log("" if ask else os.path.join(settings.data_dir, f"{life.session}.log"), settings.verbose)
-    guest.note = log.note
+    process.signals.arm(process.tree.ledger.time_left(), spec.limits.deadline)
+    tape = _tape(process, spec)
+    log = Log("" if ask else os.path.join(settings.data_dir, f"{spec.session}.log"), settings.verbose)
+    process.guest.note = log.note
     if unmounted:
         log.note(unmounted)
-    return Loop(life, settings, guest, price, tape, signals, log, record, held, ask is not None, face)
+    return Loop(process, spec, tape, log, slots, record)
 
 
 def _mount() -> str:
@@ -236,27 +239,28 @@ def _mount() -> str:
     return attach(os.environ)
 
 
-def _tape(life: Life, settings: Settings, ask: Ask | None, signals: Signals) -> Tape:
+def _tape(process: Process, spec: SessionSpec) -> Tape:
     """Return the tape, written to a file here or sent to the origin."""
-    secrets = settings.masked
+    secrets, ask, signals = process.settings.masked, process.ask, process.signals
     if ask is None:
-        return Tape(FileSink(os.path.join(settings.data_dir, f"{life.session}.jsonl")), secrets)
+        return Tape(FileSink(tape_path(process.settings.data_dir, spec.session)), secrets)
 
     def send(name: str, body: bytes) -> bytes:
         # Not interruptible: an outcome is written after the signal that it records.
-        with signals.quiet():
+        with signals.block_sigpipe():
             return ask(name, body, signals.ready)
 
-    return Tape(RelaySink(send, life.session), secrets)
+    return Tape(RelaySink(send, spec.session), secrets)
 
 
-def _guest(settings: Settings, life: Life, ask: Ask | None) -> tuple[Guest, Life, metering.Price | None]:
+def _guest(
+    settings: Settings, tree: Tree, spec: SessionSpec, ask: Ask | None
+) -> tuple[Guest, SessionSpec, metering.Price | None]:
     if ask is not None:
-        return RelayGuest(ask), life, None
+        return RelayGuest(ask), spec, None
     config = env.guest(settings)
-    assert settings.ledger is not None
-    price = metering.price(config, bool(settings.ledger.mark.cost))
-    return guests.build(config), life._replace(model=config.model), price
+    price = metering.price(config, bool(tree.ledger.mark.cost))
+    return providers.build(config), spec._replace(model=config.model), price
 
 
 def _make_data_dir(path: str) -> None:
@@ -284,16 +288,14 @@ def _tidy(path: str) -> None:
             os.rmdir(os.path.normpath(os.path.join(path, folder)))
 
 
-def _own(settings: Settings, mission: str, options: RunOptions) -> Life:
-    parent, root, depth = env.lineage(settings)
-    if depth >= max(1, settings.limits.depth):
-        raise Denied(
-            f"too deep: level {depth + 1}, and {settings.limits.depth} are allowed", "see --max-depth"
-        )
+def _own(settings: Settings, tree: Tree, mission: str, options: RunOptions) -> SessionSpec:
+    parent, root, depth = env.lineage(settings, tree)
+    if depth >= max(1, tree.limits.depth):
+        raise Denied(f"too deep: level {depth + 1}, and {tree.limits.depth} are allowed", "see --max-depth")
     session = options.job or new_session()
     if not is_session(session):
         raise Misconfigured(f"--job {session[:80]!r} is not a UUID in lower case", "leave it out")
-    return Life(
+    return SessionSpec(
         session=session,
         root=root or session,
         mission=mission,
@@ -301,22 +303,22 @@ def _own(settings: Settings, mission: str, options: RunOptions) -> Life:
         depth=depth,
         model=settings.model,
         shell=settings.shell,
-        limits=settings.limits,
+        limits=tree.limits,
         material=prompt.material(),
         hidden=bool(options.file),
         wisdom=settings.wisdom,
     )
 
 
-def _save_material(life: Life, settings: Settings, signals: Signals) -> Life:
+def _save_material(spec: SessionSpec, settings: Settings, signals: Signals) -> SessionSpec:
     """Implement -b: write all of stdin to a file before the session begins."""
     if os.isatty(0):
-        return life
-    path = os.path.join(settings.data_dir, f"stdin-{life.session}.bin")
+        return spec
+    path = os.path.join(settings.data_dir, f"stdin-{spec.session}.bin")
     size = 0
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(fd, "wb") as file, signals.insistent():
+        with open(fd, "wb") as file, signals.wake_if_stuck():
             while data := os.read(0, 1 << 16):
                 size += file.write(data)
     except (OSError, Terminated):
@@ -325,8 +327,8 @@ def _save_material(life: Life, settings: Settings, signals: Signals) -> Life:
         raise
     if not size:
         os.unlink(path)
-        return life._replace(material="none")
-    return life._replace(material_file=path, material="none")
+        return spec._replace(material="none")
+    return spec._replace(material_file=path, material="none")
 
 
 def _change_directory(path: str) -> None:

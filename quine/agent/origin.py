@@ -1,4 +1,4 @@
-"""The origin of a remote agent, as the agent sees it: requests to it, the `Life` and the slots that it gives.
+"""The origin of a remote agent, as the agent sees it: requests to it, the `SessionSpec` and the slots that it gives.
 
 An agent is remote if the memo names an origin elsewhere; without one it is its own origin.
 """
@@ -9,13 +9,14 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.base.errors import NOT_STARTED, TRY_AGAIN, Failure
 from transport import inherit, quickjson
 
 if TYPE_CHECKING:
     from quine.agent.env import Settings
     from quine.agent.signals import Signals
+    from quine.budget.ledger import Ledger
 
 # request by name and body, and a function that waits for the reply (transport/rpc/call.py)
 Ask = Callable[..., bytes]
@@ -36,14 +37,14 @@ def connect() -> Ask | None:
     return None if relay is None else relay.request
 
 
-def assigned(settings: Settings, ask: Ask | None) -> Life | None:
-    """Ask the origin for the `Life` of this process, if a node started it as a remote agent; None if not."""
+def assigned(settings: Settings, ask: Ask | None) -> SessionSpec | None:
+    """Ask the origin for the `SessionSpec` of this process, if a node started it as a remote agent; None if not."""
     if ask is None or "lineage" in settings.memo:
         return None
     from transport.errors import RequestError
 
     try:
-        return Life.from_json(quickjson.loads(ask("life", b"")))
+        return SessionSpec.from_json(quickjson.loads(ask("life", b"")))
     except RequestError as error:
         if str(error).startswith("no service named"):
             return None  # a plain job: its user started this quine
@@ -63,17 +64,15 @@ def left_out(settings: Settings) -> Settings:
     return settings._replace(memo=memo)
 
 
-def borrow_slots(settings: Settings, ask: Ask | None, signals: Signals) -> None:
+def borrow_slots(ledger: Ledger, ask: Ask | None, signals: Signals) -> None:
     """With the origin elsewhere, let the ledger borrow slots for agents from it and give them back."""
     if ask is None:
         return
     from quine.budget.leases import Grant
-
-    assert settings.ledger is not None
 
     def request(name: str, body: bytes) -> bytes:
         # A proxy has removed its signal handlers.
         with signals.calling_out() if signals.fd >= 0 else contextlib.nullcontext():
             return ask(name, body)
 
-    settings.ledger.beyond = Grant(settings.ledger, request)
+    ledger.beyond = Grant(ledger, request)

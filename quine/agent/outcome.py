@@ -8,7 +8,7 @@ from quine.base.errors import DENIED, TRY_AGAIN
 from quine.base.messages import GuestError, Overflow, Refused, Spent, Unavailable, Usage
 
 if TYPE_CHECKING:
-    from quine.agent.session import Life
+    from quine.agent.session import SessionSpec
     from quine.budget.limits import Limits
     from transport.status import Status
 
@@ -40,11 +40,11 @@ class Ended(Exception):
 
 
 class ForkedChild(Exception):
-    """Raised in a forked child, which continues as `life`. `record` is as in `Loop`."""
+    """Raised in a forked child, which continues as `spec`. `record` is as in `Loop`."""
 
-    def __init__(self, life: Life, slots: list[int], record: str) -> None:
-        super().__init__(life.session)
-        self.life = life
+    def __init__(self, spec: SessionSpec, slots: list[int], record: str) -> None:
+        super().__init__(spec.session)
+        self.spec = spec
         self.slots = slots
         self.record = record
 

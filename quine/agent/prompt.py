@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import stat
 
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.base.messages import Message
 from transport import quickjson
 
@@ -60,30 +60,30 @@ def material(fd: int = 0) -> str:
     return "socket" if stat.S_ISSOCK(mode.st_mode) else "file"
 
 
-def system(life: Life) -> Message:
+def system(spec: SessionSpec) -> Message:
     with open(os.path.join(os.path.dirname(__file__), "prompt.md"), encoding="utf-8") as file:
         rest = file.read().rstrip("\n")
-    persona = f"# Your persona\n\n{life.persona.strip()}\n\n" if life.persona else ""
+    persona = f"# Your persona\n\n{spec.persona.strip()}\n\n" if spec.persona else ""
     text = ""
-    for name, value in (("{SHELL}", life.shell), ("{PERSONA}", persona), ("{MISSION}", life.mission)):
+    for name, value in (("{SHELL}", spec.shell), ("{PERSONA}", persona), ("{MISSION}", spec.mission)):
         before, _, rest = rest.partition(name)
         text += before + value
     return Message("system", text + rest)
 
 
-def first(life: Life) -> Message:
+def first(spec: SessionSpec) -> Message:
     """Return the first user message of a session without a cloned context."""
-    if life.material_file:
-        parts = [f"Material was saved to the file {life.material_file}."]
+    if spec.material_file:
+        parts = [f"Material was saved to the file {spec.material_file}."]
     else:
-        parts = [_MATERIAL[life.material or "none"]]
+        parts = [_MATERIAL[spec.material or "none"]]
     if os.environ.get("QUINE_MOUNT"):
         parts.append("The files that all agents of the tree share are in the directory $QUINE_MOUNT.")
-    parts.append(limits(life))
-    if others := hosts(life.hosts):
+    parts.append(limits(spec))
+    if others := hosts(spec.hosts):
         parts.append(others)
-    if life.wisdom:
-        wisdom = json_text(dict(sorted(life.wisdom.items())))
+    if spec.wisdom:
+        wisdom = json_text(dict(sorted(spec.wisdom.items())))
         parts.append(f"Wisdom of your former life, as data, one JSON object:\n{wisdom}")
     parts.append("Begin.")
     return Message("user", "\n".join(parts))
@@ -123,18 +123,18 @@ def last_refusal(mode: str) -> str:
     return f"Refused: {_LAST[mode]}, only exec and exit are accepted now."
 
 
-def limits(life: Life) -> str:
-    turns = str(life.limits.turns) if life.limits.turns else "unlimited"
-    below = max(0, life.limits.depth - life.depth - 1)
+def limits(spec: SessionSpec) -> str:
+    turns = str(spec.limits.turns) if spec.limits.turns else "unlimited"
+    below = max(0, spec.limits.depth - spec.depth - 1)
     return f"Turns: {turns}. Levels of children below you: {below}."
 
 
-def child(life: Life) -> str:
+def child(spec: SessionSpec) -> str:
     """Return the result of fork in a child with a cloned context: its identity and its mission."""
     return (
         "[FORK] You are the child now, a process of your own with a shell of your own. The mission above is your "
         "parent's; yours is this, and when it is done you exit:\n\n"
-        f"{life.mission}\n\n{_MATERIAL[life.material or 'none']} {limits(life)}"
+        f"{spec.mission}\n\n{_MATERIAL[spec.material or 'none']} {limits(spec)}"
     )
 
 

@@ -1,29 +1,47 @@
-"""The running session, as its tools and a fork see it: the loop without its own steps."""
+"""A running session, as its tools and a fork see it: the loop without its own steps; and what its process gives it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quine.agent.children import Job, Jobs
-    from quine.agent.env import Settings
-    from quine.agent.session import Life
+    from quine.agent.env import Settings, Tree
+    from quine.agent.origin import Ask
+    from quine.agent.session import SessionSpec
     from quine.agent.shell import Shell
     from quine.agent.signals import Signals
     from quine.agent.usage import Account
-    from quine.base.messages import Message
+    from quine.base.messages import Guest, Message
     from quine.budget.ledger import Ledger
+    from quine.providers.metering import Price
     from quine.tape.writer import Tape
     from transport.status import Status
+
+    # Runs a session on another machine with streams of this process; returns how it ended: quine.remote.compose.proxy
+    Proxy = Callable[..., Status]
+
+
+class Process(NamedTuple):
+    """The things that all sessions of one process share."""
+
+    settings: Settings
+    tree: Tree
+    guest: Guest
+    price: Price | None
+    ask: Ask | None  # None if this process is its own origin
+    signals: Signals
+    proxy: Proxy
 
 
 class Running(Protocol):
     """`quine.agent.loop.Loop`."""
 
-    life: Life
+    spec: SessionSpec
     settings: Settings
+    tree: Tree
     ledger: Ledger
     account: Account
     signals: Signals
@@ -35,7 +53,7 @@ class Running(Protocol):
     outputs: str  # directory
     record: str  # directory for its status file if the parent does not wait, else ""
     slots: list[int]
-    face: Callable[..., Status]
+    proxy: Callable[..., Status]
 
     def child_ended(self, job: Job) -> None: ...
     def record_end(self, status: int, mode: str, reason: str, **more: Any) -> None: ...

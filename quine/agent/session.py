@@ -1,7 +1,7 @@
 """Description of one session as a value: mission, lineage, limits, and the conversation it begins with.
 
 Laws
-1. A `Life` is made before anything is started and never changes; changing state belongs to the loop.
+1. A `SessionSpec` is made before anything is started and never changes; changing state belongs to the loop.
 2. It converts to JSON and back, so that a session can run on another machine.
 3. `context` is the conversation of the parent, on the parent's tape (`cloned` says where). `opening` holds the first
    messages of this session. The guest sees both first. If both are empty, the session writes its first messages on
@@ -20,7 +20,7 @@ from quine.budget.limits import Limits
 MATERIALS = ("", "none", "terminal", "pipe", "file", "socket")  # "": unknown until it runs
 
 
-class Life(NamedTuple):
+class SessionSpec(NamedTuple):
     session: str
     root: str
     mission: str
@@ -57,7 +57,7 @@ class Life(NamedTuple):
         return data
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Life:
+    def from_json(cls, data: dict[str, Any]) -> SessionSpec:
         """Parse, strict about names and types. Raises ValueError with the reason."""
         try:
             fields = dict(data)
@@ -66,14 +66,14 @@ class Life(NamedTuple):
             fields["opening"] = tuple(map(Message.from_json, fields.get("opening", ())))
             session, lines = fields.get("cloned", ("", 0))
             fields["cloned"] = (str(session), int(lines))
-            life: Life = _typed(cls, fields)
+            spec: SessionSpec = _typed(cls, fields)
         except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
             raise ValueError(f"not a life: {error}") from None
-        if life.material not in MATERIALS or not is_session(life.session) or not is_session(life.root):
+        if spec.material not in MATERIALS or not is_session(spec.session) or not is_session(spec.root):
             raise ValueError("not a life: material or session")
-        if not all(isinstance(k, str) and isinstance(v, str) for k, v in life.wisdom.items()):
+        if not all(isinstance(k, str) and isinstance(v, str) for k, v in spec.wisdom.items()):
             raise ValueError("not a life: wisdom")
-        return life
+        return spec
 
 
 def _typed(kind: Any, fields: dict[str, Any]) -> Any:
@@ -89,7 +89,7 @@ def _typed(kind: Any, fields: dict[str, Any]) -> Any:
     return value
 
 
-def another(life: Life) -> Life:
-    """Return a copy of `life` as a new session; a root becomes the root of a new tree."""
+def another(spec: SessionSpec) -> SessionSpec:
+    """Return a copy of `spec` as a new session; a root becomes the root of a new tree."""
     session = new_session()
-    return life._replace(session=session, root=session if life.root == life.session else life.root)
+    return spec._replace(session=session, root=session if spec.root == spec.session else spec.root)

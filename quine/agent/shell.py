@@ -11,8 +11,9 @@ Laws
 3. A timeout ends the processes of this command, TERM then KILL. Background processes of earlier commands go on.
 4. The shell is a process group of its own in the agent's session, and ends with all its descendants in that session.
 5. A command is sent once, to a running shell. If the shell dies of it, no second shell gets it.
-6. If the agent is killed by SIGKILL, the kernel ends the group: between commands and while one runs, `procs.tie` ties
-   the control pipe to it. Processes that left the group (timeout(1), `set -m`, setsid) go on.
+6. If the agent is killed by SIGKILL, the kernel ends the group: between commands and while one runs,
+   `procs.set_parent_death_signal` ties the control pipe to it. Processes that left the group (timeout(1), `set -m`,
+   setsid) go on.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Shell:
             drain(out, background)
         streams = [Capture(self._limit, f"{name}.stdout"), Capture(self._limit, f"{name}.stderr")]
         watch = _Watch(self, command, streams, timeout)
-        self.tie(False)
+        self.set_parent_death_signal(False)
         with self._signals.running():
             code = watch.until_done()
         for (out, _), stream in zip(self._pipes, streams, strict=True):
@@ -117,7 +118,7 @@ class Shell:
     def _end(self) -> None:
         group = self._pid
         below = procs.of_session(group)
-        self.tie(False)
+        self.set_parent_death_signal(False)
         _close(self._control)
         self._control = -1
         if procs.wait([self._pidfd], 0.5):
@@ -135,9 +136,9 @@ class Shell:
         self._left = {}
         self._close_channels()
 
-    def tie(self, on: bool) -> None:
+    def set_parent_death_signal(self, on: bool) -> None:
         """Switch whether the group ends with this process; off while the control pipe is written to or closed."""
-        procs.tie(self._tied, -self._pid, on)
+        procs.set_parent_death_signal(self._tied, -self._pid, on)
 
     def _start(self, environ: Mapping[str, str]) -> None:
         while len(self._pipes) < 2:
@@ -197,7 +198,7 @@ class Shell:
     def _forget(self) -> int:
         """Reap the shell and return its status, negative for a signal."""
         status = procs.reap(self._pid)
-        self.tie(False)
+        self.set_parent_death_signal(False)
         self._close_channels()
         return os.waitstatus_to_exitcode(status)
 
@@ -224,8 +225,8 @@ class _Watch:
         self._stage = 0  # 0 running, 1 TERM sent, 2 KILL sent, 3 the shell killed too
         self._insist = float("inf")
         self._tries = 3
-        self._told: set[int] = set()
-        self._heeded = 0
+        self._interrupted: set[int] = set()
+        self._acknowledged = 0
         self._line = b""
         self.timed_out = False
         self.notes: list[str] = []
@@ -266,14 +267,14 @@ class _Watch:
         if event & select.POLLERR:
             return False
         try:
-            with self._signals.quiet():
+            with self._signals.block_sigpipe():
                 self._statement = self._statement[os.write(self._shell._control, self._statement) :]
         except BlockingIOError:
             return True
         except BrokenPipeError:
             return False
         if not self._statement:
-            self._shell.tie(True)
+            self._shell.set_parent_death_signal(True)
         return bool(self._statement)
 
     def _read_status(self) -> int | None:
@@ -290,15 +291,15 @@ class _Watch:
 
     def _mind(self) -> None:
         """Handle interrupts, the alarm, the output limit and the timeout."""
-        if self._signals.interrupts > self._heeded:
-            self._heeded = self._signals.interrupts
-            self._told = self._tell(signal.SIGINT)
+        if self._signals.interrupts > self._acknowledged:
+            self._acknowledged = self._signals.interrupts
+            self._interrupted = self._tell(signal.SIGINT)
             self._insist = time.monotonic() + INSIST
         if time.monotonic() >= self._insist:
             # A loop in the shell goes on although its commands were interrupted, or the signal came between two
             # commands. A process that got SIGINT and still runs is handling it, or ignores it (background, `&`).
             self._insist = float("inf")
-            left = self._told & self._members()
+            left = self._interrupted & self._members()
             if all(procs.ignores(pid, signal.SIGINT) for pid in left):
                 # The whole group, as a terminal does: bash acts on SIGINT only if the command it waits for died of
                 # it. It misses one if that command was just ending by itself, hence several tries.

@@ -9,8 +9,8 @@ Laws
 3. SIGINT goes to the running command or children, if there are any; a second one within a second ends the agent.
 4. A program that replaces this one (execve) gets the mask back and no disposition of Python's: CPython ignores SIGPIPE
    and SIGXFSZ, and an ignored signal stays ignored through execve.
-5. A write of this process to a peer that has gone raises SIGPIPE, too. `quiet()` tells it from one that was sent.
-6. A signal also interrupts calls that wait in other code: see `insistent()`. The polls of the agent include `fd`.
+5. A write of this process to a peer that has gone raises SIGPIPE, too. `block_sigpipe()` tells it from a sent one.
+6. A signal also interrupts calls that wait in other code: see `wake_if_stuck()`. The polls of the agent include `fd`.
 7. A peer that does not answer delays the end of an agent by at most `HURRY` seconds: see `ready()`.
 """
 
@@ -144,7 +144,7 @@ class Signals:
             self._open -= 1
 
     @contextlib.contextmanager
-    def insistent(self) -> Iterator[None]:
+    def wake_if_stuck(self) -> Iterator[None]:
         """Like `interruptible`, for a call that may wait in other code; main thread only.
 
         A signal interrupts a system call that waits, but not one about to begin: Python checks for signals before it,
@@ -153,8 +153,10 @@ class Signals:
         """
         over, leave = os.pipe2(os.O_CLOEXEC)
         try:
-            with self.held():  # the thread keeps this mask, or it would get signals blocked in the main one
-                _thread.start_new_thread(self._insist, (over, _thread.get_ident()))
+            with (
+                self.block_signals()
+            ):  # the thread keeps this mask, or it would get signals blocked in the main one
+                _thread.start_new_thread(self._wake_if_stuck, (over, _thread.get_ident()))
         except RuntimeError:  # no more threads: then without kicks
             os.close(over)
         try:
@@ -163,7 +165,7 @@ class Signals:
         finally:
             os.close(leave)
 
-    def _insist(self, over: int, main: int) -> None:
+    def _wake_if_stuck(self, over: int, main: int) -> None:
         """Body of the thread, which ends when the other end of `over` is closed."""
         poll = select.poll()
         poll.register(over, 0)
@@ -203,15 +205,15 @@ class Signals:
 
     @contextlib.contextmanager
     def calling_out(self) -> Iterator[None]:
-        """Combine `insistent` and `quiet`, for a call that writes to a peer and may take long."""
-        with self.insistent():
-            with self.quiet():
+        """Combine `wake_if_stuck` and `block_sigpipe`, for a call that writes to a peer and may take long."""
+        with self.wake_if_stuck():
+            with self.block_sigpipe():
                 yield
             if self.fatal:
                 raise Terminated(self.fatal)
 
     @contextlib.contextmanager
-    def quiet(self) -> Iterator[None]:
+    def block_sigpipe(self) -> Iterator[None]:
         """Block SIGPIPE. One caused by a write of this process is dropped; one that was sent is recorded at the end."""
         # Read first: if a handler raised in the blocking call, the old mask would be lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -225,7 +227,7 @@ class Signals:
     def _sift(self, before: set[int]) -> None:
         """Consume pending SIGPIPEs, and record one sent by another process."""
         if S.SIGPIPE in before:
-            return  # an outer quiet() is open
+            return  # an outer block_sigpipe() is open
         while (info := signal.sigtimedwait([S.SIGPIPE], 0)) is not None:
             if info.si_pid != os.getpid():  # for a write, the kernel gives the pid of the writer
                 self.fatal = self.fatal or S.SIGPIPE
@@ -246,7 +248,7 @@ class Signals:
                 raise TimeoutError(f"no answer for {HURRY:g} s")
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def block_signals(self) -> Iterator[None]:
         """Block all handled signals, around fork() and execve()."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:

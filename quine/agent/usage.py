@@ -30,7 +30,7 @@ class Account:
         self._guest = guest
         self._price = price
         self._context = 0  # tokens up to the last reply, if the provider has reported usage
-        self._told = 0  # number of messages in `_context`
+        self._counted = 0  # number of messages in `_context`
         self._warned = False
 
     def count(self, reply: Reply, messages: int) -> None:
@@ -38,7 +38,7 @@ class Account:
         self.inferences += 1
         self.usage += reply.usage
         if reply.usage.input:
-            self._context, self._told = reply.usage.input + reply.usage.output, messages + 1
+            self._context, self._counted = reply.usage.input + reply.usage.output, messages + 1
         if reply.stop == "context":
             self._context = max(self._context, self._limits.window)
 
@@ -48,7 +48,7 @@ class Account:
 
     def used(self, messages: Sequence[Message]) -> int:
         """Return the tokens of the conversation: those reported by the provider, and an estimate of the rest."""
-        return self._context + metering.tokens(messages[self._told :])
+        return self._context + metering.tokens(messages[self._counted :])
 
     def notes(self, messages: Sequence[Message], result: str) -> list[str]:
         """Return the lines below the last `result` of a batch. May set `last`."""
@@ -87,8 +87,8 @@ class Account:
         `surely`: amounts that others have reserved, and may give back, do not count as used.
         """
         own = self._ledger.left(surely)
-        told: Remaining | None = getattr(self._guest, "surely" if surely else "left", None)
-        return own if told is None else own.least(told)
+        remaining: Remaining | None = getattr(self._guest, "surely" if surely else "left", None)
+        return own if remaining is None else own.least(remaining)
 
     def affords(self, count: int, prompt: int) -> bool:
         """Return whether `count` inferences with prompts of `prompt` tokens can be paid."""

@@ -20,10 +20,9 @@ from quine.archive import policy
 from quine.archive.upload import RESULTS, Copies
 from quine.base import dirs
 from quine.base.errors import LOST, Failure
-from quine.base.sessions import is_session
+from quine.base.sessions import TAPE, is_session
 from quine.files.api import BLOCK, Entry, Tier
-from quine.tape import reader as tapes
-from quine.tape import registry
+from quine.tape import reader, registry
 from quine.tape.registry import Agent
 from transport import quickjson
 from transport.atomic import Aside, write_aside
@@ -53,12 +52,11 @@ def mirror() -> Path | None:
 
 def holding(folder: Path, session: str) -> Path:
     """Return `folder`, or the mirror if only that has a session with this prefix, or any session at all; "" is any."""
-    here = [path.name for path in tapes.files(folder)]
-    if any(name.startswith(session) for name in here):
+    if reader.matching(folder, session):
         return folder
     there = mirror()
-    wanted = session if here else ""
-    return there if there and any(path.name.startswith(wanted) for path in tapes.files(there)) else folder
+    wanted = session if reader.files(folder) else ""
+    return there if there and reader.matching(there, wanted) else folder
 
 
 def find(text: str) -> list[Agent]:
@@ -119,7 +117,7 @@ def save(folder: Path, session: str) -> tuple[int, str]:
     """Copy a tree of this data directory, "" is all. Return the number of files and the store's URL. Raises Failure."""
     from quine.archive.daemon import store
 
-    root = tapes.find(folder, session).root if session else ""
+    root = reader.find(folder, session).root if session else ""
     try:
         tier = store()
         return Copies(tier, str(folder), registry.state_directory(), root).round(), tier.url
@@ -163,7 +161,7 @@ def _there(tier: Tier) -> list[tuple[str, Entry]]:
         for entry in tier.list(policy.PLACE):
             name = entry.path.rpartition("/")[2]
             session, _, kind = name.partition(".")
-            if entry.is_file and f".{kind}" in (".jsonl", policy.BEAT) and is_session(session):
+            if entry.is_file and f".{kind}" in (TAPE, policy.BEAT) and is_session(session):
                 found.append((name, entry))
     with contextlib.suppress(FileNotFoundError):
         for job in tier.list(f"{policy.PLACE}/jobs"):

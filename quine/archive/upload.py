@@ -14,10 +14,10 @@ import os
 from collections.abc import Iterator
 
 from quine.archive.policy import PLACE
-from quine.base.sessions import is_session
+from quine.base.sessions import job_directory, tape_path
 from quine.files.api import BLOCK, Tier
 from quine.tape import registry
-from quine.tape.index import ends
+from quine.tape.index import ends, jobs, sessions
 
 RECORD = "job"
 RESULTS = (RECORD, "stdout", "stderr", "status")  # in this order
@@ -45,11 +45,8 @@ class Copies:
 
     def _sessions(self) -> list[str]:
         found = []
-        for name in sorted(_names(self._folder)):
-            session = name.removesuffix(".jsonl")
-            if session == name or not is_session(session):
-                continue
-            if session not in self._roots and (root := _root_of(f"{self._folder}/{name}")):
+        for session in sorted(sessions(self._folder)):
+            if session not in self._roots and (root := _root_of(tape_path(self._folder, session))):
                 self._roots[session] = root
             if self._roots.get(session, "") and self._root in ("", self._roots[session]):
                 found.append(session)
@@ -59,23 +56,20 @@ class Copies:
         """Yield the directories of the jobs."""
         mine = set(self._sessions())
         # A job that was never started has no tape; its record names its parent.
-        jobs = {
-            one for one in _names(f"{self._folder}/jobs") if is_session(one) and self._parent(one) in mine
-        }
-        for session in sorted(mine | jobs):
+        started = {job for job in jobs(self._folder) if self._parent(job) in mine}
+        for session in sorted(mine | started):
             for place in (self._folder, self._detached):
-                directory = f"{place}/jobs/{session}"
+                directory = job_directory(place, session)
                 if os.path.isdir(directory):
                     yield directory
 
     def _parent(self, job: str) -> str:
-        if job not in self._parents and (facts := registry.record(f"{self._folder}/jobs/{job}")):
+        if job not in self._parents and (facts := registry.record(job_directory(self._folder, job))):
             self._parents[job] = str(facts.get("parent") or "")
         return self._parents.get(job, "")
 
     def _tape(self, session: str) -> int:
-        name = f"{session}.jsonl"
-        return self._copy(f"{self._folder}/{name}", f"{PLACE}/{name}", lines=True)
+        return self._copy(tape_path(self._folder, session), tape_path(PLACE, session), lines=True)
 
     def _result(self, directory: str) -> int:
         target = _place(directory)
@@ -106,14 +100,7 @@ class Copies:
 
 def _place(directory: str) -> str:
     """Return the path of a job directory in the store."""
-    return f"{PLACE}/jobs/{os.path.basename(directory)}"
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
+    return job_directory(PLACE, os.path.basename(directory))
 
 
 def _root_of(path: str) -> str:

@@ -83,7 +83,7 @@ def reap_orphans() -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
-def tie(fd: int, whom: int, on: bool = True) -> None:
+def set_parent_death_signal(fd: int, whom: int, on: bool = True) -> None:
     """Make the kernel send TERM to `whom` (a pid, or minus a group) when the last opposite end of `fd` is closed.
 
     That happens when its holder ends, also by SIGKILL, where no handler runs. `fd` is an end of a pipe that `whom`,

@@ -1,4 +1,4 @@
-"""Names of sessions: a UUID of version 7, which is also a file name and a part of an argv."""
+"""Names of sessions: a UUID of version 7, which is also a part of an argv and a name in a data directory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 
 SHOWN = 4096  # characters of a mission in an argv
+TAPE = ".jsonl"  # suffix of the file name of a tape
 
 
 def new_session() -> str:
@@ -23,3 +24,13 @@ def is_session(text: object) -> bool:
         return False
     dashes = text[8] == text[13] == text[18] == text[23] == "-" and text.count("-") == 4
     return dashes and not text.replace("-", "").strip("0123456789abcdef")
+
+
+def tape_path(folder: str, session: str) -> str:
+    """Return the path of a session's tape in a data directory."""
+    return os.path.join(folder, f"{session}{TAPE}")
+
+
+def job_directory(folder: str, session: str) -> str:
+    """Return the directory, in a data directory, of the output and the status of a job."""
+    return os.path.join(folder, "jobs", session)

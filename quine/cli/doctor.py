@@ -133,7 +133,7 @@ def _guest(ask: bool = False) -> Finding:
 
 def _asked(config: Config) -> Finding:
     """Make one real call, as an agent does: with the tools, and room for a short reply. Raise Failure."""
-    from quine import providers as guests
+    from quine import providers
     from quine.agent import tools
     from quine.base.messages import GuestError, Message, Request
     from quine.base.sessions import new_session
@@ -143,7 +143,7 @@ def _asked(config: Config) -> Finding:
     request = Request(messages, tools.TOOLS, new_session(), text, output=REPLY_TOKENS)
     began = time.monotonic()
     try:
-        reply = guests.build(config).infer(request)
+        reply = providers.build(config).infer(request)
     except GuestError as error:
         cure = getattr(error, "hint", "") or "look at QUINE_API_BASE, the key and QUINE_MODEL_ID"
         return Finding("fail", "guest", f"{config.kind} at {config.base}: {error}", cure)

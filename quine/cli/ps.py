@@ -59,7 +59,7 @@ def main(verb: str, words: list[str]) -> int:
     if verb in ("logs", "attach"):
         if len(ids) > 1:
             raise Misconfigured(f"{verb} takes one id")
-        return _face(verb, _one(verb, folders, ids[0], options), options)
+        return _output(verb, _one(verb, folders, ids[0], options), options)
     jobs = [_one(verb, folders, text, options) for text in ids]
     return _wait(jobs, folders, options) if verb == "wait" else _kill(jobs, options)
 
@@ -75,7 +75,7 @@ def _folders(options: RunOptions) -> tuple[str, ...]:
     return (folder,) if same else (folder, state)
 
 
-def _face(verb: str, job: Agent | Remote, options: RunOptions) -> int:
+def _output(verb: str, job: Agent | Remote, options: RunOptions) -> int:
     """Run logs or attach, here or on the job's host; return the exit status."""
     if not isinstance(job, Agent):
         from quine.jobs import remote
@@ -104,10 +104,10 @@ def _one(verb: str, folders: tuple[str, ...], text: str, options: RunOptions) ->
         from quine.archive import policy
 
         if policy.wanted(os.environ):
-            from quine.archive import local_mirror as mirror
+            from quine.archive import local_mirror
 
             try:
-                found += mirror.find(text)
+                found += local_mirror.find(text)
             except Failure as failure:
                 away = failure  # it may still be on a host
     # A job of another machine with the same home is found here, too; its supervisor's machine knows it better.
@@ -225,10 +225,10 @@ def _wait(jobs: list[Agent | Remote], folders: tuple[str, ...], options: RunOpti
             status = bring(job, status)
             continue
         if job.kept:
-            from quine.archive import local_mirror as mirror
+            from quine.archive import local_mirror
 
             try:
-                over = mirror.ended(job, deadline)
+                over = local_mirror.ended(job, deadline)
             except Failure as silent:
                 complain(silent.detail, silent.hint)
                 status = silent.status

@@ -49,9 +49,9 @@ def main(words: list[str], detach: Callable[[RunOptions, list[str], str, Staging
     if options.on == "-l" and len(command) > 1:  # rsync -e 'quine run --on', for USER@HOST
         options, command = options.replace(on=f"{command[0]}@{command[1]}"), command[2:]
     if options.report and not options.detach:
-        from quine.base import run_report as report
+        from quine.base import run_report
 
-        options = options.replace(report=report.begin(options.report))
+        options = options.replace(report=run_report.begin(options.report))
     if not command or not command[0]:
         raise Misconfigured("no command", "quine run [--on WHERE] -- CMD [ARG…]")
     if store := options.fs or os.environ.get("QUINE_FS", ""):

@@ -117,9 +117,9 @@ def _holding(options: RunOptions, session: str) -> Path:
     folder = _folder(options)
     if not policy.wanted(os.environ):
         return folder
-    from quine.archive import local_mirror as mirror
+    from quine.archive import local_mirror
 
-    return mirror.holding(folder, session)
+    return local_mirror.holding(folder, session)
 
 
 def _named(sessions: list[str]) -> str:
@@ -132,10 +132,10 @@ def _ls(options: RunOptions, sessions: list[str]) -> int:
 
     there, status = None, OK
     if policy.wanted(os.environ):
-        from quine.archive import local_mirror as mirror
+        from quine.archive import local_mirror
 
         try:
-            there = mirror.mirror()
+            there = local_mirror.mirror()
         except Failure as failure:
             complain(failure.detail, failure.hint)
             status = failure.status
@@ -144,9 +144,9 @@ def _ls(options: RunOptions, sessions: list[str]) -> int:
 
 
 def _archive(options: RunOptions, sessions: list[str]) -> int:
-    from quine.archive import local_mirror as mirror
+    from quine.archive import local_mirror
 
-    count, place = mirror.save(_folder(options), _named(sessions))
+    count, place = local_mirror.save(_folder(options), _named(sessions))
     print(f"{count} files copied to {place}")
     return OK
 
@@ -195,13 +195,14 @@ def _replay(options: RunOptions, sessions: list[str]) -> int:
 
 
 def _verify(options: RunOptions, sessions: list[str]) -> int:
+    from quine.base.sessions import TAPE
     from quine.tape import verify
     from quine.tape.index import Index
 
     status = OK
     paths: list[Path] = []
     for word in sessions or [""]:
-        file = os.sep in word or word.endswith(".jsonl")
+        file = os.sep in word or word.endswith(TAPE)
         folder = _folder(options) if file else _holding(options, word)
         paths += verify.paths(folder, [word] if word else [])
     indexes = {folder: Index(str(folder)) for folder in {path.parent for path in paths}}

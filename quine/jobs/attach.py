@@ -89,10 +89,10 @@ def attach(agent: Agent, options: RunOptions) -> Status:
             line = None  # the job has ended, or its supervisor was killed
         if line:
             stack.callback(line.socket.close)
-        face = _Face(files, line, starts, 0 if options.stdin else -1)
-        for output in face.outputs:
+        proxy = _Proxy(files, line, starts, 0 if options.stdin else -1)
+        for output in proxy.outputs:
             stack.callback(output.close)
-        return face.run() or _outcome(agent)
+        return proxy.run() or _outcome(agent)
 
 
 def _check_started(agent: Agent) -> None:
@@ -127,7 +127,7 @@ def _outcome(agent: Agent) -> Status:
     return end
 
 
-class _Face:
+class _Proxy:
     def __init__(
         self, files: list[int], line: control.Wire | None, starts: tuple[int, int], stdin: int
     ) -> None:
@@ -136,7 +136,7 @@ class _Face:
         self._line = line
         ends = [os.fstat(fd).st_size for fd in files]
         self._at = [end if start == HIGHEST else start for start, end in zip(starts, ends, strict=True)]
-        self._told = [-1, -1]
+        self._acknowledged = [-1, -1]
         self._known = [0, 0] if line else [HIGHEST, HIGHEST]
         self._stdin = stdin if line else -1
         self._sent = self._took = 0
@@ -201,8 +201,8 @@ class _Face:
             return
         for n, stream in enumerate((STDOUT, STDERR)):
             taken = self._at[n] - self.outputs[n].pending
-            if taken != self._told[n]:
-                self._told[n] = taken
+            if taken != self._acknowledged[n]:
+                self._acknowledged[n] = taken
                 self._line.tell(Kind.ACK, stream, taken)
 
     def _hear(self, line: control.Wire) -> None:

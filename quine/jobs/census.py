@@ -71,7 +71,7 @@ def _agents(folders: tuple[str, ...]) -> list[Living]:
         if folder in known:
             continue
         index = indexes.get(folder) or indexes.setdefault(folder, Index(folder))
-        agent = registry.load(index, index.lives(session)[0])
+        agent = registry.of(index, session)
         # A reader has a tape open, too; the tape names its writer.
         if agent and agent.pid == pid and agent.alive:
             found.append(Living(agent, "running", "agent"))

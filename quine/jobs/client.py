@@ -179,9 +179,11 @@ def show(
             f"quine: {status.host or 'local'}: {status.state} {status.signal or status.code} after {seconds:.3f} s\n"
         )
     if options.report:
-        from quine.base import run_report as report
+        from quine.base import run_report
 
-        report.write(options.report, status, spawn.where, started=started, seconds=seconds, **(facts or {}))
+        run_report.write(
+            options.report, status, spawn.where, started=started, seconds=seconds, **(facts or {})
+        )
     if status.left and stage is None and not options.quiet:
         say(f"quine: {status.host}: files are left in {status.left}\n")
     if status.detail and not spawn.own:
@@ -262,8 +264,8 @@ class Notes:
             self._down = False
         elif not self._down and seconds >= self._after:
             self._down = True
-            told = "" if str(why).lower() in ("", "none", "connection lost") else f": {why}"
-            self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{told}")
+            reason = "" if str(why).lower() in ("", "none", "connection lost") else f": {why}"
+            self._say(f"{host}: connection lost {seconds:.0f} s ago; reconnecting{reason}")
 
     def _say(self, text: str) -> None:
         from transport.text import harmless

@@ -18,7 +18,7 @@ import os
 import sys
 import time
 
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.base import dirs, sizes
 from quine.base.cli_options import RunOptions, as_words, environment, limits, rows
 from quine.base.errors import LOST, NOT_STARTED, OK, Failure, Misconfigured, NotBuilt, complain, say
@@ -89,18 +89,18 @@ def agent(mission: str, options: RunOptions) -> int:
     memo = inherit.read()
     if "token" in memo and "lineage" in memo:
         raise NotBuilt("--detach of an agent on a host that is not the origin")
-    from quine import providers as guests
-    from quine.agent import env as variables
+    from quine import providers
+    from quine.agent import env as agent_env
 
     settled = dict(os.environ)
     # Report wrong settings now, not in the log of the job.
-    guests.build(variables.guest(variables.adopt(options, settled), settled))
+    providers.build(agent_env.guest(agent_env.adopt(options, settled), settled))
     hidden = bool(options.file)
     passed = dict.fromkeys(row[0] for row in rows("agent") if row[0] not in OURS)
     given = [f"--job={job}", *as_words(options, passed)]
     # A mission from a file must not show in argv: it goes through a file again.
     words = [f"--file={_directory(job)}/mission"] if hidden else ["--", mission]
-    shown = Life(job, job, mission, hidden=hidden).shown
+    shown = SessionSpec(job, job, mission, hidden=hidden).shown
     root = os.environ.get("QUINE_ROOT_SESSION", "")
     facts: dict[str, object] = {"intent": shown, "root": root if is_session(root) else job}
     env = {**os.environ, VARIABLE: "1"}

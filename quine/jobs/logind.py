@@ -27,15 +27,15 @@ def secure(argv: list[str]) -> None:
     place = scope(_cgroup(), os.environ, os.getuid())
     if not place:
         return
-    told = ends(place)
-    if not told:
+    message = ends(place)
+    if not message:
         return
     movable = argv and place == "session" and _lingers()
     if movable and _run("systemd-run", "--user", "--scope", "-q", "true")[0]:
         os.environ[MOVED] = "1"
         os.execvp("systemd-run", ["systemd-run", "--user", "--scope", "-q", "--", *argv])
     say(
-        f"quine: warning: not durable here: {told}\nquine: hint: loginctl enable-linger, then start it again\n"
+        f"quine: warning: not durable here: {message}\nquine: hint: loginctl enable-linger, then start it again\n"
     )
 
 

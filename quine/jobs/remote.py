@@ -117,8 +117,8 @@ def listed(names: list[str], options: RunOptions, job: str = "") -> tuple[list[d
         ["ps", "--all", "--json"], names, options, enough=enough if job else None
     ).items():
         if answer.status.state != "exited" or answer.status.code:
-            said = answer.err.decode(errors="replace").partition("\n")[0].removeprefix("quine: error: ")
-            detail = answer.status.detail or plain(said[:LONGEST]) or "no answer"
+            line = answer.err.decode(errors="replace").partition("\n")[0].removeprefix("quine: error: ")
+            detail = answer.status.detail or plain(line[:LONGEST]) or "no answer"
             silent.append(Silent(host, detail, answer.status.hint))
         facts += _parsed(answer.out, host)  # incomplete if a node there does not answer
     return facts, silent
@@ -245,7 +245,7 @@ def ask(
                 for over in one.pipes if one.wrong else (fd,):
                     if open_ones.pop(over, None):
                         poll.unregister(over)
-                if enough and enough(one.host, one.said):
+                if enough and enough(one.host, one.answer):
                     deadline, enough = min(deadline, time.monotonic() + MORE), None
     seconds = time.monotonic() - begun
     for one in asked:
@@ -289,7 +289,7 @@ class _Asked:
         return bool(data)
 
     @property
-    def said(self) -> bytes:
+    def answer(self) -> bytes:
         """All of its stdout; empty before its end."""
         return b"" if self._open or self.wrong else bytes(next(iter(self.pipes.values())))
 
@@ -301,13 +301,13 @@ class _Asked:
 
     def end(self, seconds: float) -> Answer:
         """Return the answer, or the reason why there is none."""
-        out, err, told = (bytes(data) for data in self.pipes.values()) if self.pipes else (b"", b"", b"")
+        out, err, report = (bytes(data) for data in self.pipes.values()) if self.pipes else (b"", b"", b"")
         for fd in self.pipes:
             os.close(fd)
         how = self._reap()
         if not self.wrong:
             with contextlib.suppress(ValueError):
-                return Answer(Status.from_json(quickjson.loads(told)), out, err)
+                return Answer(Status.from_json(quickjson.loads(report)), out, err)
         why = self.wrong or how or f"no answer within {seconds:.0f} s"
         hint = "" if self.wrong or how else "try again later"
         return Answer(Status("unreachable", NOT_STARTED, detail=why, hint=hint), b"", b"")
@@ -343,7 +343,7 @@ def _answer_to(
     try:
         for read, _ in ends:
             os.close(read)
-        out, err, told = (write for _, write in ends)
+        out, err, report = (write for _, write in ends)
         try:
             status = client.run(verb_there(words, host, options), null, out, err)
         except Refused as refused:
@@ -351,7 +351,7 @@ def _answer_to(
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             status = Status("unreachable", DEFECT, detail=f"a defect in quine: {what}", hint=REPORT)
-        write_all(told, quickjson.dumps(status.to_json()).encode())
+        write_all(report, quickjson.dumps(status.to_json()).encode())
         os._exit(OK)
     finally:
         os._exit(DEFECT)
@@ -365,12 +365,12 @@ def _parsed(out: bytes, host: str) -> list[dict[str, Any]]:
 def _fact(line: bytes, host: str) -> dict[str, Any]:
     """Parse one line of a list; {} if it is invalid."""
     try:
-        told = quickjson.loads(line)
+        report = quickjson.loads(line)
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(told, dict) or not _is_job(told.get("id")):
+    if not isinstance(report, dict) or not _is_job(report.get("id")):
         return {}
-    fact = {name: _taken(told.get(name), types, default) for name, (types, default) in _FIELDS.items()}
+    fact = {name: _taken(report.get(name), types, default) for name, (types, default) in _FIELDS.items()}
     return {**fact, "host": host}
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from quine.agent.env import Settings
-    from quine.agent.session import Life
+    from quine.agent.session import SessionSpec
     from quine.budget.ledger import Ledger
     from quine.files.select import Services
     from transport.spawn import Spawn
@@ -27,7 +27,7 @@ SERVICES = ("life", "infer", "tape", "ledger")
 
 def agent_here(mission: str, options: RunOptions) -> int:
     """Run the agent in this very process."""
-    from quine.agent import main as host
+    from quine.agent import main
 
     os.environ.pop("QUINE_DETACHED", None)
     if options.mount:
@@ -42,12 +42,12 @@ def agent_here(mission: str, options: RunOptions) -> int:
             limit_self(limited)
         except ProtocolError as error:
             raise Misconfigured(str(error)) from None
-    return host.start(mission, options, face)
+    return main.start(mission, options, proxy)
 
 
 def agent_elsewhere(mission: str, options: RunOptions) -> int:
     """`quine --on WHERE MISSION`: this process is the agent's proxy."""
-    from quine.agent.main import life_from
+    from quine.agent.main import spec_from
     from quine.agent.session import another
     from quine.archive import policy
     from quine.base.errors import LOST
@@ -56,31 +56,31 @@ def agent_elsewhere(mission: str, options: RunOptions) -> int:
     detached = os.environ.pop("QUINE_DETACHED", "") == "1"
     given = dict(os.environ)
     settled = dict(given)
-    life, settings = life_from(mission, options, settled)
-    spawn = _agent(options.on, life)
+    spec, settings, ledger = spec_from(mission, options, settled)
+    spawn = _agent(options.on, spec)
     spawn.env = {**callers_environment(options), **environment(options, given)}
     spawn.env |= {"QUINE_MOUNT": "auto"} if options.mount else {}
     spawn.limits = limits(options)
     spawn.context = {**caller(options), "detached": detached}
     spawn.cwd = starting_directory(options)
-    facts: dict[str, object] = {"session": life.session, "tokens_in": 0, "tokens_out": 0}
+    facts: dict[str, object] = {"session": spec.session, "tokens_in": 0, "tokens_out": 0}
     environ = {**given, **settled, **policy.of_the_store(settings.secrets)}  # this proxy opens the store
     keeps = _keeps(settings, settled)
-    keeps(life)
+    keeps(spec)
 
     served: list[Services] = []  # one per try
 
-    def serve(life: Life) -> Services:
-        served.append(_services(life, settings.ledger, environ, spawn.context, settings.masked, facts))
+    def serve(spec: SessionSpec) -> Services:
+        served.append(_services(spec, ledger, environ, spawn.context, settings.masked, facts))
         return served[-1]
 
     def renew(spawn: Spawn) -> Services:
-        again = another(life)  # a lost session may have a tape
+        again = another(spec)  # a lost session may have a tape
         spawn.id, spawn.tree, facts["session"] = again.session, again.root, again.session
         keeps(again)
         return serve(again)
 
-    status = show(spawn, options, serve(life), facts, renew, _log(life, environ), staging(options))
+    status = show(spawn, options, serve(spec), facts, renew, _log(spec, environ), staging(options))
     if detached and status == LOST and served[-1].host:
         _reach_again(served[-1].host, options)
     if policy.wanted(settled):
@@ -99,20 +99,20 @@ def _reach_again(host: str, options: RunOptions) -> None:
         remote.ask(["ps"], [host], options, AGAIN)
 
 
-def _keeps(settings: Settings, environ: Mapping[str, str]) -> Callable[[Life], None]:
+def _keeps(settings: Settings, environ: Mapping[str, str]) -> Callable[[SessionSpec], None]:
     """Return a function that starts the archive daemon of a tree whose root this process is."""
     from quine.archive import policy
 
-    def begin(life: Life) -> None:
-        if "lineage" not in settings.memo and life.session == life.root and policy.wanted(environ):
-            policy.begin(life.root, environ, policy.of_the_store(settings.secrets))
+    def begin(spec: SessionSpec) -> None:
+        if "lineage" not in settings.memo and spec.session == spec.root and policy.wanted(environ):
+            policy.begin(spec.root, environ, policy.of_the_store(settings.secrets))
 
     return begin
 
 
-def face(
+def proxy(
     where: str,
-    life: Life,
+    spec: SessionSpec,
     ledger: Ledger,
     *,
     masked: Sequence[str],
@@ -134,11 +134,11 @@ def face(
     from transport.client.output import Used
 
     environ = dict(os.environ)
-    spawn = _agent(where, life)
+    spawn = _agent(where, spec)
     spawn.context = caller(RunOptions())
     if os.environ.get("QUINE_MOUNT"):
         spawn.env["QUINE_MOUNT"] = "auto"  # a mount here has another path there
-    services = _services(life, ledger, environ, spawn.context, masked, facts)
+    services = _services(spec, ledger, environ, spawn.context, masked, facts)
     run = client.run
 
     def placed(pid: int, host: str) -> None:
@@ -160,36 +160,36 @@ def face(
             services=services,
             on_start=placed,
             on_note=Notes(RunOptions(), False, links=False).hear,
-            on_refused=_log(life, environ),
+            on_refused=_log(spec, environ),
             used=Used() if on_start else None,
         )
     finally:
         services.close()
 
 
-def _agent(where: str, life: Life) -> Spawn:
-    """Return the spawn of an agent. It requests its `Life` from us; argv shows its mission, as far as allowed.
+def _agent(where: str, spec: SessionSpec) -> Spawn:
+    """Return the spawn of an agent. It requests its `SessionSpec` from us; argv shows its mission, as far as allowed.
 
     Its id is its session, which names it on the tape and in the logs of both machines.
     """
     from transport.spawn import Spawn
 
-    return Spawn(["--", life.shown], id=life.session, own=True, where=where, tree=life.root)
+    return Spawn(["--", spec.shown], id=spec.session, own=True, where=where, tree=spec.root)
 
 
-def _log(life: Life, environ: Mapping[str, str]) -> Callable[[str], None]:
+def _log(spec: SessionSpec, environ: Mapping[str, str]) -> Callable[[str], None]:
     """Return the function that notes refused requests of a remote agent in its log at the origin."""
     from quine.agent.origin import is_relayed
     from quine.base.log import Log
     from transport import inherit
 
-    path = os.path.join(environ.get("QUINE_DATA_DIR") or ".quine", f"{life.session}.log")
+    path = os.path.join(environ.get("QUINE_DATA_DIR") or ".quine", f"{spec.session}.log")
     return Log("" if is_relayed(inherit.read()) else path).note
 
 
 def _services(
-    life: Life,
-    ledger: Ledger | None,
+    spec: SessionSpec,
+    ledger: Ledger,
     environ: dict[str, str],
     context: dict[str, object],
     masked: Sequence[str],
@@ -224,10 +224,10 @@ def _services(
                 from quine.remote import handlers
 
                 more = (given.hosts, endings, masked)
-                if relayed and ledger:
-                    made.update(handlers.between(life, ledger, asker(), spent, *more))
+                if relayed:
+                    made.update(handlers.between(spec, ledger, asker(), spent, *more))
                 else:
-                    made.update(handlers.services(life, ledger, environ, spent, _log(life, environ), *more))
+                    made.update(handlers.services(spec, ledger, environ, spent, _log(spec, environ), *more))
         return made[name](body)
 
     def end() -> None:

@@ -22,10 +22,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from quine import providers as guests
+from quine import providers
 from quine.agent import env, personas, prompt, tools
 from quine.agent.env import MOST
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.agent.signals import ANSWER
 from quine.base import allowed_hosts
 from quine.base.cli_options import RunOptions
@@ -42,6 +42,7 @@ from quine.base.messages import (
     too_deep,
     unheard,
 )
+from quine.base.sessions import tape_path
 from quine.base.strict import Strict, parse
 from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger
@@ -84,20 +85,20 @@ def _none() -> bytes:
     return b"[]"
 
 
-def _placed(life: Life, hosts: Callable[[], bytes]) -> Life:
-    """Return `life` with the hosts that it may use where it was placed. A clone is told if they have changed."""
+def _placed(spec: SessionSpec, hosts: Callable[[], bytes]) -> SessionSpec:
+    """Return `spec` with the hosts that it may use where it was placed. A clone is told if they have changed."""
     try:
         listed = allowed_hosts.checked(hosts())
     except RequestError:
         listed = ""
-    if life.context and life.hosts != listed:
+    if spec.context and spec.hosts != listed:
         moved = Message("user", prompt.moved(listed))
-        life = life._replace(opening=(*life.opening, moved))
-    return life._replace(hosts=listed)
+        spec = spec._replace(opening=(*spec.opening, moved))
+    return spec._replace(hosts=listed)
 
 
 def services(
-    life: Life,
+    spec: SessionSpec,
     ledger: Ledger | None,
     environ: Mapping[str, str] = os.environ,
     spent: dict[str, object] | None = None,
@@ -111,15 +112,15 @@ def services(
     `hosts` returns the hosts that it may use, as JSON. `endings` gets functions to call when the job has ended, which
     free all that it holds here. `masked` are values that no tape may hold, besides those in `environ`.
     """
-    ledger = ledger or Ledger.create(life.limits)
-    origin = _Origin(life, ledger, environ, {} if spent is None else spent, note, hosts, masked)
+    ledger = ledger or Ledger.create(spec.limits)
+    origin = _Origin(spec, ledger, environ, {} if spent is None else spent, note, hosts, masked)
     if endings is not None:
         endings.append(origin.close)
-    return {"life": origin.life, "infer": origin.infer, "tape": origin.arrivals.put, "ledger": origin.ledger}
+    return {"life": origin.spec, "infer": origin.infer, "tape": origin.arrivals.put, "ledger": origin.ledger}
 
 
 def between(
-    life: Life,
+    spec: SessionSpec,
     ledger: Ledger,
     ask: Callable[[str, bytes], bytes],
     spent: dict[str, object] | None = None,
@@ -128,24 +129,24 @@ def between(
     masked: Sequence[str] = (),
 ) -> dict[str, Service]:
     """Return the same for a child of an agent that is itself remote; `ask` asks its origin, from any thread."""
-    face = _Between(life, ledger, {} if spent is None else spent, ask, hosts, masked)
+    proxy = _Between(spec, ledger, {} if spent is None else spent, ask, hosts, masked)
     if endings is not None:
-        endings.append(face.close)
-    return {"life": face.life, "infer": face.infer, "tape": face.arrivals.put, "ledger": face.ledger}
+        endings.append(proxy.close)
+    return {"life": proxy.spec, "infer": proxy.infer, "tape": proxy.arrivals.put, "ledger": proxy.ledger}
 
 
-class _Face:
-    """The common part of both proxies: the `Life` that they give away, its tapes, and its inferences, each once."""
+class _Proxy:
+    """The common part of both proxies: the spec that they give away, its tapes, and its inferences, each once."""
 
     def __init__(
         self,
-        life: Life,
+        spec: SessionSpec,
         ledger: Ledger,
         spent: dict[str, Any],
         arrivals: Arrivals,
         hosts: Callable[[], bytes],
     ) -> None:
-        self._life = life
+        self._spec = spec
         self._hosts = hosts
         self._ledger = ledger
         self._spent = spent
@@ -154,12 +155,12 @@ class _Face:
         self._next: dict[str, int] = {}  # session -> its next inference
         self._asking: set[str] = set()
 
-    def life(self, body: bytes) -> bytes:
-        life, left = self._life, self._ledger.time_left()
+    def spec(self, body: bytes) -> bytes:
+        spec, left = self._spec, self._ledger.time_left()
         if left is not None:  # its clock is not ours: send the time left
-            life = life._replace(limits=life.limits._replace(deadline=max(left, 0.001)))
-        life = life._replace(age=(personas.now() - self._ledger.begun) / 1e9)
-        return json.dumps(_placed(life, self._hosts).to_json()).encode()
+            spec = spec._replace(limits=spec.limits._replace(deadline=max(left, 0.001)))
+        spec = spec._replace(age=(personas.now() - self._ledger.begun) / 1e9)
+        return json.dumps(_placed(spec, self._hosts).to_json()).encode()
 
     @contextlib.contextmanager
     def _once(self, session: str, ordinal: int) -> Iterator[None]:
@@ -183,10 +184,10 @@ class _Face:
                 self._spent[name] = self._spent.get(name, 0) + count
 
 
-class _Between(_Face):
+class _Between(_Proxy):
     def __init__(
         self,
-        life: Life,
+        spec: SessionSpec,
         ledger: Ledger,
         spent: dict[str, Any],
         ask: Callable[[str, bytes], bytes],
@@ -194,8 +195,8 @@ class _Between(_Face):
         masked: Sequence[str],
     ) -> None:
         mask = Mask(masked)
-        arrivals = Arrivals(life, lambda session: MaskedSink(RelaySink(ask, session), mask))
-        super().__init__(life, ledger, spent, arrivals, hosts)
+        arrivals = Arrivals(spec, lambda session: MaskedSink(RelaySink(ask, session), mask))
+        super().__init__(spec, ledger, spent, arrivals, hosts)
         self._ask = ask
         self._shares: set[str] = set()
 
@@ -223,10 +224,10 @@ class _Between(_Face):
         return answer
 
 
-class _Origin(_Face):
+class _Origin(_Proxy):
     def __init__(
         self,
-        life: Life,
+        spec: SessionSpec,
         ledger: Ledger,
         environ: Mapping[str, str],
         spent: dict[str, Any],
@@ -238,17 +239,17 @@ class _Origin(_Face):
         mask = Mask([*settings.masked, *masked])
 
         def file(session: str) -> Sink:
-            return MaskedSink(FileSink(os.path.join(settings.data_dir, f"{session}.jsonl")), mask)
+            return MaskedSink(FileSink(tape_path(settings.data_dir, session)), mask)
 
-        super().__init__(life, ledger, spent, Arrivals(life, file, self._born), hosts)
+        super().__init__(spec, ledger, spent, Arrivals(spec, file, self._born), hosts)
         self._config = env.guest(settings, {**environ})
         self._price = metering.price(self._config, bool(ledger.mark.cost))
         self._guest: Guest | None = None
-        self._lender = Lender(ledger, life.limits.agents)
+        self._lender = Lender(ledger, spec.limits.agents)
         # session -> (tokens of its conversation, number of the messages counted)
         self._known: dict[str, tuple[int, int]] = {}
         self._note = note
-        self._given = {_mark(message.raw) for message in (*life.context, *life.opening) if message.raw}
+        self._given = {_mark(message.raw) for message in (*spec.context, *spec.opening) if message.raw}
 
     def infer(self, body: bytes) -> bytes:
         asked = parse(_Infer, body)
@@ -270,7 +271,7 @@ class _Origin(_Face):
         with self._lock:
             if self._guest is None:
                 try:
-                    self._guest = guests.build(self._config)
+                    self._guest = providers.build(self._config)
                 except Failure as failure:
                     raise RequestError(f"infer: {failure.detail}") from None
         try:
@@ -301,7 +302,7 @@ class _Origin(_Face):
         # The length of the conversation by the provider's count: a remote machine's is not trusted.
         context, told = self._known.get(session, (0, 0))
         known = context + metering.tokens(messages[told:])
-        reply = metering.infer(guest, request, self._ledger, self._life.limits.concurrent, self._price, known)
+        reply = metering.infer(guest, request, self._ledger, self._spec.limits.concurrent, self._price, known)
         with self._lock:
             if len(self._known) >= MAX_SESSIONS:
                 del self._known[next(iter(self._known))]

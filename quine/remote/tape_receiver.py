@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.base.errors import Failure
 from quine.base.sessions import is_session
 from quine.base.strict import Strict, parse
@@ -54,13 +54,13 @@ class _Arriving:
 
 
 class Arrivals:
-    """The tapes of the sessions of one job: `life`, and its remote descendants."""
+    """The tapes of the sessions of one job: `spec`, and its remote descendants."""
 
     def __init__(
-        self, life: Life, sink: Callable[[str], Sink], born: Callable[[], None] = lambda: None
+        self, spec: SessionSpec, sink: Callable[[str], Sink], born: Callable[[], None] = lambda: None
     ) -> None:
-        """`born` is called for each new agent: not for `life` itself, nor for a session begun by exec."""
-        self._life = life
+        """`born` is called for each new agent: not for `spec` itself, nor for a session begun by exec."""
+        self._spec = spec
         self._sink = sink
         self._born = born
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class Arrivals:
 
     def known(self, session: str) -> bool:
         """Return whether this is the session that was given away, or one below it that has begun its tape."""
-        return session == self._life.session or session in self._tapes
+        return session == self._spec.session or session in self._tapes
 
     def put(self, body: bytes) -> bytes:
         """The service `tape`: take the lines of one body. Raises RequestError."""
@@ -118,26 +118,26 @@ class Arrivals:
 
     def _new(self, session: str, first: _Entry) -> _Arriving:
         """Create a tape from its first line: the meta of a session of this tree, below one that is known."""
-        told, life = first.data, self._life
+        told, spec = first.data, self._spec
         if first.type != "meta" or told.get("session_id") != session:
             raise RequestError("tape: the first line must be the session's own meta")
-        if told.get("root_session_id") != life.root:
+        if told.get("root_session_id") != spec.root:
             raise RequestError("tape: the session belongs to another tree")
         depth, parent = told.get("depth"), told.get("parent_session_id")
-        if session == life.session:
-            true = parent == life.parent and depth == life.depth
+        if session == spec.session:
+            true = parent == spec.parent and depth == spec.depth
         else:
             above = self._tapes.get(parent) if isinstance(parent, str) else None
             least = above.depth + (told.get("born") != "exec") if above and above.length else 1 << 62
             true = type(depth) is int and least <= depth
         if not true:
             raise RequestError("tape: the session's parent or depth is not true")
-        if type(depth) is int and depth >= max(1, life.limits.depth):
-            raise RequestError(f"tape: level {depth + 1}, and {life.limits.depth} are allowed")
+        if type(depth) is int and depth >= max(1, spec.limits.depth):
+            raise RequestError(f"tape: level {depth + 1}, and {spec.limits.depth} are allowed")
         if len(self._tapes) >= MAX_SESSIONS:
             raise RequestError(f"tape: more than {MAX_SESSIONS} sessions of one job")
         assert isinstance(depth, int)
-        if session != life.session and told.get("born") != "exec":
+        if session != spec.session and told.get("born") != "exec":
             self._born()
         return _Arriving(self._sink(session), depth)
 

@@ -134,7 +134,7 @@ class Taking:
             self.layout.close()
             self.layout = None
         base = self._folder
-        here = scan.look([(os.path.join(base, root) if root else base, root) for root in manifest.roots])
+        here = scan.scan([(os.path.join(base, root) if root else base, root) for root in manifest.roots])
         layout = self.layout = Layout(base, manifest, here.by_name(), {})
         wanted = layout.wanted()
         layout.open()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from quine.staging.scan import Look
+    from quine.staging.scan import Scan
     from transport.rpc.outgoing import Asked
 
     class Detached(Protocol):
@@ -86,11 +86,11 @@ def main(words: list[str], detached: Callable[[], Detached]) -> int:
 
 def _end(number: int, _frame: object) -> None:
     for each in FATAL:
-        signal.signal(each, _heeded)  # a second signal would interrupt the clean-up
+        signal.signal(each, _do_nothing)  # a second signal would interrupt the clean-up
     raise _Ended(number)
 
 
-def _heeded(number: int, _frame: object) -> None:
+def _do_nothing(number: int, _frame: object) -> None:
     """Do nothing. Not SIG_IGN: Python complains on stderr of a signal that was pending when that was set."""
 
 
@@ -167,7 +167,7 @@ def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
     record = scan.recall(place)
     with relay.stream("stage") as asked:
         tell(asked, {"say": "in", "has": record.digest})
-        found = _look(record.roots)
+        found = _scan(record.roots)
         feed = Feed(asked)
         try:
             message, packed = feed.hear()
@@ -195,8 +195,8 @@ def _confess(relay: Relay, why: str, cure: str = "") -> bool:
     return False
 
 
-def _look(roots: list[bytes]) -> Look:
-    return scan.look([(root or b".", root) for root in roots])
+def _scan(roots: list[bytes]) -> Scan:
+    return scan.scan([(root or b".", root) for root in roots])
 
 
 def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, packed: bytes) -> None:
@@ -218,7 +218,7 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
         raise Broken("another manifest than was announced")
     manifest = parse(packed, whole=True)
     roots = manifest.roots
-    found = _look(roots)
+    found = _scan(roots)
     layout = Layout(b".", manifest, found.by_name(), known, exact=True)
     try:
         try:
@@ -233,7 +233,7 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
         return  # key ONCE: no record
     # The files made last are too new for the record. One sleep costs less than another scan.
     time.sleep(scan.TICK / 1e9)
-    found, calm = scan.settled(lambda: _look(roots), _look(roots))
+    found, calm = scan.resolve_ambiguous(lambda: _scan(roots), _scan(roots))
     by_name = found.by_name()
     if calm and layout.stands(by_name):
         facts = [by_name.get(name, EMPTY) for name in manifest.names]
@@ -293,7 +293,7 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
 
     Raises RequestError if the caller could not be told.
     """
-    from quine.staging import spec as words
+    from quine.staging import spec
 
     here, why = _go(job) if job else (os.getcwd(), "")
     if why:
@@ -305,7 +305,7 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
             try:
                 message, _ = feed.hear()
                 patterns = [str(pattern) for pattern in message.get("returns", [])]
-                sources, missing = words.matching(patterns, here)
+                sources, missing = spec.matching(patterns, here)
                 ours = scan.identity(os.environ.get("QUINE_DATA_DIR") or ".quine")
                 tree = Tree(scan.Sources(sources, ours), scan.key_of(here, key, "out"))
                 tell(asked, {"tree": tree.digest, "missing": missing}, tree.packed)

@@ -38,7 +38,7 @@ _HEADER = "quine-seen-1"
 FACTS = struct.Struct("<QQqqI")  # inode, size, mtime and ctime in ns, mode
 
 
-class Look:
+class Scan:
     """One scan: its start time, and for each directory its name, the names in it and the facts of each.
 
     `hash` covers all of it. Names and facts are split only on demand: for ten thousand entries that takes 10 ms.
@@ -83,9 +83,9 @@ class Look:
         return dict(zip(self.names, self.facts, strict=True))
 
 
-def look(
+def scan(
     sources: Iterable[tuple[bytes, bytes]], whole: bool = False, leave_out: tuple[int, int] | None = None
-) -> Look:
+) -> Scan:
     """Scan (path, name) pairs; the name is "" for the base. Missing paths are left out.
 
     With `whole`, to send them: a named symlink is followed (one below it never is), and nothing may be missing.
@@ -112,7 +112,7 @@ def look(
                 fact = os.fstat(fd)
                 if whole and (fact.st_dev, fact.st_ino) != seen:  # perhaps by a symlink to somewhere else
                     raise FileNotFoundError(errno.ENOENT, "was exchanged while it was looked at", "")
-                names, facts, below = _look_into(fd, not prefix, whole, leave_out)
+                names, facts, below = _scan_into(fd, not prefix, whole, leave_out)
             except OSError as error:
                 own = error.filename if isinstance(error.filename, str) else ""
                 raise OSError(error.errno, error.strerror, os.path.join(folder, os.fsencode(own))) from None
@@ -120,10 +120,10 @@ def look(
                 os.close(fd)
             todo += [(folder + b"/" + own, prefix + own + b"/", seen) for own, seen in below]
             folders.append((prefix, names, facts))
-    return Look(folders, began)
+    return Scan(folders, began)
 
 
-def _look_into(
+def _scan_into(
     fd: int, is_base: bool, whole: bool, leave_out: tuple[int, int] | None
 ) -> tuple[bytes, bytes, list[tuple[bytes, tuple[int, int]]]]:
     """Return the names in a directory, the facts of each, and its subdirectories with their device and inode.
@@ -161,12 +161,12 @@ class Sources:
     def __init__(self, named: Iterable[tuple[bytes, bytes]], leave_out: tuple[int, int] | None) -> None:
         self.paths = {name: path for path, name in named}
         self._leave_out = leave_out
-        self._last: Look | None = None
+        self._last: Scan | None = None
 
-    def take(self) -> Look:
+    def take(self) -> Scan:
         """Take one scan. Raises OSError; FileNotFoundError for a name that an earlier scan found and this one not."""
         named = [(path, name) for name, path in self.paths.items()]
-        found = look(named, whole=True, leave_out=self._leave_out)
+        found = scan(named, whole=True, leave_out=self._leave_out)
         if self._last and self._last.hash != found.hash:
             names = set(found.names)
             for name in self._last.names:
@@ -184,14 +184,16 @@ class Sources:
         return os.path.join(self.paths[above], rest) if rest else self.paths[above]
 
 
-def settled(take: Callable[[], Look], found: Look) -> tuple[Look, bool]:
+def resolve_ambiguous(take: Callable[[], Scan], found: Scan) -> tuple[Scan, bool]:
     """Wait until a scan is older than a clock tick, and return it; with False if PATIENCE scans gave none."""
-    for _ in range(PATIENCE):
+    for left in reversed(range(PATIENCE)):
         ahead = found.newest + TICK - found.began
         if ahead <= 0:
             return found, True
-        if ahead > 2 * TICK:
-            break  # the clock was set back, or is another machine's
+        if (
+            ahead > 2 * TICK or not left
+        ):  # the clock was set back, or is another machine's; or no scan is left
+            break
         time.sleep(ahead / 1e9)
         found = take()
     return found, False
@@ -247,7 +249,7 @@ def recall(key: str) -> Record:
 
 
 def remember(
-    key: str, digest: str, found: Look, roots: list[bytes], packed: bytes, facts: list[bytes]
+    key: str, digest: str, found: Scan, roots: list[bytes], packed: bytes, facts: list[bytes]
 ) -> None:
     """Write a record. Errors are ignored: without it, the next staging reads the files again."""
     named = b"".join(root + b"\0" for root in roots).hex()

@@ -23,13 +23,13 @@ from quine.staging.manifest import (
     stays,
 )
 from quine.staging.renames import Parents
-from quine.staging.scan import FACTS, Record, recall, remember, settled
+from quine.staging.scan import FACTS, Record, recall, remember, resolve_ambiguous
 from transport.lean import blake2b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from quine.staging.content import Line
-    from quine.staging.scan import Look, Sources
+    from quine.staging.scan import Scan, Sources
 
 ROUND = 1 << 20  # bytes of small files in one write
 
@@ -55,7 +55,7 @@ class Tree:
         if first.hash == record.hash:
             self.digest = record.digest
             return
-        found, calm = settled(sources.take, first)
+        found, calm = resolve_ambiguous(sources.take, first)
         calm = self._build(found, record) and calm
         self._packed = self.manifest.pack()
         self.digest = digest_of(self._packed)
@@ -78,7 +78,7 @@ class Tree:
             self._packed, self._manifest, self._facts = whole
         return self._packed
 
-    def _build(self, found: Look, record: Record) -> bool:
+    def _build(self, found: Scan, record: Record) -> bool:
         """Build the manifest of a scan; return False if a file has changed since."""
         names = found.names
         if len(names) > MOST:

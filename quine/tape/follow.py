@@ -15,7 +15,7 @@ from typing import Any
 
 from quine.base import procs
 from quine.tape import registry
-from quine.tape.index import Index
+from quine.tape.index import Index, sessions
 from quine.tape.lines import parse
 from quine.tape.reader import find
 from quine.tape.render import text_of, unreadable
@@ -67,4 +67,4 @@ def _is_last(entry: dict[str, Any], folder: Path) -> bool:
     if entry.get("type") != "outcome":
         return False
     data = entry["data"]
-    return data.get("termination_mode") != "exec" or f"{data.get('to')}.jsonl" in os.listdir(folder)
+    return data.get("termination_mode") != "exec" or str(data.get("to")) in sessions(str(folder))

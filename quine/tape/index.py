@@ -1,5 +1,7 @@
 """The index of a data directory: its sessions, the first and last entry of each tape, and the sessions of one process.
 
+All code that looks for sessions on the disk does so through this module.
+
 Laws
 1. It is derived from the files at each use and stored nowhere, so no entry of it can be stale or half written.
 2. An index opens a tape at most once, and reads no more than its first and its last line need.
@@ -13,13 +15,12 @@ import contextlib
 import os
 from typing import Any, NamedTuple
 
-from quine.base.sessions import is_session
-from transport import quickjson
+from quine.base.sessions import TAPE, is_session, tape_path
+from quine.tape.lines import LONGEST, parse
 from transport.status import Status
 
 BLOCK = 1 << 13  # bytes; most first and last lines of a tape are shorter
 FORK = b'{"type":"fork",'  # how the line of a fork begins
-LONGEST = 1 << 26  # bytes of a first line: a meta with a long mission and its wisdom
 
 
 class Ends(NamedTuple):
@@ -49,12 +50,16 @@ class Index:
         self.folder = folder
         self._known: dict[str, Ends] = {}
         self._lives: dict[str, list[str]] = {}
-        self._told: dict[str, dict[str, Status]] = {}
-        self.tapes = _sessions(folder, ".jsonl")
-        self.jobs = _sessions(os.path.join(folder, "jobs"), "")
+        self._children_ended: dict[str, dict[str, Status]] = {}
+        self.tapes: set[str] = set()
+        self.jobs: set[str] = set()
+        with contextlib.suppress(OSError):
+            self.tapes = sessions(folder)
+        with contextlib.suppress(OSError):
+            self.jobs = jobs(folder)
 
     def path(self, session: str) -> str:
-        return os.path.join(self.folder, f"{session}.jsonl")
+        return tape_path(self.folder, session)
 
     def ends(self, session: str) -> Ends:
         """Return the first and last entry of a tape of this directory; both {} if it has no such tape."""
@@ -94,12 +99,12 @@ class Index:
             seen.add(after)
         return lives
 
-    def told(self, parent: str) -> dict[str, Status]:
+    def children_ended(self, parent: str) -> dict[str, Status]:
         """Return the status of each ended child, by id, from the agent's tapes; these are read once, whole."""
         lives = self.lives(parent)
-        found = self._told.get(lives[0])
+        found = self._children_ended.get(lives[0])
         if found is None:
-            found = self._told[lives[0]] = {}
+            found = self._children_ended[lives[0]] = {}
             for life in lives:
                 found |= ends_of_children(self.path(life)) if life in self.tapes else {}
         return found
@@ -117,11 +122,26 @@ def ends_of_children(path: str) -> dict[str, Status]:
     return found
 
 
-def _sessions(folder: str, suffix: str) -> set[str]:
-    with contextlib.suppress(OSError):
-        names = (name for name in os.listdir(folder) if name.endswith(suffix))
-        return {session for name in names if is_session(session := name.removesuffix(suffix))}
-    return set()
+def sessions(folder: str) -> set[str]:
+    """Return the sessions that have a tape in a data directory. OSError if it cannot be read."""
+    return {session for name in tapes(folder) if is_session(session := name.removesuffix(TAPE))}
+
+
+def tapes(folder: str) -> list[str]:
+    """Return the names of the files that may be tapes, whatever program wrote them. OSError as in `sessions`."""
+    return [name for name in _names(folder) if name.endswith(TAPE)]
+
+
+def jobs(folder: str) -> set[str]:
+    """Return the sessions that have a job directory in a data directory. OSError as in `sessions`."""
+    return {name for name in _names(os.path.join(folder, "jobs")) if is_session(name)}
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def ends(path: str) -> Ends:
@@ -166,7 +186,6 @@ def _last(fd: int, size: int) -> dict[str, Any]:
 
 def _entry(line: bytes) -> dict[str, Any]:
     try:
-        entry = quickjson.loads(line)
-    except (ValueError, RecursionError):
+        return parse(line)
+    except ValueError:
         return {}
-    return entry if isinstance(entry, dict) and isinstance(entry.get("data"), dict) else {}

@@ -21,14 +21,18 @@ def digest(line: bytes) -> str:
     return str(sha256(line).hexdigest())
 
 
-def entries(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+LONGEST = 1 << 26  # bytes of a first line: a meta with a long mission and its wisdom
+
+
+def entries(path: str, longest: int = -1) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, entry) of every whole line.
 
     A torn last line is left out: its writer died, or is writing now. Reads tapes of quine and of the reference
     implementation, whose entries have only a type and data. Raise OSError, or ValueError for a file that is not a tape.
+    A line of more than `longest` bytes counts as torn.
     """
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(file if longest < 0 else iter(lambda: file.readline(longest), b""), 1):
             if not line.endswith(b"\n"):
                 return
             if not line.strip():
@@ -38,6 +42,15 @@ def entries(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             except ValueError as error:
                 raise ValueError(f"{path}, line {number}: {error}") from None
             yield number, entry
+
+
+def first(path: str) -> dict[str, Any] | None:
+    """Return the first entry, which is a meta; None if no whole line was written yet. Raise as `entries` does."""
+    for _, entry in entries(path, LONGEST):
+        if entry["type"] != "meta":
+            raise ValueError(f"{path}: it has no meta")
+        return entry
+    return None
 
 
 def parse(line: bytes) -> dict[str, Any]:

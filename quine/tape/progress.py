@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LARGEST = 32 << 20  # bytes; a larger tape is not read
 SHOWN = 30  # characters of a command
@@ -18,29 +18,30 @@ class Progress(NamedTuple):
 
 def progress(path: str) -> Progress:
     """Return the progress of one tape; all fields are empty if it is larger than LARGEST or not a tape."""
-    from quine.tape import cost as bill
-    from quine.tape import reader
-    from quine.tape.lines import entries
+    from quine.tape import cost, reader
 
     turns, doing = 0, "inference"
     waiting: list[str] = []  # calls without a result
+
+    def each(entry: dict[str, Any]) -> None:
+        nonlocal turns, doing, waiting
+        kind, data = entry["type"], entry["data"]
+        if kind == "message" and data.get("role") == "assistant":
+            calls = data.get("tool_calls")
+            waiting = [_call(call) for call in calls] if isinstance(calls, list) else []
+            turns += sum(call.startswith("sh") for call in waiting)
+        elif kind == "tool_result" and waiting:
+            waiting.pop(0)
+        elif kind == "outcome":
+            doing = "ending"
+
     try:
         if os.stat(path).st_size > LARGEST:
             return Progress()
-        for _, entry in entries(path):
-            kind, data = entry["type"], entry["data"]
-            if kind == "message" and data.get("role") == "assistant":
-                calls = data.get("tool_calls")
-                waiting = [_call(call) for call in calls] if isinstance(calls, list) else []
-                turns += sum(call.startswith("sh") for call in waiting)
-            elif kind == "tool_result" and waiting:
-                waiting.pop(0)
-            elif kind == "outcome":
-                doing = "ending"
-        session = reader.summary(Path(path))
+        session = reader.summary(Path(path), each)
     except (OSError, ValueError):
         return Progress()
-    return Progress(turns, bill.known(session) if session else None, waiting[0] if waiting else doing)
+    return Progress(turns, cost.known(session) if session else None, waiting[0] if waiting else doing)
 
 
 def _call(call: object) -> str:

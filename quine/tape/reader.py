@@ -10,7 +10,6 @@ Laws
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -18,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 from quine.base.errors import Misconfigured, complain
 from quine.base.messages import Usage
 from quine.base.text import plain as plain
-from quine.tape.index import LONGEST, ends
-from quine.tape.lines import entries, parse
+from quine.tape.index import ends, tapes
+from quine.tape.lines import entries, first
 
 Result = TypeVar("Result")
 
@@ -131,24 +130,13 @@ def heads(folder: Path) -> dict[str, Head]:
 
 def _head(path: Path) -> Head | None:
     """Return None if no whole line was written yet. Raise OSError, or ValueError for a file that is not a tape."""
-    with open(path, "rb") as file:
-        line = file.readline(LONGEST)
-        while line.endswith(b"\n"):
-            if line.strip():
-                try:
-                    entry = parse(line)
-                except ValueError as error:
-                    raise ValueError(f"{path}, line 1: {error}") from None
-                data = entry["data"]
-                if entry["type"] == "meta":
-                    parent, root = (
-                        str(data.get(name) or "") for name in ("parent_session_id", "root_session_id")
-                    )
-                    begun = moment(entry.get("ts")) or moment(data.get("created_at"))
-                    return Head(path.stem, path, parent, root, data.get("depth") == 0, begun)
-                raise ValueError(f"{path}: it has no meta")
-            line = file.readline(LONGEST)
-    return None
+    entry = first(str(path))
+    if entry is None:
+        return None
+    data = entry["data"]
+    parent, root = (str(data.get(name) or "") for name in ("parent_session_id", "root_session_id"))
+    begun = moment(entry.get("ts")) or moment(data.get("created_at"))
+    return Head(path.stem, path, parent, root, data.get("depth") == 0, begun)
 
 
 def _read(wanted: Iterable[Head]) -> dict[str, Session]:
@@ -176,17 +164,22 @@ def none_in(folder: Path) -> Misconfigured:
 def files(folder: Path) -> list[Path]:
     """Return the files that may be tapes, or none without a directory. Misconfigured if it cannot be read."""
     try:
-        names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+        return sorted(folder / name for name in tapes(str(folder)))
     except OSError as error:
         why = (error.strerror or "").lower()
         raise Misconfigured(f"{folder} cannot be read: {why}", "see QUINE_DATA_DIR and --data-dir") from None
-    return sorted(folder / name for name in names if name.endswith(".jsonl"))
 
 
-def summary(path: Path) -> Session | None:
-    """Return the summary of a tape; None if no whole line was written yet. Raise OSError, or ValueError for no tape."""
+def matching(folder: Path, session: str) -> list[Path]:
+    """Return the files that may be tapes of sessions that begin with `session`."""
+    return [path for path in files(folder) if path.name.startswith(session)]
+
+
+def summary(path: Path, each: Callable[[dict[str, Any]], None] | None = None) -> Session | None:
+    """Return the summary of a tape; None if no whole line was written yet. Raise OSError, or ValueError for no tape.
+
+    `each` is called with every entry, for a caller that needs more than the summary has.
+    """
     meta: dict[str, Any] | None = None
     outcome: dict[str, Any] | None = None
     begun = last = 0.0
@@ -195,6 +188,8 @@ def summary(path: Path) -> Session | None:
     mission = ""
     forks: dict[str, dict[str, Any]] = {}
     for _, entry in entries(str(path)):
+        if each:
+            each(entry)
         kind, data = entry["type"], entry["data"]
         chained = chained or "prev" in entry
         when = moment(entry.get("ts")) or moment(data.get("timestamp"))
@@ -239,11 +234,10 @@ def find(folder: Path, session: str) -> Session:
 
 def _named(folder: Path, session: str) -> Head:
     """Return the head of the one tape whose name begins with `session`."""
-    paths = files(folder)
-    if not paths:
-        raise none_in(folder)
-    fit = [path for path in paths if path.name.removesuffix(".jsonl").startswith(session)]
+    fit = matching(folder, session)
     if len(fit) != 1:
+        if not (fit or files(folder)):
+            raise none_in(folder)
         many = "no session" if not fit else f"{len(fit)} sessions"
         raise Misconfigured(f"{many} in {folder} begin{'s' if not fit else ''} with {session}")
     try:

@@ -21,10 +21,15 @@ import os
 from typing import Any, NamedTuple
 
 from quine.base import procs
+from quine.base.sessions import job_directory
 from quine.tape.index import Index
 from transport import quickjson
 from transport.address import boot_id, user_directory
 from transport.status import LOST, Status, signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
 
 ALIVE = ("running", "stopped", "queued", "connecting")  # the states of jobs that have not ended
 
@@ -131,7 +136,7 @@ class Agent(NamedTuple):
         """
         if not self.tapes or not self.parent or (self.outcome and not self.elsewhere):
             return None
-        return self.tapes.told(self.parent).get(self.id)
+        return self.tapes.children_ended(self.parent).get(self.id)
 
     def _on_tape(self) -> Status | None:
         data = self.outcome
@@ -173,15 +178,24 @@ def everyone(*folders: str, over: bool = True) -> list[Agent]:
 def find(text: str, *folders: str, over: bool = True) -> list[Agent]:
     """Return the agents and jobs with a session that begins with `text`.
 
-    Of a detached agent one directory has the tape, another the process, the output and the status.
     Without `over`, agents whose tape tells their end are left out: nine of ten in a directory.
     """
+    return _found(lambda session: session.startswith(text), folders, over)
+
+
+def having(sessions: Collection[str], *folders: str) -> list[Agent]:
+    """Return the agents and jobs that have one of these sessions."""
+    return _found(sessions.__contains__, folders, True)
+
+
+def _found(wanted: Callable[[str], bool], folders: tuple[str, ...], over: bool) -> list[Agent]:
+    """Of a detached agent one directory has the tape, another the process, the output and the status."""
     found: dict[str, Agent] = {}
     indexes = [Index(folder) for folder in folders]
     jobs = set[str]().union(*(index.jobs for index in indexes))
     pids = frozenset() if over else procs.pids()
     for index in indexes:
-        named = sorted(one for one in index.tapes | index.jobs if one.startswith(text))
+        named = sorted(filter(wanted, index.tapes | index.jobs))
         for first in dict.fromkeys(index.lives(one)[0] for one in named):
             if not over and first not in jobs and _is_over(index, first, pids):
                 continue
@@ -208,12 +222,17 @@ def fresh(agent: Agent, *folders: str) -> Agent:
     return next((one for one in find(agent.id, *folders) if one.id == agent.id), agent)
 
 
+def of(index: Index, session: str) -> Agent | None:
+    """Return the agent that has or had this session, as one directory knows it; None if nothing can be read of it."""
+    return load(index, index.lives(session)[0])
+
+
 def load(index: Index, first: str) -> Agent | None:
     """Return the agent whose first session is `first`; None if nothing can be read of it."""
     lives = index.lives(first)
     meta, latest = index.ends(first).meta, index.ends(lives[-1]).meta
     entry = index.ends(lives[-1]).last
-    directory = os.path.join(index.folder, "jobs", first)
+    directory = job_directory(index.folder, first)
     job = record(directory) if first in index.jobs else {}
     if not meta and not job:
         return None

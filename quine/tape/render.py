@@ -67,9 +67,10 @@ def _nodes(folder: Path, session: str) -> list[_Node]:
     """Return the sessions of a tree, and its children without a tape that the registry or a parent's tape knows."""
     mine = sessions_of(folder, session)
     root = mine[0].root if mine else ""
+    ids = {one.id for one in mine}.union(*(one.forks for one in mine))
     agents = {
         agent.session: agent
-        for agent in registry.find("", str(folder), registry.state_directory())
+        for agent in registry.having(ids, str(folder), registry.state_directory())
         if agent.root == root
     }
     nodes = [_node(one, agents.get(one.id)) for one in mine]

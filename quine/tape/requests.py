@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quine.base.messages import Message, Reply, Usage
-from quine.tape.lines import entries, message_of
+from quine.base.sessions import tape_path
+from quine.tape.lines import entries, first, message_of
 from quine.tape.reader import files, moment, usage_of
 
 DEEPEST = 100  # clones of clones; a tape of quine has at most as many as the tree has levels
@@ -148,18 +149,18 @@ def _put(found: dict[Place, Path], place: Place, path: Path | None) -> None:
 
 def meta(path: Path) -> dict[str, Any]:
     """Return the data of the meta of a tape. Raise ValueError if it has none."""
-    for _, entry in entries(str(path)):
-        if entry["type"] == "meta":
-            data: dict[str, Any] = entry["data"]
-            return data
-    raise ValueError(f"{path}: it has no meta")
+    entry = first(str(path))
+    if entry is None:
+        raise ValueError(f"{path}: it has no meta")
+    data: dict[str, Any] = entry["data"]
+    return data
 
 
 def named(path: Path, session: object) -> Path | None:
     """Return the path of a session's tape beside this one; None if `session` cannot be a file name."""
     if not isinstance(session, str) or not session or os.sep in session or "\0" in session:
         return None
-    return path.with_name(f"{session}.jsonl")
+    return Path(tape_path(str(path.parent), session))
 
 
 def beside(path: Path, session: object) -> Path | None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quine.base.errors import Misconfigured
-from quine.base.sessions import is_session
+from quine.base.sessions import TAPE, is_session, tape_path
 from quine.base.text import plain
 from quine.tape import registry
 from quine.tape.index import Index
 from quine.tape.lines import digest, parse, seal_holds
-from quine.tape.reader import files, none_in
+from quine.tape.reader import files, matching, none_in
 from transport import quickjson
 
 OK, BROKEN, RUNNING, ENDLESS, TORN, UNCHAINED = "ok", "broken", "running", "no outcome", "torn", "no chain"
@@ -79,10 +79,7 @@ def paths(folder: Path, wanted: list[str]) -> list[Path]:
         return found
     chosen: list[Path] = []
     for word in wanted:
-        if os.sep in word or word.endswith(".jsonl"):
-            fit = [Path(word)]
-        else:
-            fit = [path for path in files(folder) if path.name.startswith(word)]
+        fit = [Path(word)] if os.sep in word or word.endswith(TAPE) else matching(folder, word)
         if not fit:
             raise Misconfigured(f"no session in {folder} begins with {word}")
         chosen += fit
@@ -200,7 +197,7 @@ def _links(path: Path, meta: dict[str, Any]) -> list[Fault]:
     if not isinstance(session, str) or not isinstance(wanted, int) or os.sep in session:
         return [Fault(1, "changed: `cloned` does not hold a session and a line")]
     try:
-        with open(path.with_name(f"{session}.jsonl"), "rb") as file:
+        with open(tape_path(str(path.parent), session), "rb") as file:
             there = sum(line.endswith(b"\n") for line in file)
     except OSError:
         return [Fault(1, f"lost: the tape of {plain(session[:40])}, from which it was cloned")]
@@ -212,9 +209,8 @@ def _links(path: Path, meta: dict[str, Any]) -> list[Fault]:
 
 def _runs(path: Path, index: Index | None) -> bool:
     """Return True if the process that writes this tape still runs. The registry decides, as for every other verb."""
-    session = path.name.removesuffix(".jsonl")
+    session = path.name.removesuffix(TAPE)
     if not is_session(session):
         return False
-    index = index or Index(str(path.parent))
-    agent = registry.load(index, index.lives(session)[0])
+    agent = registry.of(index or Index(str(path.parent)), session)
     return agent is not None and agent.session == session and agent.alive

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-import transport.status
 from quine.agent import fork as birth
-from quine.agent.children import Job, Status
-from quine.agent.session import Life
+from quine.agent.children import Job
+from quine.agent.session import SessionSpec
 from quine.base.sessions import new_session
 from quine.tape.lines import message_of
 from tests.support.agents import OK, UNTIL_ENDED, Agents, call, left, says, section, sh
 from tests.tape.tapes import read
+from transport.status import Status
 
 
 @pytest.fixture
@@ -392,31 +392,31 @@ def test_a_named_pipe_as_stdin_is_refused(agents: Agents) -> None:
     assert "a named pipe" in agents.results()[0]
 
 
-def test_a_face_leaves_its_status_where_nobody_reads(tmp_path: Path) -> None:
+def test_a_proxy_leaves_its_status_where_nobody_reads(tmp_path: Path) -> None:
     """Its parent has ended, or is another image by now."""
-    life = Life(new_session(), new_session(), "m")
-    job = Job(life.session, "m", "h1", str(tmp_path))
+    spec = SessionSpec(new_session(), new_session(), "m")
+    job = Job(spec.session, "m", "h1", str(tmp_path))
     read_end, report = os.pipe()
     os.close(read_end)
-    face = lambda *_, **__: transport.status.Status("exited", 3)  # noqa: E731
+    proxy = lambda *_, **__: Status("exited", 3)  # noqa: E731
     told_end, tells = os.pipe()
     place_end, place = os.pipe()
     ledger = SimpleNamespace(beyond=SimpleNamespace(give_back=lambda: os.write(tells, b"given back")))
     signals = SimpleNamespace(remove=lambda: None)
     loop: Any = SimpleNamespace(
-        face=face, ledger=ledger, signals=signals, settings=SimpleNamespace(masked=())
+        proxy=proxy, ledger=ledger, signals=signals, settings=SimpleNamespace(masked=())
     )
     job.pid = os.fork()
     if job.pid == 0:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        birth._be_face(loop, life, job, report, [place])
+        birth._be_proxy(loop, spec, job, report, [place])
     os.close(report)
     job.reap()
     os.close(tells)
     assert os.read(told_end, 100) == b"given back"
     for fd in (told_end, place_end, place):
         os.close(fd)
-    assert job.status == Status(3)
+    assert job.status == Status("exited", 3)
     told = json.loads((tmp_path / "status").read_text())
     assert (told["code"], told["state"]) == (3, "exited")
 
@@ -429,7 +429,7 @@ def test_the_status_that_a_child_left_counts(tmp_path: Path) -> None:
     if job.pid == 0:
         os._exit(1)
     job.reap()
-    assert job.status == Status(74, "lost", "", "gone")
+    assert job.status == Status("lost", 74, "", detail="gone")
 
 
 def test_out_of_descriptors(agents: Agents) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import OK, Agents, call, says, sh
+from tests.support.agents import OK, Agents, call, says, sh, until
 
 QUINE = f"{sys.executable} -P -m quine"
 
@@ -188,20 +188,42 @@ def test_a_guest_that_does_not_end_is_ended(agents: Agents) -> None:
     assert agents.outcome()["termination_mode"] == "timeout"
 
 
-def test_an_inference_that_never_ends_is_ended(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline does not cut an inference short, but it does not wait for it for ever either."""
-    program = agents.directory / "guest"
-    program.write_text("#!/bin/sh\nexec sleep 71195\n")
-    program.chmod(0o755)
+def answered_late(agents: Agents, program: str) -> dict[str, str]:
+    """The environment of an agent whose guest is this program. It waits 0.2 s for its last answer, a fork 1.5 s."""
+    path = agents.directory / "guest"
+    path.write_text(f"#!/bin/sh\n{program}\n")
+    path.chmod(0o755)
     (agents.directory / "sitecustomize.py").write_text(
-        "import quine.agent.signals; quine.agent.signals.ANSWER = (0.2, 0.2)\n"
+        "import os, quine.agent.signals\n"
+        "first = os.getpid()\n"
+        "class Answer:\n"
+        "    def __getitem__(self, n): return 0.2 if os.getpid() == first else 1.5\n"
+        "quine.agent.signals.ANSWER = Answer()\n"
     )
-    env = {
+    return {
         "QUINE_API_TYPE": "program",
-        "QUINE_API_BASE": str(program),
+        "QUINE_API_BASE": str(path),
         "PYTHONPATH": str(agents.directory),
     }
-    done = agents.run(options=("--deadline", "1"), env=env)
+
+
+def test_a_child_that_is_not_waited_for_ends_by_the_deadline_itself(agents: Agents) -> None:
+    """Its parent ends at the second SIGALRM, and sends it no TERM: it has the same deadline, and its own outcome."""
+    fork = '{"tool_calls": [{"name": "fork", "arguments": {"intent": "child", "wait": false}}]}'
+    first = agents.directory / "first"
+    env = answered_late(agents, f"cat >/dev/null; mkdir {first} || exec sleep 71196; echo '{fork}'")
+    done = agents.run(options=("--deadline", "2"), env=env)
+    assert done.returncode == 124
+    assert agents.outcome()["termination_mode"] == "timeout"
+    until(lambda: list(agents.data.glob("jobs/*/status")))
+    (status,) = agents.data.glob("jobs/*/status")
+    assert json.loads(status.read_text()) == {"code": 124, "state": "exited", "signal": "", "detail": ""}
+    assert agents.outcome("child")["termination_mode"] == "timeout"
+
+
+def test_an_inference_that_never_ends_is_ended(agents: Agents) -> None:
+    """The deadline does not cut an inference short, but it does not wait for it for ever either."""
+    done = agents.run(options=("--deadline", "1"), env=answered_late(agents, "exec sleep 71195"))
     assert done.returncode == 124
     assert b"the time of the tree is over" in done.stderr
     assert agents.outcome()["termination_mode"] == "timeout"

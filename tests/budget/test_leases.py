@@ -52,12 +52,12 @@ class Wire:
 
 
 class Share:
-    """A machine with its first agent, whose place the face of its job has at the origin."""
+    """A machine with its first agent, whose place the proxy of its job has at the origin."""
 
     def __init__(self, tree: Ledger, limits: Limits) -> None:
-        face = tree.take(limits.agents, 1)
-        assert face
-        self.face = face
+        proxy = tree.take(limits.agents, 1)
+        assert proxy
+        self.proxy = proxy
         self.ledger = Ledger.create(limits, share=True)
         self.wire = Wire(Lender(tree, limits.agents))
         self.grant = Grant(self.ledger, self.wire.ask)
@@ -80,11 +80,11 @@ class Share:
         self.grant.give_back()
 
     def close(self) -> None:
-        """The job and its face end."""
+        """The job and its proxy end."""
         self.wire.lender.close()
-        for fd in (*self.agents, *self.face, self.ledger.fd):
+        for fd in (*self.agents, *self.proxy, self.ledger.fd):
             os.close(fd)
-        self.agents, self.face = [], []
+        self.agents, self.proxy = [], []
 
 
 class Tree:

@@ -1,4 +1,4 @@
-"""`quine run --on HOST`: the face of a local command. Against real sshd."""
+"""`quine run --on HOST`: the proxy of a local command. Against real sshd."""
 
 from __future__ import annotations
 

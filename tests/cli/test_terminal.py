@@ -236,7 +236,7 @@ import os, sys
 from transport.client import client
 from transport.spawn import Spawn
 from transport.terminal import description
-client.Face.tell_size = lambda self: 1 / 0
+client.Proxy.tell_size = lambda self: 1 / 0
 command = ["sh", "-c", "echo up; cat"]
 context = {"inventory": os.environ["QUINE_INVENTORY"]}
 client.run(Spawn(command, where="h1", context=context, terminal=description(0, os.environ)))

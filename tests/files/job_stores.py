@@ -30,12 +30,12 @@ sys.stdin.read()"""
 class Door:
     """`memo` has the job's credentials, `face` is the process that answers the job, `root` the directory of files."""
 
-    def __init__(self, face: subprocess.Popen[bytes], root: Path) -> None:
-        assert face.stdout
-        self.face = face
+    def __init__(self, proxy: subprocess.Popen[bytes], root: Path) -> None:
+        assert proxy.stdout
+        self.proxy = proxy
         self.root = root
-        line = face.stdout.readline()
-        assert line, f"no job: {face.stderr.read() if face.stderr else b''!r}"
+        line = proxy.stdout.readline()
+        assert line, f"no job: {proxy.stderr.read() if proxy.stderr else b''!r}"
         self.memo: dict[str, Any] = json.loads(line)
 
     def relay(self, **more: str) -> Relay:
@@ -63,14 +63,14 @@ def opened(
     words = ["run", *options, "--on", host, "--", "python3", "-c", TELL]
     env = {"QUINE_FS": f"origin:{root}", **(env or {})}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with lab.popen(words, env=env, **pipes) as face:  # type: ignore[arg-type]
+    with lab.popen(words, env=env, **pipes) as proxy:  # type: ignore[arg-type]
         try:
-            yield Door(face, root)
+            yield Door(proxy, root)
         finally:
-            assert face.stdin
+            assert proxy.stdin
             with contextlib.suppress(BrokenPipeError):
-                face.stdin.close()
+                proxy.stdin.close()
             try:
-                face.wait(120)
+                proxy.wait(120)
             except subprocess.TimeoutExpired:
-                face.kill()
+                proxy.kill()

@@ -277,7 +277,7 @@ quine.remote.compose.agent_elsewhere("work", {"on": "h1"})
 """
 
 
-def test_the_face_of_an_agent_has_the_keys_of_the_store_and_the_agent_has_not(tmp_path: Path) -> None:
+def test_the_proxy_of_an_agent_has_the_keys_of_the_store_and_the_agent_has_not(tmp_path: Path) -> None:
     place = Agents(tmp_path)
     place.script(says(OK))
     env = place.env | {

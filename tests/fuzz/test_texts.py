@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from deploy.inventory import ConfigError, load
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.agent.tools import TOOLS
 from quine.base.cli_options import RunOptions
 from quine.base.errors import Failure
@@ -146,9 +146,9 @@ def test_what_a_host_lists(capfd: pytest.CaptureFixture[str], monkeypatch: pytes
 
 
 @pytest.fixture
-def life() -> Life:
+def spec() -> SessionSpec:
     context = (Message("user", "x"), Message("assistant", "t", (ToolCall("c", "sh", {"command": "x"}),)))
-    return Life(
+    return SessionSpec(
         new_session(),
         new_session(),
         "mission",
@@ -159,25 +159,25 @@ def life() -> Life:
 
 
 @pytest.fixture
-def services(life: Life, tmp_path: Path) -> Iterator[dict[str, Any]]:
+def services(spec: SessionSpec, tmp_path: Path) -> Iterator[dict[str, Any]]:
     script = tmp_path / "s.jsonl"
     script.write_text(
         '{"reply": {"text": "first", "tool_calls": [{"name": "sh", "arguments": {}}]}, "repeat": true}\n'
     )
     data = tmp_path / "data"
     environ = {"QUINE_API_TYPE": "script", "QUINE_API_BASE": str(script), "QUINE_DATA_DIR": str(data)}
-    ledger = Ledger.create(life.limits)
-    yield handlers.services(life, ledger, environ)
+    ledger = Ledger.create(spec.limits)
+    yield handlers.services(spec, ledger, environ)
     os.close(ledger.fd)
 
 
-def asked(life: Life) -> bytes:
-    messages = [message.to_json() for message in life.context]
-    body = {"session": life.session, "mission": "m", "ordinal": 0, "wisdom": {"k": "v"}, "messages": messages}
+def asked(spec: SessionSpec) -> bytes:
+    messages = [message.to_json() for message in spec.context]
+    body = {"session": spec.session, "mission": "m", "ordinal": 0, "wisdom": {"k": "v"}, "messages": messages}
     return quickjson.dumps(body).encode()
 
 
-def test_what_an_agent_asks(services: dict[str, Any], life: Life) -> None:
+def test_what_an_agent_asks(services: dict[str, Any], spec: SessionSpec) -> None:
     """An answer that can be read over there, or a refusal that names the rule."""
     ordinals = itertools.count()
 
@@ -195,8 +195,8 @@ def test_what_an_agent_asks(services: dict[str, Any], life: Life) -> None:
             assert str(error).startswith("infer: ")
             raise
 
-    bombard("infer", Target([asked(life)], body, (RequestError,), of_json)).both()
-    feed(asked(life))
+    bombard("infer", Target([asked(spec)], body, (RequestError,), of_json)).both()
+    feed(asked(spec))
 
 
 def test_what_a_share_of_the_ledger_asks(services: dict[str, Any]) -> None:
@@ -216,31 +216,33 @@ def test_what_a_share_of_the_ledger_asks(services: dict[str, Any]) -> None:
             os.close(int(number))
 
 
-def test_what_a_tape_from_elsewhere_brings(services: dict[str, Any], life: Life, tmp_path: Path) -> None:
+def test_what_a_tape_from_elsewhere_brings(
+    services: dict[str, Any], spec: SessionSpec, tmp_path: Path
+) -> None:
     """It makes files of sessions in the data directory, and nothing anywhere else."""
 
     def recorded(session: str, parent: str, depth: int) -> bytes:
-        meta = {"session_id": session, "root_session_id": life.root, "parent_session_id": parent}
+        meta = {"session_id": session, "root_session_id": spec.root, "parent_session_id": parent}
         entry = {"type": "meta", "data": {**meta, "depth": depth}, "seq": 0, "ts": 1.5, "prev": ""}
         return quickjson.dumps({"session": session, "lines": [quickjson.dumps(entry)]}).encode()
 
     before = set(tmp_path.iterdir())
-    services["tape"](recorded(life.session, life.parent, life.depth))
+    services["tape"](recorded(spec.session, spec.parent, spec.depth))
     session = new_session()
-    recording = recorded(session, life.session, life.depth + 1)
+    recording = recorded(session, spec.session, spec.depth + 1)
 
     def feed(data: bytes) -> None:
         fresh = new_session().encode()
         services["tape"](data.replace(session.encode(), fresh))
 
     bombard("tape service", Target([recording], feed, (RequestError,), of_json)).both()
-    made = [path for path in (tmp_path / "data").iterdir() if path.name != f"{life.session}.log"]
+    made = [path for path in (tmp_path / "data").iterdir() if path.name != f"{spec.session}.log"]
     assert made and all(path.suffix == ".jsonl" and len(path.name) == 42 for path in made)
     assert set(tmp_path.iterdir()) - before == {tmp_path / "data"}
 
 
-def test_what_an_origin_answers(services: dict[str, Any], life: Life) -> None:
-    answer = services["infer"](asked(life))
+def test_what_an_origin_answers(services: dict[str, Any], spec: SessionSpec) -> None:
+    answer = services["infer"](asked(spec))
 
     def feed(data: bytes) -> None:
         RelayGuest(lambda *_: data).infer(Request([], TOOLS))
@@ -251,16 +253,16 @@ def test_what_an_origin_answers(services: dict[str, Any], life: Life) -> None:
     bombard("relay", Target([answer], feed, (GuestError, Spent), of_json)).both()
 
 
-def test_life(life: Life) -> None:
+def test_life(spec: SessionSpec) -> None:
     def feed(data: bytes) -> None:
         try:
             value = quickjson.loads(data)
         except RecursionError:
             raise ValueError from None
         if isinstance(value, dict):
-            quickjson.dumps(Life.from_json(value).to_json())
+            quickjson.dumps(SessionSpec.from_json(value).to_json())
 
-    bombard("life", Target([quickjson.dumps(life.to_json()).encode()], feed, (ValueError,), of_json)).both()
+    bombard("life", Target([quickjson.dumps(spec.to_json()).encode()], feed, (ValueError,), of_json)).both()
 
 
 # -- providers ---------------------------------------------------------------------------------------

@@ -51,11 +51,11 @@ def test_it_runs_on_and_is_found_by_its_id(lab: Lab, go: Path) -> None:
     both = [folder(job, lab.home) / name for name in ("stdout", "stderr")]
     until(lambda: all(path.read_bytes() for path in both), "it has spoken")
     assert lab.run(["logs", job]).stdout == b"out\n"
-    face = lab.popen(["attach", job[:20]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert face.stdout and face.stdout.readline() == b"out\n"
+    proxy = lab.popen(["attach", job[:20]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert proxy.stdout and proxy.stdout.readline() == b"out\n"
     go.write_text("\n")
-    assert face.communicate(timeout=120) == (b"late\n", b"err\n")
-    assert face.returncode == 7
+    assert proxy.communicate(timeout=120) == (b"late\n", b"err\n")
+    assert proxy.returncode == 7
     assert lab.run(["wait", job]).returncode == 7
     fact = facts(lab, job)
     assert (fact["state"], fact["code"]) == ("exited", 7)
@@ -99,8 +99,8 @@ def test_fifty_megabytes_byte_for_byte_to_two_at_once(lab: Lab) -> None:
     expected = subprocess.run(["python3", "-c", code], capture_output=True, check=True).stdout
     job = detach(lab, "--", "python3", "-c", code)
     both = [lab.popen(["attach", job, *more], stdout=subprocess.PIPE) for more in ((), ("--from", "1000001"))]
-    first, second = (face.communicate(timeout=120)[0] for face in both)
-    assert [face.returncode for face in both] == [0, 0]
+    first, second = (proxy.communicate(timeout=120)[0] for proxy in both)
+    assert [proxy.returncode for proxy in both] == [0, 0]
     assert hashlib.sha256(first).digest() == hashlib.sha256(expected).digest()
     assert second == expected[1000001:]
 
@@ -108,11 +108,11 @@ def test_fifty_megabytes_byte_for_byte_to_two_at_once(lab: Lab) -> None:
 def test_an_attached_one_ends_and_the_job_does_not(lab: Lab, go: Path) -> None:
     job = detach(lab, "--", "sh", "-c", f"echo up; read x <{go}; echo done")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
-        face = lab.popen(["attach", job], stdout=subprocess.PIPE)
-        assert face.stdout and face.stdout.readline() == b"up\n"
-        face.send_signal(number)
-        assert face.wait(120) == -number
-        face.stdout.close()
+        proxy = lab.popen(["attach", job], stdout=subprocess.PIPE)
+        assert proxy.stdout and proxy.stdout.readline() == b"up\n"
+        proxy.send_signal(number)
+        assert proxy.wait(120) == -number
+        proxy.stdout.close()
     assert facts(lab, job)["state"] == "running"
     head = lab.sh(f"quine attach {job} | head -1")
     assert (head.stdout, head.stderr) == (b"up\n", b"")
@@ -146,7 +146,7 @@ def test_its_stdin_is_ours_taken_whole(lab: Lab) -> None:
 def test_stdin_of_those_attached(lab: Lab) -> None:
     job = detach(lab, "--stdin", "--", "cat")
     assert lab.run(["wait", "--timeout=0", job]).returncode == 124
-    face = lab.popen(["attach", job], stdout=subprocess.PIPE)  # stdin is /dev/null: left alone
+    proxy = lab.popen(["attach", job], stdout=subprocess.PIPE)  # stdin is /dev/null: left alone
     for text in (b"one\n", b"\0\xff\n"):
         feeder = lab.popen(
             ["attach", "--stdin", "--from=end", job], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -159,7 +159,7 @@ def test_stdin_of_those_attached(lab: Lab) -> None:
         feeder.communicate()
     done = lab.run(["attach", "-i", "--from", "end", job], input=b"last" * 100_000)
     assert (done.returncode, done.stdout) == (0, b"last" * 100_000)
-    assert face.communicate(timeout=120)[0] == b"one\n\0\xff\n" + b"last" * 100_000
+    assert proxy.communicate(timeout=120)[0] == b"one\n\0\xff\n" + b"last" * 100_000
     job = detach(lab, "--", "true")
     done = lab.run(["attach", "--stdin", job])
     assert done.returncode == 2 and b"is not open" in done.stderr
@@ -257,15 +257,15 @@ def test_its_supervisor_is_killed(lab: Lab, tmp_path: Path) -> None:
         f"trap '' PIPE; trap 'echo TERM >{told}; exit 3' TERM; echo up; while :; do sleep 0.01; done",
     )
     until(lambda: (folder(job, lab.home) / "stdout").read_bytes() == b"up\n", "it is up")
-    face = lab.popen(["attach", job], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert face.stdout and face.stdout.readline() == b"up\n"
+    proxy = lab.popen(["attach", job], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert proxy.stdout and proxy.stdout.readline() == b"up\n"
     os.kill(record(job, lab.home)["supervisor"], signal.SIGKILL)
     until(told.exists, "the kernel has told the job")
-    err = face.communicate(timeout=120)[1].decode()
-    if face.returncode == 74:
+    err = proxy.communicate(timeout=120)[1].decode()
+    if proxy.returncode == 74:
         assert err.startswith(f"quine: error: {job}: process ") and "its supervisor was killed" in err
     else:
-        assert face.returncode == 3, "nobody has reaped it yet, so the kernel still knew"
+        assert proxy.returncode == 3, "nobody has reaped it yet, so the kernel still knew"
     assert lab.run(["wait", job]).returncode in (3, 74)
     assert facts(lab, job)["state"] in ("exited", "lost")
     assert lab.run(["logs", job]).stdout == b"up\n"
@@ -511,13 +511,13 @@ def test_it_outlives_both_nodes_and_another_origin_finds_it(
     assert (fact["state"], fact["host"], fact["pid"]) == ("running", "h1", record(job, home)["pid"])
     until(lambda: (folder(job, home) / "stderr").read_bytes(), "it has spoken")
     assert lab.run(["logs", "--both", "--on=h1", job], env=other).stderr == b"err\n"
-    face = lab.popen(
+    proxy = lab.popen(
         ["attach", "--from", "1", job], env=other, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    assert face.stdout and face.stdout.readline() == b"ut\n"
+    assert proxy.stdout and proxy.stdout.readline() == b"ut\n"
     go.write_text("\n")
-    out, err = face.communicate(timeout=120)
-    assert (face.returncode, out.decode(), err) == (7, f"{home}/quine/{job}\n", b"err\n")
+    out, err = proxy.communicate(timeout=120)
+    assert (proxy.returncode, out.decode(), err) == (7, f"{home}/quine/{job}\n", b"err\n")
     assert lab.run(["wait", job]).returncode == 7
     assert not (home / "quine" / job).exists(), "an empty directory is not left behind"
     assert lab.run(["kill", "--on", "h1", job], env=other).returncode == 1
@@ -533,9 +533,9 @@ def test_signals_and_stdin_cross(lab: Lab) -> None:
     done = lab.run(["attach", "--stdin", "--on", "h1", job], input=data)
     assert (done.returncode, done.stdout) == (0, data)
     job = detach(lab, "--on", "h1", "--", "sleep", "8634")
-    face = lab.popen(["attach", "--on", "h1", job])
+    proxy = lab.popen(["attach", "--on", "h1", job])
     assert lab.run(["kill", "-s", "USR1", job]).returncode == 0
-    assert face.wait(120) == -signal.SIGUSR1
+    assert proxy.wait(120) == -signal.SIGUSR1
     job, more = (detach(lab, "--on", host, "--", "sh", "-c", "exit 4") for host in ("h1", "h2"))
     assert lab.run(["wait", job, more]).returncode == 4
 
@@ -570,11 +570,11 @@ def test_a_home_that_machines_share(lab: Lab, go: Path) -> None:
         fact = facts(lab, job, "--on", "h2,h1")
         assert (fact["state"], fact["host"]) == ("running", "h1")
         assert facts(lab, job)["state"] == "unknown"
-        face = lab.popen(["attach", job], stdout=subprocess.PIPE)
-        assert face.stdout and face.stdout.readline() == b"up\n"
+        proxy = lab.popen(["attach", job], stdout=subprocess.PIPE)
+        assert proxy.stdout and proxy.stdout.readline() == b"up\n"
         go.write_text("\n")
-        face.communicate(timeout=120)
-        assert face.returncode == 6
+        proxy.communicate(timeout=120)
+        assert proxy.returncode == 6
     finally:
         for here in (lab.home, lab["h2"].home):
             shutil.rmtree(folder(job, here))
@@ -641,7 +641,7 @@ def test_an_agent(lab: Lab, tmp_path: Path, go: Path, where: tuple[str, ...]) ->
     assert lab.run(["wait", job], env={"QUINE_DATA_DIR": str(tmp_path / "none")}).returncode == 3
 
 
-def test_a_detached_face_is_waited_for_over_there() -> None:
+def test_a_detached_proxy_is_waited_for_over_there() -> None:
     host = load(Path(__file__).parents[2] / "inventory.example.toml", {}).hosts["gpu1"]
     leases = []
     for context in ({}, {"detached": False}, {"detached": True}):

@@ -14,7 +14,7 @@ import pytest
 from tests.lab import Lab
 from tests.support.remote_agents import environment
 from tests.support.waiting import read_until, until
-from tests.system.breaks import face
+from tests.system.breaks import proxy_process
 
 
 def killed_with_its_node(lab: Lab) -> None:
@@ -30,7 +30,7 @@ def test_what_a_killed_node_ran_elsewhere_ends_when_the_next_one_comes_there(
     """No new node can resume the job. A job detached on the host belongs to no client, and goes on."""
     lab = own_lab(["h1"])
     done = lab.run(["run", "--detach", "--on", "h1", "--", "sleep", "4711"], check=True)
-    with face(lab, "run", "--on", "h1", "--", "sh", "-c", "echo up; exec sleep 4712") as client:
+    with proxy_process(lab, "run", "--on", "h1", "--", "sh", "-c", "echo up; exec sleep 4712") as client:
         assert client.stdout and client.stderr
         read_until(client.stdout.fileno(), b"up")
         killed_with_its_node(lab)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from quine.agent.children import Status as Told
+from quine.agent.children import shown
 from quine.base.cli_options import RunOptions
 from quine.jobs.client import LONG, Notes
 from tests.cli.screen import Screen
@@ -23,6 +23,7 @@ from tests.lab import Lab
 from tests.support.agents import OK, call, says
 from tests.support.remote_agents import tapes
 from tests.system.breaks import QUIET
+from transport.status import Status
 
 # On its first host it kills the node, which is its launcher's parent, so nobody can tell how it ended; then it says
 # where it is.
@@ -212,11 +213,12 @@ def test_usage(lab: Lab, words: list[str], said: bytes) -> None:
 
 
 def test_what_a_guest_is_told_of_a_lost_child() -> None:
-    line = Told(74, "lost", "", "connection lost: gone; the command was started (pid 7)").line()
+    line = shown(Status("lost", 74, detail="connection lost: gone; the command was started (pid 7)"))
     assert line.startswith("[STATE] lost: connection lost: gone; the command was started (pid 7); ")
     assert "its work may have happened, in whole or in part" in line
-    assert Told(69, "unreachable", "", "no route").line() == "[STATE] unreachable: no route; it never started"
-    assert Told(0).line() == "" and Told(137, "signaled", "KILL").line() == "[SIGNAL] KILL"
+    unreachable = Status("unreachable", 69, detail="no route")
+    assert shown(unreachable) == "[STATE] unreachable: no route; it never started"
+    assert shown(Status("exited", 0)) == "" and shown(Status("signaled", 137, "KILL")) == "[SIGNAL] KILL"
 
 
 def test_a_guest_is_told_of_a_lost_child(lab: Lab, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Agents on other machines: their face here, their guest and their tape at the origin. Against real sshd."""
+"""Agents on other machines: their proxy here, their guest and their tape at the origin. Against real sshd."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def files(top: Path) -> list[Path]:
     ]
 
 
-def test_an_agent_over_there_with_its_face_here(lab: Lab, data: Path) -> None:
+def test_an_agent_over_there_with_its_proxy_here(lab: Lab, data: Path) -> None:
     env = environment(
         lab, data, sh("cat <&3 | tr a-z A-Z >&4; echo $QUINE_NODE_NAME; echo note >&5"), leave()
     )

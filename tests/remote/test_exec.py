@@ -1,4 +1,4 @@
-"""exec to another host: the next life runs there, this process is its face: same pid, streams, signals, status."""
+"""exec to another host: the next life runs there, this process is its proxy: same pid, streams, signals, status."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_nothing_of_the_old_life_stays(lab: Lab, data: Path) -> None:
 
 
 def test_from_one_host_to_the_next(reach: Lab, data: Path) -> None:
-    """A life that was moved moves on: its face over there stays one, and the first one too."""
+    """A life that was moved moves on: its proxy over there stays one, and the first one too."""
     lines = [
         says(call("exec", host="e1", wisdom={"n": "1"}), wisdom=NONE),
         says(sh("read x <&3; echo $x $QUINE_NODE_NAME >&4"), call("exec", host="e2", wisdom={"n": "2"}), wisdom='"1"'),

@@ -124,7 +124,7 @@ def test_what_an_agent_elsewhere_was_told_and_has_read_is_masked(lab: Lab, tmp_p
 
 @pytest.mark.long
 def test_what_a_child_elsewhere_has_read_is_masked_on_every_way(lab: Lab, tmp_path: Path) -> None:
-    """The root has taken its keys out of its environment, and its children's tapes come by way of faces of its own."""
+    """The root has taken its keys out of its environment, and its children's tapes come by way of proxies."""
     lab.alias("k2", "h2")
     lab.alias("k1", "h1", may_fork=["k2"])
     (tmp_path / ".env").write_text("".join(f"{name}={key}\n" for name, key in KEYS.items()))

@@ -15,7 +15,7 @@ import pytest
 from deploy import hostlist
 from deploy.inventory import Host, Inventory
 from quine.agent import prompt
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.base.sessions import new_session
 from quine.jobs import hosts_service
 from tests.lab import Lab
@@ -228,7 +228,7 @@ def test_a_tape_with_hosts_replays_where_the_inventory_is_another(agents: Agents
 def test_many_hosts_are_not_all_told_at_once() -> None:
     entries = [{"name": f"h{n}", "tags": [], "slots": 1} for n in range(60)]
     session = new_session()
-    text = prompt.first(Life(session, session, "x", hosts=json.dumps(entries))).text
+    text = prompt.first(SessionSpec(session, session, "x", hosts=json.dumps(entries))).text
     assert len(listed(text)) == prompt.MOST_HOSTS and "[HOSTS] 10 more are not shown." in text
 
 
@@ -280,7 +280,7 @@ def test_a_request_for_hosts_is_read_strictly(inventory: str, body: bytes) -> No
         hosts_service.answer(body, "a", inventory, None)
 
 
-def test_a_face_on_the_way_asks_for_the_host_of_its_job() -> None:
+def test_a_proxy_on_the_way_asks_for_the_host_of_its_job() -> None:
     sent: list[tuple[str, bytes]] = []
 
     def ask(name: str, body: bytes) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 
 from quine.agent import env, origin, personas
 from quine.agent.env import Settings
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.agent.tools import TOOLS
 from quine.base.cli_options import RunOptions
 from quine.base.errors import Failure
@@ -42,19 +42,21 @@ Services = dict[str, Any]
 
 
 @pytest.fixture
-def life() -> Life:
-    return Life(new_session(), new_session(), "mission", wisdom={"a": "b"}, limits=Limits(concurrent=2))
+def spec() -> SessionSpec:
+    return SessionSpec(
+        new_session(), new_session(), "mission", wisdom={"a": "b"}, limits=Limits(concurrent=2)
+    )
 
 
 @pytest.fixture
-def ledger(life: Life) -> Iterator[Ledger]:
-    ledger = Ledger.create(life.limits)
+def ledger(spec: SessionSpec) -> Iterator[Ledger]:
+    ledger = Ledger.create(spec.limits)
     yield ledger
     os.close(ledger.fd)
 
 
 @pytest.fixture
-def services(life: Life, ledger: Ledger, tmp_path: Path) -> Services:
+def services(spec: SessionSpec, ledger: Ledger, tmp_path: Path) -> Services:
     script = tmp_path / "s.jsonl"
     script.write_text('{"match": "^m", "reply": {"text": "first"}}\n{"reply": {"tool_calls": []}}\n')
     environ = {
@@ -62,7 +64,7 @@ def services(life: Life, ledger: Ledger, tmp_path: Path) -> Services:
         "QUINE_API_BASE": str(script),
         "QUINE_DATA_DIR": str(tmp_path / "data"),
     }
-    return handlers.services(life, ledger, environ)
+    return handlers.services(spec, ledger, environ)
 
 
 def ask(services: Services) -> Any:
@@ -79,33 +81,33 @@ def meta(session: str, root: str, parent: str = "", depth: int = 0, born: str = 
     }
 
 
-def told_life(services: Services) -> Life:
+def told_life(services: Services) -> SessionSpec:
     """Return the data of a life as another machine gets it, without the age of the tree."""
-    return Life.from_json(json.loads(services["life"](b"")))._replace(age=0.0)
+    return SessionSpec.from_json(json.loads(services["life"](b"")))._replace(age=0.0)
 
 
-def test_the_age_of_a_tree_goes_across(life: Life, tmp_path: Path) -> None:
+def test_the_age_of_a_tree_goes_across(spec: SessionSpec, tmp_path: Path) -> None:
     """The other machine has a clock of its own, so it gets the age of the tree, not the time of its start."""
-    ledger = Ledger.create(life.limits, begun=personas.now() - 50_000_000_000)
+    ledger = Ledger.create(spec.limits, begun=personas.now() - 50_000_000_000)
     try:
         environ = {"QUINE_API_TYPE": "script", "QUINE_API_BASE": "/dev/null", "QUINE_DATA_DIR": str(tmp_path)}
-        told = Life.from_json(json.loads(handlers.services(life, ledger, environ)["life"](b"")))
+        told = SessionSpec.from_json(json.loads(handlers.services(spec, ledger, environ)["life"](b"")))
         assert 50 <= told.age < 50 + 60
     finally:
         os.close(ledger.fd)
 
 
-def test_life_goes_across(services: Services, life: Life) -> None:
-    assert told_life(services) == life
+def test_life_goes_across(services: Services, spec: SessionSpec) -> None:
+    assert told_life(services) == spec
 
 
 def test_a_whole_life_goes_across() -> None:
     call = ToolCall.parse("c", "sh", '{"command": "x"}')
-    life = Life(
+    spec = SessionSpec(
         new_session(), new_session(), "m", cloned=("s", 3), hidden=True, material="pipe",
         context=(Message("system", "s"), Message("assistant", "t", (call,), raw={"chat": {"x": 1}}, reasoning="r")),
     )  # fmt: skip
-    assert Life.from_json(json.loads(json.dumps(life.to_json()))) == life
+    assert SessionSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
 @pytest.mark.parametrize(
@@ -115,14 +117,14 @@ def test_a_whole_life_goes_across() -> None:
      {"wisdom": {"a": 1}},
      {"mission": None}, {"cloned": "x"}, {"hidden": 1}],
 )  # fmt: skip
-def test_what_is_no_life_is_refused(life: Life, change: dict[str, Any]) -> None:
+def test_what_is_no_life_is_refused(spec: SessionSpec, change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="not a life"):
-        Life.from_json({**life.to_json(), **change})
+        SessionSpec.from_json({**spec.to_json(), **change})
 
 
-def test_infer(services: Services, life: Life) -> None:
+def test_infer(services: Services, spec: SessionSpec) -> None:
     guest = RelayGuest(ask(services))
-    request = Request([Message("user", "x")], TOOLS, life.session, "mission")
+    request = Request([Message("user", "x")], TOOLS, spec.session, "mission")
     assert guest.infer(request) == Reply(Message("assistant", "first"))
     assert guest.infer(request._replace(ordinal=1)).message.text == ""
     with pytest.raises(Refused, match="has no reply left for this mission"):
@@ -131,7 +133,7 @@ def test_infer(services: Services, life: Life) -> None:
 
 @pytest.mark.parametrize("error", [Unavailable("u"), Overflow("o"), Refused("r"), GuestError("g")])
 def test_errors_of_the_guest_cross_by_kind(
-    services: Services, life: Life, error: GuestError, monkeypatch: pytest.MonkeyPatch
+    services: Services, spec: SessionSpec, error: GuestError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing:
         def infer(self, request: Request) -> Reply:
@@ -139,7 +141,7 @@ def test_errors_of_the_guest_cross_by_kind(
 
     monkeypatch.setattr("quine.providers.build", lambda config: Failing())
     with pytest.raises(type(error), match=str(error)) as caught:
-        RelayGuest(ask(services)).infer(Request([], TOOLS, life.session))
+        RelayGuest(ask(services)).infer(Request([], TOOLS, spec.session))
     assert type(caught.value) is type(error)
 
 
@@ -174,26 +176,26 @@ def test_bad_requests_are_refused(services: Services, name: str, body: bytes) ->
         services[name](body)
 
 
-def test_half_a_surrogate_pair_goes_across(services: Services, life: Life, tmp_path: Path) -> None:
+def test_half_a_surrogate_pair_goes_across(services: Services, spec: SessionSpec, tmp_path: Path) -> None:
     guest = RelayGuest(ask(services))
     odd = "m\udc80\ud83d"
     call = ToolCall("c", "sh", {"\udc80": odd})
     request = Request(
-        [Message("user", odd), Message("assistant", odd, (call,))], TOOLS, life.session, odd, 0, {"a": odd}
+        [Message("user", odd), Message("assistant", odd, (call,))], TOOLS, spec.session, odd, 0, {"a": odd}
     )
     assert guest.infer(request).message.text == "first"
-    tape = Tape(RelaySink(ask(services), life.session))
-    tape.add("meta", {**meta(life.session, life.root), "mission": odd})
+    tape = Tape(RelaySink(ask(services), spec.session))
+    tape.add("meta", {**meta(spec.session, spec.root), "mission": odd})
     tape.sync()
-    (entry,) = read(str(tmp_path / "data" / f"{life.session}.jsonl"))
+    (entry,) = read(str(tmp_path / "data" / f"{spec.session}.jsonl"))
     assert entry["data"]["mission"] == odd
 
 
-def test_tape_arrives_as_it_was_written(services: Services, life: Life, tmp_path: Path) -> None:
-    tape = Tape(RelaySink(ask(services), life.session))
-    tape.add("meta", meta(life.session, life.root))
+def test_tape_arrives_as_it_was_written(services: Services, spec: SessionSpec, tmp_path: Path) -> None:
+    tape = Tape(RelaySink(ask(services), spec.session))
+    tape.add("meta", meta(spec.session, spec.root))
     tape.message(Message("user", "hello\n\u2028 ä"))
-    path = tmp_path / "data" / f"{life.session}.jsonl"
+    path = tmp_path / "data" / f"{spec.session}.jsonl"
     assert not path.exists()
     tape.sync()
     assert len(read(str(path))) == 2
@@ -206,7 +208,7 @@ def test_tape_arrives_as_it_was_written(services: Services, life: Life, tmp_path
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_tapes_of_others_are_out_of_reach(services: Services, life: Life, tmp_path: Path) -> None:
+def test_tapes_of_others_are_out_of_reach(services: Services, spec: SessionSpec, tmp_path: Path) -> None:
     def put(session: str, *lines: str) -> None:
         services["tape"](json.dumps({"session": session, "lines": lines}).encode())
 
@@ -216,32 +218,32 @@ def test_tapes_of_others_are_out_of_reach(services: Services, life: Life, tmp_pa
     def after(text: str) -> str:
         return digest(text.encode())
 
-    first = line(0, "meta", **meta(life.session, life.root))
-    put(life.session, first, line(1, prev=after(first)))
+    first = line(0, "meta", **meta(spec.session, spec.root))
+    put(spec.session, first, line(1, prev=after(first)))
     other = new_session()
     (tmp_path / "data").mkdir(exist_ok=True)
     (tmp_path / "data" / f"{other}.jsonl").write_text("kept\n")
     with pytest.raises(RequestError, match="cannot be written"):
-        put(other, line(0, "meta", **meta(other, life.root, life.session, 1)))
+        put(other, line(0, "meta", **meta(other, spec.root, spec.session, 1)))
     assert (tmp_path / "data" / f"{other}.jsonl").read_text() == "kept\n"
     fresh = new_session()
-    good = line(0, "meta", **meta(fresh, life.root, life.session, 1))
+    good = line(0, "meta", **meta(fresh, spec.root, spec.session, 1))
     for bad in (
         [line(0, "message")],
-        [line(0, "meta", **meta(fresh, new_session(), life.session, 1))],
-        [line(0, "meta", **meta(new_session(), life.root, life.session, 1))],
-        [line(1, "meta", **meta(fresh, life.root, life.session, 1))],
+        [line(0, "meta", **meta(fresh, new_session(), spec.session, 1))],
+        [line(0, "meta", **meta(new_session(), spec.root, spec.session, 1))],
+        [line(1, "meta", **meta(fresh, spec.root, spec.session, 1))],
         [good + "\n" + line(1)],
         [good, "not json"],
         [good, line(2)],
         [good, line(1)],
         [good, line(1, "Evil Type", after(good))],
         # above its parent, or of one that is not known here
-        [line(0, "meta", **meta(fresh, life.root, life.session, 0))],
-        [line(0, "meta", **meta(fresh, life.root, new_session(), 1))],
-        [line(0, "meta", **meta(fresh, life.root, "", 0))],
-        [line(0, "meta", **meta(fresh, life.root, life.session, True))],
-        [line(0, "meta", **meta(fresh, life.root, life.session, life.limits.depth))],
+        [line(0, "meta", **meta(fresh, spec.root, spec.session, 0))],
+        [line(0, "meta", **meta(fresh, spec.root, new_session(), 1))],
+        [line(0, "meta", **meta(fresh, spec.root, "", 0))],
+        [line(0, "meta", **meta(fresh, spec.root, spec.session, True))],
+        [line(0, "meta", **meta(fresh, spec.root, spec.session, spec.limits.depth))],
     ):
         with pytest.raises(RequestError):
             put(fresh, *bad)
@@ -254,14 +256,14 @@ def test_tapes_of_others_are_out_of_reach(services: Services, life: Life, tmp_pa
     put(fresh, line(2, prev=after(second)))
     assert len(read(str(tmp_path / "data" / f"{fresh}.jsonl"))) == 3
     renewed = new_session()
-    put(renewed, line(0, "meta", **meta(renewed, life.root, fresh, 1, "exec")))
+    put(renewed, line(0, "meta", **meta(renewed, spec.root, fresh, 1, "exec")))
 
 
 def test_an_inference_is_answered_once_and_only_to_a_session_of_the_job(
-    services: Services, life: Life
+    services: Services, spec: SessionSpec
 ) -> None:
     guest = RelayGuest(ask(services))
-    request = Request([Message("user", "x")], TOOLS, life.session, "mission")
+    request = Request([Message("user", "x")], TOOLS, spec.session, "mission")
     with pytest.raises(Unavailable, match="not of this job"):
         guest.infer(request._replace(session=new_session()))
     guest.infer(request)
@@ -271,7 +273,7 @@ def test_an_inference_is_answered_once_and_only_to_a_session_of_the_job(
 
 
 def test_one_inference_of_a_session_at_a_time(
-    services: Services, life: Life, monkeypatch: pytest.MonkeyPatch
+    services: Services, spec: SessionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
 
@@ -285,12 +287,12 @@ def test_one_inference_of_a_session_at_a_time(
             return Reply(Message("assistant", "x"))
 
     monkeypatch.setattr("quine.providers.build", lambda config: Nosy())
-    RelayGuest(ask(services)).infer(Request([], TOOLS, life.session))
+    RelayGuest(ask(services)).infer(Request([], TOOLS, spec.session))
     assert len(seen) == 2
 
 
 def test_blocks_of_a_provider_come_back_only_where_they_came_from(
-    life: Life, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: SessionSpec, ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the clone's memory, and of replies to it; a forged one would be sent to the provider as its own."""
     sent: list[Request] = []
@@ -311,9 +313,9 @@ def test_blocks_of_a_provider_come_back_only_where_they_came_from(
         "QUINE_DATA_DIR": str(tmp_path),
     }
     cloned = Message("assistant", "old", raw={"anthropic": [{"signature": "s0"}]})
-    life = life._replace(context=(cloned,))
-    guest = RelayGuest(ask(handlers.services(life, ledger, environ, None, notes.append)))
-    request = Request([cloned], TOOLS, life.session)
+    spec = spec._replace(context=(cloned,))
+    guest = RelayGuest(ask(handlers.services(spec, ledger, environ, None, notes.append)))
+    request = Request([cloned], TOOLS, spec.session)
     reply = guest.infer(request).message
     forged = [
         reply._replace(raw={"anthropic": [{"signature": "s2"}]}),
@@ -337,57 +339,57 @@ def test_blocks_of_a_provider_come_back_only_where_they_came_from(
     ],
     ids=["list", "null", "deep", "many"],
 )  # fmt: skip
-def test_what_is_no_conversation_of_ours(services: Services, life: Life, messages: str) -> None:
-    body = f'{{"session":"{life.session}","mission":"m","ordinal":0,"wisdom":{{}},"messages":{messages}}}'
+def test_what_is_no_conversation_of_ours(services: Services, spec: SessionSpec, messages: str) -> None:
+    body = f'{{"session":"{spec.session}","mission":"m","ordinal":0,"wisdom":{{}},"messages":{messages}}}'
     with pytest.raises(RequestError, match="infer: "):
         services["infer"](body.encode())
 
 
-def test_brackets_are_not_worth_their_memory(services: Services, life: Life) -> None:
+def test_brackets_are_not_worth_their_memory(services: Services, spec: SessionSpec) -> None:
     """Thirty megabytes of them would be two thousand in memory; as much text is as much memory."""
-    parts = f'{{"session":"{life.session}","mission":"m","ordinal":0,"wisdom":{{}},"messages":[%s]}}'
+    parts = f'{{"session":"{spec.session}","mission":"m","ordinal":0,"wisdom":{{}},"messages":[%s]}}'
     with pytest.raises(RequestError, match="more than 250000 values"):
         services["infer"]((parts % ("[],[]," * 1_000_000 + "[]")).encode())
     text = json.dumps({"role": "user", "content": '[],{"\\,' * 200_000})
     assert services["infer"]((parts % text).encode())
 
 
-def between(services: Services, life: Life, ledger: Ledger) -> Services:
-    """Return the proxy of a child of `life`, with the child's origin."""
-    return handlers.between(life, ledger, ask(services))
+def between(services: Services, spec: SessionSpec, ledger: Ledger) -> Services:
+    """Return the proxy of a child of `spec`, with the child's origin."""
+    return handlers.between(spec, ledger, ask(services))
 
 
-def test_a_face_on_the_way_passes_on_what_is_its_childs(
-    services: Services, life: Life, ledger: Ledger, tmp_path: Path
+def test_a_proxy_on_the_way_passes_on_what_is_its_childs(
+    services: Services, spec: SessionSpec, ledger: Ledger, tmp_path: Path
 ) -> None:
-    own = Tape(RelaySink(ask(services), life.session))
-    own.add("meta", meta(life.session, life.root))
+    own = Tape(RelaySink(ask(services), spec.session))
+    own.add("meta", meta(spec.session, spec.root))
     own.sync()
-    child = life._replace(session=new_session(), parent=life.session, depth=1, mission="mission of a child")
-    face = between(services, child, ledger)
-    assert told_life(face) == child
-    tape = Tape(RelaySink(ask(face), child.session))
-    tape.add("meta", meta(child.session, life.root, life.session, 1))
+    child = spec._replace(session=new_session(), parent=spec.session, depth=1, mission="mission of a child")
+    proxy = between(services, child, ledger)
+    assert told_life(proxy) == child
+    tape = Tape(RelaySink(ask(proxy), child.session))
+    tape.add("meta", meta(child.session, spec.root, spec.session, 1))
     tape.sync()
-    guest = RelayGuest(ask(face))
+    guest = RelayGuest(ask(proxy))
     request = Request([Message("user", "x")], TOOLS, child.session, child.mission)
     assert guest.infer(request).message.text == "first"
     with pytest.raises(Unavailable, match="asked for already"):
         guest.infer(request)
     with pytest.raises(Unavailable, match="not of this job"):  # which the origin would have answered
-        guest.infer(request._replace(session=life.session))
+        guest.infer(request._replace(session=spec.session))
     own.add("message", {"role": "user", "content": "x"})
     with pytest.raises(Failure, match="parent or depth"):
-        RelaySink(ask(face), life.session).put([b'{"type":"meta","data":{"session_id":"%s","root_session_id":"%s"},'
-            b'"seq":0,"ts":1,"prev":""}' % (life.session.encode(), life.root.encode())])  # fmt: skip
+        RelaySink(ask(proxy), spec.session).put([b'{"type":"meta","data":{"session_id":"%s","root_session_id":"%s"},'
+            b'"seq":0,"ts":1,"prev":""}' % (spec.session.encode(), spec.root.encode())])  # fmt: skip
     own.sync()
-    assert len(read(str(tmp_path / "data" / f"{life.session}.jsonl"))) == 2
+    assert len(read(str(tmp_path / "data" / f"{spec.session}.jsonl"))) == 2
     assert len(read(str(tmp_path / "data" / f"{child.session}.jsonl"))) == 1
 
 
-def test_no_secret_goes_out(life: Life, ledger: Ledger, tmp_path: Path) -> None:
+def test_no_secret_goes_out(spec: SessionSpec, ledger: Ledger, tmp_path: Path) -> None:
     environ = {"OPENAI_API_KEY": "canary-0123456789", "QUINE_MODEL_ID": "m", "QUINE_DATA_DIR": str(tmp_path)}
-    services = handlers.services(life, ledger, environ)
+    services = handlers.services(spec, ledger, environ)
     assert b"canary" not in services["life"](b"")
 
 
@@ -431,7 +433,9 @@ def test_a_body_is_no_bomb(services: Services, body: bytes) -> None:
     assert peak() - before < 3 * len(body)
 
 
-def test_what_a_conversation_quotes_may_hold_any_number_of_commas(services: Services, life: Life) -> None:
+def test_what_a_conversation_quotes_may_hold_any_number_of_commas(
+    services: Services, spec: SessionSpec
+) -> None:
     text = '1,2,[3],{"a"\\\\},' * 100_000
-    request = Request([Message("user", text)], TOOLS, life.session, "mission")
+    request = Request([Message("user", text)], TOOLS, spec.session, "mission")
     assert RelayGuest(ask(services)).infer(request).message.text == "first"

@@ -88,19 +88,19 @@ def test_cuts_in_both_directions(
 def victim(lab: Lab, who: str) -> list[Process]:
     far = processes.marked(lab["h1"].mark)
     near = processes.marked(lab.mark)
-    faces = [process for process in near if "--files" in process.argv or "--returns" in process.argv]
+    proxies = [process for process in near if "--files" in process.argv or "--returns" in process.argv]
     return {
         # the process that lays out is a copy of the launcher
         "wrapper": [process for process in far if "--stage" in process.argv or process.copy],
         "node there": [process for process in far if process.daemon],
         "node here": [process for process in near if process.daemon],
-        "face": [process for process in faces if not process.copy],
-        "face, and who renames": faces,
+        "proxy": [process for process in proxies if not process.copy],
+        "proxy, and who renames": proxies,
     }[who]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("who", ["wrapper", "face", "node there", "node here"])
+@pytest.mark.parametrize("who", ["wrapper", "proxy", "node there", "node here"])
 def test_who_is_killed_while_files_go_leaves_nothing_half(
     lab: Lab, tmp_path: Path, there: Path, who: str
 ) -> None:
@@ -123,7 +123,7 @@ def test_who_is_killed_while_files_go_leaves_nothing_half(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("who", ["wrapper", "face", "face, and who renames", "node there", "node here"])
+@pytest.mark.parametrize("who", ["wrapper", "proxy", "proxy, and who renames", "node there", "node here"])
 def test_who_is_killed_while_files_come_leaves_the_old_or_the_new(
     lab: Lab, tmp_path: Path, there: Path, who: str
 ) -> None:
@@ -135,7 +135,7 @@ def test_who_is_killed_while_files_come_leaves_the_old_or_the_new(
     words = ["run", "--on", "h1", "--cwd", there, "--returns", "t", "--", "true"]
     for _ in range(ROUNDS):
         _end_after(lab, tmp_path, words, who, rng.uniform(0.05, 0.6))
-        if "renames" not in who:  # it outlives the face; killed as well, it has a journal for who comes next
+        if "renames" not in who:  # it outlives the proxy; killed as well, it has a journal for who comes next
             until(lambda states=(old, new): _seen(tmp_path) in states)  # type: ignore[misc]
         shutil.rmtree(tmp_path / "t", ignore_errors=True)
         plant(tmp_path / "t", MiB, 2)

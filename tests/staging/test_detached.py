@@ -131,10 +131,10 @@ def test_who_is_killed_while_files_are_under_way_has_started_nothing(lab: Lab, w
     slow = lab.slow("h1", 0.2)
     job = new_session()
     words = ["run", "--detach", "--on", slow, "--job", job, "--files", "large", "--", "true"]
-    with lab.popen(words, cwd=work, stdout=subprocess.PIPE) as face:
-        until(lambda: any(lab["h1"].home.rglob(f"*{job}*")) or face.poll() is not None, "it has begun")
-        face.kill()
-        assert face.stdout and face.stdout.read() == b""
+    with lab.popen(words, cwd=work, stdout=subprocess.PIPE) as proxy:
+        until(lambda: any(lab["h1"].home.rglob(f"*{job}*")) or proxy.poll() is not None, "it has begun")
+        proxy.kill()
+        assert proxy.stdout and proxy.stdout.read() == b""
     assert lab.wait_idle() == []
     assert not folder(job, lab["h1"].home).exists()
     until(lambda: not any((lab["h1"].home / "quine").glob(f"{job}*")), "no empty directory is left")
@@ -146,19 +146,19 @@ def test_two_who_detach_one_id_at_one_time_lay_out_once(lab: Lab, work: Path, tm
     (tmp_path / "other").mkdir()
     for place in (["--on", "h1"], ["--cwd", tmp_path / "other"]):
         job = new_session()
-        faces = []
+        proxies = []
         for name in ("one", "two"):
             (work / name).mkdir(exist_ok=True)
             for at in range(200):
                 (work / name / f"f{at}").write_text(name + "\n")
             script = f"cat f* | sort | uniq -c; read x <{tmp_path}/again; cat f* | sort | uniq -c"
             words = ["run", "--detach", *place, "--job", job, "--files", "f*", "--", "sh", "-c", script]
-            faces.append((words, work / name))
+            proxies.append((words, work / name))
         (tmp_path / "again").unlink(missing_ok=True)
         os.mkfifo(tmp_path / "again")
-        started = [lab.popen(words, cwd=cwd, stdout=subprocess.PIPE) for words, cwd in faces]
-        for face in started:
-            assert face.communicate()[0].decode().split() == [job]
+        started = [lab.popen(words, cwd=cwd, stdout=subprocess.PIPE) for words, cwd in proxies]
+        for proxy in started:
+            assert proxy.communicate()[0].decode().split() == [job]
         (tmp_path / "again").write_text("\n")
         assert ended(lab, job, cwd=work) == (0, b"")
         before, after = lab.run(["logs", job]).stdout.splitlines()
@@ -197,10 +197,10 @@ def test_who_ends_the_wait_while_files_come_ends_it(lab: Lab, work: Path) -> Non
     for job in (first, second):
         assert ended(lab, job, cwd=work) == (0, b"")
     slow = lab.slow("h1", 0.2)
-    face = lab.popen(["wait", "--on", slow, "--returns", "large*", first, second], cwd=work)
-    until(lambda: any(work.glob(".quine-aside-*")) or face.poll() is not None, "they come")
-    face.send_signal(signal.SIGINT)
-    assert face.wait(PATIENCE) == -signal.SIGINT
+    proxy = lab.popen(["wait", "--on", slow, "--returns", "large*", first, second], cwd=work)
+    until(lambda: any(work.glob(".quine-aside-*")) or proxy.poll() is not None, "they come")
+    proxy.send_signal(signal.SIGINT)
+    assert proxy.wait(PATIENCE) == -signal.SIGINT
     assert not [*work.glob("large*"), *work.glob(".quine-*")]
 
 

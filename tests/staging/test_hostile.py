@@ -235,7 +235,7 @@ def test_a_directory_that_is_a_link_by_now_is_not_followed(
             (here / "t" / "d").rename(tmp_path / "away")
             (here / "t" / "d").symlink_to(tmp_path / "secret" / "d")
 
-    look, into = scan.look, scan._look_into
+    look, into = scan.scan, scan._scan_into
 
     def looked(*args: Any, **more: Any) -> Any:
         found = look(*args, **more)
@@ -250,10 +250,10 @@ def test_a_directory_that_is_a_link_by_now_is_not_followed(
         return found
 
     if moment == "listed":
-        monkeypatch.setattr(scan, "_look_into", listed)
+        monkeypatch.setattr(scan, "_scan_into", listed)
     else:
-        monkeypatch.setattr(scan, "look", looked)
-    monkeypatch.setattr(tree, "settled", lambda take, found: (found, True))
+        monkeypatch.setattr(scan, "scan", looked)
+    monkeypatch.setattr(tree, "resolve_ambiguous", lambda take, found: (found, True))
     with pytest.raises(RequestError):
         stage(here, there, "t")
     assert not any(path.is_file() and path.read_bytes()[:1] == b"s" for path in there.rglob("*"))

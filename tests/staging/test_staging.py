@@ -868,7 +868,7 @@ def test_a_record_that_is_torn_is_as_none(here: Path, there: Path, cache: Path, 
 
 def test_a_record_that_there_is_no_room_for_leaves_nothing(here: Path, cache: Path) -> None:
     """A limit on the size of a file fails a write as a full disk does."""
-    found = scan.look([(os.fsencode(here), b"")])
+    found = scan.scan([(os.fsencode(here), b"")])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
     try:
@@ -912,15 +912,29 @@ def test_a_file_that_changes_between_its_digest_and_its_way_is_read_again(
     assert (there / "a").read_bytes() == b"2" * 3_000_000
 
 
-def test_a_look_waits_for_the_tick_of_the_clock(here: Path) -> None:
+def test_a_scan_waits_for_the_tick_of_the_clock(here: Path) -> None:
     (here / "a").write_text("x")
     sources = [(os.fsencode(here / "a"), b"a")]
-    found, calm = scan.settled(lambda: scan.look(sources), scan.look(sources))
+    found, calm = scan.resolve_ambiguous(lambda: scan.scan(sources), scan.scan(sources))
     assert calm and found.newest + scan.TICK <= found.began
 
 
+def test_a_tree_that_keeps_changing_is_scanned_no_more_often_than_its_scans_are_used(here: Path) -> None:
+    path = here / "a"
+    path.write_text("x")
+    taken: list[scan.Scan] = []
+
+    def changed() -> scan.Scan:
+        path.write_text("y")
+        taken.append(scan.scan([(os.fsencode(path), b"a")]))
+        return taken[-1]
+
+    found, calm = scan.resolve_ambiguous(changed, changed())
+    assert not calm and found is taken[-1] and len(taken) == scan.PATIENCE
+
+
 def slowly(top: Path) -> dict[bytes, bytes]:
-    """Return the facts that a look should have found."""
+    """Return the facts that a scan should have found."""
     found = {}
     for folder, folders, files in os.walk(os.fsencode(top)):
         for name in folders + files:
@@ -970,13 +984,13 @@ def test_whatever_has_changed_on_either_side_is_seen_and_nothing_else_is_sent(
         (here / "t" / name).write_bytes(b"first")
     stage(here, there, "t")
     for changes in rounds:
-        before = [scan.look([(os.fsencode(top / "t"), b"")]) for top in (here, there)]
+        before = [scan.scan([(os.fsencode(top / "t"), b"")]) for top in (here, there)]
         for is_here, what, name, data in changes:
             change((here if is_here else there) / "t", what, name, data)
-        for look, top in zip(before, (here, there), strict=True):
-            now = scan.look([(os.fsencode(top / "t"), b"")])
+        for earlier, top in zip(before, (here, there), strict=True):
+            now = scan.scan([(os.fsencode(top / "t"), b"")])
             assert now.by_name() == slowly(top / "t")
-            assert (now.hash == look.hash) == (now.by_name() == look.by_name())
+            assert (now.hash == earlier.hash) == (now.by_name() == earlier.by_name())
         sent = stage(here, there, "t")
         if not changes:
             assert sent < 200
@@ -985,7 +999,7 @@ def test_whatever_has_changed_on_either_side_is_seen_and_nothing_else_is_sent(
                 assert facts(there)[name] == fact
 
 
-def test_a_look_says_where_it_failed_and_leaves_out_what_is_gone(
+def test_a_scan_says_where_it_failed_and_leaves_out_what_is_gone(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "d").mkdir()
@@ -999,7 +1013,7 @@ def test_a_look_says_where_it_failed_and_leaves_out_what_is_gone(
         return stat_of(name, **more)  # type: ignore[arg-type, no-any-return, call-overload]
 
     monkeypatch.setattr(os, "stat", gone)
-    assert scan.look([(os.fsencode(here), b"")]).names == [b"d", b"d/b"]
+    assert scan.scan([(os.fsencode(here), b"")]).names == [b"d", b"d/b"]
 
     def broken(name: object, **more: object) -> os.stat_result:
         if name == "b":
@@ -1008,7 +1022,7 @@ def test_a_look_says_where_it_failed_and_leaves_out_what_is_gone(
 
     monkeypatch.setattr(os, "stat", broken)
     with pytest.raises(OSError, match="broken") as caught:
-        scan.look([(os.fsencode(here), b"")])
+        scan.scan([(os.fsencode(here), b"")])
     assert caught.value.filename == os.fsencode(here / "d" / "b")
 
 

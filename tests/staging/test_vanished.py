@@ -27,14 +27,14 @@ GONE = "vanished before it was sent"
 
 def lose(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """Remove the file before the first look at the named files."""
-    take = scan.look
+    take = scan.scan
 
-    def taken(*args: object, **more: object) -> scan.Look:
+    def taken(*args: object, **more: object) -> scan.Scan:
         if more.get("whole"):  # not a look of the side that lays out
             path.unlink(missing_ok=True)
         return take(*args, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(scan, "look", taken)
+    monkeypatch.setattr(scan, "scan", taken)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_file_that_goes_away_while_its_directory_is_read_is_an_error(
         (here / "d" / name).write_text(name)
     build = Tree._build
 
-    def late(tree: Tree, found: scan.Look, record: scan.Record) -> bool:
+    def late(tree: Tree, found: scan.Scan, record: scan.Record) -> bool:
         (here / "d" / "a").unlink(missing_ok=True)
         return build(tree, found, record)
 
@@ -94,10 +94,10 @@ def test_a_name_in_a_listing_is_there_or_an_error(here: Path, monkeypatch: pytes
     (here / "a").write_text("a")
     monkeypatch.setattr(os, "listdir", lambda fd: ["a", "gone"])
     with pytest.raises(FileNotFoundError, match=GONE) as caught:
-        scan.look([(os.fsencode(here), b"")], whole=True)
+        scan.scan([(os.fsencode(here), b"")], whole=True)
     assert caught.value.filename == os.fsencode(here / "gone")
     monkeypatch.setattr(os, "listdir", lambda fd: ["a", ".quine-aside-1"])
-    assert scan.look([(os.fsencode(here), b"")], whole=True).names == [b"a"], "a name in use is left out"
+    assert scan.scan([(os.fsencode(here), b"")], whole=True).names == [b"a"], "a name in use is left out"
 
 
 def test_a_file_that_is_away_for_a_moment_is_sent(

@@ -90,16 +90,16 @@ class Relay:
         assert name == "stage"
         up: queue.SimpleQueue[Any] = queue.SimpleQueue()
         down: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        face = End(up, down)
-        face.limit = self._limit
+        proxy = End(up, down)
+        proxy.limit = self._limit
 
         def serve() -> None:
             try:
-                self._handler(face)
+                self._handler(proxy)
                 down.put(b"")
             except BaseException as error:
                 down.put(RequestError(str(error)))
-            self.bytes += face.sent
+            self.bytes += proxy.sent
 
         thread = threading.Thread(target=serve)
         thread.start()

@@ -106,7 +106,7 @@ def plan(seed: int, cuts: int, carried: int) -> list[int]:
 
 
 @contextmanager
-def face(lab: Lab, *words: object, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+def proxy_process(lab: Lab, *words: object, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
     """`quine WORDS` with three pipes; killed if it still runs at the end. A command's is quiet."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | more
     if words[0] == "run":

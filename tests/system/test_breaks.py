@@ -22,7 +22,7 @@ from tests.lab import Lab
 from tests.support.agents import OK, call, says, sh, until
 from tests.support.crowd import Crowd
 from tests.system import breaks
-from tests.system.breaks import BLOCK, CUTS, LONG, PYTHON, QUIET, MiB, face
+from tests.system.breaks import BLOCK, CUTS, LONG, PYTHON, QUIET, MiB, proxy_process
 
 # A tree, twice or three times, takes 100 s on a very busy machine.
 pytestmark = pytest.mark.timeout(300 + 15 * CUTS)
@@ -32,7 +32,7 @@ SEEDS = (1, 2)
 def cat(lab: Lab, host: str, size: int) -> float:
     """`size` bytes there and back through `cat`; the seconds it took."""
     begun = time.monotonic()
-    with face(lab, "run", "--on", host, "--", "cat") as process:
+    with proxy_process(lab, "run", "--on", host, "--", "cat") as process:
         result = breaks.carried(process, 1, 1, size)
     assert result == ("", 0, b"")
     return time.monotonic() - begun
@@ -251,7 +251,7 @@ def test_a_request_that_is_cut_in_the_middle(
             "QUINE_OUTPUT_TRUNCATE": "500000",
             "QUINE_CONTEXT_WINDOW": "10000000",
         }
-        with face(lab, "--on", host, "work", env=env) as process:
+        with proxy_process(lab, "--on", host, "work", env=env) as process:
             assert process.stdout and process.stdout.readline() == b"cut\n"
             proxy.cut_after(at, 30_000)
             out, err = process.communicate(b"go\n", timeout=120)
@@ -277,7 +277,7 @@ def test_a_slow_reader_while_the_link_is_cut(lab: Lab, through: Callable[..., st
             until(proxy.connections)  # the bytes read meanwhile may all have been here
             cuts += proxy.cut()
 
-    with face(lab, "run", "--on", host, "--", *far) as process:
+    with proxy_process(lab, "run", "--on", host, "--", *far) as process:
         result = breaks.carried(process, SEEDS[0], SEEDS[1], size, between)
     assert result == ("", 0, b"")
     assert cuts >= size // BLOCK // 8
@@ -290,7 +290,7 @@ def test_many_jobs_share_what_breaks(lab: Lab, through: Callable[..., str]) -> N
     script = "echo up; read word; echo $word $0; exit $0"
     with contextlib.ExitStack() as stack:
         jobs = [
-            stack.enter_context(face(lab, "run", "--on", host, "--", "sh", "-c", script, n % 60))
+            stack.enter_context(proxy_process(lab, "run", "--on", host, "--", "sh", "-c", script, n % 60))
             for n in range(count)
         ]
         for job in jobs:
@@ -309,7 +309,9 @@ def test_many_jobs_share_what_breaks(lab: Lab, through: Callable[..., str]) -> N
 
 def test_head_ends_the_producer_after_a_cut(lab: Lab, through: Callable[..., str], tmp_path: Path) -> None:
     host, proxy = through("h1"), lab["h1"].proxy
-    with face(lab, "run", "--on", host, "--", "sh", "-c", f"yes; kill -l $? >{tmp_path}/died") as process:
+    with proxy_process(
+        lab, "run", "--on", host, "--", "sh", "-c", f"yes; kill -l $? >{tmp_path}/died"
+    ) as process:
         assert process.stdout and process.stderr
         assert process.stdout.read(MiB) == b"y\n" * (MiB // 2)
         proxy.cut()

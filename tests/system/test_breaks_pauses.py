@@ -25,7 +25,7 @@ from tests.support.agents import until
 from tests.support.machine import nodes
 from tests.support.waiting import read_until
 from tests.system import breaks
-from tests.system.breaks import LONG, PYTHON, MiB, down, face
+from tests.system.breaks import LONG, PYTHON, MiB, down, proxy_process
 
 # A command that lives until it is told to end, by a file of its own: nothing has to cross the link for that.
 PATIENT = "echo up; while [ ! -e {go} ]; do sleep 0.05; done; echo done; exit 7"
@@ -34,7 +34,7 @@ PATIENT = "echo up; while [ ! -e {go} ]; do sleep 0.05; done; echo done; exit 7"
 @contextmanager
 def up(lab: Lab, host: str, script: str, *options: object) -> Iterator[subprocess.Popen[bytes]]:
     """A command on the host that has printed `up`."""
-    with face(lab, "run", *options, "--on", host, "--", "sh", "-c", script) as process:
+    with proxy_process(lab, "run", *options, "--on", host, "--", "sh", "-c", script) as process:
         assert process.stdout
         read_until(process.stdout.fileno(), b"up\n")
         yield process
@@ -94,7 +94,7 @@ def test_signals_sent_meanwhile_arrive_once(lab: Lab, through: Callable[..., str
     far = "import signal, sys\nfor name in sys.argv[1:]:\n"
     far += " signal.signal(getattr(signal, 'SIG' + name), lambda n, _: print(signal.Signals(n).name, flush=True))\n"
     far += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nprint('up', flush=True)\nwhile True: signal.pause()"
-    with face(lab, "run", "--on", host, "--", PYTHON, "-c", far, *names) as process:
+    with proxy_process(lab, "run", "--on", host, "--", PYTHON, "-c", far, *names) as process:
         assert process.stdout
         read_until(process.stdout.fileno(), b"up\n")
         for name in names:
@@ -111,7 +111,7 @@ def test_a_pause_holds_the_producers_and_loses_nothing(lab: Lab, through: Callab
     """Silence at first, as a pulled cable: both ends go on writing until their windows are full."""
     host, proxy = through("h1"), lab["h1"].proxy
     size = (64 if LONG else 16) * MiB
-    with face(lab, "run", "--on", host, "--", "cat") as process:
+    with proxy_process(lab, "run", "--on", host, "--", "cat") as process:
 
         def heal() -> None:
             proxy.cut()
@@ -135,7 +135,9 @@ def test_a_command_sent_meanwhile_runs_once(lab: Lab, through: Callable[..., str
     ran = tmp_path / "ran"
     with up(lab, host, PATIENT.format(go=tmp_path / "go")) as first:
         proxy.half_open()
-        with face(lab, "run", "--on", host, "--", "sh", "-c", f"echo ran >>{ran}; echo ran") as second:
+        with proxy_process(
+            lab, "run", "--on", host, "--", "sh", "-c", f"echo ran >>{ran}; echo ran"
+        ) as second:
             proxy.cut()
             out, err = second.communicate(timeout=120)
             assert (second.returncode, out, err) == (0, b"ran\n", b"")
@@ -149,7 +151,7 @@ def test_a_command_sent_meanwhile_runs_once(lab: Lab, through: Callable[..., str
 
 def survives(lab: Lab, host: str, go: Path, broken: Callable[[], None]) -> None:
     """Both streams and the record of a job survive `broken`, and so does the next command."""
-    with face(
+    with proxy_process(
         lab, "run", "--on", host, "--", "sh", "-c", f"echo up; cat; {PATIENT.format(go=go)}"
     ) as process:
         assert process.stdin and process.stdout
@@ -193,7 +195,7 @@ def test_a_half_open_connection_that_wakes_up_too_late(
     """The new connection has sent again all bytes that the old one still carries."""
     host, proxy = through("h1"), lab["h1"].proxy
     size = 8 * MiB
-    with face(lab, "run", "--on", host, "--", "cat") as process:
+    with proxy_process(lab, "run", "--on", host, "--", "cat") as process:
 
         def between(number: int) -> None:
             if number == 16:

@@ -196,7 +196,7 @@ def agent_there(lab: Lab, now: Round) -> list[Process]:
     return [job for job in lab["h1"].jobs() if f"{now.name} left" in " ".join(job.argv)]
 
 
-def face(lab: Lab, now: Round) -> list[Process]:
+def proxy(lab: Lab, now: Round) -> list[Process]:
     return [process for process in lab.processes() if process.ppid == now.root.pid][:1]
 
 
@@ -216,7 +216,7 @@ VICTIMS: dict[str, Callable[[Lab, Round], list[Process]]] = {
     "client": lambda _, now: of([p for p in [processes.find(now.stream.pid)] if p], bool),
     "agent": lambda _, now: of([p for p in [processes.find(now.root.pid)] if p], bool),
     "agent there": agent_there,
-    "face": face,
+    "proxy": proxy,
     "supervisor": supervisor,
     "dial": lambda lab, _: of(lab["h1"].processes(), lambda p: "--dial" in p.argv),
     "sshd": lambda lab, _: [p for pid in lab["h1"].sessions() if (p := processes.find(pid))],
@@ -230,7 +230,7 @@ HARMS = {
     "client": {"stream"},
     "agent": {"root", "left", "right"},
     "agent there": {"left"},
-    "face": {"left", "right"},
+    "proxy": {"left", "right"},
     "node there": {"stream", "left", *(f"command{n}" for n in range(0, COMMANDS, 2))},
     "node here": {"stream", "left", "right", *(f"command{n}" for n in range(COMMANDS))},
 }
@@ -276,7 +276,7 @@ def judge_agents(now: Round, victim: str, marks: Counter[str]) -> None:
     told = "".join(entry["data"]["content"] for entry in tapes["root"] if entry["type"] == "tool_result")
     if not {"left", "right"} & HARMS.get(victim, set()):
         assert told.count("[EXIT CODE] 0") == 2, told
-    elif victim in ("agent there", "face"):
+    elif victim in ("agent there", "proxy"):
         assert "KILL" in told, told
 
 
@@ -341,7 +341,7 @@ def next_commands(lab: Lab) -> None:
 
 def one_round(lab: Lab, directory: Path, victim: str, rng: random.Random) -> None:
     clock = rng.choice(("stream", "commands", "agents"))
-    if victim in ("agent there", "face"):
+    if victim in ("agent there", "proxy"):
         clock = "agents"  # they are there by then
     value = {
         "stream": rng.randrange(3 << 20),
@@ -350,7 +350,7 @@ def one_round(lab: Lab, directory: Path, victim: str, rng: random.Random) -> Non
     }[clock]
     now = Round(lab, directory, directory.name)
     try:
-        now.wait_for(clock, 2 if victim in ("agent there", "face") else value)
+        now.wait_for(clock, 2 if victim in ("agent there", "proxy") else value)
         found = VICTIMS[victim](lab, now)
         assert found, f"no {victim} at {clock} {value}"
         for process in found:

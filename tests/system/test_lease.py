@@ -18,7 +18,7 @@ from tests.support.machine import only_node
 from tests.support.running import Running
 from tests.support.waiting import read_until, until
 from tests.system import breaks
-from tests.system.breaks import face
+from tests.system.breaks import proxy_process
 
 LEASE = 5.0  # seconds, of a clock that the test puts forward
 KiB = 1024
@@ -124,11 +124,15 @@ def test_an_origin_that_slept_through_the_lease_sees_every_byte_or_74(
     waits = says(sh(f"echo up >&4; until [ -e {never} ]; do sleep 1; done"))
     with contextlib.ExitStack() as stack:
         clients = [
-            stack.enter_context(face(lab, "run", "--on", host, "--", breaks.PYTHON, "-c", LATER, path, size))
+            stack.enter_context(
+                proxy_process(lab, "run", "--on", host, "--", breaks.PYTHON, "-c", LATER, path, size)
+            )
             for path, size in (*((go, size) for size in sizes), (never, 0))
         ]
         clients.append(
-            stack.enter_context(face(lab, "--quiet", "--on", host, "wait there", env=lab.script([waits])))
+            stack.enter_context(
+                proxy_process(lab, "--quiet", "--on", host, "wait there", env=lab.script([waits]))
+            )
         )
         for client in clients:
             assert client.stdout

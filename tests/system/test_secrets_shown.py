@@ -47,13 +47,13 @@ def guest(lab: Lab, tmp_path: Path, command: str) -> dict[str, str]:
     return {**script, "QUINE_DATA_DIR": str(tmp_path / "data"), **SHOWN}
 
 
-def test_the_face_of_an_agent_elsewhere(lab: Lab, tmp_path: Path, go: Path) -> None:
+def test_the_proxy_of_an_agent_elsewhere(lab: Lab, tmp_path: Path, go: Path) -> None:
     env = guest(lab, tmp_path, f"touch {tmp_path}/there; read x <{go}")
-    with started(lab, ["--on", "h1", "work"], env) as face:
+    with started(lab, ["--on", "h1", "work"], env) as proxy:
         wait_for(tmp_path / "there")
         assert showing(lab) == []
         go.write_text("\n")
-        assert face.wait(120) == 0
+        assert proxy.wait(120) == 0
 
 
 @pytest.mark.parametrize("where", [[], ["--on", "h1"]], ids=["here", "elsewhere"])

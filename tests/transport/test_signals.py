@@ -21,7 +21,7 @@ told, tells = os.pipe()
 
 def sleep_through(number):
     '''It is delivered to a thread that does not wait: to the main thread it is as if it had come just before that.'''
-    with signals.held():
+    with signals.block_signals():
         _thread.start_new_thread(in_thread, (number,))
 
 
@@ -45,7 +45,7 @@ def outcome(code: str, cwd: Path | None = None) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("around", ["insistent", "calling_out"])
+@pytest.mark.parametrize("around", ["wake_if_stuck", "calling_out"])
 def test_a_call_that_sleeps_through_a_signal_is_woken(around: str) -> None:
     code = f"""
     sleep_through(signal.SIGTERM)
@@ -67,7 +67,7 @@ def test_what_a_destructor_has_dropped_is_raised_again() -> None:
                 pass
 
     try:
-        with signals.insistent():
+        with signals.wake_if_stuck():
             Dropped()
             os.read(waits, 1)
     except Terminated as terminated:
@@ -90,7 +90,7 @@ def test_insistence_leaves_no_descriptor_no_mask_and_no_handler() -> None:
     code = """
     before = os.listdir("/proc/self/fd")
     for _ in range(50):
-        with signals.insistent():
+        with signals.wake_if_stuck():
             pass
     while len(os.listdir("/proc/self/task")) > 1:
         time.sleep(0.001)
@@ -106,7 +106,7 @@ def test_a_peer_that_has_gone_is_no_signal_to_us() -> None:
     """The kernel sends SIGPIPE for our own write, and says that it is ours."""
     code = """
     os.close(waits)
-    with signals.quiet():
+    with signals.block_sigpipe():
         try:
             os.write(gives, b"x")
         except BrokenPipeError:
@@ -119,7 +119,7 @@ def test_a_peer_that_has_gone_is_no_signal_to_us() -> None:
 def test_a_sigpipe_that_somebody_sent_counts_while_we_write() -> None:
     code = """
     import subprocess
-    with signals.quiet():
+    with signals.block_sigpipe():
         subprocess.run(["kill", "-PIPE", str(os.getpid())], check=True)
     print(signals.fatal)
     """

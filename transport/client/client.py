@@ -63,13 +63,18 @@ def run(
     """
     spawn.capability = os.urandom(16).hex()
     for _ in range(node_socket.TRIES):
-        face = Face(_connected(), spawn, (stdin, stdout, stderr), services or {}, used)
-        face.on_start, face.on_note, face.on_refused, face.on_sent = on_start, on_note, on_refused, on_sent
+        proxy = Proxy(_connected(), spawn, (stdin, stdout, stderr), services or {}, used)
+        proxy.on_start, proxy.on_note, proxy.on_refused, proxy.on_sent = (
+            on_start,
+            on_note,
+            on_refused,
+            on_sent,
+        )
         try:
-            if (status := face.run()) is not None:
+            if (status := proxy.run()) is not None:
                 return status
         finally:
-            face.close()
+            proxy.close()
         # The node went idle while we connected, before it had read a byte. The next try starts another.
     raise node_socket.short_lived()
 
@@ -83,7 +88,7 @@ def _connected() -> socket.socket:
     return rendezvous.connect()
 
 
-class Face:
+class Proxy:
     """The proxy of one job: this process's streams and signals, one connection to the node. The Driver of a Core."""
 
     def __init__(

@@ -120,7 +120,7 @@ class Core:
         self._interrupts: list[float] = []
         self._patience: tuple[int, float] | None = None  # a forwarded fatal signal, and our deadline
         self._greeted_by: float | None = None  # when the user is told of a silent node
-        self._told = False  # the user has been told of it
+        self._reported = False  # the user has been told of it
 
     def begin(self) -> None:
         """Send the spawn of the job."""
@@ -203,10 +203,10 @@ class Core:
         """End if the job is over, or if nobody takes its output after a fatal signal. Report a silent node."""
         if self.over:
             return
-        if not self.session.peer and not self._told:
+        if not self.session.peer and not self._reported:
             self._greeted_by = self._greeted_by or now + SILENT
             if now > self._greeted_by:
-                self._told = True
+                self._reported = True
                 self._driver.noted({"silent": self._log})
         channel = self.session.channels.get(self.number)
         if self._exit and channel and channel.finished and not self._pending:
@@ -224,7 +224,7 @@ class Core:
         reader that takes nothing. The job may be over, with its exit record behind output that nobody reads.
         """
         if not self.session.peer:
-            return None if self._told else self._greeted_by
+            return None if self._reported else self._greeted_by
         return self._patience[1] if self._patience and self._pending else None
 
     @property

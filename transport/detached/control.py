@@ -82,7 +82,7 @@ class Peer(Wire):
         super().__init__(connection)
         self.feeds = 0  # frames of its stdin that wait for the job; the peer is not read meanwhile
         self._follows = False
-        self._told = (-1, -1)
+        self._announced = (-1, -1)
 
     @property
     def events(self) -> int:
@@ -93,8 +93,8 @@ class Peer(Wire):
 
     def news(self, out: int, err: int) -> None:
         """Send the sizes of both outputs, if they have changed and nothing waits to be sent."""
-        if self._follows and self._told != (out, err) and not self._unsent:
-            self._told = (out, err)
+        if self._follows and self._announced != (out, err) and not self._unsent:
+            self._announced = (out, err)
             self.tell(Kind.ACK, STDOUT, out)
             self.tell(Kind.ACK, STDERR, err)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def start(directory: str, order: Order) -> Status | None:
     """Start a job in a directory made for it. Return None once it runs and is on record, else the reason."""
-    told, tell = os.pipe2(os.O_CLOEXEC)
+    outcome, tell = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if not pid:
         try:
@@ -28,7 +28,7 @@ def start(directory: str, order: Order) -> Status | None:
             os._exit(0)
     os.close(tell)
     os.waitpid(pid, 0)
-    with open(told, "rb") as file:
+    with open(outcome, "rb") as file:
         answer = file.read()
     if answer == b"+":
         return None

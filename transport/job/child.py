@@ -19,7 +19,7 @@ import select
 import sys
 
 from transport import inherit, quickjson
-from transport.job import workdir as folder
+from transport.job import workdir
 from transport.lean import signal, socket
 from transport.status import NOT_STARTED, Status
 
@@ -168,7 +168,7 @@ def _enter(start: Start, report: socket.socket) -> None:
     """Make the folder, and go to the directory. Errors are a refusal, not an exit status of the command."""
     if start.folder:
         try:
-            fd = folder.enter(start.folder)
+            fd = workdir.enter(start.folder)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise _Refused(
@@ -194,7 +194,7 @@ def _enter(start: Start, report: socket.socket) -> None:
 
 def _is_empty(fd: int) -> bool:
     try:
-        return folder.is_empty(fd)
+        return workdir.is_empty(fd)
     except OSError:
         return False  # unreadable: files that jobs leave in it cannot be told from earlier ones
 

@@ -17,8 +17,7 @@ import os
 import time
 
 from transport import address, inherit
-from transport.job import termination
-from transport.job import workdir as folder
+from transport.job import termination, workdir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -210,7 +209,7 @@ def _leave(paths: set[str]) -> None:
     if not pid:
         try:
             for path in paths:
-                folder.leave(path)
+                workdir.leave(path)
         finally:
             os._exit(0)
     termination.wait_ended([pid], time.monotonic() + PATIENCE)

@@ -176,13 +176,13 @@ class Host:
         try:
             peer = await greeter.hello(HELLO_DEADLINE)
         except ProtocolError as error:
-            said = f"{error}{': ' if greeter.noise else ''}{greeter.noise}"
+            message = f"{error}{': ' if greeter.noise else ''}{greeter.noise}"
             if greeter.lost is not None:
                 raise Interrupted(
-                    target.name, f"the connection was lost as its node greeted: {said}"
+                    target.name, f"the connection was lost as its node greeted: {message}"
                 ) from None
             hint = f"remove ~/.cache/quine on {target.name} to start afresh"
-            raise Refused(f"the node over there does not answer: {said}", hint, target.name) from None
+            raise Refused(f"the node over there does not answer: {message}", hint, target.name) from None
         if peer["link"] != name:
             greeter.duplex.close()
             raise Refused("the node over there answers for another link", host=target.name)

@@ -47,8 +47,8 @@ class Hosts:
         """
         relay = Relay(link, number, "", lambda _: None)
         if parent:
-            told = {name: spawn.context.get(name) for name in TOLD}
-            spawn.context = {**parent.context, **told, "from": parent.host}
+            passed = {name: spawn.context.get(name) for name in TOLD}
+            spawn.context = {**parent.context, **passed, "from": parent.host}
             spawn.tree = parent.tree
         try:
             if self._place is None:

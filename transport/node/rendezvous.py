@@ -87,12 +87,12 @@ def rotate_log() -> None:
 
 def _start() -> None:
     """Start the node as a daemon: in its own session, without this process's streams and secrets."""
-    ready, told = os.pipe()
+    ready, announce = os.pipe()
     log = os.open(log_path(), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDWR)
     try:
         actions = [
-            (os.POSIX_SPAWN_DUP2, told, 3),
+            (os.POSIX_SPAWN_DUP2, announce, 3),
             (os.POSIX_SPAWN_DUP2, null, 0),
             (os.POSIX_SPAWN_DUP2, null, 1),
             (os.POSIX_SPAWN_DUP2, log, 2),
@@ -106,14 +106,14 @@ def _start() -> None:
             setsigmask=[],
             setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
         )
-        os.close(told)
-        told = -1
+        os.close(announce)
+        announce = -1
         poll = select.poll()
         poll.register(ready, select.POLLIN)
         if not poll.poll(START_DEADLINE * 1000) or not os.read(ready, 1):
             raise Refused("the node of this machine does not start", f"look at {log_path()}")
     finally:
-        for fd in (ready, told, log, null):
+        for fd in (ready, announce, log, null):
             if fd >= 0:
                 os.close(fd)
     # The daemon detaches itself (double fork); the process started here ends at once and is reaped.

@@ -114,13 +114,13 @@ class _Call:
         self._reply = bytearray()
         self._error: str | None = None
         self.finished = False
-        self._said = False  # the last frame was sent, after which the channel is forgotten
+        self._end_sent = False  # the last frame was sent, after which the channel is forgotten
 
     def output(self) -> bytes:
         """Bytes that can be sent now; the last frame once the request is finished."""
         session, number, flow = self._session, self._number, self._channel.flows[STDIN]
-        if self.finished and not self._said:
-            self._said = True
+        if self.finished and not self._end_sent:
+            self._end_sent = True
             session.last_word(number)
         while not self.finished and self._left and (size := min(CHUNK, flow.credit, len(self._left))):
             session.data(number, STDIN, bytes(self._left[:size]))

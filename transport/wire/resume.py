@@ -83,7 +83,7 @@ class Line(Session):
         self.over = False  # the other end has said bye
         self.attempt = 0  # number of the latest dial, here or taken from the other end
         self._kept: deque[bytes] = deque()
-        self._told = 0
+        self._acknowledged = 0
         self._answer = -1  # nonce of a ping to be answered, -1: none; many at once are answered once
         self._words = 0  # frames about the connection since our latest ping
 
@@ -96,7 +96,7 @@ class Line(Session):
         """Go on over a new connection whose hello has come; returns the chunks to be sent again."""
         self._decoder = handshake.decoder
         self.peer = handshake.peer
-        self._answer, self._told, self._words = -1, self.received, 0
+        self._answer, self._acknowledged, self._words = -1, self.received, 0
         self._saw(handshake.peer["seen"])
         return list(self._kept)
 
@@ -139,12 +139,12 @@ class Line(Session):
             out.append(header(Kind.PING, 0, ANSWERS, self._answer, 0))
             self._answer = -1
         # Beside other output a SEEN costs next to nothing: an acknowledgement of bulk is as frequent.
-        if self.received - self._told >= (QUANTUM // 2 if self.has_output else QUANTUM):
+        if self.received - self._acknowledged >= (QUANTUM // 2 if self.has_output else QUANTUM):
             out.append(self.tell_seen())
         return out
 
     def tell_seen(self) -> bytes:
-        self._told = self.received
+        self._acknowledged = self.received
         return header(Kind.SEEN, 0, 0, self.received, 0)
 
     def ping(self, nonce: int) -> bytes:

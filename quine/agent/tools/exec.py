@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from quine.agent import env, personas
 from quine.agent.outcome import End, Moved, Result
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.agent.signals import Terminated
 from quine.agent.tools import schema
 from quine.base import procs
@@ -76,7 +76,7 @@ EXEC = Tool(
 def run(loop: Running, args: dict[str, Any]) -> Result:
     """Execute the call. Does not return if it succeeds."""
     host = args.get("host", "local")
-    wisdom = {**loop.life.wisdom, **args.get("wisdom", {})}
+    wisdom = {**loop.spec.wisdom, **args.get("wisdom", {})}
     wisdom = {key: value for key, value in wisdom.items() if value}
     for key, value in wisdom.items():
         if fault := env.unfit(value):
@@ -95,19 +95,17 @@ def run(loop: Running, args: dict[str, Any]) -> Result:
             if name in args:
                 return _error(f"a {name} is for your own next life, not for another program")
         return _become(loop, argv, wisdom)
-    persona = loop.life.persona
+    persona = loop.spec.persona
     if "persona" in args:
         try:
-            persona = (
-                personas.text(args["persona"], loop.settings.start, loop.ledger) if args["persona"] else ""
-            )
+            persona = personas.text(args["persona"], loop.tree.start, loop.ledger) if args["persona"] else ""
         except (OSError, ValueError) as error:
             return _error(f"persona {args['persona']}: {_why(error)}")
-    life = _next(loop.life, wisdom, persona)
-    return _renew(loop, life) if host == "local" else _move(loop, life, host)
+    spec = _next(loop.spec, wisdom, persona)
+    return _renew(loop, spec) if host == "local" else _move(loop, spec, host)
 
 
-def _next(old: Life, wisdom: dict[str, str], persona: str) -> Life:
+def _next(old: SessionSpec, wisdom: dict[str, str], persona: str) -> SessionSpec:
     return old._replace(
         session=new_session(),
         parent=old.session,
@@ -120,12 +118,12 @@ def _next(old: Life, wisdom: dict[str, str], persona: str) -> Life:
     )
 
 
-def _move(loop: Running, life: Life, where: str) -> Result:
+def _move(loop: Running, spec: SessionSpec, where: str) -> Result:
     """Run the next session on another machine, with this process as its proxy. Raises `Moved` at its end."""
     if fault := env.unfit(where):
         return _error(f"host holds {fault}")
-    if life.material_file:
-        return _error(f"the material was saved to {life.material_file}, which is not over there")
+    if spec.material_file:
+        return _error(f"the material was saved to {spec.material_file}, which is not over there")
     if left := [job for job in loop.jobs.running if not procs.wait([job.pidfd], 0)]:
         names = ", ".join(f"{job.session} (pid {job.pid})" for job in left)
         return _error(f"children of yours still run: {names}; quine wait ID or quine kill ID comes first")
@@ -137,7 +135,7 @@ def _move(loop: Running, life: Life, where: str) -> Result:
             raise Terminated(loop.signals.fatal)  # it arrived before the proxy had handlers
         started.append(pid)
         signal.setitimer(signal.ITIMER_REAL, 0)  # the new session has a timer of its own
-        loop.record_end(0, "exec", f"exec: the next life runs on {where}", to=life.session)
+        loop.record_end(0, "exec", f"exec: the next life runs on {where}", to=spec.session)
         loop.tape.close()
         loop.jobs.finished()
         loop.shell.close()
@@ -147,7 +145,7 @@ def _move(loop: Running, life: Life, where: str) -> Result:
     try:
         more = {"masked": loop.settings.masked, "stdin": 0, "stdout": 1, "stderr": 2}
         with loop.signals.interruptible():  # until the proxy installs its handlers
-            status = loop.face(where, life, loop.ledger, **more, facts=facts, on_start=begin)
+            status = loop.proxy(where, spec, loop.ledger, **more, facts=facts, on_start=begin)
         number = signal_number(status.signal) if status.signal else 0
     except Terminated as late:
         if not started:
@@ -175,14 +173,14 @@ def _move(loop: Running, life: Life, where: str) -> Result:
     raise Moved(End(status.code, number, used, status))
 
 
-def _renew(loop: Running, life: Life) -> Result:
-    old = loop.life
-    argv = [*own_command(), "--", life.shown]
-    loop.record_end(0, "exec", "exec: a new life with an empty memory", to=life.session)
+def _renew(loop: Running, spec: SessionSpec) -> Result:
+    old = loop.spec
+    argv = [*own_command(), "--", spec.shown]
+    loop.record_end(0, "exec", "exec: a new life with an empty memory", to=spec.session)
     loop.shell.close()
     state = {
         "pid": os.getpid(),
-        "life": life.to_json(),
+        "life": spec.to_json(),
         "mask": [int(number) for number in loop.signals.mask],
         "slots": loop.slots,
         "jobs": loop.jobs.to_json(),
@@ -194,7 +192,7 @@ def _renew(loop: Running, life: Life) -> Result:
         "masked": list(loop.settings.masked),
         "top": loop.settings.top,
     }
-    with loop.signals.held():
+    with loop.signals.block_signals():
         # Blocked signals stay pending through execve: the handlers of the new session get them, not the default action.
         if loop.signals.fatal:
             raise Terminated(loop.signals.fatal)  # recorded by the old session, and otherwise lost with it
@@ -203,12 +201,12 @@ def _renew(loop: Running, life: Life) -> Result:
         for fd in loop.slots:
             os.set_inheritable(fd, True)
         try:
-            env.bequeath(loop.settings, life, state)
+            env.bequeath(loop.settings, loop.tree, spec, state)
             os.execve(argv[0], argv, os.environ)
         except (OSError, ValueError) as error:
             for fd in loop.slots:
                 os.set_inheritable(fd, False)
-            env.bequeath(loop.settings, old)
+            env.bequeath(loop.settings, loop.tree, old)
             return _error(f"{_why(error)}{LOST}")
 
 
@@ -221,19 +219,19 @@ def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
     before = env.here()
     loop.record_end(0, "exec", f"exec: {schema.short(argv[0])} takes over")
     loop.shell.close()
-    with loop.signals.held():
+    with loop.signals.block_signals():
         if loop.signals.fatal:
             raise Terminated(loop.signals.fatal)  # already recorded here, so the program would never get it
         loop.signals.remove()
     try:
         os.chdir(loop.shell.cwd)
-        env.bequeath(loop.settings, loop.life._replace(wisdom=wisdom))
+        env.bequeath(loop.settings, loop.tree, loop.spec._replace(wisdom=wisdom))
         os.execve(path, argv, os.environ)
     except (OSError, ValueError) as error:
         loop.signals.install(loop.signals.mask)
         with contextlib.suppress(OSError):
             os.chdir(before)
-        env.bequeath(loop.settings, loop.life)
+        env.bequeath(loop.settings, loop.tree, loop.spec)
         return _error(f"{schema.short(argv[0])}: {_why(error)}{LOST}")
 
 

@@ -12,13 +12,14 @@ import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quine.agent import env, fork, prompt
-from quine.agent.children import Job, Status
+from quine.agent.children import Job, shown
 from quine.agent.outcome import Result, sections
-from quine.agent.session import Life
+from quine.agent.session import SessionSpec
 from quine.agent.tools import schema
 from quine.base.errors import NOT_STARTED, Misconfigured
 from quine.base.messages import Message, Tool, ToolCall, ToolResult
-from quine.base.sessions import new_session
+from quine.base.sessions import job_directory, new_session
+from transport.status import Status
 
 if TYPE_CHECKING:
     from quine.agent.running import Running
@@ -75,7 +76,7 @@ TOLD = (
 )
 
 
-class Spec(NamedTuple):
+class Child(NamedTuple):
     """One child of a call; `stdin` is an open descriptor of the parent."""
 
     intent: str
@@ -91,7 +92,7 @@ class Call(NamedTuple):
 
     place: int
     call: ToolCall
-    specs: list[Spec]
+    children: list[Child]
     slots: list[list[int]]
     wait: bool
     race: bool
@@ -133,8 +134,8 @@ def run(loop: Running, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall,
         for one in prepared:
             jobs: list[Job] = []
             started.append((one, jobs))
-            for spec, slot in zip(one.specs, one.slots, strict=True):
-                jobs.append(_start(loop, one, spec, slot, prepared, reply))
+            for child, slot in zip(one.children, one.slots, strict=True):
+                jobs.append(_start(loop, one, child, slot, prepared, reply))
     except OSError as error:
         begun = [job for _, jobs in started for job in jobs]
         loop.jobs.end(begun)
@@ -157,10 +158,10 @@ def run(loop: Running, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall,
 def _prepare(loop: Running, index: int, call: ToolCall) -> Call | Result:
     """Check a call, take slots and open stdin for its children; return a Result if it is refused."""
     args = call.args
-    limits = loop.life.limits
-    if loop.life.depth + 1 >= limits.depth:
+    limits = loop.spec.limits
+    if loop.spec.depth + 1 >= limits.depth:
         return _error(
-            f"too deep: this process is at level {loop.life.depth + 1} of {limits.depth}, nothing was started"
+            f"too deep: this process is at level {loop.spec.depth + 1} of {limits.depth}, nothing was started"
         )
     children = args.get("children", [args])
     hosts = [child.get("host", args.get("host", "local")) for child in children]
@@ -170,7 +171,7 @@ def _prepare(loop: Running, index: int, call: ToolCall) -> Call | Result:
         return _error(f"{fault}, nothing was started")
     if not loop.account.affords(len(children), loop.account.used(loop.messages) if clone else 0):
         return _error("the tree cannot pay for that any more, nothing was started")
-    specs: list[Spec] = []
+    opened: list[Child] = []
     try:
         taken = loop.ledger.agents(limits.agents, len(children))
     except OSError as error:
@@ -185,26 +186,26 @@ def _prepare(loop: Running, index: int, call: ToolCall) -> Call | Result:
             wanted = child.get("stdin", args.get("stdin", "null"))
             fd = _open_stdin(loop, wanted)
             material = "none" if wanted == "null" else prompt.material(fd)
-            specs.append(Spec(child["intent"], host, fd, material, files, returns))
+            opened.append(Child(child["intent"], host, fd, material, files, returns))
     except OSError as error:
-        for held in (*taken, *(spec.stdin for spec in specs)):
+        for held in (*taken, *(child.stdin for child in opened)):
             os.close(held)
         return _error(f"stdin {schema.short(wanted)}: {(error.strerror or '').lower()}, nothing was started")
     race = args.get("mode") == "race"
     each = [[fd] for fd in taken] if taken else [[] for _ in children]
-    return Call(index, call, specs, each, race or bool(args.get("wait")), race, clone)
+    return Call(index, call, opened, each, race or bool(args.get("wait")), race, clone)
 
 
 def _unstaged(loop: Running, staged: list[list[list[str]]]) -> str:
     """Return the error in the `files` and `returns` of a call; "" if there is none."""
     if not any(files or returns for files, returns in staged):
         return ""
-    from quine.staging import spec as words
+    from quine.staging import spec
 
     try:
         for files, returns in staged:
-            words.sources(files, loop.shell.cwd)
-            words.returns(returns)
+            spec.sources(files, loop.shell.cwd)
+            spec.returns(returns)
     except Misconfigured as error:
         return error.detail.removeprefix("--")
     return ""
@@ -224,41 +225,43 @@ def _open_stdin(loop: Running, wanted: str) -> int:
 
 def _held(one: Call) -> list[int]:
     """Return the descriptors that a call holds open for its children."""
-    return [*(spec.stdin for spec in one.specs), *(fd for held in one.slots for fd in held)]
+    return [*(child.stdin for child in one.children), *(fd for held in one.slots for fd in held)]
 
 
 def _start(
-    loop: Running, one: Call, spec: Spec, slot: list[int], prepared: list[Call], reply: tuple[ToolCall, ...]
+    loop: Running, one: Call, child: Child, slot: list[int], prepared: list[Call], reply: tuple[ToolCall, ...]
 ) -> Job:
     session = new_session()
-    life = _child_life(loop, one, spec, session, reply)
-    directory = "" if one.wait else os.path.join(loop.settings.data_dir, "jobs", session)
-    job = Job(session, spec.intent, spec.host, directory)
-    if spec.host != "local":  # a local child shares the directory
-        job.files, job.returns = spec.files, spec.returns
-    facts = {"session": session, "intent": spec.intent, "host": spec.host, "tool_id": one.call.id}
+    spec = _child_spec(loop, one, child, session, reply)
+    directory = "" if one.wait else job_directory(loop.settings.data_dir, session)
+    job = Job(session, child.intent, child.host, directory)
+    if child.host != "local":  # a local child shares the directory
+        job.files, job.returns = child.files, child.returns
+    facts = {"session": session, "intent": child.intent, "host": child.host, "tool_id": one.call.id}
     loop.tape.add("fork", facts)
     loop.tape.sync()  # the child may run and end before the parent continues
     held = {fd for each in prepared for fd in _held(each)}
     try:
-        fork.give(loop, life, job, spec.stdin, slot, held - {spec.stdin, *slot})
+        fork.fork_child(loop, spec, job, child.stdin, slot, held - {child.stdin, *slot})
     except OSError as error:
         # The tape already has the fork, but there is no record yet: without `directory`, never_started() writes one.
         job.directory = ""
-        job.status = Status(NOT_STARTED, "unreachable", "", (error.strerror or "").lower())
+        job.status = Status("unreachable", NOT_STARTED, detail=(error.strerror or "").lower())
         loop.child_ended(job)
         raise
     return job
 
 
-def _child_life(loop: Running, one: Call, spec: Spec, session: str, reply: tuple[ToolCall, ...]) -> Life:
-    parent = loop.life
-    life = parent._replace(
+def _child_spec(
+    loop: Running, one: Call, child: Child, session: str, reply: tuple[ToolCall, ...]
+) -> SessionSpec:
+    parent = loop.spec
+    spec = parent._replace(
         session=session,
-        mission=spec.intent,
+        mission=child.intent,
         parent=parent.session,
         depth=parent.depth + 1,
-        material=spec.material,
+        material=child.material,
         material_file="",
         context=(),
         opening=(),
@@ -266,13 +269,13 @@ def _child_life(loop: Running, one: Call, spec: Spec, session: str, reply: tuple
         born="fork",
     )
     if not one.clone:
-        return life._replace(wisdom={}, persona="")
+        return spec._replace(wisdom={}, persona="")
     # fork returns twice; this is its result in the child. Every call of the reply needs a result.
     opening = []
     for call in reply[loop.answered :]:
-        text = prompt.child(life) if call is one.call else prompt.NOT_YOURS
+        text = prompt.child(spec) if call is one.call else prompt.NOT_YOURS
         opening.append(Message("tool", result=ToolResult(call.id, call.name, text)))
-    return life._replace(
+    return spec._replace(
         context=tuple(loop.messages), opening=tuple(opening), cloned=(parent.session, loop.tape.length)
     )
 
@@ -289,7 +292,7 @@ def _collect(loop: Running, one: Call, jobs: list[Job]) -> Result:
         assert job.status is not None
         loop.child_ended(job)
         text = sections(job.status.code, *job.texts())
-        if line := job.status.line():
+        if line := shown(job.status):
             text += f"\n{line}"
         if len(jobs) > 1:
             won = " [WINNER]" if job is winner else " [ENDED, not the winner]" if winner else ""

@@ -40,9 +40,9 @@ def run(loop: Running, args: dict[str, Any]) -> Result:
     if fault := env.unfit(command):
         return Result(f"[SHELL ERROR] the command holds {fault}", True)
     try:
-        outcome = loop.shell.run(command, args.get("timeout", loop.life.limits.sh_timeout), os.environ)
+        outcome = loop.shell.run(command, args.get("timeout", loop.spec.limits.sh_timeout), os.environ)
     except OSError as error:
-        return Result(f"[SHELL ERROR] {loop.life.shell} cannot be started: {error.strerror}", True)
+        return Result(f"[SHELL ERROR] {loop.spec.shell} cannot be started: {error.strerror}", True)
     text = sections(outcome.code, outcome.stdout, outcome.stderr)
     if outcome.notes:
         text += "\n" + "\n".join(outcome.notes)

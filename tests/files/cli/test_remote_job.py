@@ -15,7 +15,7 @@ import pytest
 from tests.files.commands import HOSTILE, fill, snapshot
 from tests.lab import Lab
 from tests.support.agents import until
-from tests.system.breaks import CUTS, QUIET, face, plan
+from tests.system.breaks import CUTS, QUIET, plan, proxy_process
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -92,7 +92,7 @@ def test_a_store_that_its_origin_cannot_reach_is_status_69_there_too(lab: Lab) -
 def test_who_is_killed_over_there_leaves_nothing(lab: Lab, root: Path, number: signal.Signals) -> None:
     fill(root, {b"x": b"old"})
     code = "echo $$; exec quine fs put - x"
-    with face(
+    with proxy_process(
         lab, "run", "--on", "h1", "--", "sh", "-c", code, env={"QUINE_FS": f"origin:{root}"}
     ) as process:
         pid = int(process.stdout.readline())

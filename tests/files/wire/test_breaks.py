@@ -157,11 +157,11 @@ def writing(lab: Lab, host: str, root: Path) -> Iterator[subprocess.Popen[bytes]
     """A job on the host that replaces `f` again and again, and prints a line each time."""
     script = [sys.executable, "-P", "-c", WRITER, str(Path(__file__).parents[3])]
     words = ["run", "--on", host, "--fs", f"origin:{root}", "--", *script]
-    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as face:
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as proxy:
         try:
-            yield face
+            yield proxy
         finally:
-            face.kill()
+            proxy.kill()
 
 
 def half(root: Path) -> bool:
@@ -181,14 +181,14 @@ def hidden(root: Path) -> list[Path]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("victim", ["job", "face", "node over there", "node here"])
+@pytest.mark.parametrize("victim", ["job", "proxy", "node over there", "node here"])
 def test_killed_while_it_puts(victim: str, own_lab: Callable[..., Lab], tmp_path: Path) -> None:
     lab, root = own_lab(["h1"]), tmp_path / "fs"
-    with writing(lab, "h1", root) as face:
-        assert face.stdout and face.stdout.readline(), face.stderr and face.stderr.read()
+    with writing(lab, "h1", root) as proxy:
+        assert proxy.stdout and proxy.stdout.readline(), proxy.stderr and proxy.stderr.read()
         until(lambda: half(root))
-        if victim == "face":
-            face.kill()
+        if victim == "proxy":
+            proxy.kill()
         else:
             there = processes.marked(lab["h1"].mark)
             if victim == "job":
@@ -199,12 +199,12 @@ def test_killed_while_it_puts(victim: str, own_lab: Callable[..., Lab], tmp_path
             assert killed
             for process in killed:
                 os.kill(process.pid, signal.SIGKILL)
-        face.wait(120)
-        acknowledged = face.stdout.read().splitlines()
+        proxy.wait(120)
+        acknowledged = proxy.stdout.read().splitlines()
     data = (root / "f").read_bytes()
     assert whole(data) and len(data) == 20_000_032, acknowledged
     until(lambda: not lab.jobs(), 90)
-    if victim != "face":
+    if victim != "proxy":
         assert hidden(root) == []  # it has dropped the part before it left
     from quine.files.stores.registry import open_store
 
@@ -224,8 +224,8 @@ def test_an_origin_that_is_gone_is_told(lab: Lab, tmp_path: Path) -> None:
         with tier.open("f") as reader, tier.create("g") as writer:
             reader.data(10)
             writer.write(b"x" * BLOCK)
-            door.face.kill()
-            door.face.wait()
+            door.proxy.kill()
+            door.proxy.wait()
             for act in (lambda: tier.stat("f"), writer.commit, lambda: get(tier, "f")):
                 with pytest.raises(OSError) as caught:
                     act()

@@ -143,12 +143,12 @@ def test_a_slow_reader_holds_up_who_sends_and_nobody_else(door: Door) -> None:
     tier = door.tier()
     data = content(24 * BLOCK)
     put(tier, "f", data)
-    before = resident(door.face.pid)
+    before = resident(door.proxy.pid)
     with tier.open("f") as reader:
         first = reader.data(1000)
         for number in range(20):  # while it waits
             put(tier, f"g{number}", b"x" * 1000)
-        assert resident(door.face.pid) - before < 16 * BLOCK
+        assert resident(door.proxy.pid) - before < 16 * BLOCK
         assert first + b"".join(iter(reader.read, b"")) == data
     tier.close()
 

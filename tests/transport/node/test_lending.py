@@ -289,9 +289,9 @@ def test_where_nothing_can_be_lent_the_handler_moves_it_all(tmp_path: Path, atta
             incoming.send_file(file.fileno(), size)
 
     body = streaming.content(7, 3_000_000)
-    with served(handler) as face:
-        face.services._streams._attach = attach if attaches else None
-        with face.ask() as asking:
+    with served(handler) as proxy:
+        proxy.services._streams._attach = attach if attaches else None
+        with proxy.ask() as asking:
             writer = threading.Thread(target=lambda: (asking.write(body), asking.end()))
             writer.start()
             assert all_of(asking.read) == body

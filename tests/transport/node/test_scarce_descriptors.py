@@ -95,7 +95,7 @@ def give(tmp_path: Path, signals: Signals, session: str, background: bool) -> tu
     limits = SimpleNamespace(truncate=1000)
     loop = SimpleNamespace(
         outputs=str(tmp_path),
-        life=SimpleNamespace(limits=limits, session="p"),
+        spec=SimpleNamespace(limits=limits, session="p"),
         signals=signals,
         jobs=Jobs(),
         slots=[],
@@ -122,7 +122,7 @@ def test_a_child_that_cannot_be_made_leaves_nothing(
         loop, job = give(tmp_path, signals, f"s{number}", background)
         with scarce(number) as failed:
             try:
-                fork.give(loop, loop.life, job, null, [], set())
+                fork.fork_child(loop, loop.spec, job, null, [], set())
             except OSError as error:
                 assert error.errno == errno.EMFILE
         if not failed:

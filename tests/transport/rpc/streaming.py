@@ -1,6 +1,6 @@
 """The parts that tests of streaming requests share: a proxy that serves, and the requests of its job, as programs.
 
-`streaming.py face HOST VERB ARG…` starts `streaming.py job VERB ARG…` on HOST and answers what it asks.
+`streaming.py proxy HOST VERB ARG…` starts `streaming.py job VERB ARG…` on HOST and answers what it asks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def content(seed: int, size: int) -> bytes:
     return b"".join(block(seed, number) for number in range(-(-size // BLOCK)))[:size]
 
 
-# -- the face's services ------------------------------------------------------------------------------
+# -- the proxy's services ------------------------------------------------------------------------------
 
 
 def echo(incoming: Incoming) -> None:
@@ -131,7 +131,7 @@ def serve(where: str, words: list[str], made: Mapping[str, client.Service]) -> i
     )
     status = client.run(spawn, services=made)
     if status.detail:
-        print(f"face: {status.detail}", file=sys.stderr)
+        print(f"proxy: {status.detail}", file=sys.stderr)
     return status.code
 
 
@@ -447,7 +447,7 @@ VERBS: dict[str, Callable[..., str]] = {
 
 
 def main(words: list[str]) -> int:
-    if words[0] == "face":
+    if words[0] == "proxy":
         return serve(words[1], [__file__, "job", *words[2:]], services(os.getcwd()))
     relay = Relay.from_environment()
     assert relay
@@ -461,7 +461,7 @@ def main(words: list[str]) -> int:
 def command(lab: Lab, host: str, *words: object) -> tuple[list[str], dict[str, Any]]:
     """Return argv, and the other arguments of Popen, for a proxy at the origin of a lab."""
     env = {**lab.env, "PYTHONPATH": str(ROOT), "STREAMING_LEASE": str(lab.lease)}
-    words = ("face", host, *words)
+    words = ("proxy", host, *words)
     return [sys.executable, str(Path(__file__)), *map(str, words)], {"env": env, "cwd": lab.work}
 
 

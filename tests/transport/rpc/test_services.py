@@ -16,22 +16,22 @@ from transport.wire.session import STDIN, Session
 
 
 class Asker:
-    """A node's session and a face's, joined, and the services between them."""
+    """A node's session and a proxy's, joined, and the services between them."""
 
     def __init__(self, handlers: dict[str, Callable[[bytes], bytes]]) -> None:
         self.read, self.wake = os.pipe()
         os.set_blocking(self.wake, False)
-        self.face, self.node = Session(True, {}), Session(False, {})
+        self.proxy, self.node = Session(True, {}), Session(False, {})
         self.notes: list[str] = []
-        self.services = Services(self.face, handlers, self.wake, "c", self.notes.append)
+        self.services = Services(self.proxy, handlers, self.wake, "c", self.notes.append)
         self.answers: dict[int, str | None] = {}
         self.carry()
 
     def carry(self) -> None:
-        while self.face.has_output or self.node.has_output:
-            for frame in self.face.receive(b"".join(self.node.pull(1 << 20))):
+        while self.proxy.has_output or self.node.has_output:
+            for frame in self.proxy.receive(b"".join(self.node.pull(1 << 20))):
                 self.services.on_frame(frame)
-            for frame in self.node.receive(b"".join(self.face.pull(1 << 20))):
+            for frame in self.node.receive(b"".join(self.proxy.pull(1 << 20))):
                 if frame.kind == Kind.REPLY:
                     self.answers[frame.channel] = frame.body()["error"]
 

@@ -31,11 +31,11 @@ SIZES = st.lists(st.integers(1, 150_000), max_size=6)
 Handler = Callable[[Incoming], None]
 
 
-class Face(threading.Thread):
+class Proxy(threading.Thread):
     """Services on one end of a socket pair, as a proxy has them. The other end is the asker's."""
 
     def __init__(self, handler: Handler) -> None:
-        super().__init__(name="face")
+        super().__init__(name="proxy")
         self.ours, self.theirs = socket.socketpair()
         self.woken, self.wake = os.pipe()
         for fd in (self.woken, self.wake):
@@ -67,7 +67,7 @@ class Face(threading.Thread):
                         self.services.on_frame(frame)
         except OSError:
             pass  # the asker has gone
-        # A node tells of that by ending what its client has asked; here the face does it.
+        # A node tells of that by ending what its client has asked; here the proxy does it.
         for number in list(self.session.channels):
             for frame in self.session.receive(header(Kind.STOP, number, 255, 0, 0)):
                 self.services.on_frame(frame)
@@ -91,13 +91,13 @@ class Face(threading.Thread):
 
 
 @contextmanager
-def served(handler: Handler) -> Iterator[Face]:
-    face = Face(handler)
-    face.start()
+def served(handler: Handler) -> Iterator[Proxy]:
+    proxy = Proxy(handler)
+    proxy.start()
     try:
-        yield face
+        yield proxy
     finally:
-        face.close()
+        proxy.close()
 
 
 def all_of(read: Callable[[int], bytes], size: int = 1 << 20) -> bytes:
@@ -157,7 +157,7 @@ def test_every_byte_both_ways(
         if first:
             bodies.append(all_of(incoming.read, read))
 
-    with served(handler) as face, face.ask() as asked:
+    with served(handler) as proxy, proxy.ask() as asked:
 
         def write() -> None:
             for size in writes:
@@ -170,7 +170,7 @@ def test_every_byte_both_ways(
         writer.join()
         assert got == b"".join(BODY[:size] for size in answers)
         assert bodies == [b"".join(BODY[:size] for size in writes)]
-        assert asked.read(1) == b"" and face.kept, "the connection can serve the next one"
+        assert asked.read(1) == b"" and proxy.kept, "the connection can serve the next one"
 
 
 @settings(max_examples=40)
@@ -194,7 +194,7 @@ def test_a_handler_that_ends_early(sent: int, reads: int, writes: int, fails: bo
         if fails:
             raise ValueError("no more")
 
-    with served(handler) as face, face.ask() as asked:
+    with served(handler) as proxy, proxy.ask() as asked:
         told: list[Exception] = []
 
         def write() -> None:
@@ -237,17 +237,17 @@ def test_an_asker_that_goes_at_any_point(sent: int, ends: bool, back: int, how: 
             self.whole = True
 
     met = Echo()
-    with served(met) as face:
-        asked = face.ask()
+    with served(met) as proxy:
+        asked = proxy.ask()
         asked.write(BODY[:sent])
         if ends:
             asked.end()
         if how == "close":
             asked.close()
         else:
-            face.theirs.shutdown(socket.SHUT_WR)
-        face.join(120)
-        if len(face.services._streams) or met.over.is_set():
+            proxy.theirs.shutdown(socket.SHUT_WR)
+        proxy.join(120)
+        if len(proxy.services._streams) or met.over.is_set():
             assert met.over.wait(120)
             assert not met.whole or (ends and met.body == BODY[:sent])
             assert met.whole or met.abandoned
@@ -273,7 +273,7 @@ def test_a_handler_that_does_not_read_stops_the_asker() -> None:
         assert gate.wait(120)
         all_of(incoming.read)
 
-    with served(handler) as face, face.ask() as asked:
+    with served(handler) as proxy, proxy.ask() as asked:
         asked.write(BODY[:INITIAL_WINDOW])
         writer = threading.Thread(target=asked.write, args=(BODY,))
         writer.start()
@@ -294,7 +294,7 @@ def test_an_asker_that_does_not_read_stops_the_handler() -> None:
             incoming.write(BODY[:CHUNK])
             wrote[0] += 1
 
-    with served(handler) as face, face.ask() as asked:
+    with served(handler) as proxy, proxy.ask() as asked:
         asked.end()
         asked.write(b"")
         most = (INITIAL_WINDOW + incoming_module.OUTBOX) // CHUNK + 2
@@ -305,7 +305,7 @@ def test_an_asker_that_does_not_read_stops_the_handler() -> None:
 
 
 def test_windows_grow_for_who_keeps_up() -> None:
-    with served(lambda incoming: incoming.write(all_of(incoming.read))) as face, face.ask() as asked:
+    with served(lambda incoming: incoming.write(all_of(incoming.read))) as proxy, proxy.ask() as asked:
         for _ in range(20):
             asked.write(BODY)
         asked.end()
@@ -319,16 +319,16 @@ class Raw:
     def __init__(self, handler: Handler) -> None:
         self.woken, self.wake = os.pipe()
         os.set_blocking(self.wake, False)
-        self.face, self.node = Session(True, {}), Session(False, {})
-        self.services = Services(self.face, {"work": Streaming(handler)}, self.wake, "c")
+        self.proxy, self.node = Session(True, {}), Session(False, {})
+        self.services = Services(self.proxy, {"work": Streaming(handler)}, self.wake, "c")
         self.answers: dict[int, str | None] = {}
         self.carry()
 
     def carry(self) -> None:
-        while self.face.has_output or self.node.has_output:
-            for frame in self.face.receive(b"".join(self.node.pull(1 << 30))):
+        while self.proxy.has_output or self.node.has_output:
+            for frame in self.proxy.receive(b"".join(self.node.pull(1 << 30))):
                 self.services.on_frame(frame)
-            for frame in self.node.receive(b"".join(self.face.pull(1 << 30))):
+            for frame in self.node.receive(b"".join(self.proxy.pull(1 << 30))):
                 if frame.kind == Kind.REPLY:
                     self.answers[frame.channel] = frame.body()["error"]
 
@@ -455,7 +455,7 @@ def test_too_many_at_one_time(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None
     assert raw.answers == {numbers[3]: "too many requests at one time"}
 
 
-def test_a_face_that_closes_frees_who_waits(gate: threading.Event) -> None:
+def test_a_proxy_that_closes_frees_who_waits(gate: threading.Event) -> None:
     """In a read, in a write, or for its turn."""
     ends: list[str] = []
 
@@ -472,7 +472,7 @@ def test_a_face_that_closes_frees_who_waits(gate: threading.Event) -> None:
     for word in (b"r", b"w"):
         raw.node.data(raw.ask(), STDIN, word)
         raw.carry()
-    flows = [raw.face.flow(number, STDOUT) for number in raw.face.channels]
+    flows = [raw.proxy.flow(number, STDOUT) for number in raw.proxy.channels]
     raw.until(lambda: any(flow.credit == 0 for flow in flows))
     raw.close()
     until(lambda: len(ends) == 2)

@@ -67,12 +67,12 @@ def test_only_the_end_is_an_end(lab: Lab, tmp_path: Path, how: str, end: str) ->
     subprocess.run(argv, capture_output=True, timeout=120, check=False, **{**more, "cwd": tmp_path})
     said = noted.read_text() if noted.exists() else ""
     assert how != "closed" or said
-    if said:  # a face that leaves with its job waits for no handler, which may be about to say it
+    if said:  # a proxy that leaves with its job waits for no handler, which may be about to say it
         size = int(said.split()[1])
         assert said == f"{end} {size}\n" and (end == "abandoned" or size == 60_000)
 
 
-def test_a_face_leaves_with_its_job_whoever_waits_in_it(lab: Lab) -> None:
+def test_a_proxy_leaves_with_its_job_whoever_waits_in_it(lab: Lab) -> None:
     argv, more = streaming.command(lab, "h1", "leave")
     done = subprocess.run(argv, capture_output=True, timeout=120, check=False, **more)
     assert (done.returncode, done.stdout, done.stderr) == (7, b"", b"")

@@ -77,7 +77,7 @@ class SshDuplex:
         self._buffer: list[bytes] = []
         self._size = 0  # bytes in it that came after `attach`
         self._ended: str | None = None  # the reason of the end, once it has ended
-        self._told = False
+        self._over = False
         self._news = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
@@ -161,7 +161,7 @@ class SshDuplex:
     def data_received(self, data: bytes, datatype: int | None) -> None:
         if datatype is not None:
             self.stderr = (self.stderr + data)[-STDERR_KEPT:]
-        elif self._told:
+        elif self._over:
             pass  # connection_lost was the last call
         else:
             self._buffer.append(data)
@@ -176,7 +176,7 @@ class SshDuplex:
 
     def _deliver(self) -> None:
         """Deliver all bytes of one turn of the loop at once: handling each piece costs more than the copy."""
-        if self._buffer and self._protocol is not None and not self._told:
+        if self._buffer and self._protocol is not None and not self._over:
             data = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
             self._buffer.clear()
             self._size = 0
@@ -184,12 +184,12 @@ class SshDuplex:
 
     def pause_writing(self) -> None:
         self._writable.clear()
-        if self._protocol is not None and not self._told:
+        if self._protocol is not None and not self._over:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
         self._writable.set()
-        if self._protocol is not None and not self._told:
+        if self._protocol is not None and not self._over:
             self._protocol.resume_writing()
 
     def exit_status_received(self, status: int) -> None:
@@ -217,6 +217,6 @@ class SshDuplex:
             self._tell()
 
     def _tell(self) -> None:
-        if not self._told and self._protocol is not None:
-            self._told = True
+        if not self._over and self._protocol is not None:
+            self._over = True
             self._protocol.connection_lost(self._ended or "")
