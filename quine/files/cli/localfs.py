@@ -16,7 +16,7 @@ import os
 import stat
 import time
 
-from quine.files.api import error, stale
+from quine.files.api import SMALL, error, stale
 from quine.files.paths import join
 from quine.files.stores.local import dirfd
 
@@ -87,7 +87,23 @@ class Source:
                 pace.look()
                 at += took
                 if not took:
-                    raise OSError(errno.EIO, "became shorter while it was read", self.path)
+                    raise self._shorter()
+
+    def small(self) -> bytes | None:
+        """The whole content if it is at most SMALL bytes and has no hole, else None. Raises OSError as `feed`."""
+        size = self.stat.st_size
+        if size > SMALL or (size and self._data(0, size) != (0, size)):
+            return None
+        content = os.read(self.fd, size or 1)
+        if len(content) < size:
+            raise self._shorter()
+        if size or not content:
+            return content
+        os.lseek(self.fd, 0, os.SEEK_SET)  # a file in /proc, of which the size is not known
+        return None
+
+    def _shorter(self) -> OSError:
+        return OSError(errno.EIO, "became shorter while it was read", self.path)
 
     def _data(self, at: int, size: int) -> tuple[int, int]:
         """The next range that is no hole, as (start, end); moves the position to its start."""
