@@ -131,6 +131,7 @@ def test_over_a_link_too(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 assert len(requests) <= MOST
             assert snapshot(tmp_path / f"got-{number}") == snapshot(tmp_path / f"here-{number}")
             assert snapshot(tmp_path / f"down-{number}") == snapshot(tmp_path / f"here-{number}")
+        tier.close()
 
 
 # -- each file as if it went alone -------------------------------------------------------------------
@@ -513,6 +514,23 @@ def test_a_slow_reader_holds_up_nothing_but_itself(
     monkeypatch.setattr(localfs.Folder, "fill", slowly)
     assert run(tier, "get", "d", tmp_path / "got") == 0
     assert snapshot(tmp_path / "got") == snapshot(Path(local.root) / "d")
+
+
+def test_a_pipeline_is_full_when_its_origin_may_be(tier: Remote) -> None:
+    for request, most in (
+        (Request("stat", "f"), 128),
+        (Request("get", "f", size=SMALL), 3),
+        (Request("get", "f"), 3),
+        (Request("put", "f", size=SMALL, content=bytes(SMALL)), 3),
+        (Request("get", "f", size=SMALL + 1), 128),
+    ):
+        lane = tier.pipeline()
+        sent = 0
+        while not lane.full(request):
+            lane.send(request)
+            sent += 1
+        assert sent == most
+        lane.close()
 
 
 def test_an_origin_that_is_lost_says_whether_changes_are_in_doubt(relay: Relay, tier: Remote) -> None:

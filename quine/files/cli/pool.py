@@ -6,8 +6,8 @@ Laws
 2. Pending work waits in a short queue: a walk over a million files holds no list of them.
 3. When the process is to end (^C, TERM, HUP), no transfer begins, and those under way are given up, not finished.
 4. A single transfer costs no thread.
-5. Work that is a generator yields requests. If the store is at another machine's origin, each worker sends them through
-   one pipeline, and its round trips are as many as the pipeline's fillings, however many files there are.
+5. Work that is a generator, a task, yields requests to the store. If that is reached over a link, the tasks of a worker
+   share one pipeline: a request waits for no answer to another one, however many files there are.
 """
 
 from __future__ import annotations

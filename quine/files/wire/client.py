@@ -1,7 +1,8 @@
 """The tier of a job whose origin is elsewhere: each operation is one stream to the origin, and one round trip.
 
 Laws
-1. Nothing waits for a first answer: a request, the content and its end leave together, as the window allows.
+1. Nothing waits for a first answer: a request, the content and its end leave together, as the window allows. Many
+   small operations share a stream (`pipeline.py`).
 2. A Writer that was not committed has sent no COMMIT and no end of file, so the origin drops its file, however the
    writer ended. `commit` returns when the store at the origin has kept the file.
 3. An operation waits for a link that is down, as every stream does. A lost origin is ENOTCONN, with the reason as its

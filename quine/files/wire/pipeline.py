@@ -73,7 +73,7 @@ class RequestPipeline(Pipeline):
                 return protocol.entry(told.get("entry"), path)
             if request.op != "get":
                 return None
-            if not protocol.alone(told):
+            if told.get("alone") is not True:
                 entry, offset, length, holes = protocol.opened(told, path)
                 if offset or holes or length > SMALL:
                     raise Garbled("more than it should be")

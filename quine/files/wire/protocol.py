@@ -272,11 +272,6 @@ def opened(told: dict[str, Any], at: str) -> tuple[Entry, int, int, tuple[Range,
     return entry(told.get("entry"), at), offset, length, tuple(ranges)
 
 
-def alone(told: dict[str, Any]) -> bool:
-    """Return whether the answer to a get in a pipeline says that the file has to be asked for by itself."""
-    return told.get("alone") is True
-
-
 # -- errors --------------------------------------------------------------------------------------------
 
 
