@@ -348,9 +348,8 @@ def test_what_is_reserved_stays_so(relay: Relay, local: Local, tmp_path: Path, c
     assert len(files(Path(local.root))) == 30
 
 
-def test_what_is_under_way_is_given_up_when_the_process_ends(
-    tier: Remote, local: Local, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_what_is_under_way_is_given_up_when_the_process_ends(tier: Remote, local: Local, jobs: int) -> None:
     def work(number: int) -> Generator[Request, Any, None]:
         yield Request("put", f"d/{number}", size=5, content=b"%05d" % number)
         if number == 300:
@@ -358,7 +357,7 @@ def test_what_is_under_way_is_given_up_when_the_process_ends(
         crew.tick(5)
 
     reached = threading.Event()
-    with pytest.raises(KeyboardInterrupt), Crew(4, tier=tier) as crew:
+    with pytest.raises(KeyboardInterrupt), Crew(jobs, tier=tier) as crew:
         for number in range(20_000):
             crew.do(work, number)
             if reached.is_set():

@@ -278,6 +278,7 @@ class Crew:
         if kind is None:
             return
         self._stop = True
+        self._end(self._lane)
         self.progress.clear()
         deadline = time.monotonic() + LET_GO
         import queue
