@@ -1,7 +1,7 @@
 """python -m bench [FIGURE…]: bring up a host, measure, print the table.
 
 Figures: client, line, memory, stream, streams, fairness, agent, guests, fork, tape, conversation, seeing, crowd,
-breaks, files, hostile, stage; without a name all of them.
+breaks, files, small, hostile, stage; without a name all of them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ FIGURES = {
     "crowd": crowd.run,
     "breaks": breaks.run,
     "files": files.run,
+    "small": files.small,
     "hostile": hostile.run,
     "stage": stage.run,
 }

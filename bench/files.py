@@ -1,4 +1,4 @@
-"""The files tier: a gigabyte beside scp and rsync, a long listing, and one operation on a long line."""
+"""The files tier: a gigabyte beside scp and rsync, a long listing, one operation and many files on a long line."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.lab import Lab
 
 GB = 1_000_000_000
 MANY = 10_000
+SMALL_FILES, SMALL_SIZE = 2_000, 1024
 ROOT = Path(__file__).parents[1]
 CIPHER = "aes128-gcm@openssh.com"
 
@@ -145,5 +146,76 @@ def listing(lab: Lab) -> list[Row]:
     return rows
 
 
+def small(lab: Lab) -> list[Row]:
+    """Many small files from h1 to here and back on a line of 50 ms: `put -r`, `get -r` and `sync`; tar over ssh."""
+    with memory() as here:
+        for folder in range(20):
+            (here / "tree" / f"{folder:02}").mkdir(parents=True)
+            for number in range(SMALL_FILES // 20):
+                (here / "tree" / f"{folder:02}" / f"{number:03}").write_bytes(os.urandom(SMALL_SIZE))
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "check": True}
+        fresh = iter(range(1_000_000))  # every run has directories of its own
+        slow = lab.slow("h1", 0.025)
+        host = lab["h1"]
+        # The last words are the port's number and the host: the peer goes by the same slow line.
+        words = [str(host.proxy.port) if word == str(host.port) else word for word in lab.ssh("h1")]
+        ssh = " ".join([*words[:-1], words[-1].rpartition("@")[0] + "@127.0.0.1"])
+
+        def quine(*command: str) -> Callable[[], object]:
+            def call() -> None:
+                place = str(next(fresh))
+                env = {**lab.env, "QUINE_FS": f"origin:{here}/tier"}
+                filled = [word.replace("NEW", place) for word in command]
+                subprocess.run([lab.quine, "run", "--on", slow, "--", *filled], env=env, **quiet)  # type: ignore[call-overload]
+
+            return call
+
+        def shell(line: str) -> Callable[[], object]:
+            def call() -> None:
+                place = here / f"tar-{next(fresh)}"
+                place.mkdir()
+                subprocess.run(["sh", "-c", line.replace("NEW", str(place))], env=lab.env, **quiet)  # type: ignore[call-overload]
+
+            return call
+
+        tree = f"{here}/tree"
+        try:
+            quine("quine", "fs", "put", "-r", "-T", tree, "tree")()
+            nothing, put, get, sync, there, back = alternate(
+                3,
+                quine("true"),
+                quine("quine", "fs", "put", "-r", tree, "NEW"),
+                quine("quine", "fs", "get", "-r", "tree", f"{here}/got-NEW"),
+                quine("quine", "fs", "sync", tree, "tier:sync-NEW"),
+                shell(f"{ssh} tar -C {tree} -c . | tar -C NEW -x"),
+                shell(f"tar -C {tree} -c . | {ssh} tar -C NEW -x"),
+            )
+        finally:
+            host.proxy.delay(0)
+            lab.forget_aliases()
+    rows = []
+    for name, seconds, peer, other in (
+        ("fs put -r", put, "tar over ssh", there),
+        ("fs get -r", get, "tar over ssh", back),
+        ("fs sync", sync, "tar over ssh", there),
+    ):
+        figure = f"`{name}` of {SMALL_FILES} files of 1 KB over 50 ms, the job with it"
+        rows.append(Row(figure, 1000 * seconds, "ms", peer, 1000 * other))
+        one = 1000 * (seconds - nothing) / 50
+        aim = SMALL_FILES / 8 / 3
+        rows.append(
+            Row(
+                "its round trips, had it only waited",
+                one,
+                "",
+                "eight at a time",
+                SMALL_FILES / 8,
+                "≤ 1/3",
+                one <= aim,
+            )
+        )
+    return rows
+
+
 def run(lab: Lab) -> list[Row]:
-    return [*bulk(lab), *listing(lab)]
+    return [*bulk(lab), *listing(lab), *small(lab)]

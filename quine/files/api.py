@@ -28,6 +28,7 @@ from transport.writes import write_all
 
 FILE_MODE, DIRECTORY_MODE = 0o644, 0o755  # for stores that keep no modes
 BLOCK = 1024 * 1024  # bytes that a copy reads or writes at once
+SMALL = 64 * 1024  # bytes of a file, up to which it goes with others through a Pipeline
 Range = tuple[int, int]  # offset and length in bytes
 Kind = Literal["file", "directory"]
 
@@ -153,6 +154,47 @@ class Writer(abc.ABC):
         self.abort()
 
 
+class Request(NamedTuple):
+    """One operation on a store as a value; the fields are those of the method of that name."""
+
+    op: str
+    path: str = ""
+    target: str = ""
+    offset: int = 0
+    length: int | None = None
+    size: int | None = None  # of a get: the size in the listing, if it is known
+    mode: int | None = None
+    mtime: float | None = None
+    if_absent: bool = False
+    exist_ok: bool = False
+    recursive: bool = False
+    content: bytes = b""  # of a put
+
+
+class Pipeline(abc.ABC):
+    """Requests sent one behind the other, each without waiting for the answers before it. For one thread."""
+
+    @abc.abstractmethod
+    def full(self, request: Request) -> bool:
+        """Return whether an answer has to be read before `request` is sent."""
+
+    @abc.abstractmethod
+    def send(self, request: Request) -> None:
+        """Send a request. Raises OSError if the store cannot be reached any more."""
+
+    @abc.abstractmethod
+    def answer(self) -> Entry | Reader | None:
+        """The result of the oldest request without an answer. Raises what it raised there."""
+
+    @abc.abstractmethod
+    def end(self) -> None:
+        """End a pipeline of which all answers were read."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give up the requests without an answer: each of them was done whole, or not at all."""
+
+
 class Tier(abc.ABC):
     """A tree of files and directories, nothing else: no links, no owners. `url` is its name, without secrets."""
 
@@ -232,6 +274,29 @@ class Tier(abc.ABC):
             ) as writer:
                 pour(reader, writer)
                 return writer.commit()
+
+    def perform(self, request: Request) -> Entry | Reader | None:
+        """Do a request: stat, get, put, mkdir or remove. Returns and raises as the method does; a get opens."""
+        path = request.path
+        if request.op == "stat":
+            return self.stat(path)
+        if request.op == "get":
+            return self.open(path, request.offset, request.length)
+        if request.op == "mkdir":
+            self.mkdir(path, request.exist_ok)
+            return None
+        if request.op == "remove":
+            self.remove(path, request.recursive)
+            return None
+        assert request.op == "put", request.op
+        facts = {"mode": request.mode, "mtime": request.mtime, "size": request.size}
+        with self.create(path, if_absent=request.if_absent, **facts) as writer:  # type: ignore[arg-type]
+            writer.write(request.content)
+            return writer.commit()
+
+    def pipeline(self) -> Pipeline | None:
+        """A new pipeline to this store; None if its operations need no round trip to the origin."""
+        return None
 
     def walk(self, path: str) -> Iterator[Entry]:
         """All entries below a directory, each directory before its contents."""

@@ -14,7 +14,7 @@ from quine.files.cli import destination, localfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from quine.files.api import Entry, Tier
+    from quine.files.api import Entry, Reader
     from quine.files.cli.pool import Crew
 
 CLOSE = 2e-6  # seconds: the error of a time that is kept in a float
@@ -52,16 +52,15 @@ def same_time(one: float, other: float) -> bool:
     return False
 
 
-def same_bytes(fd: int, tier: Tier, path: str, crew: Crew) -> bool:
-    """Return whether the local file `fd` has the content of the tier's file `path`."""
-    with tier.open(path) as reader:
-        while block := reader.read(BLOCK):
-            crew.tick(0)
-            while block:
-                own = os.read(fd, len(block))
-                if not own or own != block[: len(own)]:
-                    return False
-                block = block[len(own) :]
+def same_bytes(fd: int, reader: Reader, crew: Crew) -> bool:
+    """Return whether the local file `fd` has the content of an open file of the tier."""
+    while block := reader.read(BLOCK):
+        crew.tick(0)
+        while block:
+            own = os.read(fd, len(block))
+            if not own or own != block[: len(own)]:
+                return False
+            block = block[len(own) :]
     return not os.read(fd, 1)
 
 

@@ -14,6 +14,7 @@ from quine.base.errors import FAILED
 from quine.files import paths
 from quine.files.cli.destination import Target, below, crew_of, keeps, needed, operands
 from quine.files.cli.output import escaped
+from quine.files.cli.pool import at_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def differ(tier: Tier, source: str, path: str) -> None:
 
 def _copy_file(tier: Tier, source: str, target: Target, copy: Callable[[str, str], None]) -> None:
     try:
-        target.try_each(paths.name(source), lambda path: copy(source, path))
+        at_once(target.try_each(paths.name(source), lambda path: copy(source, path)), tier)
     except (IsADirectoryError, NotADirectoryError):
         if tier.stat(source).is_file:
             raise

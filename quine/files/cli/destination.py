@@ -18,12 +18,13 @@ from quine.files.cli.progress import Progress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Protocol, TypeVar
 
-    from quine.files.api import Entry
+    from quine.files.api import Entry, Tier
     from quine.files.cli.context import Call
     from quine.files.cli.options import Values
+    from quine.files.cli.pool import Task, Work
 
     class Named(Protocol):
         @property
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
     One = TypeVar("One", bound=Named)
 
 
-def crew_of(values: Values) -> Crew:
+def crew_of(values: Values, tier: Tier | None = None) -> Crew:
     jobs = number(values, "jobs", 1, JOBS) or JOBS
-    return Crew(min(jobs, MOST), Progress(quiet=bool(values.get("quiet"))))
+    far = not values.get("dry_run")  # the answers would be out of the order in which a dry run prints
+    return Crew(min(jobs, MOST), Progress(quiet=bool(values.get("quiet"))), tier, far)
 
 
 def operands(call: Call) -> tuple[list[str], str]:
@@ -85,17 +87,17 @@ class Target:
         """The path that a source called `name` gets; the name "" stands for the contents of a directory."""
         return paths.join(self.path, name) if self.into() else self.path
 
-    def try_each(self, name: str, attempt: Callable[[str], None]) -> None:
-        """Call `attempt` with the target's own path; if that is a directory, with `name` in it."""
+    def try_each(self, name: str, attempt: Work) -> Task:
+        """The task of `attempt` with the target's own path; if that is a directory, with `name` in it."""
         if self.known:
-            attempt(self.under(name))
+            yield from attempt(self.under(name)) or ()
             return
         try:
-            attempt(self.path)
+            yield from attempt(self.path) or ()
         except (IsADirectoryError, FileExistsError) as problem:
             if not self.into() or not name:
                 raise problem from None
-            attempt(self.under(name))
+            yield from attempt(self.under(name)) or ()
 
 
 def below(entry: Entry, top: str) -> str:

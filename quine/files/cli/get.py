@@ -14,7 +14,7 @@ import stat
 
 from quine.base.errors import Misconfigured
 from quine.files import paths
-from quine.files.api import BLOCK, error
+from quine.files.api import BLOCK, Request, error
 from quine.files.cli import localfs
 from quine.files.cli.destination import below, crew_of, keeps, operands
 from quine.files.cli.output import escaped
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from quine.files.cli.context import Call
-    from quine.files.cli.pool import Crew
+    from quine.files.cli.pool import Crew, Task
 
 RECURSE = "is a directory; -r gets it with what is in it"
 
@@ -42,7 +42,7 @@ def get(call: Call) -> int:
     if len(expanded) > 1 and call.values.get("no_target_directory"):
         raise Misconfigured("-T takes one path and its target")
     into = into or len(expanded) > 1
-    with _Here(last, into) as here, crew_of(call.values) as crew:
+    with _Here(last, into) as here, crew_of(call.values, call.tier) as crew:
         if into:
             here.folder()  # if it is no directory, report that once
         for path, _ in expanded:
@@ -123,9 +123,9 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> None:
     recursive = bool(call.values.get("recursive"))
     if not recursive and path:
 
-        def fetch() -> None:
+        def fetch() -> Task:
             try:
-                get_named(call, crew, path, here)
+                yield from get_named(call, crew, path, here)
             except IsADirectoryError as problem:
                 if problem.filename != path or call.tier.stat(path).is_file:
                     raise
@@ -149,18 +149,18 @@ def _get(call: Call, crew: Crew, path: str, here: _Here) -> None:
             continue
         if entry.is_file:
             crew.progress.expect(entry.size)
-            crew.do(get_file, call, crew, entry.path, folder, relative)
+            crew.do(get_file, call, crew, entry.path, folder, relative, entry.size)
         else:
             crew.do(folder.make, relative)
 
 
-def get_named(call: Call, crew: Crew, path: str, here: _Here) -> None:
-    """Get one file to the destination of the command line. Raises OSError, Stopped."""
+def get_named(call: Call, crew: Crew, path: str, here: _Here) -> Task:
+    """The task of getting one file to the destination of the command line. Raises OSError, Stopped."""
     if keeps(call) and not here.into and os.path.lexists(here.written):
         raise error(errno.EEXIST, here.written)
     end = here.end(path)
     if not isinstance(end, int):
-        get_file(call, crew, path, *end)
+        yield from get_file(call, crew, path, *end)
         return
     try:
         with call.tier.open(path) as reader:
@@ -173,12 +173,17 @@ def get_named(call: Call, crew: Crew, path: str, here: _Here) -> None:
     call.say(f"{escaped(path)} -> {escaped(here.written)}")
 
 
-def get_file(call: Call, crew: Crew, path: str, folder: localfs.Folder, relative: str) -> None:
-    """Get one file of the tier to `relative` in `folder`. Raises OSError, Stopped."""
+def get_file(
+    call: Call, crew: Crew, path: str, folder: localfs.Folder, relative: str, size: int | None = None
+) -> Task:
+    """The task of getting one file of the tier, of `size` bytes if known, to `relative` in `folder`.
+
+    Raises OSError, Stopped.
+    """
     absent = keeps(call)
     if absent and os.path.lexists(folder.shown(relative)):
         raise error(errno.EEXIST, folder.shown(relative))
-    with call.tier.open(path) as reader:
+    with (yield Request("get", path, size=size)) as reader:
         if not crew.progress.files_known:
             crew.progress.expect(reader.length)
         folder.fill(relative, reader, crew.tick, absent)

@@ -16,7 +16,7 @@ import os
 import stat
 import time
 
-from quine.files.api import error, stale
+from quine.files.api import SMALL, error, stale
 from quine.files.paths import join
 from quine.files.stores.local import dirfd
 from quine.files.stores.local.holes import runs
@@ -86,7 +86,22 @@ class Source:
                 pace.look()
                 at += took
                 if not took:
-                    raise OSError(errno.EIO, "became shorter while it was read", self.path)
+                    raise self._shorter()
+
+    def small(self) -> bytes | None:
+        """The whole content if it is at most SMALL bytes and has no hole, else None. Raises OSError as `feed`."""
+        size = self.stat.st_size
+        if size > SMALL or (size and next(runs(self.fd, 0, size)) != (0, 0, size)):
+            return None
+        content = os.pread(self.fd, size or 1, 0)
+        if len(content) < size:
+            raise self._shorter()
+        return (
+            content if size or not content else None
+        )  # None: a file in /proc, of which the size is not known
+
+    def _shorter(self) -> OSError:
+        return OSError(errno.EIO, "became shorter while it was read", self.path)
 
     def close(self) -> None:
         os.close(self.fd)

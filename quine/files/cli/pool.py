@@ -6,6 +6,8 @@ Laws
 2. Pending work waits in a short queue: a walk over a million files holds no list of them.
 3. When the process is to end (^C, TERM, HUP), no transfer begins, and those under way are given up, not finished.
 4. A single transfer costs no thread.
+5. Work that is a generator, a task, yields requests to the store. If that is reached over a link, the tasks of a worker
+   share one pipeline: a request waits for no answer to another one, however many files there are.
 """
 
 from __future__ import annotations
@@ -17,13 +19,19 @@ from quine.base.errors import FAILED, LOST, NOT_STARTED, OK, Failure, complain
 from quine.files.api import OutcomeUnknown
 from quine.files.cli.output import Hungup, escaped
 from quine.files.cli.progress import Progress
+from transport.lean import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import queue
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from typing import Any, Self
+
+    from quine.files.api import Pipeline, Request, Tier
+
+    Task = Generator[Request, Any, Any]  # gets the result of each request that it yields
+    Work = Callable[..., Task | None]
 
 JOBS = 8
 MOST = 64  # transfers at one time: each is a stream of its own over the link
@@ -67,15 +75,85 @@ def failure(problem: OSError) -> Failure:
     return Failure(NOT_STARTED if problem.errno in UNREACHED else FAILED, text, hint)
 
 
+def once(request: Request) -> Task:
+    """The task of one request."""
+    yield request
+
+
+def at_once(task: Task | None, tier: Tier) -> None:
+    """Run a task to its end, one operation after the other. Raises as the task does."""
+    answer: object = None
+    while task and (request := _step(task, answer)):
+        answer = _outcome(tier.perform, request)
+
+
+def _step(task: Task, answer: object) -> Request | None:
+    """Run a task to its next request; None at its end. An answer that is an error is raised in the task."""
+    try:
+        return task.throw(answer) if isinstance(answer, OSError) else task.send(answer)
+    except StopIteration:
+        return None
+
+
+def _outcome(what: Callable[..., object], *args: object) -> object:
+    try:
+        return what(*args)
+    except OSError as problem:
+        return problem
+
+
+class _Lane:
+    """The tasks of one worker. Each goes on when the answer to its request has come, in the order of the requests."""
+
+    def __init__(self, pipeline: Pipeline, failed: Callable[[OSError], None]) -> None:
+        self._pipeline = pipeline
+        self._failed = failed
+        self._waiting: deque[Task] = deque()
+
+    def go(self, task: Task, answer: object = None) -> None:
+        """Run a task to its first request. If the pipeline is full, tasks whose answers are read go on first."""
+        ready: deque[tuple[Task, object]] = deque([(task, answer)])
+        while ready:
+            task, answer = ready.popleft()
+            try:
+                request = _step(task, answer)
+            except OSError as problem:
+                self._failed(problem)
+                continue
+            if request:
+                while self._pipeline.full(request):
+                    ready.append(self._answered())
+                self._pipeline.send(request)
+                self._waiting.append(task)
+
+    def _answered(self) -> tuple[Task, object]:
+        return self._waiting.popleft(), _outcome(self._pipeline.answer)
+
+    def finish(self) -> None:
+        """Run all tasks to their ends."""
+        while self._waiting:
+            self.go(*self._answered())
+        self._pipeline.end()
+
+    def close(self) -> None:
+        self._pipeline.close()
+
+
 class Crew:
     """A pool of worker threads. A context manager; call `finish` in it, which waits and returns the exit status."""
 
-    def __init__(self, jobs: int = JOBS, progress: Progress | None = None) -> None:
+    def __init__(
+        self, jobs: int = JOBS, progress: Progress | None = None, tier: Tier | None = None, far: bool = True
+    ) -> None:
+        """`tier` is the store of tasks. Without `far` each of their requests is done before the next task begins."""
         self.jobs = jobs
         self.progress = progress or Progress(quiet=True)
         self.failures = 0
-        self._first: tuple[Callable[..., None], tuple[Any, ...]] | None = None
-        self._queue: queue.Queue[tuple[Callable[..., None], tuple[Any, ...]] | None] | None = None
+        self.far = far and tier is not None and tier.pipeline() is not None  # tasks go through pipelines
+        self._tier = tier
+        self._first: tuple[Work, tuple[Any, ...]] | None = None
+        self._lane: _Lane | None = None  # that of the caller's own thread
+        self._queue: queue.Queue[tuple[Work, tuple[Any, ...]] | None] | None = None
         self._threads: list[threading.Thread] = []
         self._stop = False
         self._fatal: BaseException | None = None
@@ -99,15 +177,19 @@ class Crew:
 
     # -- for the caller that hands out work ----------------------------------------------------------
 
-    def do(self, what: Callable[..., None], *args: Any) -> None:
-        """Call `what`, now or later in a worker. An OSError that it raises is the failure of that call alone."""
+    def do(self, what: Work, *args: Any) -> None:
+        """Call `what`, now or later in a worker, and run the task that it returns.
+
+        An OSError that it raises is the failure of that call alone.
+        """
         self._raise()
         if self._queue is None:
             if self._first is None and self.jobs > 1:
                 self._first = (what, args)
                 return
             if self.jobs == 1:
-                self._run(what, args)
+                self._lane = self._lane or self._opened()
+                self._run(what, args, self._lane)
                 self._raise()
                 return
             self._begin()
@@ -119,6 +201,8 @@ class Crew:
         if self._queue is None and self._first is not None:
             (what, args), self._first = self._first, None
             self._run(what, args)
+        lane, self._lane = self._lane, None
+        self._end(lane)
         for _ in self._threads:
             assert self._queue is not None
             self._queue.put(None)
@@ -149,14 +233,31 @@ class Crew:
 
     def _work(self) -> None:
         assert self._queue is not None
+        lane = self._opened()
         while item := self._queue.get():
             if not self._stop:
-                self._run(*item)
+                self._run(*item, lane)
+        self._end(lane)
 
-    def _run(self, what: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def _opened(self) -> _Lane | None:
+        pipeline = self._tier.pipeline() if self._tier and self.far else None
+        return _Lane(pipeline, self.failed) if pipeline else None
+
+    def _end(self, lane: _Lane | None) -> None:
+        if lane:
+            if not self._stop:
+                self._run(lane.finish, ())
+            lane.close()
+
+    def _run(self, what: Work, args: tuple[Any, ...], lane: _Lane | None = None) -> None:
         try:
             try:
-                what(*args)
+                task = what(*args)
+                if task and lane:
+                    lane.go(task)
+                elif task:
+                    assert self._tier
+                    at_once(task, self._tier)
             except OSError as problem:
                 self.failed(problem)
         except Stopped:
@@ -177,6 +278,7 @@ class Crew:
         if kind is None:
             return
         self._stop = True
+        self._end(self._lane)
         self.progress.clear()
         deadline = time.monotonic() + LET_GO
         import queue

@@ -13,10 +13,11 @@ import os
 
 from quine.base.errors import OK, Misconfigured
 from quine.files import paths
-from quine.files.api import BLOCK
+from quine.files.api import BLOCK, Request
 from quine.files.cli import localfs
 from quine.files.cli.destination import Target, crew_of, keeps, needed, operands
 from quine.files.cli.output import escaped
+from quine.files.cli.pool import once
 from quine.files.cli.progress import Progress
 from quine.files.exclusions import own
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from quine.files.api import Writer
     from quine.files.cli.context import Call
     from quine.files.cli.options import Values
-    from quine.files.cli.pool import Crew
+    from quine.files.cli.pool import Crew, Task
 
 
 def put(call: Call) -> int:
@@ -36,7 +37,7 @@ def put(call: Call) -> int:
         if len(sources) > 1:
             raise Misconfigured("stdin (-) goes alone")
         return _put_stdin(call, target, mode)
-    with crew_of(call.values) as crew:
+    with crew_of(call.values, call.tier) as crew:
         for source in sources:
             try:
                 _put(call, crew, source, target, mode)
@@ -62,8 +63,8 @@ def _put(call: Call, crew: Crew, source: str, target: Target, mode: int | None) 
     name = "" if name in (".", "..") else name
     if not os.path.isdir(source):
 
-        def attempt(path: str) -> None:
-            put_file(call, crew, source, path, mode)
+        def attempt(path: str) -> Task:
+            return put_file(call, crew, source, path, mode)
 
         crew.progress.expect(os.stat(source).st_size)
         crew.do(target.try_each, name, attempt)
@@ -82,7 +83,7 @@ def _put(call: Call, crew: Crew, source: str, target: Target, mode: int | None) 
             crew.progress.expect(found.stat.st_size)
             crew.do(put_file, call, crew, here, path, mode, "" if call.values.get("follow") else found.path)
         elif found.kind == "directory":
-            crew.do(call.tier.mkdir, path, True)
+            crew.do(once, Request("mkdir", path, exist_ok=True))
         else:
             crew.failed(refused(found.kind, here))
 
@@ -96,20 +97,23 @@ def refused(kind: str, path: str) -> OSError:
 
 def put_file(
     call: Call, crew: Crew, source: str, path: str, mode: int | None = None, found: str = ""
-) -> None:
-    """Put one local file; `found` is as for `localfs.Source`. Raises OSError, Stopped."""
+) -> Task:
+    """The task of putting one local file; `found` is as for `localfs.Source`. Raises OSError, Stopped."""
+    path, absent = paths.clean(path), keeps(call)
     with localfs.Source(source, found) as file:
         if mode is None:
             mode = file.stat.st_mode & localfs.PERMISSIONS
-        with call.tier.create(
-            paths.clean(path),
-            if_absent=keeps(call),
-            mode=mode,
-            mtime=file.stat.st_mtime,
-            size=file.stat.st_size or None,
-        ) as writer:
-            file.feed(writer, crew.tick)
-            writer.commit()
+        mtime, size = file.stat.st_mtime, file.stat.st_size
+        content = file.small() if crew.far else None
+        if content is None:
+            with call.tier.create(
+                path, if_absent=absent, mode=mode, mtime=mtime, size=size or None
+            ) as writer:
+                file.feed(writer, crew.tick)
+                writer.commit()
+    if content is not None:
+        yield Request("put", path, size=size, mode=mode, mtime=mtime, if_absent=absent, content=content)
+        crew.tick(size)
     crew.progress.file()
     call.say(f"{escaped(source)} -> {escaped(path)}")
 

@@ -17,21 +17,25 @@ import os
 
 from quine.base.errors import Misconfigured
 from quine.files import paths
-from quine.files.api import error
+from quine.files.api import Request, error
 from quine.files.cli import destination, localfs
 from quine.files.cli.compare import Item, alike, listed_alike, of_disk, of_tier, same_bytes, same_time
 from quine.files.cli.get import get_file
 from quine.files.cli.options import PREFIX, number
 from quine.files.cli.output import escaped, path_bytes
+from quine.files.cli.pool import at_once, once
 from quine.files.cli.put import put_file, refused
 from quine.files.exclusions import holds, own, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
+    from typing import Any
 
     from quine.files.cli.context import Call
-    from quine.files.cli.pool import Crew
+    from quine.files.cli.pool import Crew, Task, Work
+
+    Look = Generator[Request, Any, bool]  # a task that decides something
 
 
 def sync(call: Call) -> int:
@@ -47,7 +51,7 @@ def sync(call: Call) -> int:
         raise Misconfigured(f"one of the two paths should be in the tier, written {PREFIX}PATH", hint)
     # One job, so that a dry run prints in order.
     values = {**call.values, "jobs": "1"} if call.values.get("dry_run") else call.values
-    with destination.crew_of(values) as crew:
+    with destination.crew_of(values, call.tier) as crew:
         if source.startswith(PREFIX):
             top = paths.clean(source.removeprefix(PREFIX))
             if call.tier.stat(top).is_file:
@@ -109,14 +113,14 @@ class _Sync:
                 self.crew.progress.expect(item.size)
                 self.begin(self.verb, item.path, self.send, item)
 
-    def settle(self, item: Item, there: Item) -> None:
+    def settle(self, item: Item, there: Item) -> Task:
         """Compare two files of the same size by more than their listings; send the file if they differ."""
-        if self.same_bytes(item) if self.checksum else self.known_alike(item, there):
+        if (yield from self.same_bytes(item) if self.checksum else self.known_alike(item, there)):
             return
         self.say(self.verb, item.path)
         if not self.dry:
             self.crew.progress.expect(item.size)
-            self.send(item)
+            yield from self.send(item)
 
     def replace(self, item: Item, there: Item) -> bool:
         """With --delete remove a file in place of a directory, or the reverse; return whether the place is free."""
@@ -130,7 +134,7 @@ class _Sync:
         try:
             self.say("delete", item.path)
             if not self.dry:
-                self.drop(item.path)
+                at_once(self.drop(item.path), self.call.tier)
         except OSError as problem:
             self.crew.failed(problem)
             return False
@@ -138,7 +142,7 @@ class _Sync:
             del self.there[path]
         return True
 
-    def begin(self, verb: str, path: str, what: Callable[..., None], *args: object) -> None:
+    def begin(self, verb: str, path: str, what: Work, *args: object) -> None:
         self.say(verb, path)
         if not self.dry:
             self.crew.do(what, *args)
@@ -155,6 +159,7 @@ class _Sync:
             text = "is empty or is not there, so nothing is removed; --force removes it all the same"
             self.crew.failed(OSError(errno.ENOENT, text, self.source_shown()))
             return
+        self.crew.jobs = 1  # in order, and at a store that is reached directly one after the other
         kept = self.refused.union(self.unseen()) if victims else self.refused
         for path in victims:
             if any(paths.within(path, place) or paths.within(place, path) for place in kept):
@@ -164,15 +169,16 @@ class _Sync:
                 continue
             self.say("delete", path)
             if not self.dry:
-                try:
-                    self.drop(path)
-                except FileNotFoundError:
-                    continue
-                except OSError as problem:
-                    self.crew.failed(problem)
+                self.crew.do(self.let_go, path)
         if self.skipped:
             text = f"--max-delete {self.call.values['max_delete']}: {self.skipped} that should go stay"
             self.crew.failed(OSError(errno.EPERM, text, self.target))
+
+    def let_go(self, path: str) -> Task:
+        try:
+            yield from self.drop(path) or ()
+        except FileNotFoundError:
+            return
 
     def victims(self) -> list[str]:
         """Paths of the target that the source does not have; of a directory with its contents only the directory."""
@@ -231,20 +237,20 @@ class _Sync:
     def theirs(self) -> Iterator[Item]:
         raise NotImplementedError
 
-    def known_alike(self, item: Item, there: Item) -> bool:
+    def known_alike(self, item: Item, there: Item) -> Look:
         """Compare after a stat in the store: listings of some stores lack the time that a file was given."""
         raise NotImplementedError
 
-    def send(self, item: Item) -> None:
+    def send(self, item: Item) -> Task:
         raise NotImplementedError
 
-    def make(self, path: str) -> None:
+    def make(self, path: str) -> Task | None:
         raise NotImplementedError
 
-    def drop(self, path: str) -> None:
+    def drop(self, path: str) -> Task | None:
         raise NotImplementedError
 
-    def same_bytes(self, item: Item) -> bool:
+    def same_bytes(self, item: Item) -> Look:
         raise NotImplementedError
 
     def shown(self, path: str) -> str:
@@ -283,27 +289,30 @@ class _Up(_Sync):
         """The `found` argument of `localfs.Source`: the part of the path in which no link is followed."""
         return "" if self.call.values.get("follow") else item.path
 
-    def known_alike(self, item: Item, there: Item) -> bool:
+    def known_alike(self, item: Item, there: Item) -> Look:
         try:
-            return alike(item, of_tier(self.call.tier.stat(paths.join(self.target, item.path)), self.target))
+            entry = yield Request("stat", paths.join(self.target, item.path))
         except FileNotFoundError:
             return False
+        return alike(item, of_tier(entry, self.target))
 
-    def send(self, item: Item) -> None:
+    def send(self, item: Item) -> Task:
         path = paths.join(self.target, item.path)
-        put_file(
+        return put_file(
             self.call, self.crew, os.path.join(self.source, item.path), path, found=self.unfollowed(item)
         )
 
-    def make(self, path: str) -> None:
-        self.call.tier.mkdir(paths.join(self.target, path), exist_ok=True)
+    def make(self, path: str) -> Task:
+        return once(Request("mkdir", paths.join(self.target, path), exist_ok=True))
 
-    def drop(self, path: str) -> None:
-        self.call.tier.remove(paths.join(self.target, path), recursive=True)
+    def drop(self, path: str) -> Task:
+        return once(Request("remove", paths.join(self.target, path), recursive=True))
 
-    def same_bytes(self, item: Item) -> bool:
-        with localfs.Source(os.path.join(self.source, item.path), self.unfollowed(item)) as file:
-            return same_bytes(file.fd, self.call.tier, paths.join(self.target, item.path), self.crew)
+    def same_bytes(self, item: Item) -> Look:
+        here = os.path.join(self.source, item.path)
+        reader = yield Request("get", paths.join(self.target, item.path), size=item.size)
+        with reader, localfs.Source(here, self.unfollowed(item)) as file:
+            return same_bytes(file.fd, reader, self.crew)
 
     def shown(self, path: str) -> str:
         return paths.join(self.target, path)
@@ -348,17 +357,17 @@ class _Down(_Sync):
                 self.seen.add(found.path)  # the directory stays, even if its other contents are removed
             yield of_disk(found)
 
-    def known_alike(self, item: Item, there: Item) -> bool:
-        known = of_tier(self.call.tier.stat(paths.join(self.source, item.path)), self.source)
+    def known_alike(self, item: Item, there: Item) -> Look:
+        known = of_tier((yield Request("stat", paths.join(self.source, item.path))), self.source)
         if known.size != there.size or not same_time(known.mtime, there.mtime):
             return False
         if known.mode != there.mode and not self.dry:
             self.folder.chmod(item.path, known.mode)
         return True
 
-    def send(self, item: Item) -> None:
+    def send(self, item: Item) -> Task:
         path = paths.join(self.source, item.path)
-        get_file(self.call, self.crew, path, self.folder, item.path)
+        return get_file(self.call, self.crew, path, self.folder, item.path, item.size)
 
     def make(self, path: str) -> None:
         self.folder.make(path)
@@ -368,9 +377,10 @@ class _Down(_Sync):
             raise OSError(errno.EBUSY, "the data directory of quine, or the tier, is in it", self.shown(path))
         self.folder.remove(path)
 
-    def same_bytes(self, item: Item) -> bool:
-        with localfs.Source(self.folder.shown(item.path), item.path) as file:
-            return same_bytes(file.fd, self.call.tier, paths.join(self.source, item.path), self.crew)
+    def same_bytes(self, item: Item) -> Look:
+        reader = yield Request("get", paths.join(self.source, item.path), size=item.size)
+        with reader, localfs.Source(self.folder.shown(item.path), item.path) as file:
+            return same_bytes(file.fd, reader, self.crew)
 
     def shown(self, path: str) -> str:
         return os.path.join(self.target, path)

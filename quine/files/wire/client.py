@@ -1,7 +1,8 @@
 """The tier of a job whose origin is elsewhere: each operation is one stream to the origin, and one round trip.
 
 Laws
-1. Nothing waits for a first answer: a request, the content and its end leave together, as the window allows.
+1. Nothing waits for a first answer: a request, the content and its end leave together, as the window allows. Many
+   small operations share a stream (`pipeline.py`).
 2. A Writer that was not committed has sent no COMMIT and no end of file, so the origin drops its file, however the
    writer ended. `commit` returns when the store at the origin has kept the file.
 3. An operation waits for a link that is down, as every stream does. A lost origin is ENOTCONN, with the reason as its
@@ -15,11 +16,11 @@ import contextlib
 import errno
 import os
 
-from quine.files.api import BLOCK, Entry, OutcomeUnknown, Reader, Tier, Writer, check_range
+from quine.files.api import BLOCK, Entry, Reader, Tier, Writer, check_range
 from quine.files.wire import protocol
-from quine.files.wire.protocol import COMMIT, LONGEST_TOLD, Garbled
-from transport import quickjson
-from transport.errors import RequestError, RequestLost
+from quine.files.wire.pipeline import RequestPipeline
+from quine.files.wire.protocol import COMMIT, Garbled
+from quine.files.wire.stream import UNKNOWN, ended, garbled, heard, say, translated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 SERVICE = "fs"
 FULL = 256 * 1024  # bytes gathered before they are sent
 LARGE = 256 * 1024  # from this size in bytes on, content goes from descriptor to descriptor
-UNKNOWN = "whether it was done is not known"
 LOOKS = ("url", "stat")
 
 
@@ -53,7 +53,7 @@ class Remote(Tier):
     def url_of(self, path: str) -> str:
         url = self._told("url", path).get("url")
         if not isinstance(url, str):
-            raise _garbled(Garbled("a URL that is none"), path)
+            raise garbled(Garbled("a URL that is none"), path)
         return url
 
     def stat(self, path: str) -> Entry:
@@ -72,9 +72,9 @@ class Remote(Tier):
         check_range(path, offset, length)
         asked = self.stream(path)
         try:
-            _say(asked, protocol.ask("get", path=path, offset=offset, length=length), path)
-            told = _heard(asked, path)
-            with _translated(path):
+            say(asked, protocol.ask("get", path=path, offset=offset, length=length), path)
+            told = heard(asked, path)
+            with translated(path):
                 return _Reader(asked, path, *protocol.opened(told, path))
         except BaseException:
             asked.close()
@@ -104,7 +104,7 @@ class Remote(Tier):
     def move(self, source: str, target: str, if_absent: bool = False) -> str:
         told = self._told("move", source, target=target, if_absent=if_absent).get("path")
         if not isinstance(told, str):
-            raise _garbled(Garbled("a path that is none"), source)
+            raise garbled(Garbled("a path that is none"), source)
         return protocol.path(told)
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
@@ -113,6 +113,9 @@ class Remote(Tier):
     def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
         return self._entry("copy", source, target, target=target, if_absent=if_absent)
 
+    def pipeline(self) -> RequestPipeline:
+        return RequestPipeline(self)
+
     def close(self) -> None:
         self._relay.close()
 
@@ -120,28 +123,28 @@ class Remote(Tier):
 
     def stream(self, path: str) -> Asked:
         """Begin a request. An OSError names `path`."""
-        with _translated(path):
+        with translated(path):
             return self._relay.stream(SERVICE)
 
     def _told(self, op: str, path: str, **fields: object) -> dict[str, Any]:
         with contextlib.closing(self.stream(path)) as asked:
             unknown = "" if op in LOOKS else UNKNOWN
-            _say(asked, protocol.ask(op, path=path, **fields), path, unknown)
-            told = _heard(asked, path, unknown)
-            _ended(asked, path, unknown)
+            say(asked, protocol.ask(op, path=path, **fields), path, unknown)
+            told = heard(asked, path, unknown)
+            ended(asked, path, unknown)
             return told
 
     def _entry(self, op: str, path: str, at: str, **fields: object) -> Entry:
         told = self._told(op, path, **fields)
-        with _translated(path):
+        with translated(path):
             return protocol.entry(told.get("entry"), at)
 
     def _list(self, op: str, path: str) -> Iterator[Entry]:
         """Read the first message at once, so that an error of the directory is raised by the call, not by the loop."""
         asked = self.stream(path)
         try:
-            _say(asked, protocol.ask(op, path=path), path)
-            told = _heard(asked, path)
+            say(asked, protocol.ask(op, path=path), path)
+            told = heard(asked, path)
         except BaseException:
             asked.close()
             raise
@@ -151,14 +154,14 @@ class Remote(Tier):
 def _entries(asked: Asked, told: dict[str, Any], path: str) -> Iterator[Entry]:
     with contextlib.closing(asked):
         while True:
-            with _translated(path):
+            with translated(path):
                 entries, more = protocol.batch(told, path)
             if not more:
-                _ended(asked, path)
+                ended(asked, path)
                 yield from entries
                 return
             yield from entries
-            told = _heard(asked, path)
+            told = heard(asked, path)
 
 
 class _Reader(Reader):
@@ -177,12 +180,12 @@ class _Reader(Reader):
         self._path = path
         self._left = length - sum(size for _, size in holes)
         if not self._left:
-            _ended(asked, path)
+            ended(asked, path)
 
     def data(self, size: int) -> bytes:
         if not self._left:
             return b""
-        with _translated(self._path):
+        with translated(self._path):
             block = self._asked.read(min(size, self._left))
         self._came(len(block))
         return block
@@ -190,7 +193,7 @@ class _Reader(Reader):
     def give(self, fd: int, size: int) -> int:
         if min(size, self._left) < LARGE:
             return super().give(fd, size)
-        with _translated(self._path):
+        with translated(self._path):
             came = self._asked.receive_file(fd, min(size, self._left))
         self._came(came)
         return came
@@ -200,7 +203,7 @@ class _Reader(Reader):
             raise OSError(errno.EIO, "the origin sent less than it said", self._path)
         self._left -= size
         if not self._left:
-            _ended(self._asked, self._path)  # raises an error that the origin met at the very end
+            ended(self._asked, self._path)  # raises an error that the origin met at the very end
 
     def close(self) -> None:
         self._asked.close()
@@ -267,9 +270,9 @@ class _Writer(Writer):
             asked = self._stream()
             with self._refused(UNKNOWN):
                 asked.end()
-            told = _heard(asked, self._path, UNKNOWN)
-            _ended(asked, self._path, UNKNOWN)
-            with _translated(self._path):
+            told = heard(asked, self._path, UNKNOWN)
+            ended(asked, self._path, UNKNOWN)
+            with translated(self._path):
                 return protocol.entry(told.get("entry"), self._path)
         finally:
             self.abort()
@@ -315,68 +318,18 @@ class _Writer(Writer):
     def _refused(self, unknown: str = "") -> Iterator[None]:
         """If the origin has stopped reading, raise the error of its answer. Any OSError aborts the writer."""
         try:
-            with _translated(self._path, unknown):
+            with translated(self._path, unknown):
                 yield
         except BrokenPipeError:
             asked = self._stream()
             try:
-                _heard(asked, self._path)
+                heard(asked, self._path)
                 raise OSError(errno.EIO, "the origin answered before it had the whole file", self._path)
             finally:
                 self.abort()
         except OSError:
             self.abort()
             raise
-
-
-# -- one stream ----------------------------------------------------------------------------------------
-
-
-def _say(asked: Asked, request: bytes, path: str, unknown: str = "") -> None:
-    """Send a whole request. If the origin stops reading early, its answer still has the reason, so go on."""
-    with contextlib.suppress(BrokenPipeError):
-        with _translated(path):
-            asked.write(request)
-        with _translated(path, unknown):
-            asked.end()
-
-
-def _heard(asked: Asked, path: str, unknown: str = "") -> dict[str, Any]:
-    """Read the next message of the answer; if it is an error, raise that."""
-    with _translated(path, unknown):
-        told = protocol.heard(asked.read, LONGEST_TOLD)
-        if protocol.is_error(told):
-            asked.read(1)  # read up to the end, so that the connection can be used again
-        return protocol.check(told, path)
-
-
-def _ended(asked: Asked, path: str, unknown: str = "") -> None:
-    """Read up to the end of the answer, so that the connection can be used again. Raises EIO if more bytes come."""
-    with _translated(path, unknown):
-        if asked.read(1):
-            raise Garbled("more than it should be")
-
-
-@contextlib.contextmanager
-def _translated(path: str, unknown: str = "") -> Iterator[None]:
-    try:
-        yield
-    except Garbled as error:
-        raise _garbled(error, path) from None
-    except RequestError as error:
-        text = str(error)
-        if text.startswith("{"):
-            with contextlib.suppress(ValueError, RecursionError, Garbled):
-                told = quickjson.loads(text)
-                if isinstance(told, dict):
-                    protocol.check(told, path)
-        if unknown and isinstance(error, RequestLost):
-            raise OutcomeUnknown(errno.ENOTCONN, f"{text}; {unknown}", path) from None
-        raise OSError(errno.ENOTCONN, text, path) from None
-
-
-def _garbled(error: Garbled, path: str) -> OSError:
-    return OSError(errno.EIO, f"the origin does not answer as it should: {error}", path)
 
 
 def _regular(fd: int) -> bool:

@@ -3,7 +3,9 @@
 Laws
 1. A message is 4 bytes of length and so many bytes of JSON. A put is its message and then marks of 8 bytes. A mark
    announces bytes that follow, or stands for zeros that do not; the last one is COMMIT. An answer is one message; the
-   bytes of a get follow it. The answer to a list is several messages, the last of which says so.
+   bytes of a get follow it. The answer to a list is several messages, the last of which says so. The body of a
+   pipeline is requests one behind the other; there a put is its message and so many bytes as its size says, at most
+   SMALL. The answers come in the order of the requests, each in at most ANSWER bytes and those of its file.
 2. Input is foreign on both sides: its length is checked before it is read, and each field for its type and range. An
    unknown field of a request is refused. A violation raises Garbled, which names it.
 3. A path is text; bytes that are no UTF-8 stand in it as os.fsdecode has them. It is cleaned here. An entry of a list
@@ -16,11 +18,10 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from typing import NamedTuple
 
 from quine.base.errors import Failure
 from quine.files import paths
-from quine.files.api import Entry
+from quine.files.api import SMALL, Entry, Request
 from transport import quickjson
 
 TYPE_CHECKING = False
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 LONGEST_ASKED = 64 * 1024  # bytes of one request: two paths, each byte of which takes six in JSON
 LONGEST_TOLD = 4 * 1024 * 1024  # bytes of one message of an answer
+ANSWER = 2048  # bytes of one message of an answer in a pipeline
 BATCH = 48 * 1024  # bytes of entries, about, in one message of a list
 MOST_HOLES = 20_000  # a file with more holes than this is sent with all of them as zeros
 MOST = 1 << 62  # bytes of anything
@@ -62,27 +64,13 @@ OPERATIONS: dict[str, dict[str, str]] = {
     "move": {"path": "path", "target": "path", "if_absent": "flag"},
     "setattr": {"path": "path", "mode": "mode?", "mtime": "time?"},
     "copy": {"path": "path", "target": "path", "if_absent": "flag"},
+    "pipeline": {},
 }
+PIPELINED = ("stat", "get", "put", "mkdir", "remove")
 
 
 class Garbled(Exception):
     """The other side violates the protocol; str() names the violation."""
-
-
-class Asked(NamedTuple):
-    """One request, checked."""
-
-    op: str
-    path: str = ""
-    target: str = ""
-    offset: int = 0
-    length: int | None = None
-    size: int | None = None
-    mode: int | None = None
-    mtime: float | None = None
-    if_absent: bool = False
-    exist_ok: bool = False
-    recursive: bool = False
 
 
 # -- bytes ---------------------------------------------------------------------------------------------
@@ -90,7 +78,7 @@ class Asked(NamedTuple):
 
 def exactly(read: Read, size: int) -> bytes:
     """Read exactly `size` bytes. Raises Garbled if the stream ends sooner."""
-    block = read(size)
+    block = read(size) if size else b""  # a stream waits for a byte before it returns none
     if len(block) == size:
         return block
     parts = [block]
@@ -147,9 +135,30 @@ def ask(op: str, **fields: object) -> bytes:
     return word({"op": op, **given})
 
 
-def asked(read: Read) -> Asked:
-    """Read the request at the beginning of a stream. Raises Garbled, and OSError for an invalid path in it."""
+def piece(request: Request) -> bytes:
+    """A request of a pipeline as bytes, with the content of a put."""
+    fields = {name: getattr(request, name) for name in OPERATIONS[request.op]}
+    return ask(request.op, **fields) + request.content
+
+
+def pieces(read: Read) -> tuple[dict[str, Any], bytes]:
+    """Read the next request of a pipeline, for `checked`, and the content of a put. Raises Garbled."""
     body = heard(read, LONGEST_ASKED)
+    if body.get("op") not in PIPELINED:
+        raise Garbled(f"no operation of a pipeline: {str(body.get('op'))[:40]!r}")
+    size = body.get("size") if body["op"] == "put" else 0
+    if not isinstance(size, int) or not 0 <= size <= SMALL:
+        raise Garbled(f"a put in a pipeline with a bad size: {str(size)[:40]}")
+    return body, exactly(read, size)
+
+
+def asked(read: Read) -> Request:
+    """Read the request at the beginning of a stream. Raises Garbled, and OSError for an invalid path in it."""
+    return checked(heard(read, LONGEST_ASKED))
+
+
+def checked(body: dict[str, Any]) -> Request:
+    """The request of a message. Raises as `asked`."""
     op = body.pop("op", None)
     fields = OPERATIONS.get(op) if isinstance(op, str) else None
     if fields is None:
@@ -163,7 +172,7 @@ def asked(read: Read) -> Asked:
             if name not in body:
                 raise Garbled(f"{op} without {name}")
             body[name] = path(body[name])
-    return Asked(op, **body)
+    return Request(op, **body)
 
 
 def _is(kind: str, value: object) -> bool:
@@ -283,6 +292,15 @@ def wrong(error: Exception) -> dict[str, Any]:
             "hint": error.hint[:LONGEST_TEXT],
         }
     return {"errno": "EIO", "text": f"a defect at the origin: {type(error).__name__}: {str(error)[:200]}"}
+
+
+def short(error: Exception) -> bytes:
+    """The message that reports an error, in at most ANSWER bytes and without the path, which the requester knows."""
+    told = wrong(error)
+    told.pop("path", None)
+    while len(text := word(told)) > ANSWER:
+        told |= {name: told[name][: len(told[name]) // 2] for name in ("text", "hint") if name in told}
+    return text
 
 
 def is_error(told: dict[str, Any]) -> bool:

@@ -12,11 +12,12 @@ Laws
 
 from __future__ import annotations
 
+import io
 import threading
 
-from quine.files.api import BLOCK, Entry, stale
+from quine.files.api import BLOCK, SMALL, Entry, Request, stale
 from quine.files.wire import protocol
-from quine.files.wire.protocol import COMMIT, Asked, Garbled
+from quine.files.wire.protocol import COMMIT, Garbled
 from transport import quickjson
 from transport.errors import Abandoned
 
@@ -63,28 +64,31 @@ class _Broken(Exception):
         super().__init__(quickjson.dumps(told))
 
 
-def _url(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+def _url(tier: Tier, asked: Request, incoming: Incoming) -> None:
     incoming.write(protocol.word({"url": tier.url_of(asked.path)}))
 
 
-def _stat(tier: Tier, asked: Asked, incoming: Incoming) -> None:
-    incoming.write(protocol.word({"entry": protocol.row(tier.stat(asked.path), asked.path)}))
+def _perform(tier: Tier, asked: Request, incoming: Incoming) -> None:
+    entry = tier.perform(asked)
+    incoming.write(
+        protocol.word({"entry": protocol.row(entry, asked.path)} if isinstance(entry, Entry) else {})
+    )
 
 
-def _list(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+def _list(tier: Tier, asked: Request, incoming: Incoming) -> None:
     entries = tier.walk(asked.path) if asked.op == "walk" else tier.list(asked.path)
     for word in protocol.batches(entries, asked.path):
         incoming.write(word)
 
 
-def _hidden(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+def _hidden(tier: Tier, asked: Request, incoming: Incoming) -> None:
     """Answer with a list in which only the paths have a meaning."""
     found = (Entry(path, "file") for path in tier.hidden(asked.path))
     for word in protocol.batches(found, asked.path):
         incoming.write(word)
 
 
-def _get(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+def _get(tier: Tier, asked: Request, incoming: Incoming) -> None:
     with tier.open(asked.path, asked.offset, asked.length) as reader:
         told: dict[str, object] = {
             "entry": protocol.row(reader.entry, asked.path),
@@ -124,7 +128,7 @@ def _send(reader: Reader, incoming: Incoming, head: bytes, left: int, filled: bo
         incoming.write(head)
 
 
-def _put(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+def _put(tier: Tier, asked: Request, incoming: Incoming) -> None:
     with tier.create(
         asked.path, if_absent=asked.if_absent, mode=asked.mode, mtime=asked.mtime, size=asked.size
     ) as writer:
@@ -158,47 +162,91 @@ def _receive(writer: Writer, incoming: Incoming, left: int, lent: bool) -> None:
         left -= len(block)
 
 
-def _mkdir(tier: Tier, asked: Asked, incoming: Incoming) -> None:
-    tier.mkdir(asked.path, asked.exist_ok)
-    incoming.write(protocol.word({}))
-
-
-def _remove(tier: Tier, asked: Asked, incoming: Incoming) -> None:
-    tier.remove(asked.path, asked.recursive)
-    incoming.write(protocol.word({}))
-
-
-def _rename(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+def _rename(tier: Tier, asked: Request, incoming: Incoming) -> None:
     tier.rename(asked.path, asked.target, asked.if_absent)
     incoming.write(protocol.word({}))
 
 
-def _move(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+def _move(tier: Tier, asked: Request, incoming: Incoming) -> None:
     incoming.write(protocol.word({"path": tier.move(asked.path, asked.target, asked.if_absent)}))
 
 
-def _setattr(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+def _setattr(tier: Tier, asked: Request, incoming: Incoming) -> None:
     entry = tier.setattr(asked.path, mode=asked.mode, mtime=asked.mtime)
     incoming.write(protocol.word({"entry": protocol.row(entry, asked.path)}))
 
 
-def _copy(tier: Tier, asked: Asked, incoming: Incoming) -> None:
+def _copy(tier: Tier, asked: Request, incoming: Incoming) -> None:
     entry = tier.copy(asked.path, asked.target, asked.if_absent)
     incoming.write(protocol.word({"entry": protocol.row(entry, asked.target)}))
 
 
-_HANDLERS: dict[str, Callable[[Tier, Asked, Incoming], None]] = {
+def _pipeline(tier: Tier, _: Request, incoming: Incoming) -> None:
+    """Do one request after the other. The error of one is its answer, and the next ones go on."""
+    body = io.BufferedReader(_Body(incoming), SMALL)
+    while body.peek(1):
+        asked, content = protocol.pieces(body.read)
+        try:
+            request = protocol.checked(asked)._replace(content=content)
+            answer = _answer(tier, request)
+        except Garbled:
+            raise
+        except Exception as error:
+            answer = protocol.short(error)
+        incoming.write(answer)
+
+
+def _answer(tier: Tier, asked: Request) -> bytes:
+    done = tier.perform(asked)
+    if isinstance(done, Entry):
+        return protocol.word({"entry": protocol.row(done, asked.path)} if asked.op == "stat" else {})
+    if done is None:
+        return protocol.word({})
+    with done as reader:
+        if reader.length > SMALL or reader.holes:
+            return protocol.word({"alone": True})
+        told = {
+            "entry": protocol.row(reader.entry, asked.path),
+            "offset": reader.offset,
+            "length": reader.length,
+        }
+        content = bytearray()
+        while len(content) < reader.length:
+            block = reader.data(reader.length - len(content))
+            if not block:
+                raise stale(reader.entry.path)
+            content += block
+        return protocol.word(told) + content
+
+
+class _Body(io.RawIOBase):
+    """The body of a request for a buffered reader."""
+
+    def __init__(self, incoming: Incoming) -> None:
+        self._incoming = incoming
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        data = self._incoming.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+_HANDLERS: dict[str, Callable[[Tier, Request, Incoming], None]] = {
     "url": _url,
-    "stat": _stat,
+    "stat": _perform,
     "list": _list,
     "walk": _list,
     "hidden": _hidden,
     "get": _get,
     "put": _put,
-    "mkdir": _mkdir,
-    "remove": _remove,
+    "mkdir": _perform,
+    "remove": _perform,
     "rename": _rename,
     "move": _move,
     "setattr": _setattr,
     "copy": _copy,
+    "pipeline": _pipeline,
 }

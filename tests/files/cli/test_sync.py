@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.files.api import Entry, Reader, Writer
+from quine.files.api import Entry, Reader, Request, Writer
 from quine.files.cli.compare import same_time
 from quine.files.cli.main import Call
 from quine.files.cli.sync import sync
@@ -22,6 +22,7 @@ from quine.files.exclusions import own
 from quine.files.layers.reserved import Unreserved
 from quine.files.stores.local.store import Local
 from quine.files.stores.memory import Memory
+from quine.files.wire.pipeline import RequestPipeline
 from tests.files import tiers
 from tests.files.commands import Shelf, fill, snapshot
 
@@ -150,7 +151,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tiers.Stor
 
 
 @pytest.mark.timeout(300)
-def test_a_second_sync_sends_nothing_whatever_the_store(store: tiers.Store, tmp_path: Path) -> None:
+def test_a_second_sync_sends_nothing_whatever_the_store(
+    store: tiers.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A listing of some stores knows neither the time nor the mode that a file was given."""
     store.needs("mtime")
     sent: list[str] = []
@@ -160,7 +163,15 @@ def test_a_second_sync_sends_nothing_whatever_the_store(store: tiers.Store, tmp_
         sent.append(path)
         return create(path, **more)
 
+    send = RequestPipeline.send
+
+    def noted_far(pipeline: RequestPipeline, request: Request) -> None:
+        if request.op == "put":
+            sent.append(request.path)
+        send(pipeline, request)
+
     store.tier.create = noted  # type: ignore[method-assign]
+    monkeypatch.setattr(RequestPipeline, "send", noted_far)
     source, back = tmp_path / "source", tmp_path / "back"
     fill(source, {b"a": b"1", b"run": b"2", b"d/b c": b"3", b"d/\xc3\xa9": b"", b"d/e/f": b"x" * 100_000})
     (source / "run").chmod(0o755)

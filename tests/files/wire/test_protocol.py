@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from quine.base.errors import Failure, Misconfigured
 from quine.files import paths as names
-from quine.files.api import Entry
+from quine.files.api import Entry, Request
 from quine.files.wire import protocol
-from quine.files.wire.protocol import Asked, Garbled
+from quine.files.wire.protocol import Garbled
 from tests.fuzz.mutate import VOLUME, Target, bombard, of_bytes, of_json
 from transport import quickjson
 
@@ -50,13 +50,13 @@ def test_what_is_asked_arrives(
     path: str, target: str, flag: bool, size: int | None, mode: int | None, mtime: float | None
 ) -> None:
     put = protocol.ask("put", path=path, if_absent=flag, size=size, mode=mode, mtime=mtime)
-    assert protocol.asked(reader(put)) == Asked(
+    assert protocol.asked(reader(put)) == Request(
         "put", path, size=size, mode=mode, mtime=mtime, if_absent=flag
     )
     get = protocol.ask("get", path=path, offset=size or 0, length=size)
-    assert protocol.asked(reader(get)) == Asked("get", path, offset=size or 0, length=size)
+    assert protocol.asked(reader(get)) == Request("get", path, offset=size or 0, length=size)
     rename = protocol.ask("rename", path=path, target=target, if_absent=flag)
-    assert protocol.asked(reader(rename)) == Asked("rename", path, target, if_absent=flag)
+    assert protocol.asked(reader(rename)) == Request("rename", path, target, if_absent=flag)
 
 
 @given(st.lists(entries, max_size=30), st.lists(file_names, max_size=2).map("/".join))
