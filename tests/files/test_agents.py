@@ -268,12 +268,12 @@ def test_a_quota_is_that_of_the_tree_wherever_its_agents_are(reach: Lab, data: P
         assert sorted(path.name for path in root.iterdir() if path.is_file()) == ["child", "root"]
 
 
-SHOWN = """import quine.jobs.client, quine.remote.compose
+SHOWN = """import quine.base.cli_options, quine.jobs.client, quine.remote.compose
 def show(spawn, values, services, *more):
     print(services._environ["QUINE_FS"], services._environ["AWS_SECRET_ACCESS_KEY"], spawn.context["fs"], spawn.env)
     return 0
 quine.jobs.client.show = show
-quine.remote.compose.agent_elsewhere("work", {"on": "h1"})
+quine.remote.compose.agent_elsewhere("work", quine.base.cli_options.RunOptions(on="h1"))
 """
 
 
