@@ -10,8 +10,10 @@ Laws
 from __future__ import annotations
 
 import contextlib
+import errno
+from itertools import islice
 
-from quine.files.api import SMALL, Entry, Pipeline, Reader, Request
+from quine.files.api import SMALL, Entry, OutcomeUnknown, Pipeline, Reader, Request
 from quine.files.wire import protocol
 from quine.files.wire.protocol import ANSWER, LONGEST_TOLD, Garbled
 from quine.files.wire.stream import UNKNOWN, ended, translated
@@ -61,13 +63,16 @@ class RequestPipeline(Pipeline):
     def answer(self) -> Entry | Reader | None:
         if self._gathered == len(self._waiting):  # also the oldest one
             self._flush()
+        # Also a lost stat or get is an unknown outcome, if changes were sent behind it.
+        sent = islice(self._waiting, len(self._waiting) - self._gathered)
+        unknown = UNKNOWN if any(each.op not in LOOKS for each in sent) else ""
         request = self._waiting.popleft()
         self._cost -= _cost(request)
         path = request.path
         if _alone(request):
-            return self._origin.open(path)
+            return self._open(path, unknown)
         assert self._asked
-        with translated(path, "" if request.op in LOOKS else UNKNOWN):
+        with translated(path, unknown):
             told = protocol.check(protocol.heard(self._asked.read, LONGEST_TOLD), path)
             if request.op == "stat":
                 return protocol.entry(told.get("entry"), path)
@@ -75,10 +80,18 @@ class RequestPipeline(Pipeline):
                 return None
             if told.get("alone") is not True:
                 entry, offset, length, holes = protocol.opened(told, path)
-                if offset or holes or length > SMALL:
+                if offset or holes or length > protocol.small(request):
                     raise Garbled("more than it should be")
                 return _Held(entry, protocol.exactly(self._asked.read, length))
-        return self._origin.open(path)
+        return self._open(path, unknown)
+
+    def _open(self, path: str, unknown: str) -> Reader:
+        try:
+            return self._origin.open(path)
+        except OSError as error:
+            if unknown and error.errno == errno.ENOTCONN and not isinstance(error, OutcomeUnknown):
+                raise OutcomeUnknown(errno.ENOTCONN, f"{error.strerror}; {unknown}", path) from None
+            raise
 
     def _flush(self) -> None:
         """Send what was gathered. If the origin reads no more, go on: the next answer has the reason."""
@@ -108,7 +121,7 @@ def _cost(request: Request) -> int:
     """Bytes of the content of a request or its answer, and of the rest of the answer."""
     if _alone(request) or request.op not in ("get", "put"):
         return ANSWER
-    return ANSWER + (SMALL if request.size is None else request.size)
+    return ANSWER + protocol.small(request)
 
 
 def _alone(request: Request) -> bool:

@@ -56,7 +56,7 @@ OPERATIONS: dict[str, dict[str, str]] = {
     "list": {"path": "path"},
     "walk": {"path": "path"},
     "hidden": {"path": "path"},
-    "get": {"path": "path", "offset": "size", "length": "size?"},
+    "get": {"path": "path", "offset": "size", "length": "size?", "size": "size?"},
     "put": {"path": "path", "if_absent": "flag", "mode": "mode?", "mtime": "time?", "size": "size?"},
     "mkdir": {"path": "path", "exist_ok": "flag"},
     "remove": {"path": "path", "recursive": "flag"},
@@ -139,6 +139,15 @@ def piece(request: Request) -> bytes:
     """A request of a pipeline as bytes, with the content of a put."""
     fields = {name: getattr(request, name) for name in OPERATIONS[request.op]}
     return ask(request.op, **fields) + request.content
+
+
+def small(request: Request) -> int:
+    """The bytes of content that a request of a pipeline, or its answer, has at most.
+
+    A get counts with the size in its listing. A file that grew since then would fill the origin's answers, while the
+    sender waits for credit and reads none of them: such a file is opened by itself.
+    """
+    return SMALL if request.size is None else min(request.size, SMALL)
 
 
 def pieces(read: Read) -> tuple[dict[str, Any], bytes]:

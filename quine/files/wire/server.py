@@ -203,7 +203,7 @@ def _answer(tier: Tier, asked: Request) -> bytes:
     if done is None:
         return protocol.word({})
     with done as reader:
-        if reader.length > SMALL or reader.holes:
+        if reader.length > protocol.small(asked) or reader.holes:
             return protocol.word({"alone": True})
         told = {
             "entry": protocol.row(reader.entry, asked.path),

@@ -83,3 +83,20 @@ def test_a_directory_that_is_a_link_now_is_not_filled(
     status = get(Call("get", {"recursive": True, "jobs": "1"}, ["d", str(tree)], tier))
     assert status == 1
     assert (tree.parent / "secret" / "d" / "f").read_text() == "mine"
+
+
+@pytest.mark.parametrize("left", [0, 10])
+def test_a_file_that_is_truncated_before_it_is_read_is_no_file_of_zeros(tmp_path: Path, left: int) -> None:
+    """The kernel answers alike beyond the end of a file and in the hole at its end."""
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 4096)
+    os.truncate(path, 1 << 20)
+    with localfs.Source(str(path)) as source, Memory("truncated").create("log") as writer:
+        os.truncate(path, left)
+        with pytest.raises(OSError, match="became shorter"):
+            source.feed(writer, lambda took: None)
+    with localfs.Source(str(path)) as source:
+        os.truncate(path, 0)
+        if left:
+            with pytest.raises(OSError, match="became shorter"):
+                source.small()

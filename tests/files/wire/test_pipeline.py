@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quine.base.errors import LOST, NOT_STARTED, Failure
 from quine.budget.shared_counters import Numbers, SharedCounters
-from quine.files.api import SMALL, Entry, Reader, Request, Tier, Writer
+from quine.files.api import SMALL, Entry, OutcomeUnknown, Reader, Request, Tier, Writer
 from quine.files.cli import localfs
 from quine.files.cli.get import get
 from quine.files.cli.main import Call
@@ -39,6 +39,7 @@ from tests.files.commands import fill, snapshot
 from tests.lab import Lab
 from tests.transport.rpc import streams
 from tests.transport.rpc.streams import Relay
+from transport.errors import RequestLost
 from transport.rpc import incoming
 
 pytestmark = pytest.mark.timeout(300)
@@ -443,10 +444,42 @@ def test_an_origin_that_breaks_the_protocol_is_an_error(bad: bytes, relay: Relay
     lane.close()
 
 
+class Lost:
+    """An origin to which the link is lost once requests were sent."""
+
+    def stream(self, path: str) -> Lost:
+        return self
+
+    def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
+        raise OSError(errno.ENOTCONN, "lost", path)
+
+    def write(self, data: bytes) -> None:
+        return
+
+    def read(self, size: int) -> bytes:
+        raise RequestLost("lost")
+
+
+@pytest.mark.parametrize(
+    "look", [Request("stat", "s"), Request("get", "g", size=SMALL + 1)], ids=["stat", "alone"]
+)
+def test_changes_behind_a_look_that_was_lost_are_unknown(look: Request) -> None:
+    for behind in ([], [Request("mkdir", "d")]):
+        lane = pipeline.RequestPipeline(Lost())  # type: ignore[arg-type]
+        for request in [look, *behind]:
+            lane.send(request)
+        with pytest.raises(OSError) as caught:
+            lane.answer()
+        assert caught.value.errno == errno.ENOTCONN
+        assert isinstance(caught.value, OutcomeUnknown) == bool(behind)
+
+
 # -- both ways at once -------------------------------------------------------------------------------
 
 STEPS = st.lists(
-    st.tuples(st.sampled_from(("get", "put", "stat", "nothing")), st.sampled_from((0, 1, 3000, SMALL))),
+    st.tuples(
+        st.sampled_from(("get", "grown", "put", "stat", "nothing")), st.sampled_from((0, 1, 3000, SMALL))
+    ),
     min_size=1,
     max_size=250,
 )
@@ -454,8 +487,13 @@ STEPS = st.lists(
 
 @settings(deadline=None, max_examples=25)
 @given(steps=STEPS, eager=st.integers(0, 3))
+@example(steps=[("grown", 0)] * 10 + [("put", SMALL)] * 3, eager=0)
 def test_a_sender_that_reads_late_is_never_stuck(steps: list[tuple[str, int]], eager: int) -> None:
-    """It reads an answer only when the pipeline is full, or now and then; each answer is that of its request."""
+    """It reads an answer only when the pipeline is full, or now and then; each answer is that of its request.
+
+    A file may have grown since it was listed. Its content was once sent in between all the same, and the origin waited
+    for a reader that waited for the origin.
+    """
     store = Memory(f"pipeline-{os.urandom(8).hex()}")
     for size in (0, 1, 3000, SMALL):
         with store.create(f"get/{size}") as writer:
@@ -474,14 +512,17 @@ def test_a_sender_that_reads_late_is_never_stuck(steps: list[tuple[str, int]], e
             found = lane.answer()
             if op == "stat":
                 assert isinstance(found, Entry) and found.size == size
-            elif op == "get":
+            elif op in ("get", "grown"):
+                size = SMALL if op == "grown" else size
                 assert isinstance(found, Reader) and b"".join(iter(found.read, b"")) == b"g" * size
+                found.close()
             else:
                 assert found is None
 
         for number, (op, size) in enumerate(steps):
             request = {
                 "get": Request("get", f"get/{size}", size=size),
+                "grown": Request("get", f"get/{SMALL}", size=size),
                 "put": Request("put", f"put/{number}", size=size, content=b"p" * size),
                 "stat": Request("stat", f"get/{size}"),
                 "nothing": Request("get", "nothing", size=size),
@@ -495,7 +536,7 @@ def test_a_sender_that_reads_late_is_never_stuck(steps: list[tuple[str, int]], e
         while waiting:
             hear()
         lane.end()
-        assert relay.requests == 1
+        assert relay.requests == 1 + sum(op == "grown" and size < SMALL for op, size in steps)
     kept = {entry.path: entry.size for entry in store.walk("") if entry.path.startswith("put/")}
     assert kept == {f"put/{number}": size for number, (op, size) in enumerate(steps) if op == "put"}
 

@@ -20,7 +20,8 @@ def runs(fd: int, at: int, end: int) -> Iterator[tuple[int, int, int]]:
             data = min(os.lseek(fd, at, os.SEEK_DATA), end)
             stop = min(os.lseek(fd, data, os.SEEK_HOLE), end)
         except OSError as refused:
-            # ENXIO: nothing but a hole is left
-            data, stop = end if refused.errno == errno.ENXIO else at, end
+            # ENXIO: nothing but a hole is left, unless the file is shorter now. Then a reader has to come to its end.
+            hole = refused.errno == errno.ENXIO and os.fstat(fd).st_size >= end
+            data, stop = end if hole else at, end
         yield at, data, stop
         at = stop
