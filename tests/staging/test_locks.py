@@ -153,6 +153,7 @@ def test_what_is_renamed_is_renamed_by_a_process_that_no_signal_to_ours_reaches(
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
+@pytest.mark.timeout(900)  # a process for each of 780 lines
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_a_signal_at_any_line_leaves_nothing_aside(here: Path, there: Path, cache: Path, step: int) -> None:
     """A directory of its own stayed for ever: the signal had come between the mkdir and the open of it."""
