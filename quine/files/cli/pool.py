@@ -6,7 +6,10 @@ Laws
 2. Pending work waits in a short queue: a walk over a million files holds no list of them.
 3. When the process is to end (^C, TERM, HUP), no transfer begins, and those under way are given up, not finished.
 4. A single transfer costs no thread.
-5. Work that is a generator, a task, yields requests to the store. If that is reached over a link, the tasks of a worker
+5. The caller's thread shares nothing with the workers but SimpleQueues. The exception of a signal may come between any
+   two of its steps; in a Condition, thus in a Queue, an Event and the start of a Thread, it leaves a lock that is held
+   for ever, or becomes "release unlocked lock".
+6. Work that is a generator, a task, yields requests to the store. If that is reached over a link, the tasks of a worker
    share one pipeline: a request waits for no answer to another one, however many files there are.
 """
 
@@ -17,15 +20,14 @@ import time
 
 from quine.base.errors import FAILED, LOST, NOT_STARTED, OK, Failure, complain
 from quine.files.api import OutcomeUnknown
-from quine.files.cli.output import Hungup, escaped
+from quine.files.cli.output import escaped
 from quine.files.cli.progress import Progress
 from transport.lean import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import queue
-    import threading
     from collections.abc import Callable, Generator
+    from queue import SimpleQueue
     from typing import Any, Self
 
     from quine.files.api import Pipeline, Request, Tier
@@ -153,8 +155,10 @@ class Crew:
         self._tier = tier
         self._first: tuple[Work, tuple[Any, ...]] | None = None
         self._lane: _Lane | None = None  # that of the caller's own thread
-        self._queue: queue.Queue[tuple[Work, tuple[Any, ...]] | None] | None = None
-        self._threads: list[threading.Thread] = []
+        self._queue: SimpleQueue[tuple[Work, tuple[Any, ...]] | None] | None = None  # None: a worker ends
+        self._room: SimpleQueue[None]  # one for each item that the queue may still take
+        self._ended: SimpleQueue[None]  # one for each worker that has ended
+        self._workers = 0  # not known to have ended
         self._stop = False
         self._fatal: BaseException | None = None
 
@@ -194,6 +198,7 @@ class Crew:
                 return
             self._begin()
         assert self._queue is not None
+        self._room.get()
         self._queue.put((what, args))
 
     def wait(self) -> None:
@@ -203,12 +208,11 @@ class Crew:
             self._run(what, args)
         lane, self._lane = self._lane, None
         self._end(lane)
-        for _ in self._threads:
-            assert self._queue is not None
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._threads, self._queue = [], None
+        self._dismiss()
+        while self._workers:
+            self._ended.get()
+            self._workers -= 1
+        self._queue = None
         self.progress.clear()
         self._raise()
 
@@ -220,24 +224,41 @@ class Crew:
         return FAILED if self.failures else OK
 
     def _begin(self) -> None:
-        import queue
-        import threading
+        import _thread
+        from queue import SimpleQueue
 
-        self._queue = queue.Queue(2 * self.jobs)
+        self._queue, self._room, self._ended = SimpleQueue(), SimpleQueue(), SimpleQueue()
         assert self._first is not None
         self._queue.put(self._first)
         self._first = None
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.jobs)]
-        for thread in self._threads:
-            thread.start()
+        for _ in range(2 * self.jobs - 1):
+            self._room.put(None)
+        for _ in range(self.jobs):
+            self._workers += 1
+            try:
+                _thread.start_new_thread(self._work, (self._queue,))
+            except RuntimeError as refused:  # a limit on processes
+                self._workers -= 1
+                if not self._workers:
+                    raise Failure(FAILED, "no thread can be started", "ulimit -u") from refused
+                return
 
-    def _work(self) -> None:
-        assert self._queue is not None
-        lane = self._opened()
-        while item := self._queue.get():
-            if not self._stop:
-                self._run(*item, lane)
-        self._end(lane)
+    def _work(self, items: SimpleQueue[tuple[Work, tuple[Any, ...]] | None]) -> None:
+        try:
+            lane = self._opened()
+            while item := items.get():
+                self._room.put(None)
+                if not self._stop:
+                    self._run(*item, lane)
+            self._end(lane)
+        finally:
+            self._ended.put(None)
+
+    def _dismiss(self) -> None:
+        """Let the workers end when the queue is empty."""
+        for _ in range(self._workers):
+            assert self._queue is not None
+            self._queue.put(None)
 
     def _opened(self) -> _Lane | None:
         pipeline = self._tier.pipeline() if self._tier and self.far else None
@@ -262,7 +283,7 @@ class Crew:
                 self.failed(problem)
         except Stopped:
             return
-        except (Exception, Hungup) as fatal:
+        except Exception as fatal:
             self._fatal = self._fatal or fatal
             self._stop = True
 
@@ -280,17 +301,13 @@ class Crew:
         self._stop = True
         self._end(self._lane)
         self.progress.clear()
+        self._dismiss()
         deadline = time.monotonic() + LET_GO
-        import queue
+        while self._workers:
+            from queue import Empty
 
-        while self._queue is not None and any(thread.is_alive() for thread in self._threads):
-            if time.monotonic() > deadline:
-                return  # the threads wait for the link; they end with the process, and their transfers with them
             try:
-                self._queue.put_nowait(None)
-            except queue.Full:
-                try:
-                    self._queue.get_nowait()
-                except queue.Empty:
-                    pass
-            time.sleep(0.01)
+                self._ended.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                return  # the threads wait for the link; they end with the process, and their transfers with them
+            self._workers -= 1

@@ -526,6 +526,7 @@ def test_who_is_killed_while_he_gets_leaves_nothing(shelf: Shelf, number: signal
     for one in range(1, 300):
         os.link(shelf.tier / "many/0", shelf.tier / f"many/{one}")
     out = shelf.directory / "out"
+    shelf.env["TMPDIR"] = str(shelf.directory)
     for _ in range(20):
         with shelf.popen("get", "-rj", "2", "many", "out") as process:
             until(lambda one=process: len(list(out.glob("*"))) > 5 or one.poll() is not None)  # type: ignore[misc]
@@ -535,7 +536,8 @@ def test_who_is_killed_while_he_gets_leaves_nothing(shelf: Shelf, number: signal
         if said or len(left) < 300:
             break
         shutil.rmtree(out)  # it was done before we had looked: once more
-    assert (process.returncode, said) == (-number, b"")
+    ended = (process.returncode, said)
+    assert ended == (-number, b""), [path.read_text() for path in shelf.directory.glob("quine-defect-*")]
     assert 5 < len(left) < 300
     assert all(path.read_bytes() == BINARY for path in left), "each one is whole"
     assert not [path for path in left if path.name.startswith(".")]

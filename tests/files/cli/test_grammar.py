@@ -6,9 +6,11 @@ import errno
 import glob
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -178,4 +180,46 @@ def test_what_is_under_way_is_given_up_when_the_process_ends() -> None:
         begun.wait(120)
         raise KeyboardInterrupt
     assert 1 <= len(ended) <= 2, "nothing new was begun"
-    assert not [thread for thread in threading.enumerate() if thread.daemon and "_work" in thread.name]
+    assert not crew._workers
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt in this thread at its step `number`: before a line or at a return, of any module."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Interrupting:
+        if event in ("line", "return"):
+            self.left -= 1
+            if self.left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+    def __enter__(self) -> None:
+        sys.settrace(self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+
+def test_a_signal_at_any_step_of_the_caller_ends_the_crew() -> None:
+    """Inside of a Condition it became "release unlocked lock", thus a defect, or left a lock that is held for ever."""
+
+    def run(number: int) -> bool:
+        with Crew(2) as crew:
+            with Interrupting(number):
+                for _ in range(12):
+                    crew.do(lambda: sum(range(3000)) and None)
+                crew.wait()
+            return True
+
+    number = 0
+    while number < 5000:
+        try:
+            if run(number):
+                break
+        except KeyboardInterrupt:
+            number += 1
+    assert 100 < number < 5000
