@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quine.agent import env
-from quine.agent.tools import TOOLS, schema
+from quine.agent.tools import TOOLS, validate
 from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.base.messages import Refused, Request
@@ -98,7 +98,7 @@ def keywords(rule: Any) -> set[str]:
 
 def test_the_validator_knows_every_keyword_of_the_tools() -> None:
     for tool in TOOLS:
-        assert keywords(tool.schema) <= schema.KNOWN
+        assert keywords(tool.schema) <= validate.KNOWN
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,14 @@ def test_the_validator_knows_every_keyword_of_the_tools() -> None:
     ],
 )  # fmt: skip
 def test_validator(value: Any, rule: dict[str, Any], words: str) -> None:
-    fault = schema.check(value, rule)
+    fault = validate.check(value, rule)
     assert words in fault
     assert bool(fault) is bool(words)
 
 
 def test_an_unknown_keyword_is_a_defect() -> None:
     with pytest.raises(AssertionError):
-        schema.check(1, {"oneOf": []})
+        validate.check(1, {"oneOf": []})
 
 
 OPENAI = "https://api.openai.com/v1"

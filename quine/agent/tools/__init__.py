@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quine.agent.tools import schema
+from quine.agent.tools import validate
 from quine.agent.tools.exec import EXEC
 from quine.agent.tools.exit import EXIT
 from quine.agent.tools.fork import FORK
@@ -18,5 +18,5 @@ def fault(name: str, args: dict[str, object]) -> str:
     """Return the error in a call of tool `name`, "" if there is none."""
     tool = BY_NAME.get(name)
     if tool is None:
-        return f"unknown tool: {schema.short(name)}; there are {', '.join(BY_NAME)}"
-    return schema.check(args, tool.schema)
+        return f"unknown tool: {validate.short(name)}; there are {', '.join(BY_NAME)}"
+    return validate.check(args, tool.schema)

@@ -21,7 +21,7 @@ from quine.agent import env, personas
 from quine.agent.outcome import End, Moved, Result
 from quine.agent.session import SessionSpec
 from quine.agent.signals import Terminated
-from quine.agent.tools import schema
+from quine.agent.tools import validate
 from quine.base import procs
 from quine.base.errors import Failure, complain
 from quine.base.messages import Tool, Usage
@@ -215,9 +215,9 @@ def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
         return _error(f"argv holds {fault}")
     path = _find(argv[0], loop.shell.cwd)
     if not path:
-        return _error(f"{schema.short(argv[0])}: not found, or not executable")
+        return _error(f"{validate.short(argv[0])}: not found, or not executable")
     before = env.here()
-    loop.record_end(0, "exec", f"exec: {schema.short(argv[0])} takes over")
+    loop.record_end(0, "exec", f"exec: {validate.short(argv[0])} takes over")
     loop.shell.close()
     with loop.signals.block_signals():
         if loop.signals.fatal:
@@ -232,7 +232,7 @@ def _become(loop: Running, argv: list[str], wisdom: dict[str, str]) -> Result:
         with contextlib.suppress(OSError):
             os.chdir(before)
         env.bequeath(loop.settings, loop.tree, loop.spec)
-        return _error(f"{schema.short(argv[0])}: {_why(error)}{LOST}")
+        return _error(f"{validate.short(argv[0])}: {_why(error)}{LOST}")
 
 
 def _find(program: str, cwd: str) -> str:

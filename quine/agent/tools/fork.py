@@ -15,7 +15,7 @@ from quine.agent import env, fork, prompt
 from quine.agent.children import Job, shown
 from quine.agent.outcome import Result, sections
 from quine.agent.session import SessionSpec
-from quine.agent.tools import schema
+from quine.agent.tools import validate
 from quine.base.errors import NOT_STARTED, Misconfigured
 from quine.base.messages import Message, Tool, ToolCall, ToolResult
 from quine.base.sessions import job_directory, new_session
@@ -190,7 +190,9 @@ def _prepare(loop: Running, index: int, call: ToolCall) -> Call | Result:
     except OSError as error:
         for held in (*taken, *(child.stdin for child in opened)):
             os.close(held)
-        return _error(f"stdin {schema.short(wanted)}: {(error.strerror or '').lower()}, nothing was started")
+        return _error(
+            f"stdin {validate.short(wanted)}: {(error.strerror or '').lower()}, nothing was started"
+        )
     race = args.get("mode") == "race"
     each = [[fd] for fd in taken] if taken else [[] for _ in children]
     return Call(index, call, opened, each, race or bool(args.get("wait")), race, clone)
