@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deploy import probe, push, requirements
+from deploy import host_requirements, probe, push
 from deploy.build import Binary, build
 from deploy.inventory import Host, Inventory, jump_of
 from transport.carrier.dialer import SshTarget
@@ -111,7 +111,7 @@ async def check(
     plan = await _Visit.plan(host, inventory, ssh_agent, note, news)
     visit = await plan.once("check")
     if visit.facts and not visit.facts.have:
-        requirements.check(host.name, plan.binary, visit.facts)
+        host_requirements.check(host.name, plan.binary, visit.facts)
     return visit
 
 

@@ -2,7 +2,7 @@
 
     answers on stdout, each a line that begins with the marker:
         unpack            the binary is there and whole
-        fail WORD TEXT    nothing was installed; WORD is one of FAILURES in deploy/requirements.py
+        fail WORD TEXT    nothing was installed; WORD is one of FAILURES in deploy/host_requirements.py
         have              installed; the bytes of the dial follow
 
 Laws

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from deploy import installer, probe, requirements
+from deploy import host_requirements, installer, probe
 from deploy.build import Binary
 from deploy.probe import Answers, Facts
 from transport import address
@@ -48,7 +48,7 @@ async def push(
     allow: Callable[[float, str], None],
 ) -> None:
     """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline."""
-    requirements.check(host, binary, facts)
+    host_requirements.check(host, binary, facts)
     allow(UPLOAD_SECONDS + binary.size / SLOWEST, f"send {binary.size >> 20} MB")
     with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
         await _send(binary, mode, duplex, answers)
@@ -60,7 +60,7 @@ async def push(
             allow(UNPACK_SECONDS, "unpack")
             continue
         word, _, text = answer.removeprefix("fail ").partition(" ")
-        raise requirements.failed(host, word, text)
+        raise host_requirements.failed(host, word, text)
 
 
 async def _send(binary: Binary, mode: str, duplex: Stream, answers: Answers) -> None:

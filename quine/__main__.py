@@ -210,12 +210,12 @@ def agent(words: list[str]) -> int:
         print(script(options.completion), end="")
         return 0
     if mission and mission[0] in (*cli_options.VERBS, *cli_options.UNBUILT):
-        from quine.jobs.hints import misplaced
+        from quine.jobs.did_you_mean import misplaced
 
         if wrong := misplaced(words, mission):
             raise wrong
     if "--" in mission[1:]:
-        from quine.jobs.hints import slip
+        from quine.jobs.did_you_mean import slip
 
         if wrong := slip(words, mission):
             raise wrong
@@ -230,7 +230,7 @@ def agent(words: list[str]) -> int:
         if reported:
             run_report.failed(options.report, failure, options.on or "local", began)
         if isinstance(failure, NoGuest):
-            from quine.jobs.hints import near_verb
+            from quine.jobs.did_you_mean import near_verb
 
             failure.hint = near_verb(mission) + failure.hint
         raise

@@ -117,7 +117,7 @@ def hosts(
 
 def _chosen(known: Inventory, where: str) -> list[Host]:
     """Return the hosts of WHERE. A word that is no host and nearly `check` is reported as a slip."""
-    from quine.jobs.hints import is_one_edit
+    from quine.jobs.did_you_mean import is_one_edit
     from transport.errors import NoSuchHost
 
     try:

@@ -149,7 +149,7 @@ def _here(options: RunOptions, command: list[str], env: dict[str, str], limited:
     try:
         os.execvpe(command[0], command, {**os.environ, **env})
     except (FileNotFoundError, NotADirectoryError):
-        from quine.jobs.hints import not_found
+        from quine.jobs.did_you_mean import not_found
 
         complain(f"command not found: {command[0]}", not_found(command, options))
         return 127

@@ -187,7 +187,7 @@ def show(
     if status.left and stage is None and not options.quiet:
         say(f"quine: {status.host}: files are left in {status.left}\n")
     if status.detail and not spawn.own:
-        from quine.jobs.hints import complete
+        from quine.jobs.did_you_mean import complete
 
         complete(status, spawn.argv, options)
     return leave(status)
