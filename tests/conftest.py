@@ -312,7 +312,13 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         files = _until_none(lambda lab=lab: set(lab.litter()) - lab_litter, deadline)  # type: ignore[misc]
         complaints += [f"temporary file of the lab {_shown(path)}" for path in files]
     for thread in set(threading.enumerate()) - threads:
-        if not _is_labs(thread):
+        if isinstance(thread, threading._DummyThread):  # started by _thread; cannot be joined
+            task = Path(f"/proc/self/task/{thread.native_id}")
+            complaints += [
+                f"thread {name}"
+                for name in _until_none(lambda t=task: {t} if t.exists() else set(), deadline)
+            ]  # type: ignore[misc]
+        elif not _is_labs(thread):
             thread.join(max(0.0, deadline - time.monotonic()))
             complaints += [f"thread {thread.name}"] if thread.is_alive() else []
     if _new_fds(fds):

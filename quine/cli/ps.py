@@ -82,12 +82,12 @@ def _output(verb: str, job: Agent | Remote, options: RunOptions) -> int:
 
         passed = as_words(options, ("from", "offset", "follow", "stderr", "both", "stdin"))
         return remote.show([verb, *passed], job, options)
-    from quine.jobs import attach
+    from quine.jobs import attach_logs
     from quine.jobs.client import leave
 
     if verb == "logs":
-        return attach.logs(job, options)
-    return leave(attach.attach(job, options))
+        return attach_logs.logs(job, options)
+    return leave(attach_logs.attach(job, options))
 
 
 def _one(verb: str, folders: tuple[str, ...], text: str, options: RunOptions) -> Agent | Remote:
@@ -341,10 +341,10 @@ def _kill(jobs: list[Agent | Remote], options: RunOptions) -> int:
             continue
         fd = agent.hold()
         if fd >= 0 and agent.supervised and number:
-            from quine.jobs import attach
+            from quine.jobs import attach_logs
 
             os.close(fd)
-            if attach.send_signal(agent, number):
+            if attach_logs.send_signal(agent, number):
                 continue
             fd = agent.hold()
         if fd < 0 and (on := _adrift(agent)):

@@ -29,7 +29,7 @@ from quine.base.sessions import new_session
 from quine.files.layers.reserved import Unreserved
 from quine.files.stores.local.store import Local
 from quine.files.stores.memory import Memory
-from quine.jobs import attach
+from quine.jobs import attach_logs
 from tests.lab import Lab, processes
 from tests.support.agents import OK, QUINE, Agents, Started, call, left, running, says, sh, until
 from transport.address import boot_id, start_time
@@ -349,7 +349,7 @@ def test_who_waits_for_a_job_waits_for_its_output_too(
     monkeypatch.setenv("HOME", str(tmp_path))
     (agent,) = kept.find(session)
     with pytest.raises(Failure, match="not in the files tier yet"):
-        attach.logs(agent, RunOptions())
+        attach_logs.logs(agent, RunOptions())
     clock = 0.0
 
     def pass_(seconds: float) -> None:
