@@ -1,7 +1,8 @@
 """Addresses and identities: directories of the user, a node's socket, build hash, boot id, start time of a process.
 
 Laws
-1. The runtime directory is ours alone: 0700, our uid, not a link; anything else is refused, never repaired.
+1. A private directory, such as the runtime directory, is ours alone: 0700, our uid, not a link; anything else is
+   refused, never repaired.
 2. The socket's name holds the build hash, so a client never talks to a daemon of another build: after an
    upgrade the old daemon serves its jobs to their end and goes when idle.
 3. A home shared by several machines is not a shared runtime: the directory is local, or names the machine.
@@ -129,21 +130,23 @@ def runtime_directory() -> str:
     base = os.environ.get("XDG_RUNTIME_DIR", "")
     if not (base and os.path.isdir(base)):
         base = "/tmp"
-    path = f"{base}/quine-{os.getuid()}"
+    return private_directory(f"{base}/quine-{os.getuid()}", "set XDG_RUNTIME_DIR to a directory of yours")
+
+
+def private_directory(path: str, cure: str) -> str:
+    """Return `path`, a directory of this user alone; make it if missing. Raises Refused if it cannot be trusted.
+
+    `cure` is a way to do without this directory.
+    """
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
         pass
     except OSError as error:
-        raise Refused(
-            f"cannot make {path}: {error.strerror}", "set XDG_RUNTIME_DIR to a directory of yours"
-        ) from None
+        raise Refused(f"cannot make {path}: {error.strerror}", cure) from None
     facts = os.lstat(path)
     if facts.st_uid != os.getuid():  # the sticky bit of /tmp keeps others from replacing it after this
-        raise Refused(
-            f"{path} belongs to another user",
-            "have it removed, or set XDG_RUNTIME_DIR to a directory of yours",
-        )
+        raise Refused(f"{path} belongs to another user", f"have it removed, or {cure}")
     if not stat.S_ISDIR(facts.st_mode) or facts.st_mode & 0o077:
         raise Refused(
             f"{path} is not a directory of yours alone", f"look at it, then rm -r {path} or chmod 700 it"

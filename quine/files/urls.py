@@ -21,7 +21,7 @@ GONE = "gone:"  # in place of a URL: this job has outlived the origin that it co
 NO_ORIGIN = "a command that was detached has no origin that it could ask for files"
 GIVE_STORE = 'fs = "direct" in the inventory, or --env QUINE_FS=URL; a detached agent keeps its origin'
 RESERVED = ".quine"  # directory at the root of the tier that holds the record of trees, and no user's files
-OURS = ("origin", "memory", "gone")  # schemes that mean this machine or this process alone
+OURS = ("origin", "memory", "gone")  # schemes of this machine alone, or of no store
 KNOWN = {
     **dict.fromkeys(("s3", "s3a"), "s3://BUCKET/PREFIX"),
     **dict.fromkeys(("gs", "gcs"), "gs://BUCKET/PREFIX"),
@@ -31,7 +31,7 @@ KNOWN = {
 
 
 def parsed(url: str) -> tuple[str, str]:
-    """Return (scheme, absolute directory of `origin:DIR` or `file:`, else "") of a URL of the tier.
+    """Return (scheme, absolute directory of `origin:DIR` or `file:`, name of `memory:`, else "") of a URL of the tier.
 
     Raises Misconfigured. It asks no store, so that an error can be reported at the start.
     """
@@ -59,6 +59,11 @@ def parsed(url: str) -> tuple[str, str]:
             hint = "origin:DIR takes a relative one"
             raise Misconfigured("file: is followed by an absolute path, as in file:///mnt/shared", hint)
         return scheme, path
+    if scheme == "memory" and "::" not in url:
+        name = rest.removeprefix("//") or "default"
+        if "/" in name or name in (".", ".."):
+            raise Misconfigured("memory: is followed by one name", "memory://NAME")
+        return scheme, name
     if scheme not in OURS:
         _foreign(url)
     return scheme, ""

@@ -28,7 +28,6 @@ from quine.base.log import Log
 from quine.base.sessions import new_session
 from quine.files.layers.reserved import Unreserved
 from quine.files.stores.local.store import Local
-from quine.files.stores.memory import Memory
 from quine.jobs import attach_logs
 from tests.lab import Lab, processes
 from tests.support.agents import OK, QUINE, Agents, Started, call, left, running, says, sh, until
@@ -437,7 +436,7 @@ def test_a_status_is_never_there_before_what_it_vouches_for(tmp_path: Path) -> N
 
 
 def test_who_only_uses_the_tier_neither_sees_nor_changes_the_record(tmp_path: Path) -> None:
-    whole = Memory("reserved")
+    whole = Local(str(tmp_path / "store"))
     for path in (".quine/sessions/x.jsonl", "a/b", ".quiner"):
         with whole.create(path) as writer:
             writer.write(b"1")

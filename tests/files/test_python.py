@@ -14,7 +14,6 @@ import io
 import json
 import os
 import threading
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,17 +30,16 @@ from fsspec.tests.abstract.put import AbstractPutTests
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quine.files.api import Reader, Tier
+from quine.files.api import Reader
 from quine.files.python.filesystem import QuineFileSystem
 from quine.files.stores.local.store import Local
-from quine.files.stores.memory import Memory
+from tests.files.tiers import scratch
 from tests.lab import Lab
 
 
-@pytest.fixture(params=["memory", "local"])
-def fs(request: pytest.FixtureRequest, tmp_path: Path) -> QuineFileSystem:
-    tier: Tier = Memory(str(uuid.uuid4())) if request.param == "memory" else Local(str(tmp_path / "tier"))
-    return QuineFileSystem(tier, skip_instance_cache=True)
+@pytest.fixture
+def fs(tmp_path: Path) -> QuineFileSystem:
+    return QuineFileSystem(Local(str(tmp_path / "tier")), skip_instance_cache=True)
 
 
 @pytest.fixture
@@ -388,11 +386,12 @@ def test_a_transaction_holds_whatever_way_a_file_is_put(fs: QuineFileSystem, tmp
 def test_seeks_and_reads_are_those_of_a_plain_file(
     size: int, moves: list[tuple[int | None, int, int]]
 ) -> None:
-    fs = QuineFileSystem(Memory(str(uuid.uuid4())), skip_instance_cache=True)
     content = (b"%07d " * (size // 8 + 1) % tuple(range(size // 8 + 1)))[:size]
-    fs.pipe("file", content)
     plain = io.BytesIO(content)
-    with fs.open("file", "rb") as file:
+    with contextlib.ExitStack() as stack:
+        fs = QuineFileSystem(Local(stack.enter_context(scratch())), skip_instance_cache=True)
+        fs.pipe("file", content)
+        file = stack.enter_context(fs.open("file", "rb"))
         assert file.size == size
         for whence, offset, wanted in moves:
             if whence is not None:

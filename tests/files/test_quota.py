@@ -24,10 +24,9 @@ from quine.budget.shared_counters import PUT, Numbers, SharedCounters
 from quine.files.api import BLOCK, Entry, Tier, Writer
 from quine.files.layers.quota import LEAST, Quota, bounded
 from quine.files.stores.local.store import Local
-from quine.files.stores.memory import Memory, forget
 from quine.files.wire.client import Remote
 from quine.files.wire.server import LARGE, Service
-from tests.files.tiers import below, get, put
+from tests.files.tiers import below, get, put, scratch
 from tests.support.agents import OK, Agents, says, sh
 from tests.support.machine import in_child, kill
 from tests.transport.rpc import streams
@@ -138,7 +137,7 @@ def test_a_copy_and_a_hole_count_as_they_are_read(tier: Quota, book: SharedCount
     assert book.numbers().stored == held(tier) == LIMIT
 
 
-class Copying(Memory):
+class Copying(Local):
     """Copies by itself."""
 
     copies = True
@@ -152,45 +151,39 @@ class Copying(Memory):
         return super().copy(source, target, if_absent)
 
 
-def test_a_copy_is_left_to_the_store_and_counted(book: SharedCounters) -> None:
-    store = Copying("copying")
+def test_a_copy_is_left_to_the_store_and_counted(book: SharedCounters, tmp_path: Path) -> None:
+    store = Copying(str(tmp_path / "store"))
     tier = Quota(store, book)
-    try:
-        put(tier, "a", bytes(400_000))
-        tier.copy("a", "b")
-        assert (store.asked, book.numbers().stored) == (1, 800_000)
-        full(lambda: tier.copy("a", "c"))
-        with pytest.raises(FileExistsError):
-            tier.copy("a", "b", if_absent=True)
-        assert (store.asked, book.numbers().stored) == (1, 800_000)
-        put(tier, "b", b"x")
-        tier.copy("b", "a")
-        assert book.numbers().stored == held(tier) == 2 * LEAST
-        for source in ("none", ""):
-            with pytest.raises((FileNotFoundError, IsADirectoryError)):
-                tier.copy(source, "a")
-        store.meanwhile = lambda: put(Memory("copying"), "b", bytes(10_000))  # by another tree
-        tier.copy("b", "c")
-        assert book.numbers().stored == 2 * LEAST + 10_000
-        assert book.count(PUT) == 0
-    finally:
-        forget("copying")
+    put(tier, "a", bytes(400_000))
+    tier.copy("a", "b")
+    assert (store.asked, book.numbers().stored) == (1, 800_000)
+    full(lambda: tier.copy("a", "c"))
+    with pytest.raises(FileExistsError):
+        tier.copy("a", "b", if_absent=True)
+    assert (store.asked, book.numbers().stored) == (1, 800_000)
+    put(tier, "b", b"x")
+    tier.copy("b", "a")
+    assert book.numbers().stored == held(tier) == 2 * LEAST
+    for source in ("none", ""):
+        with pytest.raises((FileNotFoundError, IsADirectoryError)):
+            tier.copy(source, "a")
+    store.meanwhile = lambda: put(Local(store.root), "b", bytes(10_000))  # by another tree
+    tier.copy("b", "c")
+    assert book.numbers().stored == 2 * LEAST + 10_000
+    assert book.count(PUT) == 0
 
 
-def test_a_copy_whose_answer_was_lost_is_counted(book: SharedCounters) -> None:
+def test_a_copy_whose_answer_was_lost_is_counted(book: SharedCounters, tmp_path: Path) -> None:
     class Lost(Copying):
         def copy(self, source: str, target: str, if_absent: bool = False) -> Entry:
             super().copy(source, target, if_absent)
             raise OSError(errno.EIO, "lost")
 
-    tier = Quota(Lost("copying"), book)
-    try:
-        put(tier, "a", bytes(10_000))
-        with pytest.raises(OSError, match="lost"):
-            tier.copy("a", "b")
-        assert book.numbers().stored == held(tier) == 20_000
-    finally:
-        forget("copying")
+    tier = Quota(Lost(str(tmp_path / "store")), book)
+    put(tier, "a", bytes(10_000))
+    with pytest.raises(OSError, match="lost"):
+        tier.copy("a", "b")
+    assert book.numbers().stored == held(tier) == 20_000
 
 
 def test_descriptors_are_counted(tier: Quota, book: SharedCounters, tmp_path: Path) -> None:
@@ -230,7 +223,7 @@ def test_who_comes_second_costs_nothing(tier: Quota, book: SharedCounters) -> No
     assert book.count(PUT) == 0
 
 
-class Failing(Memory):
+class Failing(Local):
     """Keeps it, or does not, and fails in both cases."""
 
     keeps = False
@@ -249,8 +242,10 @@ class Failing(Memory):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_commit_that_fails_is_counted_where_it_was_kept(book: SharedCounters, keeps: bool) -> None:
-    store = Failing("failing")
+def test_a_commit_that_fails_is_counted_where_it_was_kept(
+    book: SharedCounters, tmp_path: Path, keeps: bool
+) -> None:
+    store = Failing(str(tmp_path / "store"))
     tier = Quota(store, book)
     store.keeps = keeps
     for path in ("a", "b", "a"):
@@ -258,27 +253,25 @@ def test_a_commit_that_fails_is_counted_where_it_was_kept(book: SharedCounters, 
             put(tier, path, bytes(10_000))
     assert book.numbers().stored == held(tier) == (20_000 if keeps else 0)
     assert book.count(PUT) == 0
-    forget("failing")
 
 
-def test_what_another_tree_puts_there_meanwhile_is_not_ours(book: SharedCounters) -> None:
+def test_what_another_tree_puts_there_meanwhile_is_not_ours(book: SharedCounters, tmp_path: Path) -> None:
     """The answer is lost and nothing is kept. The file there now has another size, so it is not counted."""
 
-    class Overtaken(Memory):
+    class Overtaken(Local):
         def create(self, path: str, **more: object) -> Writer:  # type: ignore[override]
             writer = super().create(path, **more)  # type: ignore[arg-type]
 
             def failing() -> Entry:
-                put(Memory("overtaken"), path, bytes(10))
+                put(Local(self.root), path, bytes(10))
                 raise OSError(errno.EIO, "lost")
 
             writer.commit = failing  # type: ignore[method-assign]
             return writer
 
     with pytest.raises(OSError, match="lost"):
-        put(Quota(Overtaken("overtaken"), book), "a", bytes(1000))
+        put(Quota(Overtaken(str(tmp_path / "store")), book), "a", bytes(1000))
     assert book.numbers().stored == 0
-    forget("overtaken")
 
 
 class Unheard(Local):
@@ -305,16 +298,15 @@ def test_a_change_whose_answer_was_lost_is_counted(book: SharedCounters, tmp_pat
     assert book.numbers().stored == held(tier) == 10_000
 
 
-def test_a_smaller_file_whose_answer_was_lost_is_counted(book: SharedCounters) -> None:
-    store = Failing("failing")
-    put(Quota(Memory("failing"), book), "a", bytes(10_000))
+def test_a_smaller_file_whose_answer_was_lost_is_counted(book: SharedCounters, tmp_path: Path) -> None:
+    store = Failing(str(tmp_path / "store"))
+    put(Quota(Local(store.root), book), "a", bytes(10_000))
     tier = Quota(store, book)
     for keeps, size in ((False, 10_000), (True, LEAST)):
         store.keeps = keeps
         with pytest.raises(OSError, match="lost"):
             put(tier, "a", bytes(10))
         assert book.numbers().stored == held(tier) == size
-    forget("failing")
 
 
 def test_what_goes_through_a_descriptor_and_what_follows_it_are_together_within_it(tier: Quota) -> None:
@@ -473,12 +465,12 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.sampled_from([Memory, Copying]))
-def test_the_count_is_what_is_there(steps: list[tuple[str, str, str, int]], kind: type[Memory]) -> None:
+@given(STEPS, st.sampled_from([Local, Copying]))
+def test_the_count_is_what_is_there(steps: list[tuple[str, str, str, int]], kind: type[Local]) -> None:
     book = SharedCounters.create(Numbers(0, 0, 0, 0, 0.0, 0.0, limit_stored=10 * LEAST), "quine-quota")
-    forget("count")
-    tier = Quota(kind("count"), book)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, book.fd)
+        tier = Quota(kind(stack.enter_context(scratch())), book)
         for what, path, other, size in steps:
             before, there = list(tier.walk("")), held(tier)
             try:
@@ -499,8 +491,6 @@ def test_the_count_is_what_is_there(steps: list[tuple[str, str, str, int]], kind
                     assert what != "put" or there + max(size, LEAST) > 10 * LEAST
             assert book.numbers().stored == held(tier) <= 10 * LEAST
             assert book.count(PUT) == 0
-    finally:
-        os.close(book.fd)
 
 
 # -- whose quota it is -----------------------------------------------------------------------------

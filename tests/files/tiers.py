@@ -14,8 +14,10 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -26,7 +28,7 @@ from typing import Any
 import pytest
 
 from quine.files.api import Tier
-from quine.files.stores.registry import open_store
+from quine.files.stores.registry import SHARED_MEMORY, open_store
 from tests.files.clouds import AZURITE, CONTAINER
 from tests.files.seaweed import BUCKET
 
@@ -42,7 +44,6 @@ LACKS = {
     "old": "the content that was opened, after it was replaced: readers get ESTALE",
     "rename": "renaming a directory in one step",
     "gone": "listings without removed directories: a gateway may show an empty one of its own, which is ENOENT",
-    "processes": "other processes that see the same",
     "descriptors": "Reader.fileno and Writer.fileno",
 }
 
@@ -137,13 +138,13 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     yield opened(f"file://{tmp_path}/a mount")
 
 
-@maker("memory", "processes", "descriptors")
+@maker("memory")
 def memory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    from quine.files.stores.memory import forget
-
-    name = f"{os.getpid()}/{tmp_path}"
-    yield opened(f"memory://{name}")
-    forget(name)
+    store = opened(f"memory://quine-test-{uuid.uuid4()}")
+    try:
+        yield store
+    finally:
+        shutil.rmtree(store.tier.directory_here(), ignore_errors=True)
 
 
 @maker("link", "descriptors")
@@ -191,6 +192,14 @@ def az(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 # -- what every test does --------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[str]:
+    """The root of a store that is empty, and quick where the machine has a filesystem in memory."""
+    shared = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="quine-test-", dir=shared) as name:
+        yield f"{name}/root"
 
 
 def put(tier: Tier, path: str, data: bytes = b"", **more: object) -> str:

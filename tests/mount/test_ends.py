@@ -264,8 +264,8 @@ def test_an_agent_elsewhere_has_them(lab: Lab, tmp_path: Path) -> None:
 
 SLOW = """
 import time
-from quine.files.stores.memory import Memory
-class Slow(Memory):
+from quine.files.stores.local.store import Local
+class Slow(Local):
     def stat(self, path):
         if path == "d/slow":
             time.sleep(1000)
@@ -279,7 +279,7 @@ class Slow(Memory):
         for name in ("../up", "a/b", "", ".", "n" * 300, "odd\\0"):
             yield next(super().list(path))._replace(path=name, size=-5, mtime=float("nan"))
         yield next(super().list(path))._replace(path="huge", size=1 << 80, mtime=1e300)
-tier = Slow("mount")
+tier = Slow(sys.argv[1] + ".store")
 """
 
 

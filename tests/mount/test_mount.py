@@ -344,8 +344,8 @@ def test_a_file_without_a_name_is_nobodys(mount: Mount) -> None:
 
 FULL = """
 import errno
-from quine.files.stores.memory import Memory
-class Full(Memory):
+from quine.files.stores.local.store import Local
+class Full(Local):
     def create(self, path, **given):
         writer = super().create(path, **given)
         def refuse():
@@ -353,13 +353,13 @@ class Full(Memory):
         if path.startswith("large"):
             writer.commit = refuse
         return writer
-tier = Full("mount")
+tier = Full(sys.argv[1] + ".store")
 """
 
 
 SMALL = """
-from quine.files.stores.memory import Memory
-tier = Memory("mount")
+from quine.files.stores.local.store import Local
+tier = Local(sys.argv[1] + ".store")
 tier.most = 100_000
 """
 

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quine.files.api import Entry
-from quine.files.stores.memory import Memory
+from quine.files.stores.local.store import Local
 from quine.mount import mounts, protocol
 from quine.mount.inodes import ROOT, Nodes
 from quine.mount.protocol import Op
 from quine.mount.server import Server
 from quine.mount.state import State
+from tests.files.tiers import scratch
 from tests.mount.mounting import needs_fuse
 from tests.support.agents import until
 from transport.errors import Refused
@@ -60,8 +61,8 @@ class Kernel:
 def served() -> Iterator[tuple[Kernel, Server, State]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(60)
-    with ours, theirs:
-        state = State(Memory(f"mount-{os.urandom(4).hex()}"))
+    with ours, theirs, scratch() as root:
+        state = State(Local(root))
         server = Server(theirs.fileno(), state)
         thread = threading.Thread(target=server.serve, args=([], lambda fd: True))
         thread.start()

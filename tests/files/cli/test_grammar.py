@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -26,7 +27,6 @@ from quine.files.cli.options import COMMANDS, OPTIONS, number, parse
 from quine.files.cli.pool import Crew, Stopped
 from quine.files.cli.put import put
 from quine.files.stores.local.store import Local
-from quine.files.stores.memory import Memory
 from tests.files.commands import fill
 
 WORDS = st.one_of(
@@ -108,11 +108,11 @@ def test_patterns_are_those_of_python_and_shells(
 # -- a crew ---------------------------------------------------------------------------------------------
 
 
-class Failing(Memory):
+class Failing(Local):
     """A store that fails with an errno from a point on."""
 
-    def __init__(self, number: int, after: int = 0) -> None:
-        super().__init__(f"failing-{os.urandom(8).hex()}")
+    def __init__(self, root: Path, number: int, after: int = 0) -> None:
+        super().__init__(str(root))
         self.number, self.after, self.made = number, after, 0
 
     def create(self, path: str, **more: Any) -> Writer:
@@ -125,9 +125,9 @@ class Failing(Memory):
         raise error(self.number, path)
 
 
-def test_an_origin_that_is_gone_is_69() -> None:
+def test_an_origin_that_is_gone_is_69(tmp_path: Path) -> None:
     with pytest.raises(Failure) as caught:
-        ls_find.ls(Call("ls", {}, ["a", "b"], Failing(errno.ENOTCONN)))
+        ls_find.ls(Call("ls", {}, ["a", "b"], Failing(tmp_path, errno.ENOTCONN)))
     assert caught.value.status == 69 and "a: " in caught.value.detail
 
 
@@ -139,7 +139,7 @@ def test_what_concerns_all_ends_all(
     tmp_path: Any, capfd: pytest.CaptureFixture[str], number: int, goes_on: bool, jobs: str
 ) -> None:
     fill(tmp_path / "s", {b"%03d" % each: b"x" for each in range(200)})
-    tier = Failing(number, 5)
+    tier = Failing(tmp_path / "store", number, 5)
     call = Call("put", {"recursive": True, "jobs": jobs}, [str(tmp_path / "s"), "t"], tier)
     if goes_on:
         assert put(call) == 1 and tier.made == 200

@@ -14,17 +14,15 @@ from quine.files.cli.get import get
 from quine.files.cli.main import Call
 from quine.files.cli.put import put
 from quine.files.cli.sync import sync
-from quine.files.stores.memory import Memory, forget
+from quine.files.stores.local.store import Local
 from tests.files.tiers import below
 from tests.files.tiers import get as content
 from tests.files.tiers import put as keep
 
 
 @pytest.fixture
-def tier() -> Iterator[Memory]:
-    name = f"races-{os.urandom(8).hex()}"
-    yield Memory(name)
-    forget(name)
+def tier(tmp_path: Path) -> Local:
+    return Local(str(tmp_path / "store"))
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def exchanged(tree: Path, what: str) -> None:
 @pytest.mark.parametrize("what", ["d", "d/f"])
 @pytest.mark.parametrize("how", ["put", "sync", "checksum"])
 def test_what_was_found_and_is_a_link_now_is_not_put(
-    tier: Memory, tree: Path, how: str, what: str, monkeypatch: pytest.MonkeyPatch
+    tier: Local, tree: Path, how: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     walk = localfs.walk
 
@@ -65,7 +63,7 @@ def test_what_was_found_and_is_a_link_now_is_not_put(
     assert all(content(tier, entry.path) != b"mine" for entry in tier.walk("") if entry.is_file)
 
 
-def test_what_is_named_may_be_a_link(tier: Memory, tree: Path) -> None:
+def test_what_is_named_may_be_a_link(tier: Local, tree: Path) -> None:
     (tree / "link").symlink_to("d")
     (tree / "d" / "g").symlink_to("f")
     assert put(Call("put", {"recursive": True, "follow": True}, [str(tree / "link"), "t"], tier)) == 0
@@ -74,7 +72,7 @@ def test_what_is_named_may_be_a_link(tier: Memory, tree: Path) -> None:
 
 
 def test_a_directory_that_is_a_link_now_is_not_filled(
-    tier: Memory, tree: Path, monkeypatch: pytest.MonkeyPatch
+    tier: Local, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was made, or stood there, when it was looked at."""
     keep(tier, "d/f", b"theirs")
@@ -86,12 +84,14 @@ def test_a_directory_that_is_a_link_now_is_not_filled(
 
 
 @pytest.mark.parametrize("left", [0, 10])
-def test_a_file_that_is_truncated_before_it_is_read_is_no_file_of_zeros(tmp_path: Path, left: int) -> None:
+def test_a_file_that_is_truncated_before_it_is_read_is_no_file_of_zeros(
+    tier: Local, tmp_path: Path, left: int
+) -> None:
     """The kernel answers alike beyond the end of a file and in the hole at its end."""
     path = tmp_path / "log"
     path.write_bytes(b"x" * 4096)
     os.truncate(path, 1 << 20)
-    with localfs.Source(str(path)) as source, Memory("truncated").create("log") as writer:
+    with localfs.Source(str(path)) as source, tier.create("log") as writer:
         os.truncate(path, left)
         with pytest.raises(OSError, match="became shorter"):
             source.feed(writer, lambda took: None)

@@ -14,14 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quine.files.api import Entry, Reader, Request, Writer
+from quine.files.api import Entry, Reader, Request, Tier, Writer
 from quine.files.cli.compare import same_time
 from quine.files.cli.main import Call
 from quine.files.cli.sync import sync
 from quine.files.exclusions import own
 from quine.files.layers.reserved import Unreserved
 from quine.files.stores.local.store import Local
-from quine.files.stores.memory import Memory
 from quine.files.wire.pipeline import RequestPipeline
 from tests.files import tiers
 from tests.files.commands import Shelf, fill, snapshot
@@ -31,11 +30,11 @@ PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
 TREES = st.dictionaries(PATHS, st.none() | st.binary(max_size=3), max_size=8)
 
 
-class Counted(Memory):
+class Counted(Local):
     """A store that notes its changes and its reads."""
 
-    def __init__(self) -> None:
-        super().__init__(f"sync-{os.urandom(8).hex()}")
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
         self.changes: list[str] = []
         self.reads: list[str] = []
 
@@ -78,7 +77,7 @@ def here(top: str) -> dict[str, object]:
     }
 
 
-def there(tier: Memory, top: str) -> dict[str, object]:
+def there(tier: Tier, top: str) -> dict[str, object]:
     def value(entry: Entry) -> object:
         if not entry.is_file:
             return "directory"
@@ -88,7 +87,7 @@ def there(tier: Memory, top: str) -> dict[str, object]:
     return {entry.path[len(top) + 1 :]: value(entry) for entry in tier.walk(top)}
 
 
-def run(tier: Memory, source: str, target: str, **values: object) -> int:
+def run(tier: Tier, source: str, target: str, **values: object) -> int:
     return sync(Call("sync", {"delete": True, "force": True, **values}, [source, target], tier))
 
 
@@ -107,7 +106,7 @@ def test_both_sides_are_alike_and_a_second_time_nothing_moves(
     top = tempfile.mkdtemp(dir=place)
     local, other = f"{top}/source", f"{top}/other"
     more = {"checksum": checksum, "jobs": jobs}
-    tier = Counted()
+    tier = Counted(f"{top}/store")
     plant(local, source)
     plant(other, before)
     assert run(tier, other, "tier:t", **more) == 0
@@ -328,16 +327,16 @@ def test_a_tree_that_is_got_does_not_come_into_what_is_quines_own(shelf: Shelf) 
     assert (shelf.directory / "b" / ".quine" / "x").read_text() == "2", "only our own"
 
 
-class Elsewhere(Memory):
+class Elsewhere(Local):
     """The tier of a job: a directory of its origin, of that name."""
 
-    def url_of(self, path: str) -> str:
-        return f"file:///srv/work/{path}"
+    def directory_here(self) -> str:
+        return ""
 
 
 def test_a_directory_of_the_origin_is_none_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUINE_DATA_DIR", "/var/data")
-    assert own(Elsewhere("elsewhere"), "/srv") == frozenset()
+    assert own(Elsewhere("/srv/work"), "/srv") == frozenset()
     assert own(Local("/srv/work"), "/srv") == {"work"} == own(Unreserved(Local("/srv/work")), "/srv")
     assert own(Local("/srv/work"), "/var") == {"data"}
 

@@ -12,7 +12,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,9 +26,8 @@ from quine.files import paths
 from quine.files.api import Tier
 from quine.files.stores.local import dirfd, io, temp
 from quine.files.stores.local.store import Local
-from quine.files.stores.memory import Memory, forget
 from quine.files.stores.registry import open_store
-from tests.files.tiers import below, get, opened, put
+from tests.files.tiers import below, get, opened, put, scratch
 from tests.support.agents import Started, until
 
 SECRET = b"outside"
@@ -458,13 +456,8 @@ RUNS = st.lists(st.tuples(st.booleans(), st.integers(1, 300_000)), max_size=12)
 def test_holes_are_where_nothing_was_written(
     runs: list[tuple[bool, int]], offset: int, length: int | None
 ) -> None:
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # quicker than a disk, where there is one
-    with tempfile.TemporaryDirectory(prefix="quine-test-", dir=shared) as name:
-        for tier in (Local(f"{name}/root"), Memory(name)):
-            try:
-                holes_are_kept(tier, runs, offset, length)
-            finally:
-                forget(name)
+    with scratch() as root:
+        holes_are_kept(Local(root), runs, offset, length)
 
 
 def holes_are_kept(tier: Tier, runs: list[tuple[bool, int]], offset: int, length: int | None) -> None:

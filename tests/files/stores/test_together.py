@@ -195,7 +195,6 @@ def results(processes: list[subprocess.Popen[bytes]]) -> list[bytes]:
 
 @pytest.mark.long
 def test_one_of_many_processes_is_the_first(store: Store) -> None:
-    store.needs("processes")
     store.needs("if_absent")
     count = 40 if store.near else 20
     processes = [started(store, "contend", str(n), str(count)) for n in range(4)]
@@ -207,7 +206,6 @@ def test_one_of_many_processes_is_the_first(store: Store) -> None:
 
 @pytest.mark.long
 def test_processes_replace_the_same_file(store: Store) -> None:
-    store.needs("processes")
     put(store.tier, "a", marked("first", 1000))
     writers = [started(store, "overwrite", "a", name, "20") for name in "xyz"]
     try:
@@ -224,14 +222,12 @@ def test_processes_replace_the_same_file(store: Store) -> None:
 
 @pytest.mark.long
 def test_processes_put_into_the_same_new_directory(store: Store) -> None:
-    store.needs("processes")
     results([started(store, "append", "deep/new/directory", str(n), "15") for n in range(3)])
     assert len(below(store.tier, "deep/new/directory")) == 45
 
 
 @pytest.mark.long
 def test_who_is_killed_leaves_nothing(store: Store) -> None:
-    store.needs("processes")
     put(store.tier, "there", b"old")
     for path in ("there", "new/file"):
         writer = started(store, "hang", path, "3000000")

@@ -30,11 +30,10 @@ from quine.files.cli.sync import sync
 from quine.files.layers.quota import Quota
 from quine.files.layers.reserved import Unreserved
 from quine.files.stores.local.store import Local
-from quine.files.stores.memory import Memory
 from quine.files.wire import pipeline, protocol
 from quine.files.wire.client import Remote
 from quine.files.wire.server import Service
-from tests.files import job_stores
+from tests.files import job_stores, tiers
 from tests.files.commands import fill, snapshot
 from tests.lab import Lab
 from tests.transport.rpc import streams
@@ -221,11 +220,11 @@ def test_errors_are_those_of_a_store_that_is_reached_directly(
     assert [status for status, *_ in told[0][0]] == [1, 1, 1, 1, 0, 1, 1, 0]
 
 
-class Failing(Memory):
+class Failing(Local):
     """A store that fails at some files."""
 
-    def __init__(self, number: int, text: str = "") -> None:
-        super().__init__(f"pipeline-{os.urandom(8).hex()}")
+    def __init__(self, root: Path, number: int, text: str = "") -> None:
+        super().__init__(str(root))
         self.number, self.text = number, text
 
     def bad(self, path: str) -> None:
@@ -251,7 +250,7 @@ class Failing(Memory):
 def test_a_failing_file_does_not_disturb_its_neighbours(
     relay: Relay, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    store = Failing(errno.EACCES)
+    store = Failing(tmp_path / "store", errno.EACCES)
     relay.handler = Service(lambda: store)
     tier = Remote(relay)  # type: ignore[arg-type]
     plant(tmp_path / "here", 200)
@@ -494,7 +493,11 @@ def test_a_sender_that_reads_late_is_never_stuck(steps: list[tuple[str, int]], e
     A file may have grown since it was listed. Its content was once sent in between all the same, and the origin waited
     for a reader that waited for the origin.
     """
-    store = Memory(f"pipeline-{os.urandom(8).hex()}")
+    with tiers.scratch() as root:
+        send_and_read_late(Local(root), steps, eager)
+
+
+def send_and_read_late(store: Local, steps: list[tuple[str, int]], eager: int) -> None:
     for size in (0, 1, 3000, SMALL):
         with store.create(f"get/{size}") as writer:
             writer.write(b"g" * size)
