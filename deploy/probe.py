@@ -56,7 +56,7 @@ _RECEIVE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Facts:
     """Facts that a host reports. `python` is the path of the best one, "" for none."""
 

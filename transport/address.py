@@ -102,6 +102,12 @@ def own_command() -> list[str]:
 
     -P: a file named like one of our modules in the current directory must not be imported in its place.
     """
+    if sys.version_info < (
+        3,
+        11,
+    ):  # without -P: with -c, the current directory is the first place of the path
+        places = f"sys.path[:1] = []; sys.path.append({os.path.dirname(os.path.dirname(os.path.abspath(__file__)))!r})"
+        return [sys.executable, "-c", f"import sys; {places}; from quine.__main__ import main; main()"]
     return [sys.executable, "-P", "-m", "quine"]
 
 

@@ -62,7 +62,7 @@ def _look(look: Callable[[], Finding]) -> Finding:
 
 def _python() -> Finding:
     version = sys.version.split()[0]
-    if sys.version_info < (3, 11):  # noqa: UP036 - reported instead of a traceback
+    if sys.version_info < (3, 11):  # reported instead of a traceback
         return Finding("fail", "python", f"{version} at {sys.executable}", "3.11 or newer is needed")
     return Finding("ok", "python", f"{version} at {sys.executable}")
 

@@ -386,4 +386,4 @@ def _taken(value: object, types: tuple[type, ...], default: object) -> object:
         return default
     if isinstance(value, str):
         return value[:SHOWN]
-    return value if isinstance(value, int | float) and abs(value) <= HUGE else default
+    return value if isinstance(value, (int, float)) and abs(value) <= HUGE else default

@@ -180,7 +180,7 @@ class _Proxy:
     def _answered(self, session: str, ordinal: int, tokens: tuple[int, int]) -> None:
         with self._lock:
             self._next[session] = ordinal + 1
-            for name, count in zip(("tokens_in", "tokens_out"), tokens, strict=True):
+            for name, count in zip(("tokens_in", "tokens_out"), tokens):
                 self._spent[name] = self._spent.get(name, 0) + count
 
 

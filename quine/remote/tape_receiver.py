@@ -93,7 +93,7 @@ class Arrivals:
 
     def _take(self, tape: _Arriving, entries: list[_Entry], lines: list[bytes]) -> None:
         length, prev = tape.length, tape.prev
-        for entry, line in zip(entries, lines, strict=True):
+        for entry, line in zip(entries, lines):
             if entry.seq != length:
                 raise RequestError(f"tape: line {entry.seq} came, and {length} is next")
             if entry.prev != prev:

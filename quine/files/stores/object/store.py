@@ -108,7 +108,7 @@ class ObjectTier(Tier):
         """Return ENOENT, or ENOTDIR if a file stands above `path`."""
         above = [(self.key(each), each) for each in names.ancestors(path)]
         asked = [self.bucket.begin("head_object", Key=key) for key, _ in above]
-        heads = [self.bucket.headed(future, *pair) for future, pair in zip(asked, above, strict=True)]
+        heads = [self.bucket.headed(future, *pair) for future, pair in zip(asked, above)]
         return error(errno.ENOTDIR if any(heads) else errno.ENOENT, path)
 
     def list(self, path: str) -> Iterator[Entry]:
@@ -244,7 +244,7 @@ class ObjectTier(Tier):
 
     def put_folders(self, paths: Sequence[str]) -> None:
         asked = [self.bucket.begin("put_object", Key=self.folder(each), Body=b"") for each in paths]
-        for future, each in zip(asked, paths, strict=True):
+        for future, each in zip(asked, paths):
             self.bucket.done(future, each)
         self._sure(paths)
 
