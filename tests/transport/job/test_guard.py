@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -263,6 +264,20 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     made = Table.create()
     yield made
     os.close(made.fd)
+
+
+def test_a_table_that_cannot_be_made_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    for step in ("posix_fallocate", "rename"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+            patch.setattr(os, step, refuse)
+            Table.create()
+        assert not list(tmp_path.rglob("*.jobs*"))
+    assert os.listdir("/proc/self/fd") == before
 
 
 class Sleeper:
