@@ -321,15 +321,13 @@ def parse(verb: str, words: list[str]) -> tuple[RunOptions, list[str]]:
 
 
 def parse_around(verb: str, words: list[str]) -> tuple[RunOptions, list[str]]:
-    """Parse as `parse` does, with options on either side of the other words: none of those begins with a dash."""
+    """Parse as `parse` does, with options on either side of the other words. After `--` no word is an option."""
     parser, todo = _parser(verb), words[::-1]
     others: list[str] = []
     while True:
         parser.take(todo)
-        if todo[-1:] == ["--"]:
-            todo.pop()
-        if not todo:
-            return RunOptions(**parser.values), others
+        if not todo or todo[-1] == "--":
+            return RunOptions(**parser.values), [*others, *todo[-2::-1]]
         others.append(todo.pop())
 
 

@@ -472,6 +472,13 @@ def test_options_that_may_be_repeated_add_up_around_the_ids() -> None:
     assert (found.returns, ids) == (("a", "b", "c"), ["1", "2"])
 
 
+def test_no_word_after_two_dashes_is_an_option() -> None:
+    found, ids = options.parse_around("logs", ["1", "--stderr", "--", "2", "--follow", "--", "-f"])
+    assert (found.stderr, found.follow, ids) == (True, False, ["1", "2", "--follow", "--", "-f"])
+    assert options.parse_around("logs", ["--"])[1] == options.parse_around("logs", [])[1] == []
+    assert options.parse_around("logs", ["-f", "--", "1"])[1] == ["1"]
+
+
 def test_options_become_the_words_that_they_came_from() -> None:
     words = ["--on=h1", "--env=A=1", "--env=B", "--stdin", "--output-limit=1k"]
     names = ("on", "env", "limit", "stdin", "output-limit", "quiet")
