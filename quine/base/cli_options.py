@@ -226,12 +226,9 @@ class RunOptions:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{name}: options do not change")
 
-    def replace(self, *, on: str | None = None, report: str | None = None) -> RunOptions:
-        """Return the same options with another --on or --report."""
-        changed = {"on": on, "report": report}
-        return RunOptions(
-            **vars(self) | {name: value for name, value in changed.items() if value is not None}
-        )
+    def replace(self, **changed: object) -> RunOptions:
+        """Return the same options but for those that are named."""
+        return RunOptions(**vars(self) | changed)
 
     @property
     def elsewhere(self) -> bool:

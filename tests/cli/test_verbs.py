@@ -465,6 +465,9 @@ def test_the_fields_of_the_options_are_those_of_the_table() -> None:
         options.RunOptions(hots="h1")
     with pytest.raises(AttributeError):
         options.RunOptions().on = "h1"
+    assert vars(options.RunOptions(on="h1", quiet=True).replace(on="h2", json=True)) == {
+        "on": "h2", "quiet": True, "json": True,
+    }  # fmt: skip
 
 
 def test_options_that_may_be_repeated_add_up_around_the_ids() -> None:
