@@ -21,9 +21,8 @@ from tests.lab import Lab, Process, processes
 from tests.support.agents import QUINE, running, until
 from tests.support.machine import CONTAINER, containers, only_node
 from transport import inherit
-from transport.job import table as tables_of
 from transport.job import termination
-from transport.job.table import Entry, Table, clear
+from transport.job.table import HEADER, NUMBER, SLOT, Entry, Table, clear
 
 # its stderr is a pipe without a reader by then, on which the shell would say "Terminated"
 POLITE = "exec 2>/dev/null; trap 'echo 1 >ended; exit' TERM; echo up; while :; do sleep 73910; done"
@@ -330,8 +329,8 @@ def test_a_number_that_is_somebody_elses_by_now_is_left_alone(table: Table) -> N
     with Sleeper() as sleeper:
         slot = table.expect(sleeper.memo)
         table.started(slot, sleeper.pid)
-        line = os.pread(table.fd, tables_of.SLOT, slot * tables_of.SLOT)
-        os.pwrite(table.fd, tables_of.NUMBER % (sleeper.pid, Entry(line).start - 1), slot * tables_of.SLOT)
+        line = os.pread(table.fd, SLOT, slot * SLOT)
+        os.pwrite(table.fd, NUMBER % (sleeper.pid, Entry(line).start - 1), slot * SLOT)
         clear(table)
         assert sleeper.process.poll() is None
 
@@ -387,7 +386,7 @@ def test_a_guard_whose_directory_is_gone_ends_the_jobs(table: Table, tmp_path: P
 def test_of_another_boot_there_is_nothing_to_end(table: Table) -> None:
     with Sleeper() as sleeper:
         table.started(table.expect(sleeper.memo), sleeper.pid)
-        os.pwrite(table.fd, (tables_of.HEADER + b" another").ljust(80, b"\0"), 0)
+        os.pwrite(table.fd, (HEADER + b" another").ljust(80, b"\0"), 0)
         assert table.entries() == []
 
 

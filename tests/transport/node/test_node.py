@@ -18,7 +18,7 @@ from tests.lab import Lab, Process, clear_peak, peak_rss
 from tests.support.agents import until
 from tests.support.machine import node_file
 from tests.support.waiting import read_until
-from transport.node import rendezvous as starter
+from transport.node import rendezvous
 from transport.wire.frames import (
     GREETING,
     HEADER,
@@ -327,7 +327,7 @@ def test_a_lock_has_one_name_and_its_holders_an_order(tmp_path: Path) -> None:
         if name == "copy":
             shutil.copy(tmp_path / "one", tmp_path / "copy")
         fd = os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600)
-        said.append(starter.seat(fd))
+        said.append(rendezvous.seat(fd))
         os.close(fd)
     first, second, other = said
     assert first["origin"] == second["origin"] != other["origin"]
@@ -338,9 +338,9 @@ def test_a_lock_that_cannot_be_marked_has_no_name(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
     fd = os.open(path, os.O_RDONLY)
-    assert starter.seat(fd) == {}
+    assert rendezvous.seat(fd) == {}
     path.write_bytes(b"\xff" * 32)
-    assert starter.seat(fd) == {}
+    assert rendezvous.seat(fd) == {}
     os.close(fd)
 
 
