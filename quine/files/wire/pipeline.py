@@ -71,13 +71,13 @@ class RequestPipeline(Pipeline):
             return self._open(path, unknown)
         assert self._asked
         with translated(path, unknown):
-            told = protocol.check(protocol.heard(self._asked.read, LONGEST_TOLD), path)
+            answer = protocol.check(protocol.heard(self._asked.read, LONGEST_TOLD), path)
             if request.op == "stat":
-                return protocol.entry(told.get("entry"), path)
+                return protocol.entry(answer.get("entry"), path)
             if request.op != "get":
                 return None
-            if told.get("alone") is not True:
-                entry, offset, length, holes = protocol.opened(told, path)
+            if answer.get("alone") is not True:
+                entry, offset, length, holes = protocol.opened(answer, path)
                 if offset or holes or length > protocol.small(request):
                     raise Garbled("more than it should be")
                 return _Held(entry, protocol.exactly(self._asked.read, length))

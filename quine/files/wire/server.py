@@ -72,9 +72,9 @@ class _Broken(Exception):
     """An error after the answer has begun; str() is the JSON body that reports it."""
 
     def __init__(self, error: Exception) -> None:
-        told = protocol.wrong(error)
-        told.pop("path", None)  # the requester knows it, and the text of an error is short
-        super().__init__(quickjson.dumps(told))
+        body = protocol.wrong(error)
+        body.pop("path", None)  # the requester knows it, and the text of an error is short
+        super().__init__(quickjson.dumps(body))
 
 
 def _url(tier: Tier, asked: Request, incoming: Incoming) -> None:
@@ -103,15 +103,15 @@ def _hidden(tier: Tier, asked: Request, incoming: Incoming) -> None:
 
 def _get(tier: Tier, asked: Request, incoming: Incoming) -> None:
     with tier.open(asked.path, asked.offset, asked.length) as reader:
-        told: dict[str, object] = {
+        answer: dict[str, object] = {
             "entry": protocol.row(reader.entry, asked.path),
             "offset": reader.offset,
             "length": reader.length,
         }
         holes = reader.holes if len(reader.holes) <= protocol.MOST_HOLES else ()
         if holes:
-            told["holes"] = holes
-        head = protocol.word(told)
+            answer["holes"] = holes
+        head = protocol.word(answer)
         left = reader.length - sum(length for _, length in holes)
         try:
             _send(reader, incoming, head, left, filled=len(holes) < len(reader.holes))
@@ -218,7 +218,7 @@ def _answer(tier: Tier, asked: Request) -> bytes:
     with done as reader:
         if reader.length > protocol.small(asked) or reader.holes:
             return protocol.word({"alone": True})
-        told = {
+        answer = {
             "entry": protocol.row(reader.entry, asked.path),
             "offset": reader.offset,
             "length": reader.length,
@@ -229,7 +229,7 @@ def _answer(tier: Tier, asked: Request) -> bytes:
             if not block:
                 raise stale(reader.entry.path)
             content += block
-        return protocol.word(told) + content
+        return protocol.word(answer) + content
 
 
 class _Body(io.RawIOBase):
