@@ -25,7 +25,7 @@ from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.files import credentials, urls
 from quine.files.api import Tier
-from quine.files.stores import drivers as foreign
+from quine.files.stores.drivers import _of_driver
 from quine.files.stores.fsspec_io import about
 from quine.files.stores.fsspec_store import Generic
 from quine.files.stores.object import keys
@@ -618,7 +618,7 @@ def test_where_a_role_finds_its_keys_stays_in_the_environment() -> None:
 
 def test_a_role_of_azure_is_left_to_its_library() -> None:
     known = {"AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t", "AZURE_STORAGE_ACCOUNT_NAME": "a"}
-    told = foreign._of_driver("az", {**known, "AZURE_STORAGE_CLIENT_ID": "c", **ROLES}, {})
+    told = _of_driver("az", {**known, "AZURE_STORAGE_CLIENT_ID": "c", **ROLES}, {})
     assert told == {"account_name": "a", "anon": False, "skip_instance_cache": True}
 
 
