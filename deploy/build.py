@@ -31,9 +31,9 @@ from deploy.install import NAME, distribution
 from transport import address, atomic
 from transport.errors import Refused
 
-# Cures for a ~/.cache without room, here or on a host, and for one here that we may not write.
+# Cures for a cache without room, here or on a host, and for one here that we may not write.
 ROOM = "make room there, or let ~/.cache be a link to where there is room"
-OWN = "~/.cache must be yours to write: look at its owner and mode, or set HOME"
+OWN = "~/.cache must be yours to write: look at its owner and mode, or set XDG_CACHE_HOME"
 FORMAT = "2"  # of the recipe below: another recipe, another key
 SUFFIXES = (".py", ".md", ".toml", ".typed")
 LEFT_OUT = ("pex",)  # only builds need it, and a process that runs as the file does not build

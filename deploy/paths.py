@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def cache() -> str:
-    """Return the directory for builds and for facts about hosts."""
-    return os.path.expanduser("~/.cache/quine")
+    """Return the directory for builds and for facts about hosts. On a host the installer uses ~/.cache/quine."""
+    return os.path.join(user_directory("cache"), "quine")
 
 
 def find(env: Mapping[str, str]) -> str | None:

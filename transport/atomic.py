@@ -76,7 +76,11 @@ class Aside:
             return
         self._aside = name
         if self._own or there:
-            os.fchmod(self.fd, mode if self._own or not there else there.st_mode & 0o777)
+            try:
+                os.fchmod(self.fd, mode if self._own or not there else there.st_mode & 0o777)
+            except BaseException:
+                self.__exit__()
+                raise
 
     def write(self, data: bytes) -> None:
         try:

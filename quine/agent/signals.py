@@ -27,6 +27,7 @@ from signal import Signals as S
 from types import FrameType
 
 from quine.base import procs
+from transport.stop import stop_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Signals:
     def __init__(self) -> None:
         self.fatal = 0
         self.alarm = False
+        self._continued = False  # by a SIGCONT after the last SIGTSTP
         self.interrupts = 0  # SIGINTs for the running command, since it began
         self.others: Callable[[], list[int]] = list  # pids stopped and continued with this process
         self._running = False
@@ -265,9 +267,12 @@ class Signals:
         if number == S.SIGALRM and time.monotonic() < self._over:
             self.alarm = True
         elif number == S.SIGTSTP:
+            self._continued = False
             _tell(self.others(), S.SIGTSTP)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop_process(lambda: self._continued)
+            _tell(self.others(), S.SIGCONT)  # again: a SIGCONT may have come while they were being stopped
         elif number == S.SIGCONT:
+            self._continued = True
             _tell(self.others(), S.SIGCONT)
         elif number == S.SIGINT and self._running and time.monotonic() - self._last >= TWICE:
             self._last = time.monotonic()

@@ -25,6 +25,7 @@ from quine.files.api import BLOCK, Entry, Tier
 from quine.tape import reader, registry
 from quine.tape.registry import Agent
 from transport import quickjson
+from transport.address import user_directory
 from transport.atomic import Aside, write_aside
 
 AT_ONCE = 8  # files fetched at one time
@@ -134,7 +135,7 @@ def _failed(error: OSError) -> Failure:
 
 def _made_equal(tier: Tier) -> Path:
     digest = hashlib.sha256(tier.url.encode(errors="surrogateescape")).hexdigest()[:16]
-    folder = Path(os.path.expanduser("~/.cache/quine/tier")) / digest
+    folder = Path(user_directory("cache"), "quine", "tier", digest)
     dirs.make(str(folder))
     known = _versions(folder)
     found = dict(_there(tier))

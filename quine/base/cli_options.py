@@ -226,12 +226,9 @@ class RunOptions:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{name}: options do not change")
 
-    def replace(self, *, on: str | None = None, report: str | None = None) -> RunOptions:
-        """Return the same options with another --on or --report."""
-        changed = {"on": on, "report": report}
-        return RunOptions(
-            **vars(self) | {name: value for name, value in changed.items() if value is not None}
-        )
+    def replace(self, **changed: object) -> RunOptions:
+        """Return the same options but for those that are named."""
+        return RunOptions(**vars(self) | changed)
 
     @property
     def elsewhere(self) -> bool:
@@ -321,15 +318,13 @@ def parse(verb: str, words: list[str]) -> tuple[RunOptions, list[str]]:
 
 
 def parse_around(verb: str, words: list[str]) -> tuple[RunOptions, list[str]]:
-    """Parse as `parse` does, with options on either side of the other words: none of those begins with a dash."""
+    """Parse as `parse` does, with options on either side of the other words. After `--` no word is an option."""
     parser, todo = _parser(verb), words[::-1]
     others: list[str] = []
     while True:
         parser.take(todo)
-        if todo[-1:] == ["--"]:
-            todo.pop()
-        if not todo:
-            return RunOptions(**parser.values), others
+        if not todo or todo[-1] == "--":
+            return RunOptions(**parser.values), [*others, *todo[-2::-1]]
         others.append(todo.pop())
 
 

@@ -66,7 +66,7 @@ def tell(line: Line, message: dict[str, Any], blob: bytes = b"") -> None:
     line.write(struct.pack("<IQ", len(text), len(blob)) + text + blob)
 
 
-def told(message: dict[str, Any], name: str) -> str:
+def text_field(message: dict[str, Any], name: str) -> str:
     """Return a field of a received message as printable text. JSON may hold lone surrogates, which UTF-8 cannot."""
     return shown(str(message.get(name) or "").encode("utf-8", "backslashreplace"))
 
@@ -252,7 +252,7 @@ def send(line: Line, path: bytes, facts: bytes, sparse: bool) -> None:
         os.close(fd)
 
 
-def said(error: OSError) -> str:
+def error_text(error: OSError) -> str:
     """Return the text of an OSError, beginning with its file."""
     name = error.filename
     what = (error.strerror or str(error)).lower()

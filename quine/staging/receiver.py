@@ -16,7 +16,7 @@ from itertools import compress
 
 from quine.staging import scan, spec
 from quine.staging.apply import Layout
-from quine.staging.content import KNOWN, Broken, Feed, said, tell, told
+from quine.staging.content import KNOWN, Broken, Feed, error_text, tell, text_field
 from quine.staging.manifest import IMPLIED, BadManifest, Manifest, digest_of, parse, shown
 from quine.staging.renames import recover
 from quine.staging.source import bits
@@ -86,11 +86,11 @@ class Taking:
         try:
             asked, _ = feed.hear()
             if asked.get("say") == "failed":
-                self.failure = told(asked, "why")
+                self.failure = text_field(asked, "why")
                 return
             if asked.get("say") != "out":
                 raise Broken("nothing is given here any more")
-            self.place = told(asked, "in")
+            self.place = text_field(asked, "in")
             self.failure = "nothing came"  # until this conversation succeeds, whatever the last one did
             tell(incoming, {"returns": self._returns})
             message, packed = feed.hear()
@@ -110,7 +110,7 @@ class Taking:
             self.failure = str(error)
             raise
         except OSError as error:
-            self.failure = said(error)
+            self.failure = error_text(error)
             raise RequestError(KNOWN + self.failure) from None
 
     def _check(self, manifest: Manifest) -> None:
@@ -159,7 +159,7 @@ def _apart(layout: Layout, folder: bytes) -> str:
                 try:
                     layout.commit(undo=True)
                 except OSError as error:
-                    why = said(error) or "it cannot be renamed"
+                    why = error_text(error) or "it cannot be renamed"
                 except Exception as error:
                     why = repr(error)
                 os.write(write, b"." + os.fsencode(why)[:4000])

@@ -22,7 +22,7 @@ import time
 from quine.base.errors import NOT_STARTED, complain
 from quine.staging import scan
 from quine.staging.apply import Layout
-from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, said, tell
+from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, error_text, tell
 from quine.staging.manifest import BadManifest, Manifest, digest_of, parse
 from quine.staging.renames import recover
 from quine.staging.source import Tree, bits
@@ -180,7 +180,7 @@ def _lay_out(relay: Relay, place: str, objects: Objects) -> bool:
             asked.close()
             if not isinstance(error, OSError):
                 return _confess(relay, str(error))
-            return _confess(relay, said(error), ELSEWHERE if error.errno in NO_PLACE else "")
+            return _confess(relay, error_text(error), ELSEWHERE if error.errno in NO_PLACE else "")
         tell(asked, {"say": "done"})
         asked.end()
     return True
@@ -284,7 +284,7 @@ def _go(job: str) -> tuple[str, str]:
     except FileNotFoundError:
         pass
     except OSError as error:
-        return place, said(error)
+        return place, error_text(error)
     return place, ""
 
 
@@ -316,7 +316,7 @@ def _give_back(relay: Relay, key: str, job: str = "") -> bool:
                 if left and isinstance(error, (FileNotFoundError, Changed)):
                     continue
                 asked.close()
-                return _confess(relay, said(error))
+                return _confess(relay, error_text(error))
             except Broken:
                 return False  # the caller has refused, and reports it
             asked.end()

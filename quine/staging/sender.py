@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 
-from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, said, tell, told
+from quine.staging.content import AGAIN, KNOWN, ROUNDS, Broken, Changed, Feed, error_text, tell, text_field
 from quine.staging.source import LeadsOut, Tree
 from transport.errors import Abandoned, RequestError
 
@@ -62,8 +62,8 @@ class Giving:
             if self._started:
                 raise Broken("this job has its files")
             if asked.get("say") == "failed":
-                self.failure = f"the files cannot be laid out there: {told(asked, 'why')}"
-                self.cure = told(asked, "cure")
+                self.failure = f"the files cannot be laid out there: {text_field(asked, 'why')}"
+                self.cure = text_field(asked, "cure")
                 return
             if asked.get("say") != "in":
                 raise Broken("this job has nothing to give yet")
@@ -77,10 +77,10 @@ class Giving:
             self._rounds += 1
             self._tree = None
             if isinstance(error, (Changed, FileNotFoundError)) and self._rounds < ROUNDS:
-                raise RequestError(AGAIN + said(error)) from None
-            self.failure = f"the files cannot be staged: {said(error)}"
+                raise RequestError(AGAIN + error_text(error)) from None
+            self.failure = f"the files cannot be staged: {error_text(error)}"
             if isinstance(error, LeadsOut):
                 self.cure = (
                     "a link that is named is followed: name what is in its directory, as in --files 'DIR/*'"
                 )
-            raise RequestError(KNOWN + said(error)) from None
+            raise RequestError(KNOWN + error_text(error)) from None

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from quine.agent import fork as birth
 from quine.agent.children import Job
+from quine.agent.fork import _be_proxy
 from quine.agent.session import SessionSpec
 from quine.base.sessions import new_session
 from quine.tape.lines import message_of
@@ -409,7 +409,7 @@ def test_a_proxy_leaves_its_status_where_nobody_reads(tmp_path: Path) -> None:
     job.pid = os.fork()
     if job.pid == 0:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        birth._be_proxy(loop, spec, job, report, [place])
+        _be_proxy(loop, spec, job, report, [place])
     os.close(report)
     job.reap()
     os.close(tells)

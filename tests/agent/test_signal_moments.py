@@ -271,6 +271,38 @@ def test_stop_while_a_child_is_waited_for(tmp_path: Path) -> None:
         assert process.communicate(timeout=PATIENCE) == (b"alive\n", b"")
 
 
+def test_cont_while_the_tree_is_being_stopped(tmp_path: Path) -> None:
+    """The agent stopped itself after it, and took no TERM."""
+    (tmp_path / "sitecustomize.py").write_text(CONTINUED)
+    agents = Agents(tmp_path)
+    agents.script(says(sh("sleep 72213 & echo $! >pid; touch up; wait")))
+    with agents.start("work", process_group=0, env={"PYTHONPATH": str(tmp_path)}) as process:
+        until((tmp_path / "up").exists)
+        command = int((tmp_path / "pid").read_text())
+        process.send_signal(S.SIGTSTP)
+        until((tmp_path / "told").exists)
+        until(lambda: state(command) == "S")
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode == -S.SIGTERM
+
+
+# CONT comes when those below have been stopped, and the agent itself not yet
+CONTINUED = f"""
+import os, signal
+import quine.agent.signals as signals
+tell = signals._tell
+
+def told(pids, number):
+    tell(pids, number)
+    if number == {int(S.SIGTSTP)}:
+        os.kill(os.getpid(), {int(S.SIGCONT)})
+        open("told", "w").close()
+
+signals._tell = told
+"""
+
+
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 

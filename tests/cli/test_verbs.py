@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from quine import __version__
-from quine.base import cli_options as options
+from quine.base import cli_options
 from quine.base.errors import Misconfigured
 from quine.cli import help, tape
 from quine.cli.tape import HELP
@@ -449,33 +449,45 @@ def test_doctor_finds_a_wrong_key_and_a_dead_server(home: Path) -> None:
 )
 def test_another_spelling_of_an_option_is_the_option(old: list[str], now: list[str]) -> None:
     for verb in ("agent", "run"):
-        (one, rest), (other, same) = (options.parse(verb, [*words, "x"]) for words in (old, now))
+        (one, rest), (other, same) = (cli_options.parse(verb, [*words, "x"]) for words in (old, now))
         assert (vars(one), rest) == (vars(other), same)
         assert vars(one)
     assert "--spool" not in help.usage("run")
     with pytest.raises(Misconfigured, match="no such option: --fetch"):
-        options.parse("ps", ["--fetch=a"])
+        cli_options.parse("ps", ["--fetch=a"])
 
 
 def test_the_fields_of_the_options_are_those_of_the_table() -> None:
-    kinds = {"": "bool", **dict.fromkeys(options.REPEATED, "tuple[str, ...]")}
-    fields = {options.field(row[0]): kinds.get(row[0] if row[2] else "", "str") for row in options.TABLE}
-    assert fields == options.RunOptions.__annotations__
+    kinds = {"": "bool", **dict.fromkeys(cli_options.REPEATED, "tuple[str, ...]")}
+    fields = {
+        cli_options.field(row[0]): kinds.get(row[0] if row[2] else "", "str") for row in cli_options.TABLE
+    }
+    assert fields == cli_options.RunOptions.__annotations__
     with pytest.raises(TypeError, match="hots"):
-        options.RunOptions(hots="h1")
+        cli_options.RunOptions(hots="h1")
     with pytest.raises(AttributeError):
-        options.RunOptions().on = "h1"
+        cli_options.RunOptions().on = "h1"
+    assert vars(cli_options.RunOptions(on="h1", quiet=True).replace(on="h2", json=True)) == {
+        "on": "h2", "quiet": True, "json": True,
+    }  # fmt: skip
 
 
 def test_options_that_may_be_repeated_add_up_around_the_ids() -> None:
-    found, ids = options.parse_around("wait", ["--returns=a", "1", "--returns", "b", "2", "--returns=c"])
+    found, ids = cli_options.parse_around("wait", ["--returns=a", "1", "--returns", "b", "2", "--returns=c"])
     assert (found.returns, ids) == (("a", "b", "c"), ["1", "2"])
+
+
+def test_no_word_after_two_dashes_is_an_option() -> None:
+    found, ids = cli_options.parse_around("logs", ["1", "--stderr", "--", "2", "--follow", "--", "-f"])
+    assert (found.stderr, found.follow, ids) == (True, False, ["1", "2", "--follow", "--", "-f"])
+    assert cli_options.parse_around("logs", ["--"])[1] == cli_options.parse_around("logs", [])[1] == []
+    assert cli_options.parse_around("logs", ["-f", "--", "1"])[1] == ["1"]
 
 
 def test_options_become_the_words_that_they_came_from() -> None:
     words = ["--on=h1", "--env=A=1", "--env=B", "--stdin", "--output-limit=1k"]
     names = ("on", "env", "limit", "stdin", "output-limit", "quiet")
-    assert options.as_words(options.parse("run", words)[0], names) == words
+    assert cli_options.as_words(cli_options.parse("run", words)[0], names) == words
 
 
 def test_the_old_word_for_tape_archive_goes_on_working(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy import build
+from deploy import build, paths
+from quine.archive import local_mirror
+from quine.files.stores.local.store import Local
 from transport import address
 from transport.errors import Refused
 
@@ -18,6 +20,7 @@ from transport.errors import Refused
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     return tmp_path
 
 
@@ -63,6 +66,15 @@ def test_what_pex_says_is_passed_on(home: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(build, "_requirements", lambda: ["no-such-distribution>=1"])
     with pytest.raises(Refused, match=r"pex cannot make the binary: .*no-such-distribution"):
         build.build()
+
+
+def test_builds_facts_and_the_mirror_are_in_the_users_cache(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value, cache in ((f"{tmp_path}/c", f"{tmp_path}/c"), ("relative", f"{home}/.cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert str(build.cache_directory()) == paths.cache() == f"{cache}/quine"
+        assert local_mirror._made_equal(Local(f"{tmp_path}/empty")).parent == Path(cache, "quine", "tier")
 
 
 def test_a_cache_that_cannot_be_written(home: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quine.files.stores.local.store import Local
-from quine.mount import reopen as again
+from quine.mount import reopen
 from quine.mount.cache import WHOLE
 from quine.mount.dispatch import perform
 from quine.mount.inodes import ROOT, Node
@@ -170,7 +170,7 @@ def test_what_was_told_and_never_came_is_let_go_of(tmp_path: Path, monkeypatch: 
     write(store, "f", b"second" * WHOLE)
     assert state.again.find("f", 7) is not read  # each look finds what is there now
     assert (len(state.again), len(state.nodes)) == (2, 3)
-    monkeypatch.setattr("quine.mount.reopen.time.monotonic", lambda: time.time() + again.LOOKS)
+    monkeypatch.setattr("quine.mount.reopen.time.monotonic", lambda: time.time() + reopen.LOOKS)
     state.again.tell(state.nodes.of(store.stat("f")), 10)
     assert len(state.again) == 1
     assert state.drafts("f") == []

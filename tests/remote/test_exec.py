@@ -14,6 +14,7 @@ import pytest
 
 from tests.lab import Lab
 from tests.support.agents import OK, call, says, sh
+from tests.support.machine import node_file
 from tests.support.remote_agents import environment, results, tapes, warm
 from tests.support.waiting import read_until
 
@@ -172,7 +173,7 @@ def test_a_signal_while_the_host_is_dialled_ends_the_old_life(
     """The test has a lab of its own: the node goes on dialling for a while."""
     lab = own_lab(["h1", "h3"])
     warm(lab, "h1")
-    log = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.log"))
+    log = node_file(lab, "log")
     lab["h3"].proxy.blackhole()
     lab.alias("mute", "h3", lab["h3"].proxy)
     env = environment(lab, data, says(sh("echo up >&4"), call("exec", host="mute")))

@@ -25,8 +25,7 @@ from transport.job.termination import PAUSE
 from transport.node import host
 from transport.node.served import KEPT
 from transport.spawn import Spawn
-from transport.wire import flow, session
-from transport.wire import resume as line
+from transport.wire import flow, resume, session
 
 HOSTILITY = 40.0  # seconds in which a hostile node does what it does, and is hung up on
 FORKED = 6.0  # seconds that a child of a job may live on
@@ -404,7 +403,7 @@ class Simulation:
                     self.world.violated(
                         "memory", f"{machine.name}: {len(own._outbox.control)} words for {link.name}"
                     )
-                if link.line and link.line.kept > line.KEEP + 2 * 65536:
+                if link.line and link.line.kept > resume.KEEP + 2 * 65536:
                     self.world.violated(
                         "memory", f"{machine.name}: {link.line.kept} bytes kept for {link.name}"
                     )

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from quine.staging import apply, renames, scan, spec
-from quine.staging import remote_main as there_
-from quine.staging import source as tree
+from quine.staging import apply, remote_main, renames, scan, source, spec
 from quine.staging.content import Feed, tell
 from quine.staging.manifest import IMPLIED, SIZE, Manifest, parse
 from quine.staging.proxy import Staging
@@ -106,11 +104,11 @@ def test_what_was_brought_is_not_the_next_conversations(here: Path, there: Path)
     taking = staging.taking()
     relay = Relay(taking.taken)
     with inside(there):
-        assert there_._give_back(relay, staging.key)  # type: ignore[arg-type]
+        assert remote_main._give_back(relay, staging.key)  # type: ignore[arg-type]
     assert not taking.failure
     taking._check = lambda manifest: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     with inside(there), pytest.raises(RequestError):
-        there_._give_back(relay, staging.key)  # type: ignore[arg-type]
+        remote_main._give_back(relay, staging.key)  # type: ignore[arg-type]
     relay.close()
     assert taking.failure
     assert taking.layout
@@ -202,9 +200,7 @@ def test_a_job_that_has_started_reads_no_more(here: Path, there: Path) -> None:
     relay = Relay(giving.given)
     try:
         with inside(there):
-            from quine.staging import remote_main as side
-
-            assert side._staged(relay, staging.key)  # type: ignore[arg-type]
+            assert remote_main._staged(relay, staging.key)  # type: ignore[arg-type]
         (here / "a").write_text("for nobody over there")
         line = relay.stream("stage")
         tell(line, {"say": "in", "has": ""})
@@ -253,7 +249,7 @@ def test_a_directory_that_is_a_link_by_now_is_not_followed(
         monkeypatch.setattr(scan, "_scan_into", listed)
     else:
         monkeypatch.setattr(scan, "scan", looked)
-    monkeypatch.setattr(tree, "resolve_ambiguous", lambda take, found: (found, True))
+    monkeypatch.setattr(source, "resolve_ambiguous", lambda take, found: (found, True))
     with pytest.raises(RequestError):
         stage(here, there, "t")
     assert not any(path.is_file() and path.read_bytes()[:1] == b"s" for path in there.rglob("*"))

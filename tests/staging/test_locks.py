@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from quine.files.stores.local import dirfd
-from quine.staging import apply as laying
-from quine.staging import content, receiver, renames, scan, store
-from quine.staging import remote_main as over_there
+from quine.staging import apply, content, receiver, remote_main, renames, scan, store
 from quine.staging.apply import Layout
 from quine.staging.content import Changed, measure
 from quine.staging.manifest import Manifest
@@ -162,7 +160,7 @@ def test_a_signal_at_any_line_leaves_nothing_aside(here: Path, there: Path, cach
         (here / "t" / name).write_text(name)
     (here / "t" / "l").symlink_to("a")
     staging = Staging(["t"], [], str(here))
-    ours = {module.__file__ for module in (laying, renames, dirfd, content, store, over_there)}
+    ours = {module.__file__ for module in (apply, renames, dirfd, content, store, remote_main)}
     lines = 0
     while _ends_at_line(lines, ours, staging, there):
         assert not list(there.glob(".quine*")), lines
@@ -184,7 +182,7 @@ def _ends_at_line(lines: int, ours: set[str | None], staging: Staging, there: Pa
         if event == "line":
             lines -= 1
             if lines < 0:
-                raise over_there._Ended(
+                raise remote_main._Ended(
                     signal.SIGTERM
                 )  # ends the tracing, as a first signal ends the heeding
         return trace
@@ -196,9 +194,9 @@ def _ends_at_line(lines: int, ours: set[str | None], staging: Staging, there: Pa
         relay = Relay(staging.giving().given)
         sys.settrace(trace)
         with inside(there):
-            over_there._staged(relay, scan.ONCE)  # type: ignore[arg-type]
+            remote_main._staged(relay, scan.ONCE)  # type: ignore[arg-type]
         status = 1
-    except over_there._Ended:
+    except remote_main._Ended:
         status = 0
     finally:
         sys.settrace(None)

@@ -254,12 +254,12 @@ def test_the_whole_directory(here: Path, there: Path, monkeypatch: pytest.Monkey
     (here / ".quine").mkdir()
     (here / ".quine" / "tape").write_text("not for others")
     staging = Staging(["."], [], str(here), ".quine")
-    from quine.staging import remote_main as over_there
+    from quine.staging import remote_main
     from tests.staging.wired import inside
 
     relay = Relay(staging.giving().given)
     with inside(there):
-        assert over_there._staged(relay, staging.key)  # type: ignore[arg-type]
+        assert remote_main._staged(relay, staging.key)  # type: ignore[arg-type]
     relay.close()
     wanted = {name: fact for name, fact in facts(here).items() if not name.startswith(".quine")}
     assert facts(there) == wanted
@@ -557,13 +557,13 @@ def test_who_comes_after_a_crash_finds_old_or_finishes(
 
         status = 3
         try:
-            from quine.staging import receiver as taking
+            from quine.staging import receiver
 
-            taking._apart = lambda layout, folder: layout.commit(undo=True)  # type: ignore[assignment, func-returns-value]
+            receiver._apart = lambda layout, folder: layout.commit(undo=True)  # type: ignore[assignment, func-returns-value]
             os.environ["XDG_CACHE_HOME"] = str(tmp_path / "none\0"[:-1])
-            taking.os.rename = dying  # type: ignore[assignment]
+            receiver.os.rename = dying  # type: ignore[assignment]
             if not links:
-                taking.os.link = refused_link  # type: ignore[assignment]
+                receiver.os.link = refused_link  # type: ignore[assignment]
             status = 3 if any(bring(here, there, "a", "b", "c", "d")) else 0
         finally:
             os._exit(status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -159,6 +160,18 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
             atomic.write(str(path), b"x")
         assert raised.value.filename == str(path)
     assert left(tmp_path) == []
+
+
+def test_a_mode_that_cannot_be_set_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, "fchmod", refuse)
+    with pytest.raises(OSError) as raised:
+        atomic.write(str(tmp_path / "r"), b"x", own=True)
+    assert (raised.value.errno, raised.value.filename) == (errno.EIO, str(tmp_path / "r"))
+    assert left(tmp_path) == [] and os.listdir("/proc/self/fd") == before
 
 
 def test_two_at_a_time_each_leave_a_whole(tmp_path: Path) -> None:

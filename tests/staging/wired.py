@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quine.staging import remote_main as there_
+from quine.staging import remote_main
 from quine.staging.proxy import Staging
 from transport.errors import Abandoned, RequestError
 
@@ -128,7 +128,7 @@ def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
     relay = Relay(giving.given, limit)
     try:
         with inside(over_there):
-            if not there_._staged(relay, staging.key):  # type: ignore[arg-type]
+            if not remote_main._staged(relay, staging.key):  # type: ignore[arg-type]
                 raise RequestError(giving.failure)
     finally:
         relay.close()
@@ -137,20 +137,20 @@ def stage(here: Path, over_there: Path, *files: str, limit: int = -1) -> int:
 
 def bring(here: Path, over_there: Path, *patterns: str) -> tuple[str, list[str]]:
     """Bring the files that match `patterns` to `here`; return the error, and the patterns that match nothing."""
-    from quine.staging import receiver as side
+    from quine.staging import receiver
 
     staging = Staging([], list(patterns), str(here), ".quine")
     taking = staging.taking()
     relay = Relay(taking.taken)
     try:
         with inside(over_there):
-            there_._give_back(relay, staging.key)  # type: ignore[arg-type]
+            remote_main._give_back(relay, staging.key)  # type: ignore[arg-type]
     except RequestError:
         assert taking.failure
     finally:
         relay.close()
     if taking.layout:
         if not taking.failure:
-            taking.failure = side._apart(taking.layout, os.fsencode(here))
+            taking.failure = receiver._apart(taking.layout, os.fsencode(here))
         taking.layout.close()
     return taking.failure, taking.missing

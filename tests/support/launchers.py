@@ -28,6 +28,12 @@ class Told:
         self.news: asyncio.Queue[tuple[str, Status | None]] = asyncio.Queue()
         self.signalled = False
 
+    async def expect(self, kind: str) -> Any:
+        """The status in the next news, which must be of this kind; None if it has none."""
+        found, status = await self.news.get()
+        assert found == kind, (found, status)
+        return status
+
     def on_started(self) -> None:
         self.news.put_nowait(("started", None))
 
@@ -100,6 +106,11 @@ def released(launching: Launching) -> Callable[[], bool]:
 async def comes(holds: Callable[[], object]) -> None:
     while not holds():
         await asyncio.sleep(0.01)
+
+
+async def is_up(running: Child) -> None:
+    """Wait for the line with which the tests' scripts say that their traps are set."""
+    assert await asyncio.to_thread(os.read, running.stdout, 20) == b"up\n"
 
 
 def close(running: Child) -> None:

@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.lab.lab import Lab
 from tests.lab.machine import UNSHARE
 from tests.lab.processes import Process
 from tests.support.waiting import until
@@ -44,6 +46,11 @@ def kill(pid: int) -> None:
 
 def nodes(found: list[Process]) -> list[Process]:
     return [process for process in found if process.daemon and "--dial" not in process.argv]
+
+
+def node_file(lab: Lab, suffix: str) -> Path:
+    """The socket, log or other file of the node at the origin of a lab."""
+    return next(Path(lab.env["XDG_RUNTIME_DIR"]).glob(f"quine-*/*.{suffix}"))
 
 
 def only_node(look: Callable[[], list[Process]]) -> Process:

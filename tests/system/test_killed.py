@@ -23,8 +23,7 @@ from typing import Any
 import pytest
 
 from tests.lab import Lab, Process, processes
-from tests.support.agents import OK, call, says
-from tests.support.agents import sh as shell
+from tests.support.agents import OK, call, says, sh
 from tests.support.detached import folder, record
 from tests.support.waiting import until
 from transport.job.termination import PAUSE
@@ -132,7 +131,7 @@ class Round:
         children = [{"intent": f"{self.name} {side}", "host": side} for side in ("left", "right")]
         replies = [
             says(call("fork", children=children, wait=True), match="root"),
-            *(says(shell(work.format(side, side)), match=side) for side in ("left", "right")),
+            *(says(sh(work.format(side, side)), match=side) for side in ("left", "right")),
             says(OK),
         ]
         env = {

@@ -243,8 +243,10 @@ class Proxy:
         )
 
     def stop(self) -> None:
+        from transport.stop import stop_process
+
         self._wire.flush()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        stop_process(lambda: signal.SIGCONT in self._caught)
 
     def suspend(self) -> None:
         if self._terminal:

@@ -65,6 +65,8 @@ class Table:
             os.pwrite(fd, HEADER + b" " + address.boot_id().encode(), 0)
             os.rename(aside, path)
         except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
             os.close(fd)
             raise
         return cls(fd)

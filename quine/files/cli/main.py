@@ -69,6 +69,10 @@ def perform(arguments: list[str], mount: Mount | None = None) -> int:
 
         near = get_close_matches(command, [*COMMANDS, *OTHERS], 1)
         hint = f"did you mean quine fs {near[0]}?" if near else "quine fs --help"
+        if command.startswith("-"):
+            raise Misconfigured(
+                f"{escaped(command)} stands before a command", "options follow it: quine fs ls -l"
+            )
         raise Misconfigured(f"no such command: fs {escaped(command)}", hint)
     values, paths = parse(command, arguments[1:])
     if values.get("help"):

@@ -20,7 +20,7 @@ from quine.files.api import BLOCK, Entry, Reader, Tier, Writer, check_range
 from quine.files.wire import protocol
 from quine.files.wire.pipeline import RequestPipeline
 from quine.files.wire.protocol import COMMIT, Garbled
-from quine.files.wire.stream import UNKNOWN, ended, garbled, heard, say, translated
+from quine.files.wire.stream import UNKNOWN, ended, garbled, receive, say, translated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Remote(Tier):
         return self._url
 
     def url_of(self, path: str) -> str:
-        url = self._told("url", path).get("url")
+        url = self._request("url", path).get("url")
         if not isinstance(url, str):
             raise garbled(Garbled("a URL that is none"), path)
         return url
@@ -73,9 +73,9 @@ class Remote(Tier):
         asked = self.stream(path)
         try:
             say(asked, protocol.ask("get", path=path, offset=offset, length=length), path)
-            told = heard(asked, path)
+            answer = receive(asked, path)
             with translated(path):
-                return _Reader(asked, path, *protocol.opened(told, path))
+                return _Reader(asked, path, *protocol.opened(answer, path))
         except BaseException:
             asked.close()
             raise
@@ -93,19 +93,19 @@ class Remote(Tier):
         return _Writer(self, path, head)
 
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
-        self._told("mkdir", path, exist_ok=exist_ok)
+        self._request("mkdir", path, exist_ok=exist_ok)
 
     def remove(self, path: str, recursive: bool = False) -> None:
-        self._told("remove", path, recursive=recursive)
+        self._request("remove", path, recursive=recursive)
 
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
-        self._told("rename", source, target=target, if_absent=if_absent)
+        self._request("rename", source, target=target, if_absent=if_absent)
 
     def move(self, source: str, target: str, if_absent: bool = False) -> str:
-        told = self._told("move", source, target=target, if_absent=if_absent).get("path")
-        if not isinstance(told, str):
+        moved = self._request("move", source, target=target, if_absent=if_absent).get("path")
+        if not isinstance(moved, str):
             raise garbled(Garbled("a path that is none"), source)
-        return protocol.path(told)
+        return protocol.path(moved)
 
     def setattr(self, path: str, *, mode: int | None = None, mtime: float | None = None) -> Entry:
         return self._entry("setattr", path, path, mode=mode, mtime=mtime)
@@ -126,42 +126,42 @@ class Remote(Tier):
         with translated(path):
             return self._relay.stream(SERVICE)
 
-    def _told(self, op: str, path: str, **fields: object) -> dict[str, Any]:
+    def _request(self, op: str, path: str, **fields: object) -> dict[str, Any]:
         with contextlib.closing(self.stream(path)) as asked:
             unknown = "" if op in LOOKS else UNKNOWN
             say(asked, protocol.ask(op, path=path, **fields), path, unknown)
-            told = heard(asked, path, unknown)
+            answer = receive(asked, path, unknown)
             ended(asked, path, unknown)
-            return told
+            return answer
 
     def _entry(self, op: str, path: str, at: str, **fields: object) -> Entry:
-        told = self._told(op, path, **fields)
+        answer = self._request(op, path, **fields)
         with translated(path):
-            return protocol.entry(told.get("entry"), at)
+            return protocol.entry(answer.get("entry"), at)
 
     def _list(self, op: str, path: str) -> Iterator[Entry]:
         """Read the first message at once, so that an error of the directory is raised by the call, not by the loop."""
         asked = self.stream(path)
         try:
             say(asked, protocol.ask(op, path=path), path)
-            told = heard(asked, path)
+            answer = receive(asked, path)
         except BaseException:
             asked.close()
             raise
-        return _entries(asked, told, path)
+        return _entries(asked, answer, path)
 
 
-def _entries(asked: Asked, told: dict[str, Any], path: str) -> Iterator[Entry]:
+def _entries(asked: Asked, answer: dict[str, Any], path: str) -> Iterator[Entry]:
     with contextlib.closing(asked):
         while True:
             with translated(path):
-                entries, more = protocol.batch(told, path)
+                entries, more = protocol.batch(answer, path)
             if not more:
                 ended(asked, path)
                 yield from entries
                 return
             yield from entries
-            told = heard(asked, path)
+            answer = receive(asked, path)
 
 
 class _Reader(Reader):
@@ -270,10 +270,10 @@ class _Writer(Writer):
             asked = self._stream()
             with self._refused(UNKNOWN):
                 asked.end()
-            told = heard(asked, self._path, UNKNOWN)
+            answer = receive(asked, self._path, UNKNOWN)
             ended(asked, self._path, UNKNOWN)
             with translated(self._path):
-                return protocol.entry(told.get("entry"), self._path)
+                return protocol.entry(answer.get("entry"), self._path)
         finally:
             self.abort()
 
@@ -323,7 +323,7 @@ class _Writer(Writer):
         except BrokenPipeError:
             asked = self._stream()
             try:
-                heard(asked, self._path)
+                receive(asked, self._path)
                 raise OSError(errno.EIO, "the origin answered before it had the whole file", self._path)
             finally:
                 self.abort()

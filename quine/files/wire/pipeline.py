@@ -63,9 +63,7 @@ class RequestPipeline(Pipeline):
     def answer(self) -> Entry | Reader | None:
         if self._gathered == len(self._waiting):  # also the oldest one
             self._flush()
-        # Also a lost stat or get is an unknown outcome, if changes were sent behind it.
-        sent = islice(self._waiting, len(self._waiting) - self._gathered)
-        unknown = UNKNOWN if any(each.op not in LOOKS for each in sent) else ""
+        unknown = self._unknown()
         request = self._waiting.popleft()
         self._cost -= _cost(request)
         path = request.path
@@ -73,13 +71,13 @@ class RequestPipeline(Pipeline):
             return self._open(path, unknown)
         assert self._asked
         with translated(path, unknown):
-            told = protocol.check(protocol.heard(self._asked.read, LONGEST_TOLD), path)
+            answer = protocol.check(protocol.heard(self._asked.read, LONGEST_TOLD), path)
             if request.op == "stat":
-                return protocol.entry(told.get("entry"), path)
+                return protocol.entry(answer.get("entry"), path)
             if request.op != "get":
                 return None
-            if told.get("alone") is not True:
-                entry, offset, length, holes = protocol.opened(told, path)
+            if answer.get("alone") is not True:
+                entry, offset, length, holes = protocol.opened(answer, path)
                 if offset or holes or length > protocol.small(request):
                     raise Garbled("more than it should be")
                 return _Held(entry, protocol.exactly(self._asked.read, length))
@@ -99,12 +97,16 @@ class RequestPipeline(Pipeline):
         if not data:
             return
         path = self._waiting[0].path
-        changes = any(each.op not in LOOKS for each in self._waiting)
         if self._asked is None:
             self._asked = self._origin.stream(path)
             data = protocol.ask("pipeline") + data
-        with contextlib.suppress(BrokenPipeError), translated(path, UNKNOWN if changes else ""):
+        with contextlib.suppress(BrokenPipeError), translated(path, self._unknown()):
             self._asked.write(data)
+
+    def _unknown(self) -> str:
+        """Return UNKNOWN if a change was sent and has no answer yet: it is under way if the stream is lost now."""
+        sent = islice(self._waiting, len(self._waiting) - self._gathered)
+        return UNKNOWN if any(each.op not in LOOKS for each in sent) else ""
 
     def end(self) -> None:
         if self._asked:

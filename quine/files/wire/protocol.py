@@ -214,11 +214,11 @@ def row(entry: Entry, beginning: str = "") -> list[object]:
     return [name, "f" if entry.is_file else "d", entry.size, entry.mtime, entry.mode, entry.version]
 
 
-def entry(told: object, beginning: str = "") -> Entry:
+def entry(received: object, beginning: str = "") -> Entry:
     """The entry of a received row; the name "" stands for `beginning` itself. Raises Garbled."""
-    if not isinstance(told, list) or len(told) != 6:
+    if not isinstance(received, list) or len(received) != 6:
         raise Garbled("an entry that is none")
-    name, kind, size, mtime, mode, version = told
+    name, kind, size, mtime, mode, version = received
     good = (
         isinstance(name, str)
         and kind in ("f", "d")
@@ -252,9 +252,9 @@ def batches(entries: Iterable[Entry], beginning: str) -> Iterable[bytes]:
     yield word({"entries": rows, "more": False})
 
 
-def batch(told: dict[str, Any], beginning: str) -> tuple[list[Entry], bool]:
+def batch(answer: dict[str, Any], beginning: str) -> tuple[list[Entry], bool]:
     """(entries of one message of a list, whether more messages follow). Raises Garbled."""
-    rows, more = told.get("entries"), told.get("more")
+    rows, more = answer.get("entries"), answer.get("more")
     if not isinstance(rows, list) or not isinstance(more, bool):
         raise Garbled("a list that is none")
     found = [entry(each, beginning) for each in rows]
@@ -263,9 +263,9 @@ def batch(told: dict[str, Any], beginning: str) -> tuple[list[Entry], bool]:
     return found, more
 
 
-def opened(told: dict[str, Any], at: str) -> tuple[Entry, int, int, tuple[Range, ...]]:
+def opened(answer: dict[str, Any], at: str) -> tuple[Entry, int, int, tuple[Range, ...]]:
     """(entry, offset, length, holes) of the answer to a get. Raises Garbled."""
-    offset, length, holes = told.get("offset"), told.get("length"), told.get("holes", [])
+    offset, length, holes = answer.get("offset"), answer.get("length"), answer.get("holes", [])
     if not _is("size", offset) or not _is("size", length) or not isinstance(holes, list):
         raise Garbled("an open file that is none")
     assert isinstance(offset, int) and isinstance(length, int)
@@ -278,7 +278,7 @@ def opened(told: dict[str, Any], at: str) -> tuple[Entry, int, int, tuple[Range,
             raise Garbled("a hole out of place")
         ranges.append((start, size))
         end = start + size
-    return entry(told.get("entry"), at), offset, length, tuple(ranges)
+    return entry(answer.get("entry"), at), offset, length, tuple(ranges)
 
 
 # -- errors --------------------------------------------------------------------------------------------
@@ -305,27 +305,27 @@ def wrong(error: Exception) -> dict[str, Any]:
 
 def short(error: Exception) -> bytes:
     """The message that reports an error, in at most ANSWER bytes and without the path, which the requester knows."""
-    told = wrong(error)
-    told.pop("path", None)
-    while len(text := word(told)) > ANSWER:
-        told |= {name: told[name][: len(told[name]) // 2] for name in ("text", "hint") if name in told}
+    body = wrong(error)
+    body.pop("path", None)
+    while len(text := word(body)) > ANSWER:
+        body |= {name: body[name][: len(body[name]) // 2] for name in ("text", "hint") if name in body}
     return text
 
 
-def is_error(told: dict[str, Any]) -> bool:
-    return "errno" in told or "failure" in told
+def is_error(answer: dict[str, Any]) -> bool:
+    return "errno" in answer or "failure" in answer
 
 
-def check(told: dict[str, Any], at: str = "") -> dict[str, Any]:
+def check(answer: dict[str, Any], at: str = "") -> dict[str, Any]:
     """Return an answer that reports no error. Otherwise raise it: OSError, or Failure if the store cannot be opened."""
-    text, named = told.get("text", ""), told.get("path", at)
+    text, named = answer.get("text", ""), answer.get("path", at)
     if not isinstance(text, str) or not isinstance(named, str):
         raise Garbled("an error that is none")
-    if "errno" in told:
-        number = told["errno"]
+    if "errno" in answer:
+        number = answer["errno"]
         raise OSError(_NUMBERS.get(number, errno.EIO) if isinstance(number, str) else errno.EIO, text, named)
-    if "failure" in told:
-        status, hint = told["failure"], told.get("hint", "")
+    if "failure" in answer:
+        status, hint = answer["failure"], answer.get("hint", "")
         good = isinstance(status, int) and 1 <= status <= 255 and isinstance(hint, str)
         raise Failure(status if good else 1, text, hint if good else "")
-    return told
+    return answer

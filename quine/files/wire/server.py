@@ -6,7 +6,7 @@ Laws
 2. A put file becomes visible when its COMMIT has come and the store has kept it; then the answer is sent. A put that
    stops earlier leaves nothing.
 3. The first request opens the store, once for all, with the environment of this process. If that fails, the answer has
-   the error and its cure, and the next request tries again.
+   the error and its cure, and the next request tries again. A pipeline tries once, and all its answers have the error.
 4. Handlers run in threads. A large file goes from descriptor to descriptor if both sides have one.
 """
 
@@ -42,7 +42,10 @@ class Service:
     def __call__(self, incoming: Incoming) -> None:
         try:
             asked = protocol.asked(incoming.read)
-            _HANDLERS[asked.op](self._opened(), asked, incoming)
+            if asked.op == "pipeline":
+                _pipeline(self._performing(), incoming)
+            else:
+                _HANDLERS[asked.op](self._opened(), asked, incoming)
         except (Abandoned, Garbled, _Broken):
             raise
         except Exception as error:  # also a driver's own: the job gets an answer, not a lost origin
@@ -54,14 +57,24 @@ class Service:
                 self._tier = self._opening()
             return self._tier
 
+    def _performing(self) -> Callable[[Request], bytes]:
+        """Return the function that answers the requests of one pipeline."""
+        try:
+            tier = self._opened()
+        except Exception as error:
+            whole = protocol.word(protocol.wrong(error))
+            refusal = whole if len(whole) <= protocol.ANSWER else protocol.short(error)
+            return lambda _: refusal
+        return lambda asked: _answer(tier, asked)
+
 
 class _Broken(Exception):
     """An error after the answer has begun; str() is the JSON body that reports it."""
 
     def __init__(self, error: Exception) -> None:
-        told = protocol.wrong(error)
-        told.pop("path", None)  # the requester knows it, and the text of an error is short
-        super().__init__(quickjson.dumps(told))
+        body = protocol.wrong(error)
+        body.pop("path", None)  # the requester knows it, and the text of an error is short
+        super().__init__(quickjson.dumps(body))
 
 
 def _url(tier: Tier, asked: Request, incoming: Incoming) -> None:
@@ -90,15 +103,15 @@ def _hidden(tier: Tier, asked: Request, incoming: Incoming) -> None:
 
 def _get(tier: Tier, asked: Request, incoming: Incoming) -> None:
     with tier.open(asked.path, asked.offset, asked.length) as reader:
-        told: dict[str, object] = {
+        answer: dict[str, object] = {
             "entry": protocol.row(reader.entry, asked.path),
             "offset": reader.offset,
             "length": reader.length,
         }
         holes = reader.holes if len(reader.holes) <= protocol.MOST_HOLES else ()
         if holes:
-            told["holes"] = holes
-        head = protocol.word(told)
+            answer["holes"] = holes
+        head = protocol.word(answer)
         left = reader.length - sum(length for _, length in holes)
         try:
             _send(reader, incoming, head, left, filled=len(holes) < len(reader.holes))
@@ -181,14 +194,14 @@ def _copy(tier: Tier, asked: Request, incoming: Incoming) -> None:
     incoming.write(protocol.word({"entry": protocol.row(entry, asked.target)}))
 
 
-def _pipeline(tier: Tier, _: Request, incoming: Incoming) -> None:
+def _pipeline(perform: Callable[[Request], bytes], incoming: Incoming) -> None:
     """Do one request after the other. The error of one is its answer, and the next ones go on."""
     body = io.BufferedReader(_Body(incoming), SMALL)
     while body.peek(1):
         asked, content = protocol.pieces(body.read)
         try:
             request = protocol.checked(asked)._replace(content=content)
-            answer = _answer(tier, request)
+            answer = perform(request)
         except Garbled:
             raise
         except Exception as error:
@@ -205,7 +218,7 @@ def _answer(tier: Tier, asked: Request) -> bytes:
     with done as reader:
         if reader.length > protocol.small(asked) or reader.holes:
             return protocol.word({"alone": True})
-        told = {
+        answer = {
             "entry": protocol.row(reader.entry, asked.path),
             "offset": reader.offset,
             "length": reader.length,
@@ -216,7 +229,7 @@ def _answer(tier: Tier, asked: Request) -> bytes:
             if not block:
                 raise stale(reader.entry.path)
             content += block
-        return protocol.word(told) + content
+        return protocol.word(answer) + content
 
 
 class _Body(io.RawIOBase):
@@ -248,5 +261,4 @@ _HANDLERS: dict[str, Callable[[Tier, Request, Incoming], None]] = {
     "move": _move,
     "setattr": _setattr,
     "copy": _copy,
-    "pipeline": _pipeline,
 }

@@ -30,13 +30,13 @@ def say(asked: Asked, request: bytes, path: str, unknown: str = "") -> None:
             asked.end()
 
 
-def heard(asked: Asked, path: str, unknown: str = "") -> dict[str, Any]:
+def receive(asked: Asked, path: str, unknown: str = "") -> dict[str, Any]:
     """Read the next message of the answer; if it is an error, raise that."""
     with translated(path, unknown):
-        told = protocol.heard(asked.read, LONGEST_TOLD)
-        if protocol.is_error(told):
+        answer = protocol.heard(asked.read, LONGEST_TOLD)
+        if protocol.is_error(answer):
             asked.read(1)  # read up to the end, so that the connection can be used again
-        return protocol.check(told, path)
+        return protocol.check(answer, path)
 
 
 def ended(asked: Asked, path: str, unknown: str = "") -> None:
@@ -56,9 +56,9 @@ def translated(path: str, unknown: str = "") -> Iterator[None]:
         text = str(error)
         if text.startswith("{"):
             with contextlib.suppress(ValueError, RecursionError, Garbled):
-                told = quickjson.loads(text)
-                if isinstance(told, dict):
-                    protocol.check(told, path)
+                body = quickjson.loads(text)
+                if isinstance(body, dict):
+                    protocol.check(body, path)
         if unknown and isinstance(error, RequestLost):
             raise OutcomeUnknown(errno.ENOTCONN, f"{text}; {unknown}", path) from None
         raise OSError(errno.ENOTCONN, text, path) from None

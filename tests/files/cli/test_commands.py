@@ -695,3 +695,12 @@ def test_names_for_people_and_programs() -> None:
     assert output.path_bytes("a\nb\udcff", False) == b"a\nb\xff"
     line = output.as_json(Entry("\udcff", "file"))
     assert json.loads(line)["path"] == "\udcff" and b"\\udcff" in line
+
+
+def test_options_before_the_command_have_a_hint(shelf: Shelf) -> None:
+    done = shelf.sh("fs --fs memory://x ls")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().splitlines() == [
+        "quine: error: --fs stands before a command",
+        "quine: hint: options follow it: quine fs ls -l",
+    ]

@@ -25,7 +25,7 @@ from quine.base.cli_options import RunOptions
 from quine.base.errors import Misconfigured
 from quine.files import credentials, urls
 from quine.files.api import Tier
-from quine.files.stores import drivers as foreign
+from quine.files.stores.drivers import _of_driver
 from quine.files.stores.fsspec_io import about
 from quine.files.stores.fsspec_store import Generic
 from quine.files.stores.object import keys
@@ -101,6 +101,50 @@ def test_what_others_put_is_seen_as_it_is(tier: ObjectTier, bucket: Bucket) -> N
     assert tier.stat("x").kind == "directory"
     tier.remove("x", recursive=True)
     refused(errno.ENOENT, lambda: tier.stat("x"))
+
+
+def test_a_directory_without_an_object_goes_with_what_is_below(tier: ObjectTier, bucket: Bucket) -> None:
+    """This store has real directories: it listed those that it had made itself after all below them was gone."""
+    for key in ("x/y/z/f", "from/y/f"):
+        bucket.call("put_object", "", Key=tier.base + key, Body=b"theirs")
+    tier.remove("x", recursive=True)
+    tier.rename("from", "to")
+    assert below(tier) == ["to"]
+    assert get(tier, "to/y/f") == b"theirs"
+
+
+def test_a_directory_is_created_before_those_below_it(
+    tier: ObjectTier, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Created at one time, the object of the upper one was lost now and then."""
+    begin, done, waiting, order = bucket.begin, bucket.done, dict[Any, str](), list[str]()
+
+    def begun(method: str, **call: Any) -> Any:
+        future = begin(method, **call)
+        if method == "put_object" and call["Key"].endswith("/"):
+            assert not any(call["Key"].startswith(above) for above in waiting.values())
+            waiting[future] = call["Key"]
+            order.append(call["Key"][len(tier.base) :])
+        return future
+
+    def ended(future: Any, path: str) -> Any:
+        waiting.pop(future, None)
+        return done(future, path)
+
+    monkeypatch.setattr(bucket, "begin", begun)
+    monkeypatch.setattr(bucket, "done", ended)
+    put(tier, "a/b/f", b"1")
+    put(tier, "a/c/d/f", b"2")
+    tier.rename("a", "m/n")
+    assert order == ["a/", "a/b/", "a/c/", "a/c/d/", "m/", "m/n/", "m/n/b/", "m/n/c/", "m/n/c/d/"]
+    assert below(tier) == ["m"]
+    assert [get(tier, path) for path in ("m/n/b/f", "m/n/c/d/f")] == [b"1", b"2"]
+
+
+@given(st.lists(st.text(alphabet="ab/", min_size=1, max_size=8)))
+def test_folders_of_keys(names: list[str]) -> None:
+    cuts = {f"d/{name[: at + 1]}" for name in names for at, letter in enumerate(name) if letter == "/"}
+    assert keys.folders_of("d/", [f"d/{name}" for name in names]) == {"d/", *cuts}
 
 
 def test_more_than_one_page(tier: ObjectTier, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -618,7 +662,7 @@ def test_where_a_role_finds_its_keys_stays_in_the_environment() -> None:
 
 def test_a_role_of_azure_is_left_to_its_library() -> None:
     known = {"AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t", "AZURE_STORAGE_ACCOUNT_NAME": "a"}
-    told = foreign._of_driver("az", {**known, "AZURE_STORAGE_CLIENT_ID": "c", **ROLES}, {})
+    told = _of_driver("az", {**known, "AZURE_STORAGE_CLIENT_ID": "c", **ROLES}, {})
     assert told == {"account_name": "a", "anon": False, "skip_instance_cache": True}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quine.base.errors import LOST, NOT_STARTED, Failure, Misconfigured
-from quine.files.api import BLOCK, Entry, OutcomeUnknown, Reader, Tier, Writer, pour, stale
+from quine.files.api import BLOCK, Entry, OutcomeUnknown, Reader, Request, Tier, Writer, pour, stale
 from quine.files.cli.pool import failure
 from quine.files.stores.local.store import Local
 from quine.files.wire import client, protocol, server
@@ -418,6 +418,34 @@ def test_a_store_that_cannot_be_opened_is_told_and_tried_again(
         writer.commit()
     found.append(local)
     assert tier.stat("").kind == "directory"
+
+
+def test_each_request_of_a_pipeline_has_the_error_of_a_store_that_cannot_be_opened(
+    relay: Relay, tier: Remote
+) -> None:
+    """Also if the driver raises no error of ours. The store is tried once for a pipeline."""
+    wrong: list[Exception] = [
+        KeyError("region"),
+        OSError(errno.EACCES, "permission denied", "/keys"),
+        OSError(errno.EACCES, "x" * 500, "y" * 4000),
+    ]
+    numbers = [errno.EIO, errno.EACCES, errno.EACCES]
+    texts = ["a defect at the origin: KeyError", "/keys", "x" * 500]
+
+    def opening() -> Tier:
+        raise wrong.pop(0)
+
+    relay.handler = Service(opening)
+    for number, text in zip(numbers, texts, strict=True):
+        pipeline = tier.pipeline()
+        for name in ("a", "b", "c"):
+            pipeline.send(Request("put", name, size=3, content=b"abc"))
+        for _ in range(3):
+            with pytest.raises(OSError, match=text) as caught:
+                pipeline.answer()
+            assert caught.value.errno == number
+        pipeline.end()
+    assert not wrong
 
 
 def test_what_the_origin_says_is_checked(relay: Relay, tier: Remote) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -18,11 +19,10 @@ import pytest
 
 from tests.lab import Lab, Process, processes
 from tests.support.agents import QUINE, running, until
-from tests.support.machine import CONTAINER, containers
+from tests.support.machine import CONTAINER, containers, only_node
 from transport import inherit
-from transport.job import table as tables_of
 from transport.job import termination
-from transport.job.table import Entry, Table, clear
+from transport.job.table import HEADER, NUMBER, SLOT, Entry, Table, clear
 
 # its stderr is a pipe without a reader by then, on which the shell would say "Terminated"
 POLITE = "exec 2>/dev/null; trap 'echo 1 >ended; exit' TERM; echo up; while :; do sleep 73910; done"
@@ -36,18 +36,6 @@ echo up; while :; do sleep {0}.4; done"""
 def only(found: list[Process]) -> Process:
     (process,) = found
     return process
-
-
-def node(lab: Lab) -> Process:
-    """Wait until one node is left; return it. Forks have its argv until they exec; a killed one goes slowly."""
-    found: list[Process] = []
-
-    def single() -> bool:
-        found[:] = [process for process in lab.processes() if process.daemon]
-        return len(found) == 1
-
-    until(single)
-    return found[0]
 
 
 def guards(lab: Lab) -> list[Process]:
@@ -87,7 +75,7 @@ def left(lab: Lab) -> Iterator[None]:
 def test_a_killed_node_leaves_no_job(lab: Lab, left: None) -> None:
     polite = start(lab, "local", "sh", "-c", POLITE)
     stubborn = start(lab, "local", "bash", "-c", STUBBORN.format(73911))
-    victim, watch = node(lab), only(guards(lab))
+    victim, watch = only_node(lab.processes), only(guards(lab))
     os.kill(victim.pid, signal.SIGKILL)
     for job in (polite, stubborn):
         job.communicate(timeout=120)
@@ -106,7 +94,7 @@ def test_what_an_ended_job_left_running_is_left(lab: Lab, left: None) -> None:
     script = "sleep 73915 >/dev/null 2>&1 </dev/null &"
     lab.run(["run", "--on", "local", "--", "sh", "-c", script], check=True)
     watch = only(guards(lab))
-    os.kill(node(lab).pid, signal.SIGKILL)
+    os.kill(only_node(lab.processes).pid, signal.SIGKILL)
     gone(watch)
     assert running("sleep", "73915")
 
@@ -118,16 +106,16 @@ def test_a_successor_does_not_wait_for_the_guard_and_is_not_harmed(lab: Lab) -> 
     watch = only(guards(lab))
     os.kill(watch.pid, signal.SIGSTOP)  # so that it takes longer than the next command, whatever that takes
     try:
-        os.kill(node(lab).pid, signal.SIGKILL)
+        os.kill(only_node(lab.processes).pid, signal.SIGKILL)
         lab.run(["run", "--on", "local", "--", "true"], check=True)
         assert running("sleep", "73920")
-        next_one = node(lab)
+        next_one = only_node(lab.processes)
     finally:
         os.kill(watch.pid, signal.SIGCONT)
     gone(watch)
     ended("sleep", "73920")
     lab.run(["run", "--on", "local", "--", "true"], check=True)
-    assert node(lab) == next_one and len(tables(lab)) == 1
+    assert only_node(lab.processes) == next_one and len(tables(lab)) == 1
     stubborn.communicate(timeout=120)
 
 
@@ -149,13 +137,13 @@ def test_over_there_the_folder_of_a_dead_job_goes_too(lab: Lab) -> None:
 def test_a_killed_guard_is_replaced_and_no_job_notices(lab: Lab) -> None:
     script = "echo up; read line; echo $line; sleep 73940"
     job = start(lab, "local", "sh", "-c", script, stdin=subprocess.PIPE)
-    keeper = node(lab)
+    keeper = only_node(lab.processes)
     for _ in range(2):
         old = only(guards(lab))
         os.kill(old.pid, signal.SIGKILL)
         until(lambda old=old: [process for process in guards(lab) if process != old])
     fresh = only(guards(lab))
-    assert node(lab).pid == keeper.pid == fresh.ppid
+    assert only_node(lab.processes).pid == keeper.pid == fresh.ppid
     assert job.stdin and job.stdout
     job.stdin.write(b"still here\n")
     job.stdin.flush()
@@ -169,9 +157,9 @@ def test_a_killed_guard_is_replaced_and_no_job_notices(lab: Lab) -> None:
 
 def test_both_killed_at_once_are_made_good_by_the_next(lab: Lab) -> None:
     job = start(lab, "local", "sh", "-c", "echo up; sleep 73950; true")
-    os.kill(node(lab).pid, signal.SIGSTOP)  # so that it starts no other
+    os.kill(only_node(lab.processes).pid, signal.SIGSTOP)  # so that it starts no other
     os.kill(only(guards(lab)).pid, signal.SIGKILL)
-    os.kill(node(lab).pid, signal.SIGKILL)
+    os.kill(only_node(lab.processes).pid, signal.SIGKILL)
     job.communicate(timeout=120)
     assert running("sleep", "73950")
     lab.run(["run", "--on", "local", "--", "true"], check=True)
@@ -265,6 +253,20 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     os.close(made.fd)
 
 
+def test_a_table_that_cannot_be_made_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    for step in ("posix_fallocate", "rename"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+            patch.setattr(os, step, refuse)
+            Table.create()
+        assert not list(tmp_path.rglob("*.jobs*"))
+    assert os.listdir("/proc/self/fd") == before
+
+
 class Sleeper:
     """A session of its own, with a memo, as a node starts one."""
 
@@ -327,8 +329,8 @@ def test_a_number_that_is_somebody_elses_by_now_is_left_alone(table: Table) -> N
     with Sleeper() as sleeper:
         slot = table.expect(sleeper.memo)
         table.started(slot, sleeper.pid)
-        line = os.pread(table.fd, tables_of.SLOT, slot * tables_of.SLOT)
-        os.pwrite(table.fd, tables_of.NUMBER % (sleeper.pid, Entry(line).start - 1), slot * tables_of.SLOT)
+        line = os.pread(table.fd, SLOT, slot * SLOT)
+        os.pwrite(table.fd, NUMBER % (sleeper.pid, Entry(line).start - 1), slot * SLOT)
         clear(table)
         assert sleeper.process.poll() is None
 
@@ -384,7 +386,7 @@ def test_a_guard_whose_directory_is_gone_ends_the_jobs(table: Table, tmp_path: P
 def test_of_another_boot_there_is_nothing_to_end(table: Table) -> None:
     with Sleeper() as sleeper:
         table.started(table.expect(sleeper.memo), sleeper.pid)
-        os.pwrite(table.fd, (tables_of.HEADER + b" another").ljust(80, b"\0"), 0)
+        os.pwrite(table.fd, (HEADER + b" another").ljust(80, b"\0"), 0)
         assert table.entries() == []
 
 

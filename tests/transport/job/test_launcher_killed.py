@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import processes
-from tests.support.launchers import Started, Told, close, comes, order, released
+from tests.support.launchers import Started, Told, close, comes, is_up, order, released
 from tests.support.launchers import started as started
 from transport.job import launched_job, launcher_client, termination
 from transport.job.child import Report
@@ -43,18 +43,18 @@ def test_what_a_killed_launcher_was_to_send_is_sent(
         shell = launcher.start(order("sh", "-c", trap), told[1])
         seven = launcher.start(order("sh", "-c", "read x; exit 7"), told[2])
         for each in told:
-            assert (await each.news.get())[0] == "started"
-        assert await asyncio.to_thread(os.read, shell.stdout, 20) == b"up\n"
+            await each.expect("started")
+        await is_up(shell)
         with stopped(launcher):
             cat.signal(signal.SIGUSR1)
             shell.end()
-        what, status = await told[0].news.get()
-        assert what == "exited" and status and status.signal == "USR1"
-        what, status = await told[1].news.get()
-        assert what == "exited" and status and (status.state, status.code) == ("exited", 9), status
+        status = await told[0].expect("exited")
+        assert status.signal == "USR1"
+        status = await told[1].expect("exited")
+        assert (status.state, status.code) == ("exited", 9), status
         os.write(seven.stdin, b"\n")
-        what, status = await told[2].news.get()
-        assert what == "exited" and status and status.code == 7
+        status = await told[2].expect("exited")
+        assert status.code == 7
         shell_left = termination.members(shell.pid)
         for pid in shell_left:
             os.kill(pid, signal.SIGKILL)
@@ -70,7 +70,7 @@ def test_how_a_job_ended_is_heard_of_a_launcher_that_died_with_something_unread(
     async def main(launcher: Launching) -> None:
         told = Told()
         running = launcher.start(order("cat"), told)
-        assert (await told.news.get())[0] == "started"
+        await told.expect("started")
         # nobody reads here what the launcher says, nor does it what it is told then
         loop = asyncio.get_running_loop()
         channel = launcher.channel._socket
@@ -81,8 +81,8 @@ def test_how_a_job_ended_is_heard_of_a_launcher_that_died_with_something_unread(
         await comes(lambda: not processes.find(running.pid) and not os.path.exists(f"/proc/{running.pid}"))
         with stopped(launcher):
             running.signal(signal.SIGCONT)
-        what, status = await told.news.get()
-        assert what == "exited" and status and status.signal == "TERM", status
+        status = await told.expect("exited")
+        assert status.signal == "TERM", status
         close(running)
 
     started.run(main)
@@ -164,7 +164,7 @@ def test_a_slot_of_the_table_is_freed_once(started: Started) -> None:
                 await asyncio.sleep(0)  # its order is sent,
                 await asyncio.sleep(0)
                 patch.setattr(table, "expect", full)  # and will have to be sent again
-            assert (await told.news.get())[0] == "not started"
+            await told.expect("not started")
         assert len(set(table._free)) == len(table._free)
 
     started.run(main)
@@ -205,15 +205,15 @@ def test_a_launcher_that_cannot_be_watched_ends_no_jobs(
     async def main(launcher: Launching) -> None:
         told = Told()
         running = launcher.start(order("cat"), told)
-        assert (await told.news.get())[0] == "started"
+        await told.expect("started")
         old = launcher.pid
         monkeypatch.setattr(os, "pidfd_open", refuse)
         os.kill(old, signal.SIGKILL)
         await comes(lambda: launcher.pid not in (0, old))
         assert not refusals and os.path.exists(started.beside.table.path)
         os.close(running.stdin)
-        what, status = await told.news.get()
-        assert what == "exited" and status and status.code == 0
+        status = await told.expect("exited")
+        assert status.code == 0
         os.close(running.stdout)
         os.close(running.stderr)
 
@@ -248,18 +248,19 @@ def test_jobs_of_a_killed_launcher_go_on_and_end_as_they_end(
         running = launcher.start(reads, told)
         script = "trap '' TERM; echo up; while :; do sleep 61; done"
         other = launcher.start(order("sh", "-c", script), stubborn)
-        assert (await told.news.get())[0] == (await stubborn.news.get())[0] == "started"
-        assert await asyncio.to_thread(os.read, other.stdout, 20) == b"up\n"
+        await told.expect("started")
+        await stubborn.expect("started")
+        await is_up(other)
         old = launcher.pid
         os.kill(old, signal.SIGKILL)
         await comes(lambda: launcher.pid not in (0, old))
         os.write(running.stdin, b"7\n")
-        what, status = await told.news.get()
-        assert what == "exited" and status and (status.code, status.pid) == (7, running.pid) and status.rusage
+        status = await told.expect("exited")
+        assert (status.code, status.pid) == (7, running.pid) and status.rusage
         other.end()
-        what, status = await stubborn.news.get()
-        assert what == "exited" and status and status.signal == "KILL"
-        assert (await stubborn.news.get())[0] == "gone"
+        status = await stubborn.expect("exited")
+        assert status.signal == "KILL"
+        await stubborn.expect("gone")
         await comes(lambda: not made.exists() and released(launcher)())
         close(running)
         close(other)
@@ -275,13 +276,13 @@ def test_what_a_killed_launcher_was_to_end_is_ended_by_the_next(
     async def main(launcher: Launching) -> None:
         told = Told()
         running = launcher.start(order("sh", "-c", "trap '' TERM; echo up; while :; do sleep 61; done"), told)
-        assert (await told.news.get())[0] == "started"
-        assert await asyncio.to_thread(os.read, running.stdout, 20) == b"up\n"
+        await told.expect("started")
+        await is_up(running)
         running.end()
         os.kill(launcher.pid, signal.SIGKILL)
-        what, status = await told.news.get()
-        assert what == "exited" and status and status.signal == "KILL"
-        assert (await told.news.get())[0] == "gone"
+        status = await told.expect("exited")
+        assert status.signal == "KILL"
+        await told.expect("gone")
         await comes(released(launcher))
         close(running)
 
@@ -322,10 +323,9 @@ def test_jobs_that_start_while_launchers_are_killed_run_once_each(started: Start
             old = launcher.pid
             os.kill(old, signal.SIGKILL)
             for n, (running, each) in enumerate(zip(jobs, told, strict=True)):
-                what, status = await each.news.get()
-                assert what == "started", status
-                what, status = await each.news.get()
-                assert what == "exited" and status and status.code == n, status
+                await each.expect("started")
+                status = await each.expect("exited")
+                assert status.code == n, status
                 close(running)
             await comes(lambda old=old: launcher.pid not in (0, old))  # type: ignore[misc]
         await comes(released(launcher))
@@ -339,13 +339,13 @@ def test_what_jobs_leave_after_their_launcher_was_killed_is_reaped(started: Star
         told = Told()
         script = "(sleep 0.1 & echo $!); read line"
         running = launcher.start(order("sh", "-c", script), told)
-        assert (await told.news.get())[0] == "started"
+        await told.expect("started")
         os.kill(launcher.pid, signal.SIGKILL)
         below = int(await asyncio.to_thread(os.read, running.stdout, 20))
         await comes(lambda: not os.path.exists(f"/proc/{below}"))
         os.close(running.stdin)
         running.stdin = os.open(os.devnull, os.O_RDONLY)
-        assert (await told.news.get())[0] == "exited"
+        await told.expect("exited")
         close(running)
 
     started.run(main)

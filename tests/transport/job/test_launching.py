@@ -18,7 +18,7 @@ import pytest
 from quine.mount import mounts
 from tests.lab import Lab, processes
 from tests.mount.mounting import needs_fuse
-from tests.support.launchers import Started, Told, beside, close, comes, order, released
+from tests.support.launchers import Started, Told, beside, close, comes, is_up, order, released
 from tests.support.launchers import started as started
 from transport import address
 from transport.job import launched_job, termination
@@ -75,18 +75,19 @@ def test_a_start_that_hangs_is_given_up_and_never_runs(
     async def main(launcher: Launching) -> None:
         first, stuck, other = Told(), Told(), Told()
         close_later = launcher.start(order("true"), first)
-        assert [(await first.news.get())[0] for _ in range(2)] == ["started", "exited"]  # the launcher is up
+        await first.expect("started")
+        await first.expect("exited")  # the launcher is up
         close(close_later)
         with monkeypatch.context() as short:
             short.setattr(launched_job, "DEADLINE", 1.0)
             launcher.start(orders[at], stuck)
         healthy = launcher.start(order("true"), other)
-        assert (await other.news.get())[0] == "started"
-        told, status = await stuck.news.get()
-        assert told == "not started" and status and status.state == "unreachable", status
+        await other.expect("started")
+        status = await stuck.expect("not started")
+        assert status.state == "unreachable", status
         assert "no answer" in status.detail
-        told, status = await other.news.get()
-        assert told == "exited" and status and status.code == 0
+        status = await other.expect("exited")
+        assert status.code == 0
         await comes(released(launcher))  # it is killed, whatever it hangs in
         assert stuck.news.empty()
         close(healthy)
@@ -107,8 +108,8 @@ def test_of_starts_that_hang_together_each_is_given_up_and_none_stays(
         for each in stuck:
             launcher.start(order(f"{dead}/program"), each)
         for each in stuck:
-            told, status = await each.news.get()
-            assert told == "not started" and status and status.state == "unreachable", status
+            status = await each.expect("not started")
+            assert status.state == "unreachable", status
         await comes(released(launcher))
 
     started.run(main)
@@ -119,14 +120,15 @@ def test_a_start_that_hangs_keeps_no_stream_of_another_job_open(started: Started
     async def main(launcher: Launching) -> None:
         stuck, other = Told(), Told()
         cat = launcher.start(order("cat"), other)
-        assert (await other.news.get())[0] == "started"
+        await other.expect("started")
         hung = launcher.start(order(f"{dead}/program"), stuck)
         await comes(lambda: hung.made)
         os.close(cat.stdin)
-        told, status = await asyncio.wait_for(other.news.get(), launched_job.DEADLINE / 2)
-        assert told == "exited" and status and status.code == 0
+        status = await asyncio.wait_for(other.expect("exited"), launched_job.DEADLINE / 2)
+        assert status.code == 0
         os.kill(hung.made, signal.SIGKILL)
-        assert [(await stuck.news.get())[0] for _ in range(2)] == ["started", "exited"]
+        await stuck.expect("started")
+        await stuck.expect("exited")
         for fd in (cat.stdout, cat.stderr):
             os.close(fd)
         close(hung)
@@ -144,11 +146,13 @@ def test_jobs_start_and_end_and_what_they_left_is_killed(
         told = Told()
         made = tmp_path / "made"
         running = launcher.start(order("sh", "-c", script, cwd=str(made), folder=str(made)), told)
-        assert (await told.news.get())[0] == "started" and made.is_dir()
+        await told.expect("started")
+        assert made.is_dir()
         below = int(await asyncio.to_thread(os.read, running.stdout, 20))
         running.end()
         running.end()
-        assert [(await told.news.get())[0] for _ in range(2)] == ["exited", "gone"]
+        await told.expect("exited")
+        await told.expect("gone")
         assert processes.find(below) is None or not termination.members(running.pid)
         await comes(lambda: not made.exists() and released(launcher)())
         close(running)
@@ -164,12 +168,12 @@ def test_a_job_that_is_stopped_goes_on_to_hear_that_it_is_to_end(
     async def main(launcher: Launching) -> None:
         told = Told()
         running = launcher.start(order("sh", "-c", "trap 'exit 9' TERM; echo up; kill -STOP $$"), told)
-        assert (await told.news.get())[0] == "started"
-        assert await asyncio.to_thread(os.read, running.stdout, 20) == b"up\n"
+        await told.expect("started")
+        await is_up(running)
         running.end()
-        what, status = await told.news.get()
-        assert what == "exited" and status and status.code == 9
-        assert (await told.news.get())[0] == "gone"
+        status = await told.expect("exited")
+        assert status.code == 9
+        await told.expect("gone")
         close(running)
 
     started.run(main)
@@ -180,10 +184,10 @@ def test_a_job_that_is_to_end_before_it_has_started_ends_when_it_has(started: St
         told = Told()
         running = launcher.start(order("sleep", "61"), told)
         running.end()
-        assert (await told.news.get())[0] == "started"
-        what, status = await told.news.get()
-        assert what == "exited" and status and status.signal == "TERM"
-        assert (await told.news.get())[0] == "gone"
+        await told.expect("started")
+        status = await told.expect("exited")
+        assert status.signal == "TERM"
+        await told.expect("gone")
         close(running)
 
     started.run(main)
@@ -199,11 +203,10 @@ def test_an_order_of_megabytes_arrives_whole(started: Started) -> None:
         large.env = {**large.env, **words}
         jobs = [launcher.start(large, each) for each in told]
         for running, each in zip(jobs, told, strict=True):
-            what, status = await each.news.get()
-            assert what == "started", status
+            await each.expect("started")
             assert os.read(running.stdout, 100) == b"15\n"
-            what, status = await each.news.get()
-            assert what == "exited" and status and status.code == 0
+            status = await each.expect("exited")
+            assert status.code == 0
             close(running)
 
     started.run(main)
@@ -228,8 +231,7 @@ def test_what_does_not_start_says_why(started: Started) -> None:
         for given, (state, code, detail) in expected:
             told = Told()
             launcher.start(given, told)
-            what, status = await told.news.get()
-            assert what == "not started" and status
+            status = await told.expect("not started")
             assert (status.state, status.code) == (state, code) and status.detail.startswith(detail), status
         await comes(released(launcher))
 
@@ -249,7 +251,7 @@ def test_many_jobs_raise_the_nodes_limit_and_not_the_jobs(
             told = [Told() for _ in range(100)]
             jobs = [launcher.start(order("sh", "-c", "ulimit -Sn; ulimit -Hn"), each) for each in told]
             for each in told:
-                assert (await each.news.get())[0] == "started"
+                await each.expect("started")
             assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 256
             for running in jobs:
                 data = await asyncio.to_thread(os.read, running.stdout, 100)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab, Process, peak_rss
+from tests.support.machine import node_file
 from transport import address
 from transport.node.link import HEARTBEAT
 from transport.spawn import Spawn
@@ -113,7 +114,7 @@ def test_a_thousand_jobs_at_once_on_one_link_and_twenty_links(own_lab: Callable[
     lab = own_lab(["h1"], lease=60)
     names = [lab.alias(f"a{index}", "h1") for index in range(LINKS)]
     lab.run(["run", "--on", names[0], "--", "true"], check=True)
-    path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))
+    path = node_file(lab, "sock")
     crowd = Crowd(path, lab.inventory)
     try:
         others = [crowd.start(name, ["cat"]) for name in names[1:]]
@@ -139,7 +140,7 @@ def test_a_thousand_readers_that_do_not_read(own_lab: Callable[..., Lab]) -> Non
     """The output of their producers is in pipes and windows, and both are bounded."""
     lab = own_lab(["h1"], lease=60)
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
-    path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))
+    path = node_file(lab, "sock")
     crowd = Crowd(path, lab.inventory)
     try:
         for _ in range(JOBS):

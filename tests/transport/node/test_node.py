@@ -16,8 +16,9 @@ import pytest
 
 from tests.lab import Lab, Process, clear_peak, peak_rss
 from tests.support.agents import until
+from tests.support.machine import node_file
 from tests.support.waiting import read_until
-from transport.node import rendezvous as starter
+from transport.node import rendezvous
 from transport.wire.frames import (
     GREETING,
     HEADER,
@@ -38,7 +39,7 @@ MiB = 1 << 20
 def call(lab: Lab) -> Iterator[Callable[[], socket.socket]]:
     """Open connections to the origin's node, as a client or as whatever one pretends to be."""
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
-    path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))
+    path = node_file(lab, "sock")
     made: list[socket.socket] = []
 
     def connect() -> socket.socket:
@@ -233,7 +234,7 @@ def test_fuzz(lab: Lab, call: Callable[[], socket.socket]) -> None:
     assert stream.wait(120) == 0
     stream.stdout.close()
     assert lab.wait_idle() == []
-    log = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.log")).read_text()
+    log = node_file(lab, "log").read_text()
     assert "Traceback" not in log, log[-3000:]
 
 
@@ -247,7 +248,7 @@ def test_the_runtime_directory_must_be_ours_alone(lab: Lab, tmp_path: Path) -> N
 
 
 def test_the_socket_is_the_users_alone(lab: Lab, call: Callable[[], socket.socket]) -> None:
-    path = next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock"))
+    path = node_file(lab, "sock")
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
@@ -308,7 +309,7 @@ def test_a_node_that_ends_slowly_does_not_block_the_next(own_lab: Callable[..., 
 def test_a_node_whose_socket_was_removed_ends(own_lab: Callable[..., Lab]) -> None:
     lab = own_lab(["h1"])
     lab.run(["run", "--on", "local", "--", "true"], env={"QUINE_NODE_IDLE": "2"}, check=True)
-    next(Path(lab.env["XDG_RUNTIME_DIR"]).glob("quine-*/*.sock")).unlink()
+    node_file(lab, "sock").unlink()
     assert alive(lab)
 
 
@@ -326,7 +327,7 @@ def test_a_lock_has_one_name_and_its_holders_an_order(tmp_path: Path) -> None:
         if name == "copy":
             shutil.copy(tmp_path / "one", tmp_path / "copy")
         fd = os.open(tmp_path / name, os.O_RDWR | os.O_CREAT, 0o600)
-        said.append(starter.seat(fd))
+        said.append(rendezvous.seat(fd))
         os.close(fd)
     first, second, other = said
     assert first["origin"] == second["origin"] != other["origin"]
@@ -337,9 +338,9 @@ def test_a_lock_that_cannot_be_marked_has_no_name(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
     fd = os.open(path, os.O_RDONLY)
-    assert starter.seat(fd) == {}
+    assert rendezvous.seat(fd) == {}
     path.write_bytes(b"\xff" * 32)
-    assert starter.seat(fd) == {}
+    assert rendezvous.seat(fd) == {}
     os.close(fd)
 
 

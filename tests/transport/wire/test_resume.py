@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from transport.errors import ProtocolError
 from transport.status import Status
-from transport.wire import resume as line
+from transport.wire import resume
 from transport.wire.flow import MAX_WINDOW
 from transport.wire.frames import GREETING, HEADER_SIZE, LIFE, Frame, Kind, encode, header
 from transport.wire.resume import KEEP, MAX_WORDS, QUANTUM, Handshake, Line, hello
@@ -220,7 +220,7 @@ def test_a_second_hello_is_a_violation(pair: Pair) -> None:
 )
 def test_a_hello_that_is_none(body: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
-        Handshake().feed(GREETING + encode(Frame(Kind.HELLO, payload=line.pack(body))))
+        Handshake().feed(GREETING + encode(Frame(Kind.HELLO, payload=resume.pack(body))))
 
 
 def test_what_follows_a_hello_is_the_lines() -> None:

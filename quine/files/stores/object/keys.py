@@ -10,6 +10,7 @@ Laws
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 ASIDE = "%51uine-aside/"  # an escaped `Q`, which needs no escape: no name encodes to this key
 
@@ -32,6 +33,21 @@ def path_of(key: str, unfit: re.Pattern[str] = UNFIT) -> str | None:
     raw = _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), key.encode("utf-8", "surrogatepass"))
     path = raw.decode("utf-8", "surrogateescape")
     return path if key_of(path, unfit) == key and "\0" not in path else None
+
+
+def folders_of(folder: str, keys: Iterable[str]) -> set[str]:
+    """Return the prefixes, from `folder` down, that stand for the directories above `keys`.
+
+    A gateway with real directories may have one of which it lists no object. To delete a key that does not exist is
+    no error.
+    """
+    found = {folder}
+    for key in keys:
+        end = key.rfind("/", len(folder)) + 1
+        while end > len(folder) and key[:end] not in found:
+            found.add(key[:end])
+            end = key.rfind("/", len(folder), end - 1) + 1
+    return found
 
 
 def _escape(found: re.Match[str]) -> str:

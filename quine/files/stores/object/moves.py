@@ -17,12 +17,12 @@ from typing import Any
 from quine.files.api import error
 from quine.files.stores.object.client import Found
 from quine.files.stores.object.io import AGAIN
-from quine.files.stores.object.keys import path_of
+from quine.files.stores.object.keys import folders_of, path_of
 from quine.files.stores.rename_rules import moves, replaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Future
     from typing import Any, Protocol
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         def copied_call(self, future: Future[Any], path: str) -> Any: ...
         def store_copy(self, source: Found, key: str, path: str) -> Future[Any] | None: ...
         def put_folders(self, paths: Sequence[str]) -> None: ...
+        def put_folder_keys(self, keys: Mapping[str, str]) -> None: ...
         def unlike_file(self, path: str) -> OSError: ...
 
 
@@ -118,11 +119,15 @@ class Mover:
         self.tier.put_folders([*self.tier.above(target), target])
         old, new = self.tier.folder(source), self.tier.folder(target)
         objects, _ = self.tier.bucket.listed(old, source, deep=True)
-        self._each(objects, lambda each: self.tier.store_copy(each, new + each.key[len(old) :], target))
+        # The objects of directories are created: some gateways do not copy them.
+        folders = [each.key for each in objects if each.key.endswith("/")]
+        files = [each for each in objects if not each.key.endswith("/")]
+        self.tier.put_folder_keys({new + key[len(old) :]: target for key in folders if key != old})
+        self._each(files, lambda each: self.tier.store_copy(each, new + each.key[len(old) :], target))
         self.tier.seen.clear()
-        made = [each.key for each in objects if each.key.endswith("/")]
-        if self._copied_away([each for each in objects if not each.key.endswith("/")], source):
-            self.tier.bucket.delete(sorted(made, reverse=True), source)
+        if self._copied_away(files, source):
+            gone = {*folders, *folders_of(old, (each.key for each in files))}
+            self.tier.bucket.delete(sorted(gone, reverse=True), source)
 
     def _copied_away(self, objects: Sequence[Found], path: str) -> bool:
         """Remove the copied versions. Return False if one was replaced (it stays) or removed meanwhile."""

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -51,7 +52,7 @@ from quine.files.stores.object.io import (
     mtime_of,
     settled,
 )
-from quine.files.stores.object.keys import ASIDE, key_of, path_of
+from quine.files.stores.object.keys import ASIDE, folders_of, key_of, path_of
 from quine.files.stores.object.moves import Mover
 
 LONGEST_KEY = 1024  # bytes, S3's limit
@@ -243,10 +244,20 @@ class ObjectTier(Tier):
         self.seen.update(dict.fromkeys(paths, time.monotonic() + REST))
 
     def put_folders(self, paths: Sequence[str]) -> None:
-        asked = [self.bucket.begin("put_object", Key=self.folder(each), Body=b"") for each in paths]
-        for future, each in zip(asked, paths):
-            self.bucket.done(future, each)
+        """Create directories."""
+        self.put_folder_keys({self.folder(each): each for each in paths})
         self._sure(paths)
+
+    def put_folder_keys(self, keys: Mapping[str, str]) -> None:
+        """Create the objects of directories, one level after the other. Values: the paths that errors name.
+
+        A gateway with real directories makes those above a new one itself, and that may replace one that is created at
+        the same time: SeaweedFS then lists it, but has no object of it.
+        """
+        for _, level in itertools.groupby(sorted(keys, key=_depth), key=_depth):
+            asked = [(each, self.bucket.begin("put_object", Key=each, Body=b"")) for each in level]
+            for each, future in asked:
+                self.bucket.done(future, keys[each])
 
     def mkdir(self, path: str, exist_ok: bool = False) -> None:
         if not path:
@@ -289,7 +300,7 @@ class ObjectTier(Tier):
             there = [each.key for each in self.bucket.listed(folder, path, deep=True)[0]]
         self.seen.clear()
         # The deepest first: some gateways keep a real directory, which must be empty.
-        self.bucket.delete(sorted(there, reverse=True), path)
+        self.bucket.delete(sorted({*there, *folders_of(folder, there)}, reverse=True), path)
 
     def rename(self, source: str, target: str, if_absent: bool = False) -> None:
         if not self.decides(source, DELETION) and not self._unsafe:
@@ -307,8 +318,6 @@ class ObjectTier(Tier):
 
     def store_copy(self, source: Found, key: str, path: str, **more: Any) -> Future[Any] | None:
         """Start a copy by the store; return None if it took several calls and is done."""
-        if key.endswith("/"):  # a directory object, which some gateways do not copy
-            return self.bucket.begin("put_object", Key=key, Body=b"")
         if source.size > WHOLE:
             whole = self.bucket.head(source.key, path)
             if whole is not None:
@@ -385,6 +394,10 @@ class ObjectTier(Tier):
 
     def close(self) -> None:
         self.bucket.close()
+
+
+def _depth(key: str) -> int:
+    return key.count("/")
 
 
 def _below(key: str) -> str | None:

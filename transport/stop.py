@@ -1,0 +1,39 @@
+"""Stopping this process, as SIGTSTP does, for a process that has a handler for it and for SIGCONT.
+
+Laws
+1. A SIGCONT that comes after the SIGTSTP prevents the stop, or ends it. Nobody sends a second one: a process that
+   stopped itself after it would stay stopped, and take no SIGTERM.
+2. In an orphaned process group, where the kernel does not stop by SIGTSTP, the process is stopped by SIGSTOP.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+
+from transport.lean import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def stop_process(continued: Callable[[], bool]) -> None:
+    """Stop this process until SIGCONT. To be called in the main thread.
+
+    `continued`: returns whether SIGCONT was handled after the SIGTSTP that is being handled.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTSTP])
+    previous = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    stops = False
+    try:
+        # Blocked, it waits, and the kernel discards it at a SIGCONT from here on.
+        signal.pthread_kill(_thread.get_ident(), signal.SIGTSTP)
+        stops = not continued()
+    finally:
+        if not stops:
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # discards it
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL if previous is None else previous)
+    if not continued():
+        os.kill(os.getpid(), signal.SIGSTOP)
