@@ -19,16 +19,26 @@ class Timeout:
     """
 
     def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds
+        self._when = None if seconds is None else asyncio.get_running_loop().time() + seconds
+        self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
 
     async def __aenter__(self) -> Timeout:
-        task = asyncio.current_task()
-        assert task
-        if self._seconds is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._end, task)
+        self._task = asyncio.current_task()
+        self.reschedule(self._when)
         return self
+
+    def when(self) -> float | None:
+        """Return the time of the loop at which the task is cancelled."""
+        return self._when
+
+    def reschedule(self, when: float | None) -> None:
+        assert self._task
+        if self._timer:
+            self._timer.cancel()
+        self._when = when
+        self._timer = None if when is None else self._task.get_loop().call_at(when, self._end, self._task)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -64,7 +64,8 @@ def check(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
         build = "same" if facts.have else "none"
         free = f"{facts.free >> 20} MB"
         system = f"{facts.system} {facts.machine}"
-        rows.append([host.name, "ok", system, facts.version, build, free, slots, f"{result.seconds:.2f}"])
+        python = ".".join(map(str, facts.version))
+        rows.append([host.name, "ok", system, python, build, free, slots, f"{result.seconds:.2f}"])
     print(table(rows), end="")
     return complaints(results)
 
