@@ -35,6 +35,16 @@ def path_of(key: str, unfit: re.Pattern[str] = UNFIT) -> str | None:
     return path if key_of(path, unfit) == key and "\0" not in path else None
 
 
+def path_below(key: str) -> str | None:
+    """Return the path that a key, relative to a directory, encodes; None if it encodes none."""
+    path = path_of(key.rstrip("/")) if not key.endswith("//") and not key.startswith("/") else None
+    return path if path and "//" not in path else None
+
+
+def depth(key: str) -> int:
+    return key.count("/")
+
+
 def folders_of(folder: str, keys: Iterable[str]) -> set[str]:
     """Return the prefixes, from `folder` down, that stand for the directories above `keys`.
 

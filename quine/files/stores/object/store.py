@@ -52,7 +52,7 @@ from quine.files.stores.object.io import (
     mtime_of,
     settled,
 )
-from quine.files.stores.object.keys import ASIDE, folders_of, key_of, path_of
+from quine.files.stores.object.keys import ASIDE, depth, folders_of, key_of, path_below, path_of
 from quine.files.stores.object.moves import Mover
 
 LONGEST_KEY = 1024  # bytes, S3's limit
@@ -140,7 +140,7 @@ class ObjectTier(Tier):
         entries: dict[str, Entry] = {}
         for each in objects:
             key = each.key[len(folder) :]
-            below = _below(key)
+            below = path_below(key)
             if below is None:
                 continue
             for above in (*names.ancestors(below), *([below] if key.endswith("/") else [])):
@@ -156,7 +156,7 @@ class ObjectTier(Tier):
         folder = self.folder(path)
         for each in self.bucket.listed(folder, path, deep=True)[0]:
             key = each.key[len(folder) :]
-            if key and _below(key) is None and (twin := names.nearest(key)):
+            if key and path_below(key) is None and (twin := names.nearest(key)):
                 yield names.join(path, twin)
 
     def open(self, path: str, offset: int = 0, length: int | None = None) -> Reader:
@@ -254,7 +254,7 @@ class ObjectTier(Tier):
         A gateway with real directories makes those above a new one itself, and that may replace one that is created at
         the same time: SeaweedFS then lists it, but has no object of it.
         """
-        for _, level in itertools.groupby(sorted(keys, key=_depth), key=_depth):
+        for _, level in itertools.groupby(sorted(keys, key=depth), key=depth):
             asked = [(each, self.bucket.begin("put_object", Key=each, Body=b"")) for each in level]
             for each, future in asked:
                 self.bucket.done(future, keys[each])
@@ -394,13 +394,3 @@ class ObjectTier(Tier):
 
     def close(self) -> None:
         self.bucket.close()
-
-
-def _depth(key: str) -> int:
-    return key.count("/")
-
-
-def _below(key: str) -> str | None:
-    """Return the path that a key, relative to a directory, encodes; None if it encodes none."""
-    path = path_of(key.rstrip("/")) if not key.endswith("//") and not key.startswith("/") else None
-    return path if path and "//" not in path else None
