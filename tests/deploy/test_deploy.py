@@ -194,6 +194,36 @@ def test_what_a_killed_deployer_left_is_no_harm(fresh: Lab) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("first", [["deploy", "h1-line"], ["run", "--on", "h1-line", "--", "true"]])
+def test_it_gets_there_by_a_connection_that_lives_for_300_kb(fresh: Lab, first: list[str]) -> None:
+    """The bytes that came stay: otherwise it would never arrive."""
+    proxy = fresh["h1"].proxy
+    fresh.alias("h1-line", of="h1", via=proxy)
+    before = proxy.accepted(), proxy.carried()
+    proxy.cut_after(*[300_000] * 4)
+    try:
+        fresh.run(first, check=True)
+    finally:
+        proxy.heal()
+    sent = proxy.carried() - before[1]
+    assert 3 <= proxy.accepted() - before[0] <= 6
+    assert sent < 2 * build().size, "bytes that came are not sent again"
+    assert len(installations(fresh["h1"])) == 1
+
+
+@pytest.mark.long
+def test_a_connection_that_brings_nothing_new_is_the_last(fresh: Lab) -> None:
+    proxy = fresh["h1"].proxy
+    fresh.alias("h1-line", of="h1", via=proxy)
+    proxy.cut_after(200_000, *[9_000] * 20)  # too little for a login and the installer
+    try:
+        text = said(fresh.run(["deploy", "h1-line"]), "h1-line")
+    finally:
+        proxy.heal()
+    assert "connection" in text
+
+
+@pytest.mark.long
 def test_the_file_sends_itself(fresh: Lab, tmp_path: Path) -> None:
     made = fresh.run(["deploy", "build", "-o", tmp_path / "quine"], check=True).stdout.decode()
     sha256 = made.splitlines()[1].removeprefix("sha256 ")
