@@ -5,7 +5,7 @@ Laws
 2. One deadline covers all of it, the first byte of the node included, and the error names the phase that it
    struck. Only an upload and an unpacking move it.
 3. An installation that does not start is replaced once; then it is the host's fault, and the error says so.
-4. An upload that is cut off is taken up again for as long as each connection adds to what is there.
+4. An upload that is cut off is taken up again for as long as one of VAIN connections adds to the bytes there.
 5. Dials of different hosts are independent of each other.
 """
 
@@ -27,6 +27,10 @@ from transport.errors import Interrupted, Misconfigured, Unreachable
 from transport.timeouts import timeout
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
+VAIN = (
+    4  # connections in a row that bring nothing new: the installer of the one before may still hold the file
+)
+PAUSE = 0.5  # seconds before an upload is taken up again
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
 BROKEN = (0, 1, 126, 127)
 
@@ -168,15 +172,17 @@ class _Visit:
         self, clock: _Clock, mode: str, trust: bool
     ) -> tuple[SshDuplex, probe.Answers, probe.Facts | None]:
         """Connect and ask; unless it is a check, make sure that the binary is there. Facts: if the host sent any."""
-        kept = -1
+        kept, vain = -1, 0
         while True:
             try:
                 return await self._open_once(clock, mode, trust)
             except push.UploadCut as cut:
-                if cut.kept <= kept:
+                vain = 0 if cut.kept > kept else vain + 1
+                if vain == VAIN:
                     raise
-                kept = cut.kept
+                kept = max(kept, cut.kept)
                 clock.allow(DEADLINE, f"connect again: {cut.detail}")
+                await asyncio.sleep(PAUSE)
 
     async def _open_once(
         self, clock: _Clock, mode: str, trust: bool

@@ -29,7 +29,7 @@ class UploadCut(Interrupted):
     """The upload did not get through. `kept`: the bytes that the host had before it."""
 
     def __init__(self, host: str, detail: str, kept: int) -> None:
-        super().__init__(host, detail)
+        super().__init__(host, detail, "run it again: it goes on behind the bytes that are there")
         self.kept = kept
 
 
