@@ -1,6 +1,6 @@
 """The verbs of app.py that are of use on a host, where there is no typer and no inventory can be read.
 
-Law: what works here works as there; anything else is refused in a sentence.
+Law: a form that is known here does the same as there; any other one is refused in a sentence.
 """
 
 from __future__ import annotations

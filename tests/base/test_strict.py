@@ -1,4 +1,4 @@
-"""Bodies of requests: what a model takes, and what it names when it does not."""
+"""Bodies of requests: models take or refuse them, and name the field."""
 
 from __future__ import annotations
 

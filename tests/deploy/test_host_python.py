@@ -1,4 +1,4 @@
-"""What a host loads runs on Python 3.9: its grammar, and no name of the standard library that came later."""
+"""Host code runs on Python 3.9: its grammar, and no name of the standard library that came later."""
 
 from __future__ import annotations
 

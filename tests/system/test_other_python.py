@@ -34,7 +34,7 @@ def on(*words: str, options: tuple[str, ...] = ()) -> list[str]:
 
 
 def test_a_command_there(pypy: Host, lab: Lab, tmp_path: Path) -> None:
-    """Streams byte for byte, statuses, signals and requests; a link that is cut; files; what is left at the end."""
+    """Streams byte for byte, statuses, signals and requests; a link that is cut; files; a detached job; the tier."""
     (launcher,) = (pypy.home / ".cache/quine").glob("*/quine")
     assert "/pypy3" in launcher.read_text()
     data = os.urandom(10_000_000)
