@@ -10,7 +10,7 @@
 Laws
 1. Any login shell passes it on as it is: within its single quotes there is no single quote, no backslash, no
    exclamation mark and no newline. So sh, csh, tcsh and fish are one case.
-2. A host that has the binary answers and starts the dial at once: one round trip.
+2. A host that has the binary answers and starts the dial at once: one round trip, and no process but the dial.
 3. Bytes before the marker are a banner of the login shell: they are skipped, never trusted.
 """
 
@@ -28,13 +28,11 @@ BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any
 LINE_LIMIT = 4096
 CACHE = "~/.cache/quine"
 
-# Size and age are checked: a full disk truncates a file, and a person may change one. The launcher is the last thing
-# written, so a binary that is younger than it was written to later.
+# Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
+# than the launcher, and the file had its hash checked before the launcher was written.
 _HAVE = (
     'd="{base}/{name}"; '
-    'if {trusted} [ -x "$d/quine" ] && [ "$d/quine" -nt "$d/{file}" ] && '
-    '[ "$(wc -c < "$d/{file}")" -eq {size} ]; '
-    "then {found}; fi; "
+    'if {trusted} [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ]; then {found}; fi; '
 )
 _FOUND = {
     "dial": 'echo {marker} have; PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial',
@@ -127,7 +125,6 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
         "base": _in_shell(place.cache),
         "name": place.name(binary),
         "file": installer.FILE,
-        "size": binary.size,
         "marker": marker,
         "oldest": _number(OLDEST_PYTHON),
         "names": f'"{_in_shell(place.python)}"' if place.python else _NAMES,
