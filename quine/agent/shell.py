@@ -33,6 +33,7 @@ from quine.agent.signals import PYTHON_IGNORES, Signals
 from quine.base import procs
 
 GRACE = 2.0  # seconds between TERM and KILL
+LAST = 2.0  # seconds between KILL for the command and KILL for the shell; a busy machine needs more than a few tenths
 INSIST = 1.0  # seconds after which an interrupt without effect on the command goes to the shell, too
 HIGH = 20  # pipe ends of the agent stay above the descriptors that shells and users redirect
 PIPE = 1 << 18  # bytes of background output that fit between commands
@@ -317,7 +318,7 @@ class _Watch:
             self.timed_out = True
             self._end(f"[TIMEOUT] the command was ended after {self._timeout:g} s")
         elif self._stage == 1:
-            self._stage, self._deadline = 2, time.monotonic() + 0.3
+            self._stage, self._deadline = 2, time.monotonic() + LAST
             rounds = 10  # a loop may start new processes meanwhile
             while self._tell(signal.SIGKILL) and rounds:
                 rounds -= 1
