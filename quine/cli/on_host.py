@@ -14,7 +14,9 @@ from quine.base.errors import FAILED, OK, Misconfigured, complain
 
 def main(words: list[str]) -> int:
     verb, *rest = words
-    if verb == "hosts" and not rest:
+    if verb == "hosts":
+        if rest:
+            raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
         return _hosts()
     if verb == "node" and rest in (["--status"], ["--stop"]):
         return _node(rest == ["--stop"])
