@@ -27,7 +27,7 @@ from signal import Signals as S
 from types import FrameType
 
 from quine.base import procs
-from transport.stop import stop_process
+from transport.stop import Latest, stop_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Signals:
     def __init__(self) -> None:
         self.fatal = 0
         self.alarm = False
-        self._continued = False  # by a SIGCONT after the last SIGTSTP
+        self._latest = Latest()
         self.interrupts = 0  # SIGINTs for the running command, since it began
         self.others: Callable[[], list[int]] = list  # pids stopped and continued with this process
         self._running = False
@@ -129,10 +129,13 @@ class Signals:
         return self._wake[0]
 
     def drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._wake[0], 512):
-                pass
+        self._latest.read(self._wake[0])
         procs.reap_orphans()
+
+    def _continued(self) -> bool:
+        """Return whether SIGCONT came after the last SIGTSTP."""
+        self._latest.read(*self._wake)
+        return self._latest.number == S.SIGCONT
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -267,12 +270,11 @@ class Signals:
         if number == S.SIGALRM and time.monotonic() < self._over:
             self.alarm = True
         elif number == S.SIGTSTP:
-            self._continued = False
-            _tell(self.others(), S.SIGTSTP)
-            stop_process(lambda: self._continued)
+            if not self._continued():
+                _tell(self.others(), S.SIGTSTP)
+                stop_process(self._continued)
             _tell(self.others(), S.SIGCONT)  # again: a SIGCONT may have come while they were being stopped
         elif number == S.SIGCONT:
-            self._continued = True
             _tell(self.others(), S.SIGCONT)
         elif number == S.SIGINT and self._running and time.monotonic() - self._last >= TWICE:
             self._last = time.monotonic()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable
 
 import pytest
 
+from quine.agent.signals import Signals
 from tests.transport.client.test_signals import ended, stopped_by
 from transport import stop
+from transport.client.signals import Caught
 
 
 def child(body: Callable[[list[int]], None], orphaned: bool = False) -> int:
@@ -72,3 +75,76 @@ def test_not_by_a_handler_that_raises() -> None:
             stop.stop_process(look)
 
     assert ended(child(body)) == 0
+
+
+def test_the_order_is_that_in_which_they_came() -> None:
+    """Python calls the handlers of signals that came together by their numbers: CONT, then the TSTP before it."""
+    for first, second in ((signal.SIGTSTP, signal.SIGCONT), (signal.SIGCONT, signal.SIGTSTP)):
+        caught = Caught()
+        try:
+            caught.install((signal.SIGTSTP, signal.SIGCONT))
+            os.write(caught.fd_in, bytes([first, second]))
+            caught._note(signal.SIGCONT, None)
+            caught._note(signal.SIGTSTP, None)
+            assert [caught.take(), caught.take(), caught.take()] == [first, second, 0]
+            assert caught.drain()
+        finally:
+            caught.uninstall()
+            caught.close()
+
+
+def test_bytes_of_the_wakeup_descriptor() -> None:
+    read, write = os.pipe2(os.O_NONBLOCK)
+    try:
+        latest = stop.Latest()
+        assert not latest.read(read) and latest.number == 0
+        os.write(write, bytes([signal.SIGTERM, signal.SIGCONT, signal.SIGTSTP, signal.SIGALRM]))
+        assert latest.read(read, write) and latest.number == signal.SIGTSTP
+        assert os.read(read, 9) == b"\0", "a poll finds it readable"
+        os.write(write, bytes([signal.SIGCONT]) * 5000)
+        assert latest.read(read) and latest.number == signal.SIGCONT
+        assert not latest.read(read)
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_a_cont_that_came_before_the_handlers_ran(agent_signals: Callable[[], None]) -> None:
+    """The agent was stopped for good when both came within one long call."""
+
+    def body(noted: list[int]) -> None:
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
+        agent_signals()
+        noted.append(1)
+
+    assert ended(child(body)) == 1
+
+
+@pytest.fixture
+def agent_signals() -> Callable[[], None]:
+    def both() -> None:
+        own = Signals()
+        own.install()
+        parent = os.getpid()
+        if os.fork() == 0:
+            os.kill(parent, signal.SIGTSTP)
+            # the C handler has run when the byte is there; Python's runs after the long call
+            select.select([own.fd], [], [])
+            os.kill(parent, signal.SIGCONT)
+            os._exit(0)
+        sum(range(60_000_000))
+        os.wait()
+        own.remove()
+
+    return both
+
+
+def test_an_ignored_cont_resumes_at_once() -> None:
+    def body(noted: list[int]) -> None:
+        signal.signal(signal.SIGCONT, signal.SIG_IGN)
+        stop.stop_process(lambda: False)
+
+    pid = child(body)
+    assert stopped_by(pid) == signal.SIGTSTP
+    os.kill(pid, signal.SIGCONT)
+    assert ended(pid) == 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 
 from transport.lean import deque, signal
+from transport.stop import Latest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Caught:
         self._noted: deque[int] = deque()
         self._previous: dict[int, Any] = {}
         self._wakeup = -1
+        self._latest = Latest()
         self.fd, self.fd_in = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self.fd_in, False)
@@ -47,6 +49,12 @@ class Caught:
         self._previous.clear()
 
     def _note(self, number: int, _frame: object) -> None:
+        if number == signal.SIGTSTP and signal.SIGCONT in self._noted:
+            self._latest.read(self.fd, self.fd_in)
+            if self._latest.number == signal.SIGCONT:  # both came before the handlers ran, this one first
+                noted = list(self._noted)
+                self._noted.insert(len(noted) - 1 - noted[::-1].index(signal.SIGCONT), number)
+                return
         self._noted.append(number)
 
     def __contains__(self, number: int) -> bool:
@@ -59,11 +67,7 @@ class Caught:
 
     def drain(self) -> bool:
         """Make `fd` unreadable again; return False if nothing was in it."""
-        try:
-            os.read(self.fd, 4096)
-        except BlockingIOError:
-            return False
-        return True
+        return self._latest.read(self.fd)
 
     def stop(self, number: int, fatal: Iterable[int]) -> bool:
         """Stop this process by `number`, as the kernel does. Return False if a `fatal` signal was noted before.
