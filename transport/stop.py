@@ -3,16 +3,19 @@
 Laws
 1. A SIGCONT that comes after the SIGTSTP prevents the stop, or ends it. Nobody sends a second one: a process that
    stopped itself after it would stay stopped, and take no SIGTERM.
-2. The order of the two is that of the bytes of the wakeup descriptor. Python calls the handlers of signals that came
-   together in the order of their numbers, SIGCONT first.
-3. In an orphaned process group, where the kernel does not stop by SIGTSTP, the process is stopped by SIGSTOP. Only
-   there a SIGCONT between the last look and that signal is lost: some microseconds.
+2. Of two that came together, within TOGETHER, the SIGCONT counts as the later one. Python calls their handlers in the
+   order of their numbers, SIGCONT first, and the kernel may run the C handler of the later one first. A lost stop can
+   be asked for again; an agent that stays stopped takes no other signal.
+3. The kernel discards a pending SIGCONT when a process sends itself a stop. So the stop comes PAUSE after the SIGTSTP:
+   a SIGCONT that follows at once has been handled by then.
+4. In an orphaned process group, where the kernel does not stop by SIGTSTP, the process is stopped by SIGSTOP.
 """
 
 from __future__ import annotations
 
 import _thread
 import os
+import time
 
 from transport.lean import signal
 
@@ -20,40 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PAIR = (signal.SIGTSTP, signal.SIGCONT)
-
-
-class Latest:
-    """Which of SIGTSTP and SIGCONT came last, by the bytes of a wakeup descriptor. All of them are read here."""
-
-    def __init__(self) -> None:
-        self.number = 0  # 0: neither has come
-
-    def read(self, fd: int, again: int = -1) -> bool:
-        """Read all bytes from `fd`, non-blocking; return False if there were none.
-
-        With `again`, the other end, one byte is written back, so that a poll of `fd` still finds it readable.
-        """
-        # Blocked: a handler that ran between the read and the loop would take later bytes, and be overruled by these.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PAIR)
-        found = False
-        try:
-            while True:
-                try:
-                    data = os.read(fd, 4096)
-                except BlockingIOError:
-                    break
-                if not data:
-                    break
-                found = True
-                for byte in data:
-                    if byte in _PAIR:
-                        self.number = byte
-            if found and again >= 0:
-                os.write(again, b"\0")
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        return found
+TOGETHER = 0.001  # seconds between two handlers
+PAUSE = 0.02  # seconds
 
 
 def stop_process(continued: Callable[[], bool]) -> None:
@@ -61,6 +32,7 @@ def stop_process(continued: Callable[[], bool]) -> None:
 
     `continued`: returns whether SIGCONT was handled after the SIGTSTP that is being handled.
     """
+    time.sleep(PAUSE)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTSTP])
     previous = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     stops = False

@@ -12,6 +12,7 @@ import pytest
 from quine.agent.signals import Signals
 from tests.transport.client.test_signals import ended, stopped_by
 from transport import stop
+from transport.client import signals
 from transport.client.signals import Caught
 
 
@@ -77,36 +78,19 @@ def test_not_by_a_handler_that_raises() -> None:
     assert ended(child(body)) == 0
 
 
-def test_the_order_is_that_in_which_they_came() -> None:
+def test_of_two_that_came_together_the_cont_is_the_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python calls the handlers of signals that came together by their numbers: CONT, then the TSTP before it."""
-    for first, second in ((signal.SIGTSTP, signal.SIGCONT), (signal.SIGCONT, signal.SIGTSTP)):
+    now = 100.0
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now)
+    for gap, order in ((0.0, [signal.SIGTSTP, signal.SIGCONT]), (1.0, [signal.SIGCONT, signal.SIGTSTP])):
         caught = Caught()
         try:
-            caught.install((signal.SIGTSTP, signal.SIGCONT))
-            os.write(caught.fd_in, bytes([first, second]))
             caught._note(signal.SIGCONT, None)
+            now += gap
             caught._note(signal.SIGTSTP, None)
-            assert [caught.take(), caught.take(), caught.take()] == [first, second, 0]
-            assert caught.drain()
+            assert [caught.take(), caught.take(), caught.take()] == [*order, 0]
         finally:
-            caught.uninstall()
             caught.close()
-
-
-def test_bytes_of_the_wakeup_descriptor() -> None:
-    read, write = os.pipe2(os.O_NONBLOCK)
-    try:
-        latest = stop.Latest()
-        assert not latest.read(read) and latest.number == 0
-        os.write(write, bytes([signal.SIGTERM, signal.SIGCONT, signal.SIGTSTP, signal.SIGALRM]))
-        assert latest.read(read, write) and latest.number == signal.SIGTSTP
-        assert os.read(read, 9) == b"\0", "a poll finds it readable"
-        os.write(write, bytes([signal.SIGCONT]) * 5000)
-        assert latest.read(read) and latest.number == signal.SIGCONT
-        assert not latest.read(read)
-    finally:
-        os.close(read)
-        os.close(write)
 
 
 def test_a_cont_that_came_before_the_handlers_ran(agent_signals: Callable[[], None]) -> None:

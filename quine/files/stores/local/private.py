@@ -2,7 +2,8 @@
 
 Laws
 1. At each access the root and its parent are checked by their descriptors: both belong to this user, and no other one
-   may enter. The parent's name alone says nothing: once it was removed, by `rm -r` or by logind, another user can make it.
+   may enter. The parent's name alone says nothing: once it was removed, by `rm -r` or by logind, another user can make
+   it.
 2. No link leads to either.
 """
 
