@@ -31,6 +31,7 @@ from transport.errors import Refused
 
 # Cures for a cache without room, here or on a host, and for one here that we may not write.
 ROOM = "make room there, or let ~/.cache be a link to where there is room"
+ROOM_HERE = "make room there, or set XDG_CACHE_HOME"
 OWN = "~/.cache must be yours to write: look at its owner and mode, or set XDG_CACHE_HOME"
 OLDEST_PYTHON = (3, 9)
 FORMAT = "3"  # of the recipe below: another recipe, another key
@@ -120,7 +121,7 @@ def _cached() -> Binary:
                 found = _intact(target)
     except OSError as error:
         why = f"{error.filename or folder}: {(error.strerror or str(error)).lower()}"
-        cure = ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else OWN
+        cure = ROOM_HERE if error.errno in (errno.ENOSPC, errno.EDQUOT) else OWN
         raise Refused(f"the binary for hosts cannot be kept: {why}", cure) from None
     if found is None:
         raise Refused(f"{target} is damaged as soon as it is written", "look at the disk")

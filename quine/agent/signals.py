@@ -27,7 +27,7 @@ from signal import Signals as S
 from types import FrameType
 
 from quine.base import procs
-from transport.stop import stop_process
+from transport.stop import TOGETHER, stop_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Signals:
     def __init__(self) -> None:
         self.fatal = 0
         self.alarm = False
-        self._continued = False  # by a SIGCONT after the last SIGTSTP
+        self._resumed = -TWICE  # when SIGCONT was handled; -TWICE: not since the last SIGTSTP
+        self._stopping = False
         self.interrupts = 0  # SIGINTs for the running command, since it began
         self.others: Callable[[], list[int]] = list  # pids stopped and continued with this process
         self._running = False
@@ -263,17 +264,28 @@ class Signals:
         self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
 
+    def _stop(self) -> None:
+        """Stop this process and the others until SIGCONT; within another call, leave it to that one."""
+        if self._stopping:
+            return
+        self._stopping = True
+        try:
+            _tell(self.others(), S.SIGTSTP)
+            stop_process(lambda: self._resumed > -TWICE)
+            _tell(self.others(), S.SIGCONT)  # again: a SIGCONT may have come while they were being stopped
+        finally:
+            self._stopping = False
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == S.SIGALRM and time.monotonic() < self._over:
             self.alarm = True
         elif number == S.SIGTSTP:
-            self._continued = False
-            _tell(self.others(), S.SIGTSTP)
-            stop_process(lambda: self._continued)
-            _tell(self.others(), S.SIGCONT)  # again: a SIGCONT may have come while they were being stopped
+            if self._resumed < time.monotonic() - TOGETHER:
+                self._resumed = -TWICE
+                self._stop()
         elif number == S.SIGCONT:
-            self._continued = True
             _tell(self.others(), S.SIGCONT)
+            self._resumed = time.monotonic()
         elif number == S.SIGINT and self._running and time.monotonic() - self._last >= TWICE:
             self._last = time.monotonic()
             self.interrupts += 1

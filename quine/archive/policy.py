@@ -43,7 +43,7 @@ def wanted(environ: Mapping[str, str]) -> bool:
     if told:
         return told == "on"
     url = environ.get("QUINE_FS", "")
-    return url not in ("", "origin:") and not url.startswith("memory:")
+    return url.lower() not in ("", "origin:") and not url.lower().startswith("memory:")
 
 
 def of_the_store(secrets: Mapping[str, str]) -> dict[str, str]:

@@ -97,8 +97,13 @@ def _foreign(url: str) -> None:
 
 
 def absolute(url: str) -> str:
-    """Make the directory of `origin:DIR` absolute; any other URL stays. Raises Misconfigured if it is no URL."""
+    """Make the directory of `origin:DIR` absolute; any other URL stays. Raises Misconfigured if it is no URL.
+
+    The scheme of a store of this machine is written in small letters from here on.
+    """
     scheme, directory = parsed(url)
+    if scheme == "memory" and "::" not in url:
+        return f"memory://{directory}"
     # `file:` is not checked: a mount that hangs must block only the processes that use it.
     return f"origin:{directory and root(directory)}" if scheme == "origin" else url
 
@@ -129,7 +134,7 @@ def shareable(url: str, environ: Mapping[str, str]) -> str | None:
 
     It has to ask if there is a quota: nothing would count the bytes that it writes.
     """
-    scheme = url.partition(":")[0]
+    scheme = url.partition(":")[0].lower()
     if not url or environ.get("QUINE_FS_QUOTA") or scheme in OURS:
         return None
     from quine.files import credentials

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable
 
 import pytest
 
+from quine.agent.signals import Signals
 from tests.transport.client.test_signals import ended, stopped_by
 from transport import stop
+from transport.client import signals
+from transport.client.signals import Caught
 
 
 def child(body: Callable[[list[int]], None], orphaned: bool = False) -> int:
@@ -72,3 +76,59 @@ def test_not_by_a_handler_that_raises() -> None:
             stop.stop_process(look)
 
     assert ended(child(body)) == 0
+
+
+def test_of_two_that_came_together_the_cont_is_the_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python calls the handlers of signals that came together by their numbers: CONT, then the TSTP before it."""
+    now = 100.0
+    monkeypatch.setattr(signals.time, "monotonic", lambda: now)
+    for gap, order in ((0.0, [signal.SIGTSTP, signal.SIGCONT]), (1.0, [signal.SIGCONT, signal.SIGTSTP])):
+        caught = Caught()
+        try:
+            caught._note(signal.SIGCONT, None)
+            now += gap
+            caught._note(signal.SIGTSTP, None)
+            assert [caught.take(), caught.take(), caught.take()] == [*order, 0]
+        finally:
+            caught.close()
+
+
+def test_a_cont_that_came_before_the_handlers_ran(agent_signals: Callable[[], None]) -> None:
+    """The agent was stopped for good when both came within one long call."""
+
+    def body(noted: list[int]) -> None:
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
+        agent_signals()
+        noted.append(1)
+
+    assert ended(child(body)) == 1
+
+
+@pytest.fixture
+def agent_signals() -> Callable[[], None]:
+    def both() -> None:
+        own = Signals()
+        own.install()
+        parent = os.getpid()
+        if os.fork() == 0:
+            os.kill(parent, signal.SIGTSTP)
+            # the C handler has run when the byte is there; Python's runs after the long call
+            select.select([own.fd], [], [])
+            os.kill(parent, signal.SIGCONT)
+            os._exit(0)
+        sum(range(60_000_000))
+        os.wait()
+        own.remove()
+
+    return both
+
+
+def test_an_ignored_cont_resumes_at_once() -> None:
+    def body(noted: list[int]) -> None:
+        signal.signal(signal.SIGCONT, signal.SIG_IGN)
+        stop.stop_process(lambda: False)
+
+    pid = child(body)
+    assert stopped_by(pid) == signal.SIGTSTP
+    os.kill(pid, signal.SIGCONT)
+    assert ended(pid) == 0

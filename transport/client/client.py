@@ -21,6 +21,7 @@ from transport.client.output import Output, Used
 from transport.client.signals import Caught
 from transport.errors import ProtocolError
 from transport.lean import signal
+from transport.stop import stop_process
 from transport.wire.session import STDERR, STDIN, STDOUT
 
 TYPE_CHECKING = False
@@ -243,8 +244,6 @@ class Proxy:
         )
 
     def stop(self) -> None:
-        from transport.stop import stop_process
-
         self._wire.flush()
         stop_process(lambda: signal.SIGCONT in self._caught)
 

@@ -9,8 +9,10 @@ Laws
 from __future__ import annotations
 
 import os
+import time
 
 from transport.lean import deque, signal
+from transport.stop import TOGETHER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class Caught:
         self._noted: deque[int] = deque()
         self._previous: dict[int, Any] = {}
         self._wakeup = -1
+        self._resumed = 0.0  # when SIGCONT was noted last
         self.fd, self.fd_in = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self.fd_in, False)
@@ -47,6 +50,16 @@ class Caught:
         self._previous.clear()
 
     def _note(self, number: int, _frame: object) -> None:
+        if (
+            number == signal.SIGTSTP
+            and signal.SIGCONT in self._noted
+            and time.monotonic() - self._resumed < TOGETHER
+        ):
+            noted = list(self._noted)
+            self._noted.insert(len(noted) - 1 - noted[::-1].index(signal.SIGCONT), number)
+            return
+        if number == signal.SIGCONT:
+            self._resumed = time.monotonic()
         self._noted.append(number)
 
     def __contains__(self, number: int) -> bool:

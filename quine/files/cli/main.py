@@ -143,6 +143,8 @@ def _tier(values: Values) -> Tier:
 
 def _watch_signals() -> None:
     def end(number: int, _: FrameType | None) -> None:
+        for other in ENDING:  # a second one, raised while this one is handled, would end it as an interrupt
+            signal.signal(other, signal.SIG_IGN)
         raise Ended(signal.Signals(number).name.removeprefix("SIG"))
 
     for each in ENDING:

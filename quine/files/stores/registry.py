@@ -4,7 +4,8 @@ Laws
 1. A local store needs no library. The driver of another store is imported when a URL asks for it.
 2. An invalid URL is reported before anything is opened, and never with the secrets in it.
 3. `memory://NAME` is a local store in a filesystem in memory: all processes of the user on this machine share it, until
-   it is removed or the machine reboots. Its directory is refused unless it is the user's alone.
+   it is removed, the machine reboots, or logind removes all shared memory of the user at logout. Its directory is
+   refused unless it is the user's alone.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def open_store(url: str, environ: Mapping[str, str], data_dir: str) -> Tier:
         root = urls.root(place or os.path.join(data_dir, DIRECTORY))
         return Local(root, f"origin:{url.partition(':')[2]}" if scheme == "origin" else "")
     if scheme == "memory" and "::" not in url:
-        from quine.files.stores.local.store import Local
+        from quine.files.stores.local.private import Private
 
-        return Local(_in_memory(place), f"memory://{place}")
+        return Private(_in_memory(place), f"memory://{place}")
     from quine.files.stores.drivers import open_foreign
 
     return open_foreign(url, environ)
@@ -48,12 +49,13 @@ def _in_memory(name: str) -> str:
     from transport import address
     from transport.errors import Refused
 
-    parent = f"{SHARED_MEMORY}/quine-{os.getuid()}"
-    if not os.access(SHARED_MEMORY, os.W_OK):
+    base = SHARED_MEMORY
+    if not os.access(base, os.W_OK):
         import tempfile
 
-        # The name differs from that of the runtime directory, which may be there too.
-        parent = f"{tempfile.gettempdir()}/quine-memory-{os.getuid()}"
+        base = tempfile.gettempdir()
+    # The name differs from that of the runtime directory, which may be there, too.
+    parent = f"{base}/quine-memory-{os.getuid()}"
     path, cure = f"{parent}/{name}", "name another store, such as file:///DIR"
     try:
         address.private_directory(parent, cure)

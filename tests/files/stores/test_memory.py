@@ -25,7 +25,7 @@ def shelf(tmp_path: Path) -> Shelf:
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of the user's stores, which is not there yet."""
     monkeypatch.setattr(registry, "SHARED_MEMORY", str(tmp_path))
-    return tmp_path / f"quine-{os.getuid()}"
+    return tmp_path / f"quine-memory-{os.getuid()}"
 
 
 def refusal(url: str) -> Misconfigured:
@@ -55,6 +55,26 @@ def test_a_store_is_a_directory_of_the_user_alone(ours: Path) -> None:
     put(open_store("memory://", {}, ""), "b", b"2")
     assert get(open_store("memory://default", {}, ""), "b") == b"2"
     assert sorted(os.listdir(ours)) == ["default", "shelf"]
+
+
+def test_a_directory_that_another_user_made_meanwhile_is_refused(ours: Path, tmp_path: Path) -> None:
+    """He can, once ours was removed: an open store must not go on in his."""
+    tier = open_store("memory://shelf", {}, "")
+    put(tier, "a", b"1")
+    for path, other in ((ours, ours.with_name("was")), (ours / "shelf", ours / "was")):
+        path.rename(other)
+        path.mkdir(mode=0o777)
+        path.chmod(0o777)
+        for act in (lambda: put(tier, "a", b"2"), lambda: get(tier, "a"), lambda: list(tier.list(""))):
+            with pytest.raises(PermissionError, match="open to others"):
+                act()
+        path.rmdir()
+        path.symlink_to(tmp_path)
+        with pytest.raises(NotADirectoryError):
+            put(tier, "a", b"2")
+        path.unlink()
+        other.rename(path)
+    assert get(tier, "a") == b"1"
 
 
 @pytest.mark.parametrize("name", ["a/b", "/", "/etc", "a/", "..", ".", "../a"])

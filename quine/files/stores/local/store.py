@@ -228,15 +228,19 @@ class Local(Tier):
         """Return an error about the root directory instead of the path."""
         return OSError(problem.errno, f"{self.root}: {(problem.strerror or '').lower()}", path)
 
+    def open_root(self, make: bool) -> int:
+        """Return a descriptor of the root, which is made if need be."""
+        if make and not os.path.isdir(self.root):
+            dirs.make(self.root)
+        return dirfd.top(self.root)
+
     @contextlib.contextmanager
     def _directory(self, path: str, make: bool = False) -> Iterator[int]:
         within = path.split("/")
         if ".." in within or any(paths.is_alias(each, temp.NAME) for each in within):
             raise PermissionError(errno.EPERM, "is a name reserved by the files tier", path)
-        if make and not os.path.isdir(self.root):
-            dirs.make(self.root)
         try:
-            root = dirfd.top(self.root)
+            root = self.open_root(make)
         except FileNotFoundError:
             raise
         except OSError as problem:
