@@ -90,7 +90,7 @@ async def _send(binary: Binary, place: Place, kept: int, mode: str, duplex: Stre
     duplex.write(f"{len(program)}\n".encode() + program)
     with open(binary.path, "rb") as file:
         file.seek(kept)
-        while data := file.read(CHUNK):
+        while not duplex.broken and (data := file.read(CHUNK)):
             duplex.write(data)
             await duplex.drain()
 
