@@ -78,9 +78,13 @@ def visit(
     A host whose unknown key is accepted on the terminal is visited again.
     """
     import asyncio
+    import logging
 
     from transport.errors import Refused
 
+    logging.getLogger("asyncio").setLevel(
+        logging.ERROR
+    )  # it warns of each write to a connection that was lost
     agent = os.environ.get("SSH_AUTH_SOCK")
 
     async def one(host: Host) -> tuple[Host, Visit | Refused]:

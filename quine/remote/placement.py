@@ -89,7 +89,7 @@ class Placer:
             from deploy.inventory import ConfigError, Inventory, load
         except ModuleNotFoundError as lacking:
             detail = f"the file for hosts reads no inventory and dials nobody: it is without {lacking.name}"
-            raise Misconfigured(detail, "install quine on that machine with pip, pipx or uv") from None
+            raise Misconfigured(detail, "there, install it from its sources, as the README says") from None
 
         named = spawn.context.get("inventory")
         if not isinstance(named, str):
