@@ -1,11 +1,12 @@
-"""Makes the single-file binary: a PEX of our sources and their dependencies, for this Python and machine.
+"""Makes the binary: one zip file of our sources and a few pure packages, for every Linux with Python 3.9 or newer.
 
 Laws
 1. Same inputs, same bytes: its SHA-256 is its name everywhere, so a host that has it is never sent it again.
-2. Nothing is fetched: our sources are copied from where this process imports them, the dependencies are
-   taken from the environment it runs in. A checkout and an installed wheel are built alike.
-3. A process that runs as such a file sends that file.
-4. The binary has the sources of this process. Sources that have changed since its start are an error here, not a
+2. Nothing is fetched: our sources are copied from where this process imports them, the packages are taken from the
+   environment it runs in. A checkout and an installed wheel are built alike.
+3. Nothing compiled is in it: a host does all for its origin without. `quine fs python` has fsspec, which is pure.
+4. A process that runs as such a file sends that file.
+5. The binary has the sources of this process. Sources that have changed since its start are an error here, not a
    surprise at the greeting.
 """
 
@@ -15,18 +16,15 @@ import errno
 import fcntl
 import hashlib
 import os
-import platform
-import re
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from deploy import paths
+from deploy import installer, paths
 from deploy.install import NAME, distribution
 from transport import address, atomic
 from transport.errors import Refused
@@ -35,23 +33,29 @@ from transport.errors import Refused
 ROOM = "make room there, or let ~/.cache be a link to where there is room"
 ROOM_HERE = "make room there, or set XDG_CACHE_HOME"
 OWN = "~/.cache must be yours to write: look at its owner and mode, or set XDG_CACHE_HOME"
-FORMAT = "2"  # of the recipe below: another recipe, another key
-SUFFIXES = (".py", ".md", ".toml", ".typed")
-LEFT_OUT = ("pex",)  # only builds need it, and a process that runs as the file does not build
+OLDEST_PYTHON = (3, 9)
+FORMAT = "3"  # of the recipe below: another recipe, another key
+PACKAGES = ("fsspec",)  # pure distributions that go with the sources
 KEPT = 4  # builds that stay in the cache: switching between branches stays quick
-BUILD_SECONDS = 300
+_SHEBANG = b"#!/usr/bin/env python3\n"
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can say
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Binary:
-    """One file, and the Python and machine that can run it."""
+    """One file. `size` in bytes."""
 
     path: Path
     sha256: str
     size: int
-    python: tuple[int, int]
-    system: str
-    machine: str
+
+    def lines(self) -> list[str]:
+        """Return a description for people."""
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        return [
+            f"{self.path}: {self.size} bytes, for Linux and Python {oldest} or newer",
+            f"sha256 {self.sha256}",
+        ]
 
 
 # The binary that this process found, for each cache directory, and the stat of its file. A node dials again and again,
@@ -87,13 +91,13 @@ def _still_there() -> Binary | None:
 
 
 def running_binary() -> Binary | None:
-    """Return the file that this process runs as, if it does: pex leaves its mark in the environment it made."""
-    if not (Path(sys.prefix) / "PEX-INFO").exists():
+    """Return the file that this process was unpacked from, if it was."""
+    if not address.unpacked():
         return None
-    for candidate in (Path(sys.prefix).parent / "quine.pex", Path(os.environ.get("PEX", ""))):
-        if candidate.is_file():
-            return _described(candidate)
-    raise Refused("cannot find the file that this quine was started from", "start it by its full path again")
+    candidate = Path(address.ROOT).parent / installer.FILE
+    if not candidate.is_file():
+        raise Refused(f"{candidate} is missing, from which this quine was unpacked", "install it anew")
+    return _described(candidate)
 
 
 def cache_directory() -> Path:
@@ -110,7 +114,7 @@ def _cached() -> Binary:
             found = _intact(target)
             if found is None:
                 with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as work:
-                    _make(Path(work))
+                    _make(Path(work) / "made")
                     shutil.rmtree(target, ignore_errors=True)
                     (Path(work) / "made").rename(target)
                 _forget_old(folder)
@@ -128,77 +132,70 @@ def _cached() -> Binary:
 def _intact(target: Path) -> Binary | None:
     """Return the cached build if it is still as it was written."""
     try:
-        binary = _described(target / "quine.pex")
+        binary = _described(target / installer.FILE)
         recorded = (target / "sha256").read_text().strip()
     except OSError:
         return None
     return binary if binary.sha256 == recorded else None
 
 
-def _make(work: Path) -> None:
-    """Build into work/made: the file, and its digest beside it."""
-    sources, made = work / "sources", work / "made"
+def _make(made: Path) -> None:
+    """Build into the directory `made`: the file, and its digest beside it."""
     made.mkdir()
-    _stage(sources)
-    version = ".".join(map(str, sys.version_info[:2]))
-    command = [sys.executable, "-m", "pex", *_requirements(), "--venv-repository", sys.prefix, "--no-pypi"]
-    for name in LEFT_OUT:
-        command += ["--exclude", name]
-    command += ["--sources-directory", str(sources), "--entry-point", "quine.__main__:main", "--venv"]
-    # not --sh-boot: it writes the path of this interpreter's environment into the file
-    command += ["--python-shebang", f"/usr/bin/env python{version}", "--pex-root", str(work / "root")]
-    command += ["--tmpdir", str(work), "--output-file", str(made / "quine.pex")]
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PEX", "PYTHON"))}
-    try:
-        done = subprocess.run(
-            command,
-            env=env,
-            cwd=work,
-            capture_output=True,
-            timeout=BUILD_SECONDS,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise Refused(f"pex did not finish within {BUILD_SECONDS} s") from None
-    if done.returncode != 0 or not (made / "quine.pex").exists():
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
-        hint = "in its checkout: python3 -m venv .venv; .venv/bin/pip install ."
-        raise Refused(f"pex cannot make the binary: {last}", hint)
-    (made / "quine.pex").chmod(0o755)
-    (made / "sha256").write_text(_digest(made / "quine.pex") + "\n")
-
-
-def _stage(sources: Path) -> None:
-    """Copy our packages and nothing else, with equal modes whatever the umask. Raises Refused if they have changed."""
-    root = Path(address.__file__).parents[1]
-    for package in address.PACKAGES:
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in SUFFIXES and "__pycache__" not in path.parts:
-                target = sources / path.relative_to(root)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(path.read_bytes())
-    _announce(sources / f"{NAME.replace('-', '_')}.dist-info")
-    for folder, _, files in os.walk(sources):
-        Path(folder).chmod(0o755)
-        for name in files:
-            (Path(folder) / name).chmod(0o644)
-    ask = "from transport.address import build_hash; print(build_hash())"
-    staged = subprocess.run(
-        [sys.executable, "-B", "-c", ask], cwd=sources, capture_output=True, text=True, check=False
-    )
-    if staged.stdout.strip() != address.build_hash():
+    path = made / installer.FILE
+    sources = _sources()
+    if address.hash_of(sources) != address.build_hash():
         raise Refused(
             "the sources have changed since this process was started",
             "run the command again; if it is the node that says so: quine node --stop",
         )
+    members = [*sources, *_packages(), *_metadata(), ("__main__.py", _main())]
+    with open(path, "wb") as file:
+        file.write(_SHEBANG)
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            for name, content in sorted(members):
+                member = zipfile.ZipInfo(name, _EPOCH)
+                member.external_attr = 0o644 << 16
+                member.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(member, content)
+    path.chmod(0o755)
+    (made / "sha256").write_text(installer.digest(path) + "\n")
 
 
-def _announce(folder: Path) -> None:
-    """Write the metadata of an installation, by which the binary's Python finds our entry points, as any other does."""
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 0\n")
-    (folder / "entry_points.txt").write_text(_entry_points())
+def _sources() -> list[tuple[str, bytes]]:
+    """Return name and content of each of our sources, in the order of the build's hash."""
+    return [(name, Path(path).read_bytes()) for name, path, _ in address.sources()]
+
+
+def _main() -> bytes:
+    return Path(address.ROOT, "quine", "one_file.py").read_bytes()
+
+
+def _packages() -> list[tuple[str, bytes]]:
+    """Return the files of PACKAGES that are installed here, with their licences."""
+    found = {}
+    for project in PACKAGES:
+        try:
+            files = metadata.distribution(project).files or []
+        except metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            licence = "licen" in file.name.lower() and ".dist-info" in file.parts[0]
+            code = (
+                file.suffix in address.SUFFIXES
+                and ".dist-info" not in file.parts[0]
+                and "tests" not in file.parts
+            )
+            if (code or licence) and ".." not in file.parts:
+                found[file.as_posix()] = Path(file.locate()).read_bytes()
+    return sorted(found.items())
+
+
+def _metadata() -> list[tuple[str, bytes]]:
+    """Return the metadata of an installation, by which the host's Python finds our entry points, as any other does."""
+    folder = f"{NAME.replace('-', '_')}.dist-info"
+    about = f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 0\n"
+    return [(f"{folder}/METADATA", about.encode()), (f"{folder}/entry_points.txt", _entry_points().encode())]
 
 
 def _entry_points() -> str:
@@ -211,65 +208,23 @@ def _entry_points() -> str:
     )
 
 
-def _requirements() -> list[str]:
-    """Return the requirements of our distribution, without its extras and `LEFT_OUT`."""
-    known = distribution()
-    if known is None:
-        raise Refused("quine is not installed here, only imported", "pip install -e . in its checkout")
-    asked = known.requires or []
-    return [text for text in asked if "extra ==" not in text and _project(text) not in LEFT_OUT]
-
-
 def _key() -> str:
     """Return the name of a build: a digest of everything that goes into it."""
-    parts = [
-        FORMAT,
-        address.build_hash(),
-        sys.implementation.cache_tag,
-        platform.system(),
-        platform.machine(),
-    ]
-    parts += [platform.libc_ver()[0], metadata.version("pex")]
-    seen: set[str] = set()
-    waiting = [_project(text) for text in _requirements()]
-    parts.append(_entry_points())
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
+    parts = [FORMAT, address.build_hash(), _entry_points()]
+    for project in PACKAGES:
         try:
-            distribution = metadata.distribution(name)
+            parts.append(f"{project}=={metadata.version(project)}")
         except metadata.PackageNotFoundError:
-            continue  # behind a marker that does not hold here
-        parts.append(f"{name}=={distribution.version}")
-        waiting += [_project(text) for text in distribution.requires or [] if "extra ==" not in text]
-    return hashlib.sha256("\0".join(sorted(parts)).encode()).hexdigest()[:32]
-
-
-def _project(requirement: str) -> str:
-    found = re.match(r"[A-Za-z0-9._-]+", requirement)
-    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
+            continue
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _described(path: Path, sha256: str = "") -> Binary:
-    return Binary(
-        path=path,
-        sha256=sha256 or _digest(path),
-        size=path.stat().st_size,
-        python=sys.version_info[:2],
-        system=platform.system(),
-        machine=platform.machine(),
-    )
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return Binary(path, sha256 or installer.digest(path), path.stat().st_size)
 
 
 def _check_place(out: Path) -> None:
-    """Raise Refused if `out` cannot be written, before a minute is spent on building.
+    """Raise Refused if `out` cannot be written, before anything is built.
 
     Only a file may be replaced: a rename over /dev/null, by root, takes it from the whole machine.
     """

@@ -5,7 +5,8 @@ Laws
 2. One deadline covers all of it, the first byte of the node included, and the error names the phase that it
    struck. Only an upload and an unpacking move it.
 3. An installation that does not start is replaced once; then it is the host's fault, and the error says so.
-4. Dials of different hosts are independent of each other.
+4. An upload that is cut off is taken up again for as long as one of VAIN connections adds to the bytes there.
+5. Dials of different hosts are independent of each other.
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ from transport.carrier.dialer import SshTarget
 from transport.carrier.ssh import connect
 from transport.carrier.ssh.channel import SshDuplex
 from transport.errors import Interrupted, Misconfigured, Unreachable
+from transport.timeouts import timeout
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
+VAIN = (
+    4  # connections in a row that bring nothing new: the installer of the one before may still hold the file
+)
+PAUSE = 0.5  # seconds before an upload is taken up again
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
 BROKEN = (0, 1, 126, 127)
 
@@ -47,7 +53,7 @@ class _Clock:
     def __init__(self, host: Host, note: Note) -> None:
         self._host = host
         self._note = note
-        self._timeout = asyncio.timeout(None)
+        self._timeout = timeout(None)
         self._started = time.monotonic()
         self._limit = DEADLINE
         self._phase = "wait for a place among the handshakes"
@@ -93,7 +99,7 @@ async def dial(
     try:
         return await visit.dial(trust=False)
     except _BrokenError as error:
-        hint = f"rm -r ~/.cache/quine/{visit.binary.sha256} there, and look at its Python"
+        hint = f"rm -r {visit.place.cache}/{visit.place.name(visit.binary)} there, and look at its Python"
         raise Unreachable(host.name, f"the binary does not start there: {error}", hint) from None
 
 
@@ -125,6 +131,7 @@ class _Visit:
     def __init__(self, host: Host, target: SshTarget, binary: Binary, note: Note, news: Note) -> None:
         self.host = host
         self.binary = binary
+        self.place = probe.Place(host.cache or probe.CACHE, host.python or "", host.modules)
         self._target = target
         self._note = note
         self._news = news
@@ -165,15 +172,32 @@ class _Visit:
         self, clock: _Clock, mode: str, trust: bool
     ) -> tuple[SshDuplex, probe.Answers, probe.Facts | None]:
         """Connect and ask; unless it is a check, make sure that the binary is there. Facts: if the host sent any."""
+        kept, vain = -1, 0
+        while True:
+            try:
+                return await self._open_once(clock, mode, trust)
+            except push.UploadCut as cut:
+                vain = 0 if cut.kept > kept else vain + 1
+                if vain == VAIN:
+                    raise
+                kept = max(kept, cut.kept)
+                clock.allow(DEADLINE, f"connect again: {cut.detail}")
+                await asyncio.sleep(PAUSE)
+
+    async def _open_once(
+        self, clock: _Clock, mode: str, trust: bool
+    ) -> tuple[SshDuplex, probe.Answers, probe.Facts | None]:
         answers = probe.Answers(secrets.token_hex(16))
-        command = probe.command(self.binary, answers.marker, mode, trust=trust)
+        command = probe.command(self.binary, self.place, answers.marker, mode, trust=trust)
         duplex = await connect.connect(self._target, command, clock.phase, self._news)
         try:
             clock.phase("find the binary")
             answer = await push.next_answer(self.host.name, duplex, answers)
             facts = None if answer == "have" else _facts(self.host, answer)
             if facts is not None and mode != "check":
-                await push.push(self.host.name, self.binary, facts, mode, duplex, answers, clock.allow)
+                await push.push(
+                    self.host.name, self.binary, self.place, facts, mode, duplex, answers, clock.allow
+                )
                 clock.allow(DEADLINE, "")
         except BaseException:
             await _close(duplex)

@@ -6,48 +6,52 @@ Law: everything that can be known is checked before the binary is sent: system, 
 from __future__ import annotations
 
 from deploy import installer
-from deploy.build import ROOM, Binary
+from deploy.build import OLDEST_PYTHON, Binary
 from deploy.probe import Facts
 from transport.errors import Unreachable
 
 _AGAIN = "run it again; if it stays, look at the network and at the memory of both machines"
+_ELSEWHERE = 'or name a directory of yours in the inventory: cache = "/scratch/me/quine"'
 FAILURES = {  # word of the installer -> (cause, cure)
-    "full": ("its disk is full: {text}", ROOM),
+    "full": ("its disk is full: {text}", f"make room there, {_ELSEWHERE}"),
     "readonly": (
-        "its ~/.cache/quine cannot be written: {text}",
-        "its home must be there, and ~/.cache in it be writable for that user: look at their owners and modes",
+        "its cache for quine cannot be written: {text}",
+        f"~/.cache there must be writable for that user: look at owners and modes; {_ELSEWHERE}",
     ),
-    "write": ("the binary cannot be written there: {text}", "look at the disk there"),
+    "write": ("the binary cannot be written there: {text}", f"look at the disk there, {_ELSEWHERE}"),
     "cut": ("the upload was cut off: {text}", _AGAIN),
+    "moved": ("two connections install at the same time: {text}", "run it again"),
     "corrupt": ("the binary was damaged on the way and was not installed: {text}", _AGAIN),
-    "noexec": ("{text}", "let ~/.cache/quine there be a link to a directory that allows programs"),
-    "unpack": (
-        "its Python cannot unpack the binary: {text}",
-        "see that its Python is complete (venv, zlib, ssl)",
+    "noexec": (
+        "{text}",
+        'name a directory that allows programs in the inventory: cache = "/scratch/me/quine"',
     ),
+    "unpack": ("its Python cannot unpack the binary: {text}", "see that its Python is complete (zlib)"),
     "start": (
         "the binary does not start there: {text}",
-        "is its libc as new as here? build on the oldest machine",
+        'name another Python in the inventory: python = "…"',
     ),
 }
 
 
 def check(host: str, binary: Binary, facts: Facts) -> None:
     """Raise Unreachable if this binary cannot run on the host."""
-    version = ".".join(map(str, binary.python))
-    if (facts.system, facts.machine) != (binary.system, binary.machine):
-        detail = f"it is {facts.system} {facts.machine}, this binary is for {binary.system} {binary.machine}"
-        raise Unreachable(host, detail, f"start quine on a machine that is {facts.system} {facts.machine}")
-    if facts.version != version:
-        cure = f"install python{version} there so that it is on the PATH of ssh {host} true"
-        if facts.version == "none":
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    if facts.system != "Linux":
+        raise Unreachable(
+            host, f"it is {facts.system}, and quine runs on Linux (and WSL2)", "choose another host"
+        )
+    if facts.version < OLDEST_PYTHON:
+        cure = f'install python{oldest} or newer there, or name one in the inventory: python = "/path/to/python3"'
+        if not facts.python:
             raise Unreachable(host, "it has no python3", cure)
-        raise Unreachable(host, f"its python3 is {facts.version}, this binary is for {version}", cure)
+        version = ".".join(map(str, facts.version))
+        raise Unreachable(host, f"its newest Python is {version}, and quine needs {oldest} or newer", cure)
     if facts.shut:
-        raise failed(host, "readonly", "no permission")
+        raise failed(host, "readonly", "its home is missing, or permission is denied")
     needed = binary.size * (1 + installer.UNPACKED)
     if facts.free < needed:
-        raise failed(host, "full", f"{facts.free >> 20} MB free for ~/.cache/quine, {needed >> 20} MB needed")
+        raise failed(host, "full", f"{facts.free >> 20} MB free, {needed >> 20} MB needed")
 
 
 def failed(host: str, word: str, text: str) -> Unreachable:

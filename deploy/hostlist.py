@@ -100,7 +100,7 @@ def made(path: str) -> list[dict[str, Any]]:
     from deploy.inventory import load
 
     hosts = [host for host in load(Path(path), {}).hosts.values() if not host.unbuilt(agent=True)]
-    return [{**entry, "place": place_of(host)} for entry, host in zip(told(hosts), hosts, strict=True)]
+    return [{**entry, "place": place_of(host)} for entry, host in zip(told(hosts), hosts)]
 
 
 def _with_system(entry: dict[str, Any], known: dict[str, str]) -> dict[str, Any]:

@@ -1,20 +1,21 @@
-"""Runs on the host, sent there as text: receives the binary, checks it, makes it startable, becomes the dial.
+"""Runs on the host, sent there as text: receives the binary, checks it, unpacks it, becomes the dial.
 
     answers on stdout, each a line that begins with the marker:
-        unpack            the binary is there and whole
         fail WORD TEXT    nothing was installed; WORD is one of FAILURES in deploy/host_requirements.py
         have              installed; the bytes of the dial follow
 
 Laws
-1. Standard library only, no import of ours: this program runs before anything of ours is there.
-2. The name <cache>/<sha256> exists only as a whole: made aside in the same directory, tried, then renamed.
-   So nothing half-installed can be started, and two installers at once do no harm: the second finds it done.
-3. Whatever happens, the directory made aside is removed; one that a killed installer left is removed by the next.
+1. Standard library only, no import of ours, Python 3.9: this program runs before anything of ours is there.
+2. The name <cache>/<name> exists only as a whole: made aside in the same directory, then renamed. So nothing
+   half-installed can be started, and two installers at once do no harm: the second finds it done.
+3. Bytes that came stay, in <cache>/.part-<name>, when the connection is lost: the next installer goes on behind them.
+4. Whatever happens, the directory made aside is removed; one that a killed installer left is removed by the next.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shlex
@@ -24,14 +25,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import zipfile
 from io import BufferedReader
 from pathlib import Path
 from typing import NoReturn
 
-UNPACKED = 5  # times the size of the binary: the room that making it startable takes
-UNPACK_SECONDS = 300
-STALE = 3600  # seconds after which a directory made aside belongs to nobody
+FILE = "quine.pyz"  # in an installation: the file as it was sent; `lib` has its contents, `quine` starts it
+UNPACKED = 5  # times the size of the binary: the room that an installation takes
+START_SECONDS = 60
+STALE = 3600  # seconds after which a directory made aside, or a part that came, belongs to nobody
 KEPT = 3  # installations that stay, the newest; and those in use
 CHUNK = 1 << 16
 
@@ -45,28 +47,46 @@ class Failure(Exception):
         self.text = text
 
 
-def main(marker: str, sha256: str, size: int, build: str, mode: str, source: BufferedReader) -> NoReturn:
-    """Install the binary from `source`; then exec the dial if the mode is "dial". Never returns."""
+def main(
+    marker: str,
+    base: str,
+    name: str,
+    sha256: str,
+    size: int,
+    offset: int,
+    setup: str,
+    mode: str,
+    source: BufferedReader,
+) -> NoReturn:
+    """Install the binary, whose bytes from `offset` on come from `source`; then exec the dial if the mode is "dial".
+
+    `setup`: lines of the shell that come before each start of this Python.
+    """
     umask = os.umask(0o077)
     for number in (signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds: law 3
-    base = Path("~/.cache/quine").expanduser()
-    target = base / sha256
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds: law 4
+    folder = Path(base).expanduser()
+    target = folder / name
     try:
-        install(base, target, sha256, size, build, source, lambda word: say(marker, word))
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        forget(folder, target)
+        with receive(folder, name, sha256, size, offset, source) as part:
+            install(part, target, setup)
+            if mode != "dial":
+                try_out(target)
     except Failure as failure:
         say(marker, f"fail {failure.word} {' '.join(failure.text.split())}")
         sys.exit(69)
     except OSError as error:
-        say(marker, f"fail {word_of(error)} {error.filename or base}: {error.strerror}")
+        say(marker, f"fail {word_of(error)} {error.filename or folder}: {error.strerror}")
         sys.exit(69)
     say(marker, "have")
     if mode != "dial":
         sys.exit(0)
     os.environ["PATH"] = f"{target}:{os.environ.get('PATH', os.defpath)}"
-    python = str(target / "venv" / "bin" / "python")
     os.umask(umask)  # the node's jobs have that of the login
-    os.execv(python, [python, "-I", "-m", "quine", "node", "--dial"])
+    launcher = str(target / "quine")
+    os.execv(launcher, [launcher, "node", "--dial"])
 
 
 def say(marker: str, text: str) -> None:
@@ -79,90 +99,113 @@ def word_of(error: OSError) -> str:
     return "readonly" if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT) else "write"
 
 
-def install(
-    base: Path,
-    target: Path,
-    sha256: str,
-    size: int,
-    build: str,
-    source: BufferedReader,
-    tell: Callable[[str], None],
-) -> None:
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
-    forget(base, target)
-    facts = os.statvfs(base)
-    free, needed = facts.f_bavail * facts.f_frsize, size * (1 + UNPACKED)
+class Part:
+    """The file with the bytes that came, locked. Leaving the context removes it, unless its bytes can be used again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = -1
+        self.keep = True
+
+    def __enter__(self) -> Part:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.keep:
+            self.path.unlink(missing_ok=True)
+        os.close(self.fd)
+
+
+def receive(folder: Path, name: str, sha256: str, size: int, offset: int, source: BufferedReader) -> Part:
+    """Write the bytes behind the first `offset`, verify all by reading the file back, and return it."""
+    facts = os.statvfs(folder)
+    free, needed = facts.f_bavail * facts.f_frsize, size * (1 + UNPACKED) - offset
     if free < needed:
-        raise Failure("full", f"{base} has {free >> 20} MB free, {needed >> 20} MB are needed")
-    began = time.time()
-    work = Path(tempfile.mkdtemp(prefix=".new-", dir=base))
+        raise Failure("full", f"{folder} has {free >> 20} MB free, {needed >> 20} MB are needed")
+    part = Part(folder / f".part-{name}")
+    part.fd = os.open(part.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        receive(work / "quine.pex", sha256, size, source)
-        tell("unpack")
-        unpack(work, target, build)
+        try:
+            fcntl.flock(part.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            same = os.fstat(part.fd).st_ino == part.path.stat().st_ino  # not removed by another one meanwhile
+        except OSError:
+            same = False
+        if offset and (not same or os.fstat(part.fd).st_size != offset):
+            raise Failure("moved", "another connection installs the same")
+        if not same:  # into a file of its own: the other connection may be a dead one
+            os.close(part.fd)
+            part.keep = False
+            part.fd, path = tempfile.mkstemp(prefix=".part-", dir=folder)
+            part.path = Path(path)
+        if not offset:
+            os.ftruncate(part.fd, 0)
+        os.lseek(part.fd, offset, os.SEEK_SET)
+        left = size - offset
+        while left:
+            data = source.read1(min(left, CHUNK))
+            if not data:
+                raise Failure("cut", f"{size - left} of {size} bytes came")
+            view = memoryview(data)
+            while view:
+                view = view[os.write(part.fd, view) :]
+            left -= len(data)
+        os.fsync(part.fd)
+        part.keep = False
+        got = digest(part.path)
+        if got != sha256:
+            raise Failure("corrupt", f"its SHA-256 begins with {got[:16]}, not {sha256[:16]}")
+        return part
+    except BaseException:
+        part.__exit__()
+        raise
+
+
+def digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while data := file.read(CHUNK):
+            found.update(data)
+    return found.hexdigest()
+
+
+def install(part: Part, target: Path, setup: str = "", flags: str = "-I -S") -> None:
+    """Make the installation of a file that has been verified, and rename it to its name."""
+    began = time.time()
+    work = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
+    try:
+        try:
+            with zipfile.ZipFile(part.path) as archive:
+                archive.extractall(work / "lib")
+        except (zipfile.BadZipFile, ImportError, RuntimeError) as error:
+            raise Failure("unpack", str(error)) from None
+        shutil.copyfile(part.path, work / FILE)
+        os.utime(work / FILE, (began - 10, began - 10))  # surely older than the launcher, on any file system
+        start = f"exec {shlex.quote(sys.executable)} {flags} {shlex.quote(str(target / 'lib'))}"
+        launcher = work / "quine"
+        launcher.write_text(f'#!/bin/sh\n{setup}{start} "$@"\n')
+        launcher.chmod(0o700)
+        if not os.access(launcher, os.X_OK):
+            raise Failure("noexec", f"{target.parent} is on a file system mounted noexec")
         put(work, target, began)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def receive(path: Path, sha256: str, size: int, source: BufferedReader) -> None:
-    """Write exactly `size` bytes, and verify them by reading the file back."""
-    with open(path, "xb") as file:
-        left = size
-        while left:
-            data = source.read1(min(left, CHUNK))
-            if not data:
-                raise Failure("cut", f"{size - left} of {size} bytes came")
-            file.write(data)
-            left -= len(data)
-        file.flush()
-        os.fsync(file.fileno())
-    with open(path, "rb") as file:
-        got = hashlib.sha256()
-        while data := file.read(CHUNK):
-            got.update(data)
-    if got.hexdigest() != sha256:
-        raise Failure("corrupt", f"its SHA-256 begins with {got.hexdigest()[:16]}, not {sha256[:16]}")
-    path.chmod(0o700)
-
-
-def unpack(work: Path, target: Path, build: str) -> None:
-    """Make the binary's environment, and check that it starts. Unpacking at each start would cost 100 ms."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PEX", "PYTHON"))}
-    env |= {"PEX_TOOLS": "1", "PEX_ROOT": str(work / "root"), "PEX_IGNORE_RCFILES": "1", "TMPDIR": str(work)}
-    run([sys.executable, "-sE", str(work / "quine.pex"), "venv", str(work / "venv")], env, "unpack")
-    shutil.rmtree(work / "root", ignore_errors=True)
-    python = work / "venv" / "bin" / "python"
-    launcher = work / "quine"
-    place = shlex.quote(str(target / "venv" / "bin" / "python"))
-    launcher.write_text(f'#!/bin/sh\nexec {place} -I -m quine "$@"\n')
-    launcher.chmod(0o700)
-    if not os.access(launcher, os.X_OK):
-        raise Failure("noexec", f"{target.parent} is on a file system mounted noexec")
-    ask = "from transport.address import build_hash; print(build_hash())"
-    if run([str(python), "-I", "-c", ask], env, "start").strip() != build:
-        raise Failure("start", "it starts, as another build")
-
-
-def run(command: list[str], env: dict[str, str], word: str) -> str:
-    """Return its stdout. Raises Failure with the last line of its stderr."""
+def try_out(target: Path) -> None:
+    """Raise Failure if the installation does not start. A dial needs no trial: it starts it."""
     try:
         done = subprocess.run(
-            command,
-            env=env,
+            [str(target / "quine"), "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=UNPACK_SECONDS,
+            timeout=START_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Failure(word, f"not done in {UNPACK_SECONDS} s") from None
+        raise Failure("start", f"not done in {START_SECONDS} s") from None
     if done.returncode:
-        text = done.stderr.decode(errors="replace")
-        if os.strerror(errno.ENOSPC) in text or os.strerror(errno.EDQUOT) in text:
-            raise Failure("full", f"no space left below {Path(command[0]).anchor}")
-        raise Failure(word, (text.strip().splitlines() or [f"status {done.returncode}"])[-1][:500])
-    return done.stdout.decode(errors="replace")
+        text = done.stderr.decode(errors="replace").strip()
+        raise Failure("start", (text.splitlines() or [f"status {done.returncode}"])[-1][:500])
 
 
 def put(work: Path, target: Path, began: float) -> None:
@@ -190,9 +233,9 @@ def forget(base: Path, target: Path) -> None:
             changed = path.lstat().st_mtime
         except OSError:
             continue
-        if path.name.startswith((".new-", ".old-")):
+        if path.name.startswith((".new-", ".old-", ".part-")):
             if changed < time.time() - STALE:
-                shutil.rmtree(path, ignore_errors=True)
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         elif len(path.name) == len(target.name) and path.name != target.name:
             old.append((changed, path))
     spare = [path for _, path in sorted(old, reverse=True)[KEPT - 1 :]]
@@ -212,3 +255,17 @@ def commands() -> str:
         except OSError:
             continue
     return "\n".join(found)
+
+
+def unpacked(file: Path, base: Path) -> Path:
+    """Return the directory `lib` of the installation of `file`, the binary as a person starts it; made if need be."""
+    sha256 = digest(file)
+    target = base / sha256
+    if not (target / "quine").exists():
+        umask = os.umask(0o077)
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        forget(base, target)
+        part = Part(file)
+        install(part, target, flags="")
+        os.umask(umask)
+    return target / "lib"

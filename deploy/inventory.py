@@ -30,6 +30,9 @@ LONGEST_ABOUT = 500  # characters: it is shown to a model, for each host
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _ADDRESS = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]{0,254}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$@+\\-]{0,63}")
+_PATH = re.compile(r"(?:~/|/)[A-Za-z0-9_.,:+@%=/-]{1,254}")
+_PROGRAM = re.compile(r"(?:~/|/)?[A-Za-z0-9_][A-Za-z0-9_.,:+@%=/-]{0,254}")
+_MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,127}")
 _JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+)(?::(?P<port>\d{1,5}))?")
 
 
@@ -89,6 +92,11 @@ class Host(BaseModel):
     jump: Annotated[str, _matching(_JUMP, "a host or user@host:port")] | None = None
     slots: Annotated[int, Field(ge=0)] = 0
     workdir: Text = "~/quine"
+    cache: (
+        Annotated[str, _matching(_PATH, "an absolute path, or one below ~/, of plain characters")] | None
+    ) = None
+    python: Annotated[str, _matching(_PROGRAM, "a program or its path, of plain characters")] | None = None
+    modules: tuple[Annotated[str, _matching(_MODULE, "the name of an environment module")], ...] = ()
     same_paths: bool = False
     env: Annotated[dict[str, str], AfterValidator(_environment)] = {}
     limits: Annotated[dict[str, int | str], AfterValidator(_limits)] = {}

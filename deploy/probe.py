@@ -3,60 +3,106 @@
     origin                                        host
     exec /bin/sh -c '...'                  ->
                                            <-     MARKER have            then the dial's own bytes
-                                           or     MARKER need|shut SYSTEM MACHINE VERSION FREE PYTHON
-    length, program, binary                ->
-                                           <-     MARKER unpack | fail WORD TEXT | have
+                                           or     MARKER need|shut SYSTEM MACHINE VERSION FREE KEPT PYTHON
+    length, program, the bytes behind KEPT ->
+                                           <-     MARKER fail WORD TEXT | have
 
 Laws
 1. Any login shell passes it on as it is: within its single quotes there is no single quote, no backslash, no
    exclamation mark and no newline. So sh, csh, tcsh and fish are one case.
-2. A host that has the binary answers and starts the dial at once: one round trip.
+2. A host that has the binary answers and starts the dial at once: one round trip, and no process but the dial.
 3. Bytes before the marker are a banner of the login shell: they are skipped, never trusted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 
-from deploy.build import Binary
+from deploy import installer
+from deploy.build import OLDEST_PYTHON, Binary
 from transport.text import harmless
 
 BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any more
 LINE_LIMIT = 4096
+CACHE = "~/.cache/quine"
 
-# Size and age are checked: a full disk truncates a file, and a person may change one. The launcher is the last thing
-# written, so a binary that is younger than it was written to later.
+# Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
+# than the launcher, and the file had its hash checked before the launcher was written.
 _HAVE = (
-    'd="$HOME/.cache/quine/{sha256}"; '
-    'if {trusted} [ -x "$d/venv/bin/python" ] && [ "$d/quine" -nt "$d/quine.pex" ] && '
-    '[ "$(wc -c < "$d/quine.pex")" -eq {size} ]; '
-    "then {found}; fi; "
+    'd="{base}/{name}"; '
+    'if {trusted} [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ]; then {found}; fi; '
 )
-# -I: no PYTHON* variable and no file of the login directory may replace our modules
 _FOUND = {
-    "dial": 'echo {marker} have; PATH="$d:$PATH"; export PATH; exec "$d/venv/bin/python" -I -m quine node --dial',
+    "dial": 'echo {marker} have; PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial',
     "deploy": "echo {marker} have; exit 0",
     "check": "h=have",
 }
-_FACTS = (
-    "v=none; f=0; p=; "
-    'for b in "$HOME/.cache/quine" "$HOME/.cache" "$HOME" /; do [ -d "$b" ] && break; done; '
+_PLACE = (
+    'b="{base}"; until [ -d "$b" ]; do case "$b" in */*) b="${{b%/*}}";; *) b=/;; esac; [ -n "$b" ] || b=/; done; '
     '[ $h = have ] || [ -w "$b" ] || h=shut; '
-    'for c in python{version} python3 "$HOME/.local/bin/python{version}"; do '
-    'x="$("$c" -c "import os, sys; s = os.statvfs(sys.argv[1]); '
-    "print(*sys.version_info[:2], sep=chr(46), end=chr(32)); "
-    'print(s.f_bavail * s.f_frsize)" "$b" 2>/dev/null)" || continue; '
-    'v="${{x% *}}"; f="${{x#* }}"; p="$(command -v "$c")"; [ "$v" = {version} ] && break; done; '
-    "echo {marker} $h $(uname -s) $(uname -m) $v $f $p; "
+    'k="$({{ wc -c < "{base}/.part-{name}"; }} 2>/dev/null)" || k=0; '
 )
+# Each candidate is started, because a name on the PATH may be a stub that only says where to get Python.
+_LOOK = (
+    'x="$("$c" -c "import sys, os, zlib; s = os.statvfs(sys.argv[1]); '
+    'print(sys.version_info[0] * 100 + sys.version_info[1], s.f_bavail * s.f_frsize)" "$b" 2>/dev/null)" || continue; '
+    'n="${{x%% *}}"; [ "$n" -gt "$v" ] 2>/dev/null || continue; '
+    'v="$n"; f="${{x#* }}"; p="$(command -v "$c")"; '
+)
+_PYTHON = (
+    "v=0; f=0; p=; for c in {names}; do " + _LOOK + "done; "
+    '[ "$v" -ge {oldest} ] || for c in {elsewhere}; do [ -x "$c" ] || continue; ' + _LOOK + "done; "
+)
+_FACTS = 'echo {marker} $h $(uname -s) $(uname -m) $v $f $k "$p"; '
 _RECEIVE = (
-    '[ "$v" = {version} ] && '
-    'exec "$p" -I -c "import sys; f = sys.stdin.buffer; exec(f.read(int(f.readline())))"; exit 69'
+    '[ "$v" -ge {oldest} ] && '
+    'exec "$p" -I -S -c "import sys; f = sys.stdin.buffer; exec(f.read(int(f.readline())))"; exit 69'
+)
+_NAMES = " ".join(["python3", *(f"python3.{minor}" for minor in range(19, OLDEST_PYTHON[1] - 1, -1))])
+_ELSEWHERE = " ".join(
+    [
+        '"$HOME"/.local/bin/python3*',
+        '"$HOME"/.local/share/uv/python/*/bin/python3',
+        '"$HOME"/.pyenv/versions/*/bin/python3',
+        '"$HOME"/*conda*/bin/python3',
+        '"$HOME"/*forge*/bin/python3',
+        "/opt/*/bin/python3",
+        "/usr/local/bin/python3*",
+    ]
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class Place:
+    """Where the binary is kept on a host, and which Python starts it there, as its table in the inventory says.
+
+    `cache`: a directory, which may begin with ~/. `python`: a program or path, "" for the newest that is found.
+    `modules`: of the environment modules of a cluster, loaded before its Python is looked for and started.
+    """
+
+    cache: str = CACHE
+    python: str = ""
+    modules: tuple[str, ...] = ()
+
+    @property
+    def setup(self) -> str:
+        """Lines of the shell before each start of Python."""
+        if not self.modules:
+            return ""
+        load = " ".join(self.modules)
+        return f"{{ . /etc/profile; module load {load}; }} >/dev/null 2>&1\n"
+
+    def name(self, binary: Binary) -> str:
+        """Return the name of the installation: another wish, another one."""
+        if not self.python and not self.modules:
+            return binary.sha256
+        wish = repr((binary.sha256, self.python, self.modules))
+        return hashlib.sha256(wish.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
 class Facts:
     """Facts that a host reports. `python` is the path of the best one, "" for none."""
 
@@ -64,27 +110,44 @@ class Facts:
     shut: bool  # and it cannot be put there: the home is missing, or cannot be written
     system: str
     machine: str
-    version: str
-    free: int
+    version: tuple[int, int]  # (0, 0) for none
+    free: int  # bytes
+    kept: int  # bytes of the binary that are there already
     python: str
 
 
-def command(binary: Binary, marker: str, mode: str = "dial", *, trust: bool = True) -> str:
+def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, trust: bool = True) -> str:
     """Return the command for the channel. `trust` False installs anew whatever is there.
 
     Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks.
     """
     values = {
-        "sha256": binary.sha256,
-        "size": binary.size,
+        "base": _in_shell(place.cache),
+        "name": place.name(binary),
+        "file": installer.FILE,
         "marker": marker,
-        "version": ".".join(map(str, binary.python)),
+        "oldest": _number(OLDEST_PYTHON),
+        "names": f'"{_in_shell(place.python)}"' if place.python else _NAMES,
+        "elsewhere": f'"{_in_shell(place.python)}"' if place.python else _ELSEWHERE,
+        "setup": place.setup.replace("\n", "; "),
         "trusted": "" if trust else "false &&",
     }
-    script = "h=need; " + _HAVE.replace("{found}", _FOUND[mode]) + _FACTS
+    home = '[ -d "$HOME" ] || h=shut; ' if place.cache.startswith("~/") else ""
+    script = (
+        "h=need; " + _HAVE.replace("{found}", _FOUND[mode]) + home + "{setup}" + _PLACE + _PYTHON + _FACTS
+    )
     script = (script + ("exit 0" if mode == "check" else _RECEIVE)).format(**values)
     assert not set("'\\!\n") & set(script)
     return f"exec /bin/sh -c '{script}'"
+
+
+def _in_shell(path: str) -> str:
+    """Return a path of the inventory for double quotes; its characters were checked there."""
+    return f"$HOME/{path[2:]}" if path.startswith("~/") else path
+
+
+def _number(version: tuple[int, int]) -> int:
+    return version[0] * 100 + version[1]
 
 
 class Answers:
@@ -129,8 +192,17 @@ def plain(data: bytes) -> str:
 
 def facts(answer: str) -> Facts:
     """Parse a line `need ...`, `shut ...` or, in a check, `have ...`. Raises ValueError for any other line."""
-    found = re.fullmatch(r"(need|shut|have) (\S+) (\S+) (none|\d+\.\d+) (\d+) ?(.*)", answer)
+    found = re.fullmatch(r"(need|shut|have) (\S+) (\S+) (\d{1,6}) (\d+) (\d+) ?(.*)", answer)
     if found is None:
         raise ValueError(f"not an answer: {answer!r}")
-    state, system, machine, version, free, python = found.groups()
-    return Facts(state == "have", state == "shut", system, machine, version, int(free), python)
+    state, system, machine, version, free, kept, python = found.groups()
+    return Facts(
+        state == "have",
+        state == "shut",
+        system,
+        machine,
+        divmod(int(version), 100),
+        int(free),
+        int(kept),
+        python,
+    )

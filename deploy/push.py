@@ -2,8 +2,9 @@
 
 Laws
 1. Nothing is sent to a host that does not meet the requirements.
-2. The host says `have` only after it has verified, unpacked and tried the binary.
+2. The host says `have` only after it has verified and unpacked the binary.
 3. The deadline moves with the phase: so many seconds for a megabyte, so many to unpack.
+4. Bytes that the host has kept of an upload that was cut off are not sent again.
 """
 
 from __future__ import annotations
@@ -15,14 +16,21 @@ from typing import Protocol
 
 from deploy import host_requirements, installer, probe
 from deploy.build import Binary
-from deploy.probe import Answers, Facts
-from transport import address
+from deploy.probe import Answers, Facts, Place
 from transport.errors import Interrupted, Unreachable
 
 CHUNK = 256 << 10
 SLOWEST = 64 << 10  # bytes per second that an upload must at least make
 UPLOAD_SECONDS = 30  # on top of that
-UNPACK_SECONDS = 2 * installer.UNPACK_SECONDS
+UNPACK_SECONDS = 2 * installer.START_SECONDS
+
+
+class UploadCut(Interrupted):
+    """The upload did not get through. `kept`: the bytes that the host had before it."""
+
+    def __init__(self, host: str, detail: str, kept: int) -> None:
+        super().__init__(host, detail, "run it again: it goes on behind the bytes that are there")
+        self.kept = kept
 
 
 class Stream(Protocol):
@@ -41,6 +49,7 @@ class Stream(Protocol):
 async def push(
     host: str,
     binary: Binary,
+    place: Place,
     facts: Facts,
     mode: str,
     duplex: Stream,
@@ -49,30 +58,39 @@ async def push(
 ) -> None:
     """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline."""
     host_requirements.check(host, binary, facts)
-    allow(UPLOAD_SECONDS + binary.size / SLOWEST, f"send {binary.size >> 20} MB")
+    kept = facts.kept if facts.kept < binary.size else 0
+    left = binary.size - kept
+    allow(UPLOAD_SECONDS + UNPACK_SECONDS + left / SLOWEST, f"send {left >> 10} kB")
     with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
-        await _send(binary, mode, duplex, answers)
-    while True:
+        await _send(binary, place, kept, mode, duplex, answers)
+    try:
         answer = await next_answer(host, duplex, answers)
-        if answer == "have":
-            return
-        if answer == "unpack":
-            allow(UNPACK_SECONDS, "unpack")
-            continue
+    except Interrupted as lost:
+        raise UploadCut(host, lost.detail, kept) from None
+    if answer != "have":
         word, _, text = answer.removeprefix("fail ").partition(" ")
-        raise host_requirements.failed(host, word, text)
+        failure = host_requirements.failed(host, word, text)
+        raise UploadCut(host, failure.detail, kept) if kept and word in ("moved", "corrupt") else failure
 
 
-async def _send(binary: Binary, mode: str, duplex: Stream, answers: Answers) -> None:
-    """Send the installer as text, with its call at the end; then the file."""
-    build = address.build_hash()
-    call = (
-        f"main({answers.marker!r}, {binary.sha256!r}, {binary.size}, {build!r}, {mode!r}, sys.stdin.buffer)\n"
+async def _send(binary: Binary, place: Place, kept: int, mode: str, duplex: Stream, answers: Answers) -> None:
+    """Send the installer as text, with its call at the end; then the file from byte `kept` on."""
+    facts = (
+        answers.marker,
+        place.cache,
+        place.name(binary),
+        binary.sha256,
+        binary.size,
+        kept,
+        place.setup,
+        mode,
     )
+    call = f"main({', '.join(map(repr, facts))}, sys.stdin.buffer)\n"
     program = Path(installer.__file__).read_bytes() + b"\n" + call.encode()
     duplex.write(f"{len(program)}\n".encode() + program)
     with open(binary.path, "rb") as file:
-        while data := file.read(CHUNK):
+        file.seek(kept)
+        while not duplex.broken and (data := file.read(CHUNK)):
             duplex.write(data)
             await duplex.drain()
 

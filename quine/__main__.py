@@ -15,8 +15,8 @@ import os
 import sys
 import time
 
-from quine.base.errors import DEFECT, LOST, Failure, NoGuest, complain
-from transport import inherit
+from quine.base.errors import DEFECT, LOST, NOT_STARTED, Failure, NoGuest, complain
+from transport import address, inherit
 from transport.writes import write_all
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -140,6 +140,8 @@ def dispatch(words: list[str]) -> int:
 
         return ps(verb, words[1:])
     if words[:2] == ["fs", "python"]:
+        if address.unpacked():
+            os.environ["PYTHONPATH"] = ":".join(filter(None, [address.ROOT, os.environ.get("PYTHONPATH")]))
         os.execv(sys.executable, [sys.executable, *words[2:]])
     if words[:3] == ["fs", "mount", "--keep"]:
         from quine.mount.command import keep
@@ -165,10 +167,19 @@ def dispatch(words: list[str]) -> int:
         complain(f"not built yet: quine {verb}")
         return 2
     if verb in cli_options.VERBS:
-        from quine.cli.app import main as cli
-
+        if address.unpacked() and not _has_typer():
+            from quine.cli.on_host import main as cli
+        else:
+            from quine.cli.app import main as cli
         return cli(words)
     return agent(words)
+
+
+def _has_typer() -> bool:
+    """Whether the packages of an installation are there beside the file for hosts: a person may start it, too."""
+    from importlib.util import find_spec
+
+    return bool(find_spec("typer") and find_spec("pydantic"))
 
 
 def _inside(words: list[str]) -> Callable[[], None] | None:
@@ -299,6 +310,10 @@ def _translated(error: Exception) -> int:
     if isinstance(error, Refused):
         complain(error.detail, error.hint, error.host)
         return error.status
+    if isinstance(error, ModuleNotFoundError) and address.unpacked():
+        detail = f"{error.name} is needed for this, and the file for hosts is without it"
+        complain(detail, "do it where quine was installed with pip, pipx or uv")
+        return NOT_STARTED
     if isinstance(error, OSError) and (error.errno in (*FULL, errno.EPIPE) or error.filename == "stdout"):
         return _unwritten(error, str(error.filename or ""))
     return _defect()

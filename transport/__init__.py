@@ -1,4 +1,15 @@
 """transport: moves bytes, starts processes and carries named requests between nodes; knows nothing of agents.
 
-May import: nothing of this project.
+May import: backports.
 """
+
+import os
+import sys
+
+# PyPy has none of the three; a CPython has those that the system had on which it was built.
+if sys.version_info < (3, 11) or not all(
+    hasattr(os, name) for name in ("waitid", "pidfd_open", "memfd_create")
+):
+    from transport import backports
+
+    backports.add_missing()

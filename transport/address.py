@@ -19,56 +19,69 @@ from transport.errors import Refused
 from transport.lean import Mapping, blake2b
 
 PACKAGES = ("quine", "transport", "deploy")
+SUFFIXES = (".py", ".md", ".toml")  # of sources
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # has the packages
 NEW = 2_000_000_000  # ns; a file modified more recently may change again within one clock tick and look the same
 _DEFAULTS = {"config": ".config", "state": ".local/state", "cache": ".cache"}
 SUN_PATH = 100  # bytes of a Unix socket's path; 108 on Linux, 104 on BSD
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _build = ""
 _boot = ""
 
 
 def build_hash() -> str:
-    """BLAKE2 over the sources of our packages: the same in a checkout, a wheel and the single-file binary.
+    """BLAKE2 over the sources of our packages: the same in a checkout, a wheel and the one file that hosts get.
 
     Reading the sources takes a tenth of a client's start time. So the result is kept in a note, with the inode, size
     and times of every source. It is not kept while a source is newer than `NEW`, which may change and look the same.
     """
     global _build
     if not _build:
-        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         now = time.time_ns()
-        sources = [source for package in PACKAGES for source in _sources(f"{root}/{package}", package)]
-        facts = [(name, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for name, _, f in sources]
-        seen = blake2b(repr((root, facts)).encode(), digest_size=32).hexdigest()
-        note = _note_path(root)
+        found = sources()
+        facts = [(name, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for name, _, f in found]
+        seen = blake2b(repr((ROOT, facts)).encode(), digest_size=32).hexdigest()
+        note = _note_path(ROOT)
         _build = _noted(note, seen)
         if not _build:
-            _build = _hash_of(sources)
+            _build = hash_of((name, _content(path)) for name, path, _ in found)
             if note and max(row[4] for row in facts) < now - NEW:
                 _note(note, f"{seen} {_build}")
     return _build
 
 
+def sources() -> list[tuple[str, str, os.stat_result]]:
+    """Return (name, path, facts) of every source of this build, in the same order on every machine."""
+    return [source for package in PACKAGES for source in _sources(f"{ROOT}/{package}", package)]
+
+
 def _sources(folder: str, name: str) -> list[tuple[str, str, os.stat_result]]:
-    """Return (name, path, facts) of every source, in the same order on every machine."""
     found: list[tuple[str, str, os.stat_result]] = []
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             own = f"{name}/{entry.name}"
-            if entry.name.endswith((".py", ".md", ".toml")):
+            if entry.name.endswith(SUFFIXES):
                 found.append((own, entry.path, entry.stat()))
             elif entry.name != "__pycache__" and entry.is_dir():
                 found += _sources(entry.path, own)
     return found
 
 
-def _hash_of(sources: list[tuple[str, str, os.stat_result]]) -> str:
+def hash_of(contents: Iterable[tuple[str, bytes]]) -> str:
+    """Return the hash of a build with these sources, as pairs of name and content."""
     digest = blake2b(digest_size=32)
-    for name, path, _ in sources:
-        with open(path, "rb") as file:
-            source = file.read()
+    for name, source in contents:
         digest.update(f"{name}\0{len(source)}\0".encode() + source)
     return str(digest.hexdigest())
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _note_path(root: str) -> str:
@@ -97,11 +110,23 @@ def _note(path: str, text: str) -> None:
         pass  # the next process reads the sources again
 
 
+def unpacked() -> bool:
+    """Whether this process runs from the one file that hosts get, unpacked."""
+    return os.path.exists(f"{ROOT}/__main__.py")
+
+
 def own_command() -> list[str]:
     """The argv that starts this same program again; arguments follow.
 
-    -P: a file named like one of our modules in the current directory must not be imported in its place.
+    A file named like one of our modules in the current directory must not be imported in its place: hence -P, and where
+    there is none (before Python 3.11) our own place as the first one of the path.
     """
+    if unpacked():
+        flags = ["-I"] * sys.flags.isolated + ["-S"] * sys.flags.no_site
+        return [sys.executable, *flags, ROOT]
+    if sys.version_info < (3, 11):
+        places = f"sys.path[:1] = []; sys.path.append({ROOT!r})"
+        return [sys.executable, "-c", f"import sys; {places}; from quine.__main__ import main; main()"]
     return [sys.executable, "-P", "-m", "quine"]
 
 
@@ -111,7 +136,7 @@ def path_with_own(path: str) -> str:
     At the end, because an environment's bin must not change which python a command finds. On another host the
     dial has already put the binary's own directory in front.
     """
-    own = os.path.dirname(sys.executable)
+    own = os.path.dirname(ROOT if unpacked() else sys.executable)
     return path if own in path.split(":") else f"{path}:{own}"
 
 

@@ -80,7 +80,7 @@ class Status:
             status = cls(**data)
         except (TypeError, AttributeError) as error:
             raise ValueError(str(error)) from None
-        if status.state not in STATES or not isinstance(status.signal, str | None):
+        if status.state not in STATES or not isinstance(status.signal, (str, type(None))):
             raise ValueError("not a status")
         if not (_whole(status.code, 255) and _whole(status.pid, MOST)):
             raise ValueError("not a status")

@@ -33,6 +33,7 @@ from quine.files import credentials, urls
 from quine.providers import FILES, Config
 from quine.providers.vendors import KEYS, choose
 from transport import atomic, inherit, quickjson
+from transport.address import own_command
 
 # command-line option -> its variable
 OPTIONS = {
@@ -296,7 +297,7 @@ def ensure_quine(data_dir: str) -> None:
     if not os.access(os.path.join(beside, "quine"), os.X_OK):
         beside = os.path.join(data_dir, "bin")
         dirs.make(beside)
-        text = f'#!/bin/sh\nexec {quote(sys.executable)} -P -m quine "$@"\n'
+        text = f'#!/bin/sh\nexec {" ".join(map(quote, own_command()))} "$@"\n'
         atomic.write(os.path.join(beside, "quine"), text.encode(), 0o700, own=True)
     # Last, not first: the user's python and tools take precedence over those beside this interpreter.
     os.environ["PATH"] = os.pathsep.join([*places, beside])

@@ -64,22 +64,20 @@ def sections(code: int, stdout: str, stderr: str) -> str:
 
 def ended_by(error: GuestError | Spent) -> Ended:
     """Return the end of a session whose inference failed."""
-    match error:
-        case Spent():
-            return Ended(DENIED, "budget", detail=f"the budget is spent: {error}", hint=f"see {error.option}")
-        case Unavailable():
-            return Ended(
-                TRY_AGAIN,
-                "error",
-                detail=f"no reply from the guest: {error}",
-                hint="try again later, or check QUINE_API_BASE",
-            )
-        case Overflow():
-            return Ended(DENIED, "context_exhaustion", detail=f"the context is full: {error}")
-        case Refused():
-            return Ended(error.status, "error", detail=f"the guest refused: {error}", hint=error.hint)
-        case _:
-            return Ended(TRY_AGAIN, "error", detail=f"the guest failed: {error}")
+    if isinstance(error, Spent):
+        return Ended(DENIED, "budget", detail=f"the budget is spent: {error}", hint=f"see {error.option}")
+    if isinstance(error, Unavailable):
+        return Ended(
+            TRY_AGAIN,
+            "error",
+            detail=f"no reply from the guest: {error}",
+            hint="try again later, or check QUINE_API_BASE",
+        )
+    if isinstance(error, Overflow):
+        return Ended(DENIED, "context_exhaustion", detail=f"the context is full: {error}")
+    if isinstance(error, Refused):
+        return Ended(error.status, "error", detail=f"the guest refused: {error}", hint=error.hint)
+    return Ended(TRY_AGAIN, "error", detail=f"the guest failed: {error}")
 
 
 def exhausted(mode: str, limits: Limits) -> Ended:

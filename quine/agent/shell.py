@@ -97,7 +97,7 @@ class Shell:
         self.set_parent_death_signal(False)
         with self._signals.running():
             code = watch.until_done()
-        for (out, _), stream in zip(self._pipes, streams, strict=True):
+        for (out, _), stream in zip(self._pipes, streams):
             drain(out, stream)
         if code is None:
             code = self._ended(watch.notes)
@@ -218,7 +218,7 @@ class _Watch:
         self._signals = shell._signals
         self._mark = os.urandom(8).hex()
         self._statement = (STATEMENT % (quote(command), self._mark)).encode("utf-8", "surrogateescape")
-        self._streams = {pair[0]: stream for pair, stream in zip(shell._pipes, streams, strict=True)}
+        self._streams = {pair[0]: stream for pair, stream in zip(shell._pipes, streams)}
         self._begun = procs.now()
         self._older = procs.children(shell._pid)
         self._deadline = time.monotonic() + timeout if timeout > 0 else float("inf")

@@ -33,7 +33,7 @@ def too_deep(value: Any, levels: int) -> bool:
     """
     layer = [value]
     for _ in range(levels):
-        layer = [item for one in layer if isinstance(one, dict | list) for item in _items(one)]
+        layer = [item for one in layer if isinstance(one, (dict, list)) for item in _items(one)]
         if not layer:
             return False
     return True
@@ -158,7 +158,7 @@ class Usage(NamedTuple):
     def __add__(self, other: object) -> Usage:
         if not isinstance(other, Usage):
             return NotImplemented
-        return Usage(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
+        return Usage(*(a + b for a, b in zip(self, other)))  # type: ignore[arg-type]
 
 
 class Tool(NamedTuple):

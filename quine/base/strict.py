@@ -1,10 +1,14 @@
-"""Bodies of requests as models: strict, bounded, and read before anything is done."""
+"""Bodies of requests as models: strict, bounded, and read before anything is done.
+
+Laws
+1. An unknown field, a missing one, a value of another type or beyond its bounds is an error, which names the field.
+2. Pure Python: a host that passes on the requests of a job has no compiled package.
+"""
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+import re
+from typing import Any, TypeVar
 
 from transport import quickjson
 from transport.errors import RequestError
@@ -12,11 +16,94 @@ from transport.errors import RequestError
 MAX_BODY = 64 << 20  # a conversation of a million tokens is a tenth of this
 MAX_VALUES = 250_000  # JSON values in one body: each takes some hundred bytes here, two on the wire
 _SEPARATORS = (b",", b"[", b"{")
-Model = TypeVar("Model", bound=BaseModel)
+_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "list", dict: "object"}
+REQUIRED: Any = object()
+Model = TypeVar("Model", bound="Strict")
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Field:
+    """One field of a body.
+
+    `least` and `most`: bounds of a number, or of the length of a text, list or object. `pattern`: for the whole of a
+    text. `each`: of the items of a list, or of the values of an object. A number may be an integer, and a boolean is
+    neither of them.
+    """
+
+    def __init__(
+        self,
+        kind: type,
+        least: float = 0,
+        most: float = float("inf"),
+        *,
+        pattern: str = "",
+        each: Field | None = None,
+        default: Any = REQUIRED,
+    ) -> None:
+        self.kind: Any = kind
+        self.least = least
+        self.most = most
+        self.pattern = re.compile(pattern)
+        self.each = each
+        self.default = default
+
+    def check(self, value: Any) -> None:
+        """Raise ValueError if a value is not allowed here."""
+        if type(value) is not self.kind and not (self.kind is float and type(value) is int):
+            raise ValueError(f"not of type {_NAMES[self.kind]}")
+        size = len(value) if self.kind in (str, list, dict) else value
+        if not self.least <= size <= self.most:  # nor is it a NaN
+            raise ValueError(f"not between {self.least:g} and {self.most:g}")
+        if self.pattern.pattern and not self.pattern.fullmatch(value):
+            raise ValueError(f"not of the form {self.pattern.pattern}")
+        if self.each:
+            for item in value.values() if isinstance(value, dict) else value:
+                self.each.check(item)
+
+
+class Strict:
+    """A model: its class attributes that are Fields are its fields."""
+
+    def __init__(self, body: Any) -> None:
+        if not isinstance(body, dict):
+            raise ValueError("not an object")
+        fields = {name: field for name, field in vars(type(self)).items() if isinstance(field, Field)}
+        for name in body:
+            if name not in fields:
+                raise ValueError(f"{name}: extra inputs are not permitted")
+        for name, field in fields.items():
+            value = body.get(name, field.default)
+            if value is REQUIRED:
+                raise ValueError(f"{name}: missing")
+            if name in body:
+                try:
+                    field.check(value)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+            setattr(self, name, value)
+
+
+def text(most: float = float("inf"), least: int = 0, *, pattern: str = "", default: Any = REQUIRED) -> Any:
+    return Field(str, least, most, pattern=pattern, default=default)
+
+
+def integer(most: float, *, default: Any = REQUIRED) -> Any:
+    return Field(int, 0, most, default=default)
+
+
+def number(most: float, *, default: Any = REQUIRED) -> Any:
+    return Field(float, 0, most, default=default)
+
+
+def flag(default: Any = REQUIRED) -> Any:
+    return Field(bool, default=default)
+
+
+def items(each: Field, most: float, least: int = 0) -> Any:
+    return Field(list, least, most, each=each)
+
+
+def mapping(each: Field | None = None) -> Any:
+    return Field(dict, each=each)
 
 
 def parse(model: type[Model], body: bytes) -> Model:
@@ -27,14 +114,9 @@ def parse(model: type[Model], body: bytes) -> Model:
     if _values(body) > MAX_VALUES:
         raise RequestError(f"{name}: more than {MAX_VALUES} values")
     try:
-        # Not model_validate_json: half a surrogate pair, as undecodable bytes become here, is an error for it.
-        return model.model_validate(quickjson.loads(body))
+        return model(quickjson.loads(body))
     except (RecursionError, UnicodeDecodeError):
         raise RequestError(f"{name}: not JSON") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise RequestError(f"{name}: {where}: {first['msg'].lower()}") from None
     except ValueError as error:
         raise RequestError(f"{name}: {error}") from None
 

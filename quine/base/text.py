@@ -15,11 +15,9 @@ def plain(text: str, newlines: bool = True, indent: str = "") -> str:
 
 def table(rows: Sequence[Sequence[str]], right: tuple[int, ...] = ()) -> str:
     """Format rows as columns of minimal width; the columns in `right` are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
     lines = []
     for row in rows:
-        cells = [
-            c.rjust(w) if n in right else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = [c.rjust(w) if n in right else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths))]
         lines.append("  ".join(cells).rstrip() + "\n")
     return "".join(lines)

@@ -93,8 +93,10 @@ def _prices(environ: Mapping[str, str]) -> dict[str, Price]:
 
 
 def _load(path: str) -> dict[str, Price]:
-    import tomllib
-
+    try:
+        import tomllib
+    except ImportError:
+        raise Misconfigured(f"{path}: this Python cannot read TOML", "Python 3.11 or newer can") from None
     try:
         with open(path, "rb") as file:
             data = tomllib.load(file)
@@ -116,7 +118,7 @@ def _price(name: str, told: Any, where: str) -> Price:
     for key, value in told.items():
         if key not in Price._fields:
             raise Misconfigured(f"{where}: {key}: unknown key", f"known are {', '.join(Price._fields)}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise Misconfigured(f"{where}: {key}: must be a number, not {value!r}")
         if not (0 <= value <= MOST or (key == "long" and value >= 0)):  # nan fails both comparisons
             raise Misconfigured(f"{where}: {key}: {value} is no price in US dollars per million tokens")

@@ -160,10 +160,7 @@ def deploy(
 def _build(output: Path | None) -> int:
     from deploy.build import build
 
-    binary = build(output)
-    version = ".".join(map(str, binary.python))
-    print(f"{binary.path}: {binary.size} bytes, for {binary.system} {binary.machine}, Python {version}")
-    print(f"sha256 {binary.sha256}")
+    print("\n".join(build(output).lines()))
     return OK
 
 

@@ -62,7 +62,7 @@ def _look(look: Callable[[], Finding]) -> Finding:
 
 def _python() -> Finding:
     version = sys.version.split()[0]
-    if sys.version_info < (3, 11):  # noqa: UP036 - reported instead of a traceback
+    if sys.version_info < (3, 11):  # reported instead of a traceback
         return Finding("fail", "python", f"{version} at {sys.executable}", "3.11 or newer is needed")
     return Finding("ok", "python", f"{version} at {sys.executable}")
 
@@ -166,22 +166,11 @@ def _inventory(named: str | None) -> Finding:
 
 
 def _binary() -> Finding:
-    """Check whether the binary could be built. It is not built here, as that takes seconds."""
-    import importlib.util
-
+    """Check whether the binary could be built. It is not built here, as that takes half a second."""
     from deploy.build import OWN, cache_directory, running_binary
 
     if running := running_binary():
         return Finding("ok", "binary", f"this is {running.path}; hosts are sent it")
-    if importlib.util.find_spec("pex") is None:
-        return Finding(
-            "warn", "binary", "pex is not installed: hosts cannot be sent anything", "pip install pex"
-        )
-    if sys.prefix == sys.base_prefix:
-        cure = "in its checkout: python3 -m venv .venv; .venv/bin/pip install ."
-        return Finding(
-            "warn", "binary", "quine is not in a virtual environment: hosts cannot be sent anything", cure
-        )
     if why := _unwritable(cache_directory() / "build"):
         return Finding("warn", "binary", f"it cannot be kept, so hosts cannot be sent it: {why}", OWN)
     return Finding("ok", "binary", f"made from {sys.prefix} when a host needs it")

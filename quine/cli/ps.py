@@ -187,9 +187,7 @@ def _may_be_an_id(text: str) -> bool:
 
 def _common(one: str, other: str) -> int:
     """Return how many characters two ids share at their beginning."""
-    return next(
-        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
+    return next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
 # -- wait ------------------------------------------------------------------------------------------

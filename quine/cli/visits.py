@@ -64,7 +64,8 @@ def check(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
         build = "same" if facts.have else "none"
         free = f"{facts.free >> 20} MB"
         system = f"{facts.system} {facts.machine}"
-        rows.append([host.name, "ok", system, facts.version, build, free, slots, f"{result.seconds:.2f}"])
+        python = ".".join(map(str, facts.version))
+        rows.append([host.name, "ok", system, python, build, free, slots, f"{result.seconds:.2f}"])
     print(table(rows), end="")
     return complaints(results)
 
@@ -77,9 +78,13 @@ def visit(
     A host whose unknown key is accepted on the terminal is visited again.
     """
     import asyncio
+    import logging
 
     from transport.errors import Refused
 
+    logging.getLogger("asyncio").setLevel(
+        logging.ERROR
+    )  # it warns of each write to a connection that was lost
     agent = os.environ.get("SSH_AUTH_SOCK")
 
     async def one(host: Host) -> tuple[Host, Visit | Refused]:

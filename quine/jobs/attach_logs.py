@@ -135,7 +135,7 @@ class _Proxy:
         self._files = files
         self._line = line
         ends = [os.fstat(fd).st_size for fd in files]
-        self._at = [end if start == HIGHEST else start for start, end in zip(starts, ends, strict=True)]
+        self._at = [end if start == HIGHEST else start for start, end in zip(starts, ends)]
         self._acknowledged = [-1, -1]
         self._known = [0, 0] if line else [HIGHEST, HIGHEST]
         self._stdin = stdin if line else -1
@@ -168,13 +168,13 @@ class _Proxy:
         """Return whether there is more to pass on, and its reader is ready."""
         return any(
             not output.pending and at < known
-            for output, at, known in zip(self.outputs, self._at, self._known, strict=True)
+            for output, at, known in zip(self.outputs, self._at, self._known)
         )
 
     def _pass_on(self) -> bool:
         """Pass on some more of each file. Return True if both are passed on as far as is known."""
         idle = True
-        for n, (fd, output) in enumerate(zip(self._files, self.outputs, strict=True)):
+        for n, (fd, output) in enumerate(zip(self._files, self.outputs)):
             if not output.pending and self._at[n] < self._known[n]:
                 data = os.pread(fd, min(STEP, self._known[n] - self._at[n]), self._at[n])
                 if data:

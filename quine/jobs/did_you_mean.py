@@ -77,10 +77,14 @@ def is_one_edit(one: str, other: str) -> bool:
 
 
 def _hosts(options: RunOptions) -> set[str]:
-    from deploy.inventory import ConfigError, load
-
     path = find_inventory(options, os.environ)
+    if not path:
+        return set()
     try:
-        return set(load(Path(path), {}).hosts) if path else set()
+        from deploy.inventory import ConfigError, load
+    except ModuleNotFoundError:  # on a host, which can read none
+        return set()
+    try:
+        return set(load(Path(path), {}).hosts)
     except ConfigError:
         return set()

@@ -12,17 +12,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deploy.hostlist import told
-from deploy.inventory import Inventory, load
 from quine.base.allowed_hosts import NAME
-from quine.base.strict import Strict, parse
+from quine.base.strict import Strict, parse, text
 from transport import quickjson
 from transport.errors import Refused, RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from deploy.inventory import Inventory
 
 Ask = Callable[[str, bytes], bytes]
 
 
 class _Hosts(Strict):
-    host: str = ""
+    host: str = text(default="")
 
 
 def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None) -> bytes:
@@ -35,6 +38,8 @@ def answer(body: bytes, host: str, inventory: str | None, ask: Ask | None) -> by
         return ask(NAME, quickjson.dumps({"host": asked} if asked else {}).encode())
     if inventory is None:
         return b"[]"
+    from deploy.inventory import load  # pydantic: a node between has none
+
     try:
         known = load(Path(inventory), {})
     except Refused as error:

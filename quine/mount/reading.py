@@ -26,7 +26,7 @@ from quine.mount.protocol import Op, Request, inode_of
 from quine.mount.state import State
 from quine.mount.writeback import Draft
 
-Parts = tuple[bytes | memoryview, ...]
+Parts = tuple["bytes | memoryview", ...]
 
 BELIEVED = 1  # seconds
 _REPLACED = (errno.ESTALE, errno.ENOENT, errno.EISDIR, errno.ENOTDIR)  # the name means something else now

@@ -72,19 +72,18 @@ class Config(NamedTuple):
 
 def build(config: Config) -> Guest:
     """Return the guest that `config` names. Raise Misconfigured if its base cannot be a guest."""
-    match config.kind:
-        case "script":
-            from quine.providers.script import ScriptGuest
+    if config.kind == "script":
+        from quine.providers.script import ScriptGuest
 
-            return ScriptGuest(config.base)
-        case "program":
-            from quine.providers.program import ProgramGuest
+        return ScriptGuest(config.base)
+    if config.kind == "program":
+        from quine.providers.program import ProgramGuest
 
-            return ProgramGuest(config.base, config.model, config.key)
-        case "replay":
-            from quine.providers.replay import ReplayGuest
+        return ProgramGuest(config.base, config.model, config.key)
+    if config.kind == "replay":
+        from quine.providers.replay import ReplayGuest
 
-            return ReplayGuest(config.base)
+        return ReplayGuest(config.base)
     from importlib import import_module
 
     from quine.providers.http import HttpGuest

@@ -154,23 +154,23 @@ class _Stream(Stream):
         self._pieces: dict[int, dict[str, list[str]]] = {}  # joined once: a long text comes in thousands
 
     def _take(self, event: str, data: Any) -> bool:
-        match data["type"]:
-            case "message_start":
-                self._message = dict(data["message"])
-            case "content_block_start":
-                index = integer(data["index"])
-                self._blocks[index] = dict(data["content_block"])
-                self._pieces[index] = {}
-            case "content_block_delta":
-                self._delta(data["index"], data["delta"])
-            case "message_delta":
-                usage = {k: v for k, v in (data.get("usage") or {}).items() if v is not None}
-                usage = {**(self._message.get("usage") or {}), **usage}  # cumulative: the later one counts
-                self._message = {**self._message, **data["delta"], "usage": usage}
-            case "message_stop":
-                if not self._message:
-                    raise ValueError("a stream without a beginning")
-                return True
+        kind = data["type"]
+        if kind == "message_start":
+            self._message = dict(data["message"])
+        elif kind == "content_block_start":
+            index = integer(data["index"])
+            self._blocks[index] = dict(data["content_block"])
+            self._pieces[index] = {}
+        elif kind == "content_block_delta":
+            self._delta(data["index"], data["delta"])
+        elif kind == "message_delta":
+            usage = {k: v for k, v in (data.get("usage") or {}).items() if v is not None}
+            usage = {**(self._message.get("usage") or {}), **usage}  # cumulative: the later one counts
+            self._message = {**self._message, **data["delta"], "usage": usage}
+        elif kind == "message_stop":
+            if not self._message:
+                raise ValueError("a stream without a beginning")
+            return True
         return False
 
     def _body(self) -> dict[str, Any]:
@@ -178,17 +178,17 @@ class _Stream(Stream):
 
     def _delta(self, index: int, delta: dict[str, Any]) -> None:
         block = self._blocks[index]
-        match delta["type"]:
-            case "text_delta":
-                self._piece(index, "text", delta["text"])
-            case "thinking_delta":
-                self._piece(index, "thinking", delta["thinking"])
-            case "input_json_delta":
-                self._piece(index, "input", delta["partial_json"])
-            case "signature_delta":
-                block["signature"] = delta["signature"]
-            case "citations_delta":
-                block["citations"] = [*(block.get("citations") or []), delta["citation"]]
+        kind = delta["type"]
+        if kind == "text_delta":
+            self._piece(index, "text", delta["text"])
+        elif kind == "thinking_delta":
+            self._piece(index, "thinking", delta["thinking"])
+        elif kind == "input_json_delta":
+            self._piece(index, "input", delta["partial_json"])
+        elif kind == "signature_delta":
+            block["signature"] = delta["signature"]
+        elif kind == "citations_delta":
+            block["citations"] = [*(block.get("citations") or []), delta["citation"]]
 
     def _piece(self, index: int, field: str, piece: object) -> None:
         if not isinstance(piece, str):

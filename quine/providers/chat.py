@@ -201,7 +201,7 @@ def _calls(said: _Message, raw: dict[str, Any], answer: str) -> tuple[ToolCall, 
                 "id": call.id,
                 "function": {**given["function"], "arguments": call.raw},
             }
-            for call, given in zip(calls, raw["tool_calls"], strict=True)
+            for call, given in zip(calls, raw["tool_calls"])
         ]
     return calls
 

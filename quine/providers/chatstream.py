@@ -51,7 +51,7 @@ class ChatStream(Stream):
         message |= {name: "".join(parts) for name, parts in self._texts.items()}
         if self._details:
             message["reasoning_details"] = self._details
-        for call, parts in zip(self._calls, self._arguments, strict=True):
+        for call, parts in zip(self._calls, self._arguments):
             call["function"]["arguments"] = "".join(parts)
         if self._calls:
             message["tool_calls"] = self._calls

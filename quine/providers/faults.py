@@ -106,7 +106,7 @@ def printable(text: str, limit: int = SHOWN) -> str:
 
 
 def _name(value: Any) -> str:
-    return printable(str(value), 100) if isinstance(value, str | int) else ""
+    return printable(str(value), 100) if isinstance(value, (str, int)) else ""
 
 
 def _page(text: str) -> str:

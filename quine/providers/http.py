@@ -161,7 +161,7 @@ class HttpGuest:
     def _why(self, error: httpx.HTTPError) -> str:
         silent = isinstance(error, httpx.ReadTimeout)
         text = f"nothing came for {self._timeout.read:.0f} s" if silent else printable(str(error))
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             _, number, reason = text.rpartition("] ") if text.startswith("[Errno ") else ("", "", "")
             text = reason[:1].lower() + reason[1:] if number else text
             return f"cannot reach the model server at {self._shown}: {text or 'it does not answer'}"

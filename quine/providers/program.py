@@ -245,7 +245,7 @@ def _usage(usage: dict[str, Any]) -> Usage:
     if unknown:
         raise ValueError(f"unknown key {min(unknown)!r} in usage")
     if any(
-        isinstance(n, bool) or not isinstance(n, int | float) or not 0 <= n <= MOST for n in usage.values()
+        isinstance(n, bool) or not isinstance(n, (int, float)) or not 0 <= n <= MOST for n in usage.values()
     ):
         raise ValueError("usage holds what is no count")
     told = {name: float(n) if name == "cost" else int(n) for name, n in usage.items()}
@@ -256,6 +256,6 @@ def _error(data: dict[str, Any]) -> GuestError:
     detail = str(data.get("detail", "it gave no reason"))
     if data["error"] == "unavailable":
         after = data.get("after")
-        pause = after if isinstance(after, int | float) and 0 <= after <= PATIENCE else None
+        pause = after if isinstance(after, (int, float)) and 0 <= after <= PATIENCE else None
         return Unavailable(detail, pause)
     return Overflow(detail) if data["error"] == "overflow" else Refused(detail)

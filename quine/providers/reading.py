@@ -58,7 +58,7 @@ def number(data: Any, *path: str) -> int:
 def amount(data: Any, *path: str) -> float:
     for key in path:
         data = data.get(key) if isinstance(data, dict) else None
-    counts = isinstance(data, int | float) and not isinstance(data, bool)
+    counts = isinstance(data, (int, float)) and not isinstance(data, bool)
     return data if counts and 0 < data < HUGE else 0
 
 
@@ -67,7 +67,7 @@ def unused(wanted: object, taken: set[str], made: str = "call_") -> str:
 
     The id is new, and begins with `made`, if the server sent none, or the same one twice.
     """
-    text = str(wanted) if isinstance(wanted, str | int) and wanted != "" else ""
+    text = str(wanted) if isinstance(wanted, (str, int)) and wanted != "" else ""
     if not text or text in taken:
         text = next(name for n in itertools.count(len(taken)) if (name := f"{made}{n}") not in taken)
     taken.add(text)

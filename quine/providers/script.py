@@ -96,7 +96,7 @@ def _check_reply(reply: dict[str, Any]) -> None:
         if unknown := call.keys() - CALL:
             raise ValueError(f"unknown key {min(unknown)!r} in a tool call")
         _typed(call, "name", str)
-        if not isinstance(call["arguments"], dict | str):
+        if not isinstance(call["arguments"], (dict, str)):
             raise ValueError('"arguments" must be an object, or text that stands for the raw arguments')
 
 

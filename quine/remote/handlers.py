@@ -1,7 +1,7 @@
 """Handlers of a remote agent's requests `life`, `infer`, `tape` and `ledger`, in its proxy: at the origin, or between.
 
 Laws
-1. The requester is not trusted: every body is bounded and checked by a pydantic model. A refusal is a RequestError that
+1. The requester is not trusted: every body is bounded and checked by a model. A refusal is a RequestError that
    names the rule.
 2. A key or a script never leaves here; a remote agent sends a conversation and gets a reply.
 3. Rights come from the job, not from the request: its tree, its levels, its sessions, the ledger that it was started
@@ -18,9 +18,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from quine import providers
 from quine.agent import env, personas, prompt, tools
@@ -43,7 +41,7 @@ from quine.base.messages import (
     unheard,
 )
 from quine.base.sessions import tape_path
-from quine.base.strict import Strict, parse
+from quine.base.strict import Strict, flag, integer, items, mapping, number, parse, text
 from quine.budget.leases import Lender
 from quine.budget.ledger import Ledger
 from quine.providers import metering
@@ -61,24 +59,24 @@ Service = Callable[[bytes], bytes]
 
 
 class _Infer(Strict):
-    session: Annotated[str, Field(max_length=36)]
-    mission: str  # bounded by MAX_BODY only: a bound here fails on half a surrogate pair
-    ordinal: Annotated[int, Field(ge=0, le=1_000_000)]
-    wisdom: dict[str, str]
-    messages: Annotated[list[dict[str, Any]], Field(max_length=100_000)]
-    output: Annotated[int, Field(ge=0, le=MOST)] = 0
-    cost: Annotated[float, Field(ge=0, le=MOST)] = 0.0
+    session: str = text(36)
+    mission: str = text()
+    ordinal: int = integer(1_000_000)
+    wisdom: dict[str, str] = mapping(text())
+    messages: list[dict[str, Any]] = items(mapping(), 100_000)
+    output: int = integer(MOST, default=0)
+    cost: float = number(MOST, default=0.0)
 
 
 class _Ledger(Strict):
     """A request of quine/budget/leases.py. `ended`: the job of the share has ended, and all its places come back."""
 
-    ledger: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-    back: Annotated[int, Field(ge=0, le=1 << 40)] = 0
-    ask: Annotated[int, Field(ge=0, le=1 << 40)] = 0
-    had: Annotated[int, Field(ge=0, le=1 << 40)] = 0
-    need: Annotated[int, Field(ge=0, le=1 << 20)] = 0
-    ended: bool = False
+    ledger: str = text(pattern="[0-9a-f]{32}")
+    back: int = integer(1 << 40, default=0)
+    ask: int = integer(1 << 40, default=0)
+    had: int = integer(1 << 40, default=0)
+    need: int = integer(1 << 20, default=0)
+    ended: bool = flag(False)
 
 
 def _none() -> bytes:
@@ -180,7 +178,7 @@ class _Proxy:
     def _answered(self, session: str, ordinal: int, tokens: tuple[int, int]) -> None:
         with self._lock:
             self._next[session] = ordinal + 1
-            for name, count in zip(("tokens_in", "tokens_out"), tokens, strict=True):
+            for name, count in zip(("tokens_in", "tokens_out"), tokens):
                 self._spent[name] = self._spent.get(name, 0) + count
 
 
@@ -336,9 +334,9 @@ class _Origin(_Proxy):
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise RequestError(f"infer: not a conversation: {str(error)[:200]}") from None
         foreign = 0
-        for number, message in enumerate(messages):
+        for at, message in enumerate(messages):
             if message.raw and _mark(message.raw) not in self._given:
-                messages[number] = message._replace(raw=None)
+                messages[at] = message._replace(raw=None)
                 foreign += 1
         if foreign:
             self._note(f"infer: {foreign} blocks of a provider that were not handed out here were left out")

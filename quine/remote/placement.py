@@ -83,8 +83,13 @@ class Placer:
     def _inventory(self, spawn: Spawn) -> Inventory:
         from pathlib import Path
 
-        from deploy.inventory import ConfigError, Inventory, load
         from transport.errors import Misconfigured
+
+        try:
+            from deploy.inventory import ConfigError, Inventory, load
+        except ModuleNotFoundError as lacking:
+            detail = f"the file for hosts reads no inventory and dials nobody: it is without {lacking.name}"
+            raise Misconfigured(detail, "there, install it from its sources, as the README says") from None
 
         named = spawn.context.get("inventory")
         if not isinstance(named, str):

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from quine.agent.session import SessionSpec
 from quine.base.errors import Failure
 from quine.base.sessions import is_session
-from quine.base.strict import Strict, parse
+from quine.base.strict import Strict, integer, items, mapping, number, parse, text
 from quine.tape.lines import digest
 from quine.tape.writer import Sink
 from transport.errors import RequestError
@@ -30,16 +28,16 @@ MAX_TAPES = 2 << 30  # bytes of them in all: a thousand long sessions
 
 
 class _Tape(Strict):
-    session: Annotated[str, Field(max_length=36)]
-    lines: Annotated[list[Annotated[str, Field(max_length=MAX_LINE)]], Field(min_length=1, max_length=10_000)]
+    session: str = text(36)
+    lines: list[str] = items(text(MAX_LINE), 10_000, 1)
 
 
 class _Entry(Strict):
-    type: Annotated[str, Field(pattern="^[a-z_]{1,32}$")]
-    data: dict[str, Any]
-    seq: Annotated[int, Field(ge=0, le=1 << 40)]
-    ts: Annotated[float | int, Field(ge=0, le=1e11)]
-    prev: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
+    type: str = text(pattern="[a-z_]{1,32}")
+    data: dict[str, Any] = mapping()
+    seq: int = integer(1 << 40)
+    ts: float = number(1e11)
+    prev: str = text(pattern="(?:[0-9a-f]{64})?")
 
 
 class _Arriving:
@@ -93,7 +91,7 @@ class Arrivals:
 
     def _take(self, tape: _Arriving, entries: list[_Entry], lines: list[bytes]) -> None:
         length, prev = tape.length, tape.prev
-        for entry, line in zip(entries, lines, strict=True):
+        for entry, line in zip(entries, lines):
             if entry.seq != length:
                 raise RequestError(f"tape: line {entry.seq} came, and {length} is next")
             if entry.prev != prev:

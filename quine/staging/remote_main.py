@@ -208,7 +208,7 @@ def _make(asked: Asked, feed: Feed, place: str, objects: Objects, digest: str, p
     before = scan.recall(place).read()
     if before:
         old = before[1]
-        known = {name: pair for name, *pair in zip(old.names, before[2], old.marks, strict=True)}  # type: ignore[misc]
+        known = {name: pair for name, *pair in zip(old.names, before[2], old.marks)}  # type: ignore[misc]
         if not packed and digest_of(before[0]) == digest:
             packed = before[0]
     if not packed:

@@ -207,11 +207,11 @@ def _recover(name: bytes, base: int) -> None:
             fd = os.open("journal", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=top)
             with open(fd, "rb") as file:
                 words = file.read().split(b"\0")[:-1]
-            if not all(map(bytes.isdigit, words[::2])) or not all(map(_stays, words[1::2])):
+            if len(words) % 2 or not all(map(bytes.isdigit, words[::2])) or not all(map(_stays, words[1::2])):
                 return  # not ours: an archive that was unpacked here may hold anything
             new = os.open("new", FOLDER, dir_fd=top)
             try:
-                for spot, path in zip(words[::2], words[1::2], strict=True):
+                for spot, path in zip(words[::2], words[1::2]):
                     folder, last = parents.of(path)
                     with contextlib.suppress(FileNotFoundError):
                         os.rename(spot, last, src_dir_fd=new, dst_dir_fd=folder)

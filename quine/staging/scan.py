@@ -80,7 +80,7 @@ class Scan:
         )
 
     def by_name(self) -> dict[bytes, bytes]:
-        return dict(zip(self.names, self.facts, strict=True))
+        return dict(zip(self.names, self.facts))
 
 
 def scan(

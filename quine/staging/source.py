@@ -88,13 +88,13 @@ class Tree:
             _, old, facts = before
             known = {
                 name: (fact, mark, mode)
-                for name, fact, mark, mode in zip(old.names, facts, old.marks, old.modes, strict=True)
+                for name, fact, mark, mode in zip(old.names, facts, old.marks, old.modes)
             }
         manifest = self._manifest = Manifest()
         self._imply()
         calm = True
         folder, base = b"/", b""  # no name begins with a slash
-        for name, fact in zip(names, found.facts, strict=True):
+        for name, fact in zip(names, found.facts):
             _, size, mtime, _, mode = FACTS.unpack(fact)
             kind = mode & 0o170000
             if kind == stat.S_IFREG:
@@ -171,7 +171,7 @@ class Tree:
     def _check_links(self) -> None:
         manifest = self.manifest
         roots = {b""} if b"" in self._sources else set(manifest.roots)
-        for name, mode, mark in zip(manifest.names, manifest.modes, manifest.marks, strict=True):
+        for name, mode, mark in zip(manifest.names, manifest.modes, manifest.marks):
             if mode & 0o170000 == stat.S_IFLNK and not stays(name, mark, roots):
                 text = f"a link that leads out of what is staged, to {shown(mark)}"
                 raise LeadsOut(0, text, self.path(name))

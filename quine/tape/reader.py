@@ -287,7 +287,7 @@ def usage_of(told: object) -> Usage | None:
 
 def number(value: object, otherwise: float = 0.0) -> float:
     """Return `value` if it is a number below HUGE, else `otherwise`."""
-    if isinstance(value, int | float) and abs(value) < HUGE:
+    if isinstance(value, (int, float)) and abs(value) < HUGE:
         return float(value)
     return otherwise
 

@@ -51,7 +51,7 @@ class Mask:
             return self._text(value)
         if isinstance(value, dict):
             return {key if key in NAMES else self._text(key): self.of(item) for key, item in value.items()}
-        return [self.of(item) for item in value] if isinstance(value, list | tuple) else value
+        return [self.of(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _text(self, text: str) -> str:
         for form in self._forms:

@@ -304,4 +304,4 @@ def _integer(value: object) -> int:
 
 def number(value: object) -> float:
     """Return a number of sensible size, else 0."""
-    return float(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0.0
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e15 else 0.0

@@ -201,7 +201,7 @@ def _life(old: Path, new: Path) -> Departure | None:
     cut = end is None or end.get("termination_mode") not in ENDED_ITSELF
     then, now = list(requests.steps(old)), list(requests.steps(new))
     same = _same(old), _same(new)
-    for before, after in zip(then, now, strict=False):
+    for before, after in zip(then, now):
         texts = same[0].text(before.message), same[1].text(after.message)
         if texts[0] != texts[1]:
             return Departure(old.stem, before.line, *texts)

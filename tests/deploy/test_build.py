@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import build, paths
+from deploy import build, installer, paths
 from quine.archive import local_mirror
 from quine.files.stores.local.store import Local
 from transport import address
@@ -24,7 +25,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
 def test_same_inputs_same_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build.build()
     assert first.path.parent.parent == home / ".cache" / "quine" / "build"
@@ -37,7 +37,9 @@ def test_same_inputs_same_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         again = build.build(home / "out")
     finally:
         os.umask(mask)
-    assert again.sha256 == first.sha256 == build._digest(again.path), "a damaged one is made again, and alike"
+    assert again.sha256 == first.sha256 == installer.digest(again.path), (
+        "a damaged one is made again, and alike"
+    )
     assert os.access(again.path, os.X_OK)
     assert sorted(os.listdir(home / ".cache" / "quine" / "build")) == [first.path.parent.name, "lock"]
 
@@ -45,14 +47,33 @@ def test_same_inputs_same_bytes(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         names = archive.namelist()
     assert "quine/__main__.py" in names and "quine/agent/prompt.md" in names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
-    assert not [name for name in names if name.startswith(".deps/pex-")]
+    assert "fsspec/__init__.py" in names
+    assert [name for name in names if name.startswith("fsspec-") and "LICENSE" in name]
+    assert not [name for name in names if name.endswith(".so")]
+    assert again.size <= 1_500_000, "it is sent to every host"
 
     # it runs without anything of this environment, and says that it is the same build
     env = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
+    for _ in range(2):  # the second time it has been unpacked
+        said = subprocess.run(
+            [sys.executable, "-S", again.path, "--version"],
+            env=env, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert said.stdout.endswith(f"(build {address.build_hash()[:12]})\n")
+    (unpacked,) = (home / ".cache" / "quine" / "unpacked").iterdir()
+    assert unpacked.name == again.sha256 and unpacked.stat().st_mode & 0o077 == 0
+
+
+def test_an_old_python_is_told_so_in_a_sentence() -> None:
+    """Its parser would stop at the first of our files."""
+    main = Path(address.ROOT, "quine", "one_file.py").read_text()
+    ast.parse(main, feature_version=(3, 4))
     said = subprocess.run(
-        [sys.executable, again.path, "--version"], env=env, capture_output=True, text=True, check=True
-    )
-    assert said.stdout.endswith(f"(build {address.build_hash()[:12]})\n")
+        [sys.executable, "-c", "import sys; sys.version_info = (3, 6, 9); sys.argv = ['q']; exec(sys.stdin.read())"],
+        input=main, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert said.returncode == 1
+    assert said.stderr == "quine: error: this is Python 3.6, quine needs 3.9 or newer\n"
 
 
 def test_sources_that_changed_under_us(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,12 +81,6 @@ def test_sources_that_changed_under_us(home: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(Refused, match="the sources have changed since this process was started"):
         build.build()
     assert os.listdir(home / ".cache" / "quine" / "build") == ["lock"]
-
-
-def test_what_pex_says_is_passed_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_requirements", lambda: ["no-such-distribution>=1"])
-    with pytest.raises(Refused, match=r"pex cannot make the binary: .*no-such-distribution"):
-        build.build()
 
 
 def test_builds_facts_and_the_mirror_are_in_the_users_cache(
@@ -108,8 +123,3 @@ def test_old_builds_are_forgotten(tmp_path: Path) -> None:
     (tmp_path / "new-under-way").mkdir()
     build._forget_old(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["b3", "b4", "b5", "b6", "new-under-way"]
-
-
-def test_names_of_projects() -> None:
-    assert build._project("Typing_Extensions>=4; python_version < '3.13'") == "typing-extensions"
-    assert build._project("zope.interface[test]") == "zope-interface"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import io
 import os
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -21,8 +24,8 @@ def installations(base: Path, count: int) -> list[Path]:
     made = []
     for number in range(count):
         folder = base / f"{number:064x}"
-        (folder / "venv" / "bin").mkdir(parents=True)
-        (folder / "venv" / "bin" / "python").symlink_to(sys.executable)
+        folder.mkdir()
+        (folder / "lib").write_text("input()")
         os.utime(folder, (1000 + number, 1000 + number))
         made.append(folder)
     return made
@@ -30,10 +33,10 @@ def installations(base: Path, count: int) -> list[Path]:
 
 def test_an_installation_in_use_stays_however_old_it_is(tmp_path: Path) -> None:
     made = installations(tmp_path, 6)
-    python = str(made[1] / "venv" / "bin" / "python")
-    with subprocess.Popen([python, "-c", "input()"], stdin=subprocess.PIPE) as running:
+    program = str(made[1] / "lib")
+    with subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE) as running:
         try:
-            until(lambda: python in installer.commands(), "its command line is seen")
+            until(lambda: program in installer.commands(), "its command line is seen")
             installer.forget(tmp_path, tmp_path / ("f" * 64))
             assert [folder.exists() for folder in made] == [False, True, False, False, True, True]
         finally:
@@ -51,7 +54,7 @@ def test_the_one_that_comes_and_what_is_no_installation_stay(tmp_path: Path) -> 
     assert [folder.exists() for folder in made[1:]] == [False, False, True, True]
 
 
-@pytest.mark.parametrize("prefix", [".new-", ".old-"])
+@pytest.mark.parametrize("prefix", [".new-", ".old-", ".part-"])
 def test_what_a_killed_installer_left_goes_when_it_is_stale(tmp_path: Path, prefix: str) -> None:
     stale, fresh = tmp_path / f"{prefix}a", tmp_path / f"{prefix}b"
     for path in (stale, fresh):
@@ -63,36 +66,69 @@ def test_what_a_killed_installer_left_goes_when_it_is_stale(tmp_path: Path, pref
 
 
 BINARY = os.urandom(3 * installer.CHUNK + 1)
+DIGEST = hashlib.sha256(BINARY).hexdigest()
 
 
-def receive(path: Path, data: bytes) -> None:
-    """`data` in place of BINARY."""
-    digest = hashlib.sha256(BINARY).hexdigest()
-    installer.receive(path, digest, len(BINARY), io.BufferedReader(io.BytesIO(data)))  # type: ignore[arg-type]
+def receive(folder: Path, data: bytes, offset: int = 0) -> installer.Part:
+    """`data` in place of the bytes of BINARY behind `offset`."""
+    source = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
+    return installer.receive(folder, "name", DIGEST, len(BINARY), offset, source)
 
 
 def test_a_binary_is_on_the_disk_before_it_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the check would be of the page cache, and a crash could leave a name without its content."""
-    path, synced = tmp_path / "quine.pex", []
+    synced = []
 
     def sync(fd: int) -> None:
         synced.append(os.fstat(fd).st_size)
 
     monkeypatch.setattr(os, "fsync", sync)
-    receive(path, BINARY + b"the dial's")
-    assert synced == [len(BINARY)]
-    assert path.read_bytes() == BINARY and path.stat().st_mode & 0o777 == 0o700
+    with receive(tmp_path, BINARY + b"the dial's") as part:
+        assert synced == [len(BINARY)]
+        assert part.path.read_bytes() == BINARY and part.path.stat().st_mode & 0o777 == 0o600
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("data", "word"), [(BINARY[:-1], "cut"), (BINARY[:-1] + bytes([BINARY[-1] ^ 1]), "corrupt")]
-)
-def test_a_binary_that_is_another_one_is_refused(tmp_path: Path, data: bytes, word: str) -> None:
+def test_what_came_before_a_cut_is_kept_and_not_asked_for_again(tmp_path: Path) -> None:
+    for end in (1, installer.CHUNK, len(BINARY) - 1):
+        kept = (tmp_path / ".part-name").stat().st_size if list(tmp_path.iterdir()) else 0
+        with pytest.raises(installer.Failure) as failure:
+            receive(tmp_path, BINARY[kept:end], kept)
+        assert failure.value.word == "cut" and os.listdir(tmp_path) == [".part-name"]
+        assert (tmp_path / ".part-name").read_bytes() == BINARY[:end]
+    with receive(tmp_path, BINARY[-1:], len(BINARY) - 1) as part:
+        assert part.path.read_bytes() == BINARY
+
+
+@pytest.mark.parametrize("offset", [0, 1000])
+def test_damaged_bytes_are_not_kept(tmp_path: Path, offset: int) -> None:
+    (tmp_path / ".part-name").write_bytes(b"?" * offset)
     with pytest.raises(installer.Failure) as failure:
-        receive(tmp_path / "quine.pex", data)
-    assert failure.value.word == word
+        receive(tmp_path, b"?" + BINARY[offset + 1 :], offset)
+    assert failure.value.word == "corrupt" and not list(tmp_path.iterdir())
+
+
+def test_another_installer_of_the_same_is_not_disturbed(tmp_path: Path) -> None:
+    """It may be one whose connection is dead."""
+    with open(tmp_path / ".part-name", "w+b") as other:
+        other.write(BINARY[:10])
+        other.flush()
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with receive(tmp_path, BINARY) as part:
+            assert part.path.name != ".part-name" and part.path.read_bytes() == BINARY
+        with pytest.raises(installer.Failure) as failure:
+            receive(tmp_path, BINARY[10:], 10)
+        assert failure.value.word == "moved"
+        assert (tmp_path / ".part-name").read_bytes() == BINARY[:10] and len(os.listdir(tmp_path)) == 1
+
+
+def test_bytes_are_added_only_to_those_that_the_origin_knows_of(tmp_path: Path) -> None:
+    (tmp_path / ".part-name").write_bytes(BINARY[:11])
+    with pytest.raises(installer.Failure) as failure:
+        receive(tmp_path, BINARY[10:], 10)
+    assert failure.value.word == "moved" and (tmp_path / ".part-name").read_bytes() == BINARY[:11]
 
 
 @pytest.mark.parametrize(("age", "stays"), [(-60, True), (60, False)], ids=["meanwhile", "before"])
@@ -111,19 +147,44 @@ def test_what_another_installer_made_meanwhile_stays_and_what_was_there_before_g
     assert not list(tmp_path.glob(".old-*"))
 
 
-@pytest.mark.parametrize("build", ["this", "another"])
-def test_only_the_build_that_was_sent_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: str
-) -> None:
-    monkeypatch.setattr(installer, "run", lambda command, env, word: f"{build}\n")
-    if build == "this":
-        installer.unpack(tmp_path, tmp_path / "target", "this")
-        return
-    with pytest.raises(installer.Failure, match="another build"):
-        installer.unpack(tmp_path, tmp_path / "target", "this")
+def packed(path: Path, main: str) -> installer.Part:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("__main__.py", main)
+    part = installer.Part(path)
+    part.fd, part.keep = os.open(path, os.O_RDONLY), False
+    return part
 
 
-def test_the_dial_has_the_umask_of_the_login(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_starts_by_its_launcher_and_needs_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "a cache").mkdir()
+    target = tmp_path / "a cache" / "name"
+    main = "import sys; print(sys.argv[1:], sys.flags.isolated, sys.flags.no_site, open('/dev/stdin').read())"
+    with packed(tmp_path / "file", main) as part:
+        installer.install(part, target, setup="echo set up >&2\n")
+    assert not (tmp_path / "file").exists()
+    assert sorted(os.listdir(target)) == ["lib", "quine", "quine.pyz"]
+    assert (target / "quine").stat().st_mtime > (target / "quine.pyz").stat().st_mtime
+    done = subprocess.run([target / "quine", "a b", "c"], input=b"in", capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"['a b', 'c'] 1 1 in\n", b"set up\n")
+    assert os.listdir(tmp_path / "a cache") == ["name"]
+
+
+def test_an_installation_that_does_not_start_is_reported(tmp_path: Path) -> None:
+    with packed(tmp_path / "file", "raise SystemExit('no good')") as part:
+        installer.install(part, tmp_path / "name")
+    with pytest.raises(installer.Failure, match="no good") as failure:
+        installer.try_out(tmp_path / "name")
+    assert failure.value.word == "start"
+
+
+def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"no zip")
+    with pytest.raises(installer.Failure) as failure:
+        installer.install(installer.Part(tmp_path / "file"), tmp_path / "name")
+    assert failure.value.word == "unpack" and os.listdir(tmp_path) == ["file"]
+
+
+def test_the_dial_has_the_umask_of_the_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its node's jobs inherit it."""
     masks: list[int] = []
 
@@ -132,13 +193,15 @@ def test_the_dial_has_the_umask_of_the_login(monkeypatch: pytest.MonkeyPatch) ->
         os.umask(masks[-1])
 
     monkeypatch.setattr(installer, "install", run)
+    monkeypatch.setattr(installer, "receive", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(installer.signal, "signal", lambda *_: None)
     monkeypatch.setattr(installer, "say", lambda *_: None)
     monkeypatch.setattr(os, "execv", run)
     monkeypatch.setenv("PATH", os.environ["PATH"])  # which it changes
+    source = io.BufferedReader(io.BytesIO())  # type: ignore[arg-type]
     before = os.umask(0o027)
     try:
-        installer.main("", "0" * 64, 0, "", "dial", io.BufferedReader(io.BytesIO()))  # type: ignore[arg-type]
+        installer.main("", str(tmp_path), "0" * 64, "", 0, 0, "", "dial", source)
     finally:
         os.umask(before)
     assert masks == [0o077, 0o027]

@@ -250,3 +250,27 @@ def test_a_jump_is_a_host_or_a_place(tmp_path: Path) -> None:
     place = jump_of(known.host("b"), known)
     assert place is not None and (place.user, place.destination, place.port) == ("me", "::1", 2200)
     assert jump_of(known.host("c"), known) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cache = 'relative/x'", "cache = '~me/x'", "cache = '/a b'", 'cache = "/a$(id)"', 'cache = "/a\'b"',
+        "cache = '/a!b'",
+        "python = '-c'", "python = 'python3 -x'", "python = '$HOME/python'", "modules = ['a;b']", "modules = ['']",
+        'cache = "/a\\nb"',
+    ],
+)  # fmt: skip
+def test_what_reaches_a_shell_over_there_is_plain(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError):
+        inventory(tmp_path, f"[hosts.a]\n{line}\n")
+
+
+def test_places_and_pythons(tmp_path: Path) -> None:
+    text = "[hosts.a]\ncache = '/scratch/me/q'\npython = '~/py/bin/python3.12'\nmodules = ['python/3.12', 'gcc']\n"
+    host = inventory(tmp_path, text).host("a")
+    assert (host.cache, host.python, host.modules) == (
+        "/scratch/me/q",
+        "~/py/bin/python3.12",
+        ("python/3.12", "gcc"),
+    )

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,27 +14,28 @@ from hypothesis import strategies as st
 
 from deploy import probe
 from deploy.build import Binary
+from deploy.probe import Place
 
 MARKER = "0123456789abcdef0123456789abcdef"
+USUAL = Place()
 SHELLS = ["sh", "bash", "dash", "busybox", "ksh", "mksh", "zsh", "csh", "tcsh", "fish"]
 
 
 @pytest.fixture
 def binary(tmp_path: Path) -> Binary:
-    path = tmp_path / "quine.pex"
+    path = tmp_path / "quine.pyz"
     path.write_bytes(b"x" * 1000)
-    return Binary(path, "ab" * 32, 1000, sys.version_info[:2], "Linux", platform.machine())
+    return Binary(path, "ab" * 32, 1000)
 
 
-def installed(home: Path, binary: Binary, *, size: int = 1000, python: str = "exit 0") -> Path:
-    """Make the files of an installation, with a shell script for its Python."""
-    folder = home / ".cache" / "quine" / binary.sha256
-    (folder / "venv" / "bin").mkdir(parents=True)
-    (folder / "quine.pex").write_bytes(b"x" * size)
-    os.utime(folder / "quine.pex", (1, 1))
-    (folder / "quine").touch()
-    (folder / "venv" / "bin" / "python").write_text(f"#!/bin/sh\n{python}\n")
-    (folder / "venv" / "bin" / "python").chmod(0o755)
+def installed(home: Path, binary: Binary, *, script: str = "exit 0", place: Place = USUAL) -> Path:
+    """Make the files of an installation, with a script for its launcher."""
+    folder = home / place.cache.removeprefix("~/") / place.name(binary)
+    folder.mkdir(parents=True)
+    (folder / "quine.pyz").write_bytes(b"x" * 1000)
+    os.utime(folder / "quine.pyz", (1, 1))
+    (folder / "quine").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "quine").chmod(0o755)
     return folder
 
 
@@ -60,23 +60,24 @@ def test_any_login_shell_passes_it_on(shell: str, binary: Binary, tmp_path: Path
         pytest.skip(f"no {shell} here")
     home = tmp_path / "a home"
     home.mkdir()
-    command = probe.command(binary, MARKER, "check")
+    command = probe.command(binary, USUAL, MARKER, "check")
     answer = run(shell, command, home)
     assert answer.startswith(f"{MARKER} need Linux ")
     facts = probe.facts(answer.removeprefix(MARKER).strip())
     assert (facts.have, facts.system, facts.machine) == (False, "Linux", platform.machine())
-    assert facts.version[0] == "3" and facts.free > 0 and Path(facts.python).is_absolute()
+    assert facts.version >= (3, 9) and facts.free > 0 and Path(facts.python).is_absolute()
+    assert facts.kept == 0
 
-    installed(home, binary, python='echo started "$@" with "$PATH"')
+    installed(home, binary, script='echo started "$@" with "$PATH"')
     assert run(shell, command, home).startswith(f"{MARKER} have Linux ")
-    answer = run(shell, probe.command(binary, MARKER), home)
+    answer = run(shell, probe.command(binary, USUAL, MARKER), home)
     folder = home / ".cache" / "quine" / binary.sha256
-    assert answer == f"{MARKER} have\nstarted -I -m quine node --dial with {folder}:/usr/bin:/bin\n"
-    assert run(shell, probe.command(binary, MARKER, "deploy"), home) == f"{MARKER} have\n"
+    assert answer == f"{MARKER} have\nstarted node --dial with {folder}:/usr/bin:/bin\n"
+    assert run(shell, probe.command(binary, USUAL, MARKER, "deploy"), home) == f"{MARKER} have\n"
 
 
 def test_what_a_crash_or_a_hand_did_to_it_is_seen(binary: Binary, tmp_path: Path) -> None:
-    command = probe.command(binary, MARKER, "check")
+    command = probe.command(binary, USUAL, MARKER, "check")
 
     def state() -> str:
         return run("sh", command, tmp_path).split()[1]
@@ -84,12 +85,11 @@ def test_what_a_crash_or_a_hand_did_to_it_is_seen(binary: Binary, tmp_path: Path
     folder = installed(tmp_path, binary)
     assert state() == "have"
     for damage in (
-        lambda: (folder / "quine.pex").write_bytes(b"x" * 999),
-        lambda: (folder / "quine.pex").write_bytes(b"y" * 1000),
-        lambda: (folder / "quine.pex").unlink(),
+        lambda: (folder / "quine.pyz").write_bytes(b"x" * 999),
+        lambda: (folder / "quine.pyz").write_bytes(b"y" * 1000),
+        lambda: (folder / "quine.pyz").unlink(),
         lambda: (folder / "quine").unlink(),
-        lambda: (folder / "venv" / "bin" / "python").unlink(),
-        lambda: (folder / "venv" / "bin" / "python").chmod(0),
+        lambda: (folder / "quine").chmod(0),
     ):
         shutil.rmtree(folder)
         installed(tmp_path, binary)
@@ -98,16 +98,18 @@ def test_what_a_crash_or_a_hand_did_to_it_is_seen(binary: Binary, tmp_path: Path
         assert state() == "need"
     shutil.rmtree(folder)
     installed(tmp_path, binary)
-    assert run("sh", probe.command(binary, MARKER, "check", trust=False), tmp_path).split()[1] == "need"
+    assert (
+        run("sh", probe.command(binary, USUAL, MARKER, "check", trust=False), tmp_path).split()[1] == "need"
+    )
 
 
-def told(home: Path, binary: Binary, cwd: Path) -> probe.Facts:
-    answer = run("sh", probe.command(binary, MARKER, "check"), cwd, home=home)
+def told(home: Path, binary: Binary, cwd: Path, place: Place = USUAL) -> probe.Facts:
+    answer = run("sh", probe.command(binary, place, MARKER, "check"), cwd, home=home)
     return probe.facts(answer.removeprefix(MARKER).strip())
 
 
 def test_a_home_that_is_missing_is_no_lack_of_python(binary: Binary, tmp_path: Path) -> None:
-    assert told(tmp_path / "none", binary, tmp_path).version[0] == "3"
+    assert told(tmp_path / "none", binary, tmp_path).version >= (3, 9)
 
 
 def test_a_home_that_cannot_be_written(binary: Binary, tmp_path: Path) -> None:
@@ -134,11 +136,80 @@ def test_without_python_it_says_so(binary: Binary, tmp_path: Path) -> None:
     (tools / "python3").chmod(0o755)
     env = {"HOME": str(tmp_path), "PATH": str(tools)}
     done = subprocess.run(
-        ["sh", "-c", probe.command(binary, MARKER)], env=env, capture_output=True, check=False
+        ["sh", "-c", probe.command(binary, USUAL, MARKER)], env=env, capture_output=True, check=False
     )
     facts = probe.facts(done.stdout.decode().removeprefix(MARKER).strip())
-    assert (facts.version, facts.python) == ("none", "")
+    assert (facts.version, facts.python) == ((0, 0), "")
     assert done.returncode == 69
+
+
+def stub(path: Path, version: int) -> None:
+    """A Python of a version, which starts nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho {version} 99999\n")
+    path.chmod(0o755)
+
+
+def found(home: Path, binary: Binary, place: Place = USUAL) -> tuple[tuple[int, int], str]:
+    env = {"HOME": str(home), "PATH": f"{home}/bin"}
+    for name in ("sh", "uname", "wc"):
+        (home / "bin").mkdir(exist_ok=True)
+        if not (home / "bin" / name).exists():
+            (home / "bin" / name).symlink_to(str(shutil.which(name)))
+    command = ["sh", "-c", probe.command(binary, place, MARKER, "check")]
+    done = subprocess.run(command, env=env, capture_output=True, check=True)
+    facts = probe.facts(done.stdout.decode().removeprefix(MARKER).strip())
+    return facts.version, facts.python
+
+
+def test_the_newest_python_of_those_with_a_name(binary: Binary, tmp_path: Path) -> None:
+    for name, version in (("python3", 308), ("python3.9", 309), ("python3.12", 312), ("python3.11", 311)):
+        stub(tmp_path / "bin" / name, version)
+    assert found(tmp_path, binary) == ((3, 12), f"{tmp_path}/bin/python3.12")
+
+
+@pytest.mark.parametrize(
+    "place", [".pyenv/versions/3.13.1/bin", "miniconda3/bin", ".local/share/uv/python/cpython-3.13/bin"]
+)
+def test_a_python_of_the_user_where_the_system_has_only_an_old_one(
+    binary: Binary, tmp_path: Path, place: str
+) -> None:
+    stub(tmp_path / "bin" / "python3", 306)
+    stub(tmp_path / place / "python3", 313)
+    assert found(tmp_path, binary) == ((3, 13), f"{tmp_path}/{place}/python3")
+
+
+def test_the_python_that_the_inventory_names(binary: Binary, tmp_path: Path) -> None:
+    stub(tmp_path / "bin" / "python3", 314)
+    stub(tmp_path / "mine" / "py", 310)
+    place = Place(python="~/mine/py")
+    assert found(tmp_path, binary, place) == ((3, 10), f"{tmp_path}/mine/py")
+    assert place.name(binary) != USUAL.name(binary), "an installation of its own"
+    (tmp_path / "mine" / "py").unlink()
+    assert found(tmp_path, binary, place) == ((0, 0), "")
+
+
+def test_the_directory_that_the_inventory_names(binary: Binary, tmp_path: Path) -> None:
+    place = Place(cache=f"{tmp_path}/scratch/me")
+    assert not told(tmp_path, binary, tmp_path, place).have
+    installed(Path("/"), binary, place=place)
+    assert told(tmp_path, binary, tmp_path, place).have
+    assert not told(tmp_path, binary, tmp_path).have
+
+
+def test_bytes_that_were_kept_are_told(binary: Binary, tmp_path: Path) -> None:
+    cache = tmp_path / ".cache" / "quine"
+    cache.mkdir(parents=True)
+    (cache / f".part-{binary.sha256}").write_bytes(b"x" * 123)
+    assert told(tmp_path, binary, tmp_path).kept == 123
+
+
+def test_modules_are_loaded_before_python_is_looked_for(binary: Binary, tmp_path: Path) -> None:
+    """The function `module` comes with the profile of the machine."""
+    place = Place(modules=("python/3.11", "gcc"))
+    assert ". /etc/profile; module load python/3.11 gcc;" in probe.command(binary, place, MARKER)
+    assert place.setup.endswith("\n") and place.name(binary) != USUAL.name(binary)
+    assert told(tmp_path, binary, tmp_path, place).version >= (3, 9), "where there are none it goes on"
 
 
 def test_answers_are_found_in_what_a_noisy_shell_prints() -> None:

@@ -260,13 +260,8 @@ WIRE: dict[str, Callable[[], Target]] = {
     ),
     "probe": lambda: Target(
         [
-            b"Welcome\r\n" + b"m" * 32 + b" need Linux x86_64 3.11 12345678 /usr/bin/python3.11\nrest",
-            b"m" * 32
-            + b" unpack\n"
-            + b"m" * 32
-            + b" fail full no space\n"
-            + b"m" * 32
-            + b" have\n\0quine\x01\n",
+            b"Welcome\r\n" + b"m" * 32 + b" need Linux x86_64 311 12345678 0 /usr/bin/python3.11\nrest",
+            b"m" * 32 + b" fail full no space\n" + b"m" * 32 + b" have\n\0quine\x01\n",
         ],
         feed_probe,
         (ValueError,),

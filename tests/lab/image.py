@@ -1,6 +1,6 @@
 """An installation of this build as a host has it, made once for each state of the sources; other hosts get hard links.
 
-To deploy takes four seconds of a processor, and sixty hosts of one run need it: more than all short tests together.
+A first start compiles its modules: half a second of a processor for each of the sixty hosts of one run.
 
 Laws
 1. It is made by a real deployment to a real host, and used once, so that its modules are compiled.
@@ -13,12 +13,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shlex
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from deploy import installer
 from transport import address
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,7 @@ def _forget_old() -> None:
 def install(image: Path, home: Path) -> None:
     """Give it to the host with this home, as a deployment would have left it."""
     for source in image.iterdir():
-        with open(source / "quine.pex", "rb") as file:
+        with open(source / installer.FILE, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != source.name:
                 raise RuntimeError(f"a test wrote to the installation that all hosts share: rm -r {image}")
         target = home / CACHE / source.name
@@ -67,8 +68,8 @@ def install(image: Path, home: Path) -> None:
         shutil.copytree(source, target, symlinks=True, copy_function=_link)
         # The launcher names its own path. It must be younger than the binary: an older one is taken for damaged.
         (target / "quine").unlink()
-        python = shlex.quote(str(target / "venv" / "bin" / "python"))
-        (target / "quine").write_text(f'#!/bin/sh\nexec {python} -I -m quine "$@"\n')
+        text = (source / "quine").read_text()
+        (target / "quine").write_text(re.sub(rf"\S+(?=/{CACHE}/)", str(home), text))
         (target / "quine").chmod(0o700)
 
 

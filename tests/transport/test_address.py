@@ -20,7 +20,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (tmp_path / "root" / package / name).write_text(f"{package}/{name}")
     (tmp_path / "run").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setattr(address, "__file__", str(tmp_path / "root" / "transport" / "address.py"))
+    monkeypatch.setattr(address, "ROOT", str(tmp_path / "root"))
     return tmp_path / "root"
 
 
@@ -45,7 +45,7 @@ def test_sources_that_have_stood_for_a_while_are_read_once(
     with monkeypatch.context() as patch:
         first = asked(patch)
         assert len(notes(root)) == 1
-        patch.setattr(address, "_hash_of", lambda sources: "read again")
+        patch.setattr(address, "hash_of", lambda contents: "read again")
         assert asked(patch) == first
     path, before = root / "quine" / "a.py", os.stat(root / "quine" / "a.py")
     path.write_text("x" * before.st_size)  # as if nothing had happened to it

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from transport.errors import Interrupted, Unreachable
+from transport.timeouts import timeout
 
 # sshd drops handshakes at random from the eleventh that is not yet authenticated (MaxStartups 10:30:100)
 HANDSHAKES = 5
@@ -22,7 +23,7 @@ ATTEMPT = 5.0  # seconds for one address of several
 SILENCE = 45  # seconds that written bytes may stay unacknowledged: as long as keepalive takes to notice a pulled cable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SshTarget:
     """A host and the way to it: user, address, jump host. None means: as ~/.ssh/config says, else ssh's default."""
 
@@ -81,7 +82,7 @@ async def connected(target: SshTarget, host: str, port: int, family: int) -> soc
             sock.setblocking(False)
             # Unacknowledged bytes end the connection after this time: keepalive checks only an idle one
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
-            async with asyncio.timeout(ATTEMPT if left else None):  # one dead route must not cost it all
+            async with timeout(ATTEMPT if left else None):  # one dead route must not cost it all
                 await loop.sock_connect(sock, address)
             return sock
         except OSError as error:  # TimeoutError is one

@@ -12,6 +12,7 @@ from typing import Any
 
 from transport.carrier.duplex import Duplex
 from transport.errors import ProtocolError
+from transport.timeouts import timeout
 from transport.wire.frames import GREETING
 from transport.wire.resume import Handshake
 
@@ -31,7 +32,7 @@ class Greeter:
     async def hello(self, seconds: float) -> dict[str, Any]:
         """Return the peer's hello, or raise ProtocolError after `seconds`. Any failure closes the connection."""
         try:
-            async with asyncio.timeout(seconds):
+            async with timeout(seconds):
                 await self._heard
         except TimeoutError:
             self.duplex.close()

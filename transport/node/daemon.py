@@ -36,6 +36,7 @@ from transport.node.side import Side
 from transport.node_socket import CLIENT, DIAL, STATUS, TAKEN
 from transport.spawn import LONGEST_CAPABILITY, Spawn
 from transport.status import DENIED, NOT_STARTED, Status
+from transport.timeouts import timeout
 from transport.wire.frames import Frame, Kind
 from transport.wire.session import Session
 
@@ -112,7 +113,7 @@ class Node:
             job.end("the node was stopped")
         await asyncio.gather(*(link.parted for link in links if link.parted))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PAUSE + 5):
+            async with timeout(PAUSE + 5):
                 while self._jobs:
                     self._job_gone.clear()
                     await self._job_gone.wait()
@@ -203,7 +204,7 @@ class Node:
     async def _tell_status(self, connection: socket.socket) -> None:
         text = json.dumps(self.status()).encode() + b"\n"
         with connection, contextlib.suppress(OSError):  # the requester has left, or does not read
-            async with asyncio.timeout(STATUS_DEADLINE):
+            async with timeout(STATUS_DEADLINE):
                 await asyncio.get_running_loop().sock_sendall(connection, text)
 
     def _link(self, session: Session, name: str, on_down: Callable[[Link, str], None] | None = None) -> Link:

@@ -240,7 +240,7 @@ def status(path: str = "", seconds: float = START_DEADLINE) -> dict[str, Any] | 
         connection.sendall(STATUS)
         while data := connection.recv(65536):
             answer += data
-    except TimeoutError:
+    except (TimeoutError, socket.timeout):  # two names of one class since Python 3.10
         raise Refused("the node of this machine does not answer", f"look at {log_path()}") from None
     finally:
         connection.close()

@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 def carry_out(loop: Running, index: int, call: ToolCall, calls: tuple[ToolCall, ...]) -> dict[int, Result]:
     """Execute a call; return results by index. A fork call executes all fork calls of the reply."""
-    match call.name:
-        case "fork":
-            forks = [(i, c) for i, c in enumerate(calls) if i >= index and _may_fork(loop, c)]
-            return fork_tool.run(loop, forks, calls)
-        case "sh":
-            loop.account.turns += 1
-            return {index: sh_tool.run(loop, call.args)}
-        case "exec":
-            return {index: exec_tool.run(loop, call.args)}
+    if call.name == "fork":
+        forks = [(i, c) for i, c in enumerate(calls) if i >= index and _may_fork(loop, c)]
+        return fork_tool.run(loop, forks, calls)
+    if call.name == "sh":
+        loop.account.turns += 1
+        return {index: sh_tool.run(loop, call.args)}
+    if call.name == "exec":
+        return {index: exec_tool.run(loop, call.args)}
     return {index: exit_tool.run(call.args)}
 
 

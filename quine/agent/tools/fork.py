@@ -134,7 +134,7 @@ def run(loop: Running, calls: list[tuple[int, ToolCall]], reply: tuple[ToolCall,
         for one in prepared:
             jobs: list[Job] = []
             started.append((one, jobs))
-            for child, slot in zip(one.children, one.slots, strict=True):
+            for child, slot in zip(one.children, one.slots):
                 jobs.append(_start(loop, one, child, slot, prepared, reply))
     except OSError as error:
         begun = [job for _, jobs in started for job in jobs]
@@ -182,7 +182,7 @@ def _prepare(loop: Running, index: int, call: ToolCall) -> Call | Result:
             "(--max-agents); nothing was started"
         )
     try:
-        for child, host, (files, returns) in zip(children, hosts, staged, strict=True):
+        for child, host, (files, returns) in zip(children, hosts, staged):
             wanted = child.get("stdin", args.get("stdin", "null"))
             fd = _open_stdin(loop, wanted)
             material = "none" if wanted == "null" else prompt.material(fd)

@@ -47,7 +47,7 @@ def check(value: Any, schema: dict[str, Any], where: str = "") -> str:
         return _check_array(value, schema, name)
     if isinstance(value, str):
         return _check_text(value, schema, name)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         low, high = schema.get("minimum"), schema.get("maximum")
         if (low is not None and value < low) or (high is not None and value > high) or value != value:
             return f"{name} must be between {low} and {high}, not {short(str(value))}"

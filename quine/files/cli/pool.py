@@ -60,7 +60,7 @@ def words(problem: OSError) -> tuple[str, str]:
     text = (problem.strerror or str(problem) or type(problem).__name__).strip()
     text = text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
     name = problem.filename
-    if isinstance(name, bytes | str) and name != "":
+    if isinstance(name, (bytes, str)) and name != "":
         import os
 
         text = f"{escaped(os.fsdecode(name))}: {text}"

@@ -85,7 +85,7 @@ class QuineFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return ""
 
     def modified(self, path: Any) -> datetime.datetime:
-        return datetime.datetime.fromtimestamp(self.info(path)["mtime"], tz=datetime.UTC)
+        return datetime.datetime.fromtimestamp(self.info(path)["mtime"], tz=datetime.timezone.utc)
 
     def checksum(self, path: Any) -> int:
         return hash(self.ukey(path))

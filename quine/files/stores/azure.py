@@ -43,7 +43,7 @@ async def _walked(fs: Any, place: str) -> list[tuple[str, dict[str, Any]]]:
     except ResourceNotFoundError:
         raise FileNotFoundError(2, f"there is no container {container}") from None
     keys = [each.name[len(prefix) :] for each in blobs]
-    return list(zip(keys, await fs._details(blobs), strict=True))
+    return list(zip(keys, await fs._details(blobs)))
 
 
 async def _listed(fs: Any, place: str) -> list[dict[str, Any]]:

@@ -118,7 +118,7 @@ def _sftp(url: str, environ: Mapping[str, str], options: dict[str, Any]) -> Tier
         raise Misconfigured("sftp:// takes no password", hint)
     target = _target(place, environ)
     jump, identity = options.pop("jump", None), options.pop("identity", None)
-    if options or not all(isinstance(value, str | None) for value in (jump, identity)):
+    if options or not all(isinstance(value, (str, type(None))) for value in (jump, identity)):
         raise Misconfigured("options of sftp:// are identity and jump", "see QUINE_FS_OPTIONS")
     target = replace(target, identity=identity, jump=_target(jump, environ) if jump else None)
     root = "~" if path in ("", "~") else path if path.startswith("~/") else f"/{path}"

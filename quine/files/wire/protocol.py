@@ -192,7 +192,7 @@ def _is(kind: str, value: object) -> bool:
     if value is None or isinstance(value, bool):
         return value is None and kind.endswith("?")
     if kind == "time?":
-        return isinstance(value, int | float) and abs(value) < 1 << 53
+        return isinstance(value, (int, float)) and abs(value) < 1 << 53
     return isinstance(value, int) and 0 <= value <= (0o7777 if kind == "mode?" else MOST)
 
 
@@ -291,7 +291,7 @@ def wrong(error: Exception) -> dict[str, Any]:
         named = error.filename
         text = error.strerror or str(error) or "failed"
         found: dict[str, Any] = {"errno": number, "text": text[:LONGEST_TEXT]}
-        if isinstance(named, str | bytes):
+        if isinstance(named, (str, bytes)):
             found["path"] = os.fsdecode(named)[: paths.LONGEST_PATH]
         return found
     if isinstance(error, Failure):

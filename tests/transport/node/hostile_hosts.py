@@ -52,21 +52,20 @@ class Stage:
     def give(self, host: Host, plan: Plan) -> None:
         """`host` keeps the double where the binary is looked for, with that plan."""
         binary = max(
-            (self.lab["h1"].home / ".cache/quine").glob("*/quine.pex"), key=lambda path: path.stat().st_mtime
+            (self.lab["h1"].home / ".cache/quine").glob("*/quine.pyz"), key=lambda path: path.stat().st_mtime
         )
         folder = host.home / ".cache/quine" / binary.parent.name
-        (folder / "venv/bin").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         path = folder / "plan"
         path.write_text("".join(json.dumps(step) + "\n" for step in plan))
-        with open(folder / "quine.pex", "wb") as file:
+        with open(folder / "quine.pyz", "wb") as file:
             file.truncate(binary.stat().st_size)
-        os.utime(folder / "quine.pex", (1, 1))
-        (folder / "quine").touch()
-        python = folder / "venv/bin/python"
-        python.write_text(
+        os.utime(folder / "quine.pyz", (1, 1))
+        launcher = folder / "quine"
+        launcher.write_text(
             "#!/bin/sh\nexec " + shlex.join([sys.executable, "-P", str(DOUBLE), str(path)]) + "\n"
         )
-        python.chmod(0o755)
+        launcher.chmod(0o755)
 
     def done(self, host: Host) -> list[str]:
         """Return the steps that the host's double has done."""

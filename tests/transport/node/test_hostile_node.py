@@ -433,7 +433,7 @@ ASKED: dict[str, tuple[str, str, str]] = {
     "no conversation": ("infer", infer(messages=[{"role": "boss"}]), "not a conversation"),
     "more fields": ("infer", infer(key="please"), "extra inputs are not permitted"),
     "a depth in it": ("infer", infer(messages=[{"role": "user", "content": "x", "raw": "DEEP"}]), "not"),
-    "the ledger of nobody": ("ledger", '{"ledger": "x", "back": 0}', "ledger: ledger: string should match"),
+    "the ledger of nobody": ("ledger", '{"ledger": "x", "back": 0}', "ledger: ledger: not of the form"),
     "a debt": ("ledger", json.dumps({"ledger": "0" * 32, "back": -9}), "ledger: back: "),
     "no such service": ("exec", "{}", "no service named 'exec'"),
     "a giant": ("infer", "x" * (66 << 20), "a request of more than 67108864 bytes"),

@@ -154,9 +154,9 @@ def test_bad_frames_end_their_link_and_its_jobs(
 def test_garbage_on_the_line_of_a_dial(lab: Lab, garbage: bytes) -> None:
     """The far node meets it over a real ssh, beside its real origin."""
     lab.run(["run", "--on", "h1", "--", "true"], check=True)
-    python = next((lab["h1"].home / ".cache" / "quine").glob("*/venv/bin/python"))
+    program = next((lab["h1"].home / ".cache" / "quine").glob("*/quine"))
     dial = subprocess.run(
-        [*lab.ssh("h1"), f"{python} -P -m quine node --dial"],
+        [*lab.ssh("h1"), f"{program} node --dial"],
         input=garbage,
         capture_output=True,
         env=lab.env,

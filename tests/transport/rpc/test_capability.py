@@ -24,6 +24,7 @@ from transport.wire.session import STDIN, STDOUT, Session
 
 MiB = 1 << 20
 CAPABILITY = "c" * 32
+PYTHON = "PYTHONPATH=$(echo ~/.cache/quine/*/lib) python3 -SP"  # over there, with our modules
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def asking(lab: Lab, *requests: tuple[str, str]) -> str:
     script = lab.work / "ask.py"
     script.write_text(ASK)
     words = json.dumps(requests).replace("'", "'\\''")
-    return f"$(echo ~/.cache/quine/*/venv/bin/python) -P {script} '{words}'"
+    return f"{PYTHON} {script} '{words}'"
 
 
 def lines(result: str) -> list[str]:
@@ -107,7 +108,7 @@ def test_what_a_job_may_ask_and_what_not(lab: Lab, data: Path) -> None:
 @pytest.mark.long
 def test_a_capability_dies_with_its_job(lab: Lab, data: Path) -> None:
     """And is worth nothing beside another job's name, which every process of the node's user could know."""
-    tell = "$(echo ~/.cache/quine/*/venv/bin/python) -P -c 'import json; from transport import inherit; "
+    tell = f"{PYTHON} -c 'import json; from transport import inherit; "
     tell += 'print(json.dumps({k: v for k, v in inherit.read().items() if k in ("token", "capability")}))\''
     env = environment(
         lab, data,
@@ -134,7 +135,7 @@ def test_no_capability_and_no_key_where_others_look(lab: Lab, data: Path) -> Non
     """argv, environment, files and logs over there and here; in an agent, its shell, a nested one and its children."""
     canary = "canary-0a1b2c3d4e5f"
     lab.alias("k1", "h1", may_fork=["h2"])
-    tell = "$(echo ~/.cache/quine/*/venv/bin/python) -P -c 'from transport import inherit; "
+    tell = f"{PYTHON} -c 'from transport import inherit; "
     tell += 'print(inherit.read()["capability"])\' >&4'
     env = environment(
         lab, data,

@@ -30,7 +30,7 @@ HOST_KEYS = (
 KRL = b"SSHKRL\n\0"  # how a binary list of revoked keys begins
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Policy:
     """ssh's configuration for the keys of one host. `strict` is "" if it is not set."""
 
@@ -51,7 +51,7 @@ def strictness(value: object) -> str:
     return found
 
 
-@dataclass(slots=True)
+@dataclass
 class HostKeys:
     """The keys of one target. `news` is for its user, after a first contact."""
 

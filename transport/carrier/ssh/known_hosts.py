@@ -24,7 +24,7 @@ from pathlib import Path
 PORT = 22
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Entry:
     """One line: `key` is "algorithm base64", `marker` is "", "cert-authority" or "revoked"."""
 

@@ -109,7 +109,7 @@ class ObjectTier(Tier):
         """Return ENOENT, or ENOTDIR if a file stands above `path`."""
         above = [(self.key(each), each) for each in names.ancestors(path)]
         asked = [self.bucket.begin("head_object", Key=key) for key, _ in above]
-        heads = [self.bucket.headed(future, *pair) for future, pair in zip(asked, above, strict=True)]
+        heads = [self.bucket.headed(future, *pair) for future, pair in zip(asked, above)]
         return error(errno.ENOTDIR if any(heads) else errno.ENOENT, path)
 
     def list(self, path: str) -> Iterator[Entry]:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from quine.files.api import error
 from transport.carrier.dialer import SshTarget
 from transport.errors import Unreachable
+from transport.timeouts import timeout
 
 CONNECT = 60.0  # seconds, including the handshakes of jumps and retries
 T = TypeVar("T")
@@ -118,7 +119,7 @@ class Session:
         async with self._opening:
             if self._client is None:
                 try:
-                    async with asyncio.timeout(CONNECT):
+                    async with timeout(CONNECT):
                         self._client, self._connections = await connect.files(self.target, _quiet, self._say)
                 except TimeoutError:
                     text = f"{self.target.name}: no answer in {CONNECT:.0f} s"

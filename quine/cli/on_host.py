@@ -1,0 +1,68 @@
+"""The verbs of app.py that are of use on a host, where there is no typer and no inventory can be read.
+
+Law: a form that is known here does the same as there; any other one is refused in a sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from quine.base.errors import FAILED, OK, Misconfigured, complain
+
+
+def main(words: list[str]) -> int:
+    verb, *rest = words
+    if verb == "hosts":
+        if rest:
+            raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
+        return _hosts()
+    if verb == "node" and rest in (["--status"], ["--stop"]):
+        return _node(rest == ["--stop"])
+    if (
+        verb == "deploy"
+        and rest[:1] == ["build"]
+        and (len(rest) == 1 or (len(rest) == 3 and rest[1] == "-o"))
+    ):
+        return _build(Path(rest[2]) if len(rest) == 3 else None)
+    known = "quine hosts, quine node --status|--stop, quine deploy build [-o FILE]"
+    raise Misconfigured(
+        f"not on a host: quine {' '.join(words)}", f"here: {known}; all else where quine was installed"
+    )
+
+
+def _hosts() -> int:
+    from deploy.paths import find
+    from quine.base.allowed_hosts import asks_origin, from_origin
+    from quine.cli.visits import reachable
+    from transport import inherit
+
+    if not asks_origin(False, find(os.environ), inherit.read()):
+        raise Misconfigured(
+            "no origin to ask: this is not a job of one", "quine hosts, where quine was installed"
+        )
+    print(reachable(from_origin()), end="")
+    return OK
+
+
+def _node(stop: bool) -> int:
+    from transport.node import rendezvous
+
+    facts = rendezvous.stop() if stop else rendezvous.status()
+    if not facts:
+        complain(
+            "no node of this build runs here",
+            "" if stop else "it is started by the first command that needs it",
+        )
+        return FAILED
+    if not stop:
+        print(json.dumps(facts, indent=2))
+    return OK
+
+
+def _build(output: Path | None) -> int:
+    from deploy.build import build
+
+    print("\n".join(build(output).lines()))
+    return OK
