@@ -127,8 +127,6 @@ def test_a_word_that_is_neither_check_nor_a_host(
     ],
 )
 def test_what_is_wrong_is_said_once_on_stderr(home: Path, words: str, status: int, error: str) -> None:
-    if "build" in words:
-        pytest.importorskip("pex")
     done = quine(*words.split(), home=home)
     assert (done.returncode, done.stdout) == (status, ""), done
     assert done.stderr.startswith("quine: error: ")
