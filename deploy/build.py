@@ -159,7 +159,7 @@ def _make(made: Path) -> None:
                 member.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(member, content)
     path.chmod(0o755)
-    (made / "sha256").write_text(installer.digest(path) + "\n")
+    (made / "sha256").write_text(_digest(path) + "\n")
 
 
 def _sources() -> list[tuple[str, bytes]]:
@@ -220,7 +220,12 @@ def _key() -> str:
 
 
 def _described(path: Path, sha256: str = "") -> Binary:
-    return Binary(path, sha256 or installer.digest(path), path.stat().st_size)
+    return Binary(path, sha256 or _digest(path), path.stat().st_size)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return installer.digest(file)
 
 
 def _check_place(out: Path) -> None:

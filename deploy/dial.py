@@ -27,9 +27,7 @@ from transport.errors import Interrupted, Misconfigured, Unreachable
 from transport.timeouts import timeout
 
 DEADLINE = 30.0  # seconds from the first connect to the first byte of the node over there
-VAIN = (
-    4  # connections in a row that bring nothing new: the installer of the one before may still hold the file
-)
+VAIN = 4  # connections in a row that bring nothing new
 PAUSE = 0.5  # seconds before an upload is taken up again
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
 BROKEN = (0, 1, 126, 127)

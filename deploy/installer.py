@@ -9,13 +9,14 @@ Laws
 2. The name <cache>/<name> exists only as a whole: made aside in the same directory, then renamed. So nothing
    half-installed can be started, and two installers at once do no harm: the second finds it done.
 3. Bytes that came stay, in <cache>/.part-<name>, when the connection is lost: the next installer goes on behind them.
+   Several may write to it at once, without a lock, which a dead connection would hold: the name of the file decides
+   which bytes are right at each place, nobody shortens it, and each verifies the whole by a descriptor of its own.
 4. Whatever happens, the directory made aside is removed; one that a killed installer left is removed by the next.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shlex
@@ -28,7 +29,7 @@ import time
 import zipfile
 from io import BufferedReader
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 FILE = "quine.pyz"  # in an installation: the file as it was sent; `lib` has its contents, `quine` starts it
 UNPACKED = 5  # times the size of the binary: the room that an installation takes
@@ -100,11 +101,11 @@ def word_of(error: OSError) -> str:
 
 
 class Part:
-    """The file with the bytes that came, locked. Leaving the context removes it, unless its bytes can be used again."""
+    """The file with the bytes that came. Leaving the context removes it, unless its bytes can be used again."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fd: int) -> None:
         self.path = path
-        self.fd = -1
+        self.fd = fd
         self.keep = True
 
     def __enter__(self) -> Part:
@@ -115,6 +116,12 @@ class Part:
             self.path.unlink(missing_ok=True)
         os.close(self.fd)
 
+    def open(self) -> BinaryIO:
+        """Return it from its beginning. By its descriptor: its name may have gone, or be another one's by now."""
+        file = os.fdopen(os.dup(self.fd), "rb")
+        file.seek(0)
+        return file
+
 
 def receive(folder: Path, name: str, sha256: str, size: int, offset: int, source: BufferedReader) -> Part:
     """Write the bytes behind the first `offset`, verify all by reading the file back, and return it."""
@@ -122,23 +129,11 @@ def receive(folder: Path, name: str, sha256: str, size: int, offset: int, source
     free, needed = facts.f_bavail * facts.f_frsize, size * (1 + UNPACKED) - offset
     if free < needed:
         raise Failure("full", f"{folder} has {free >> 20} MB free, {needed >> 20} MB are needed")
-    part = Part(folder / f".part-{name}")
-    part.fd = os.open(part.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = folder / f".part-{name}"
+    part = Part(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     try:
-        try:
-            fcntl.flock(part.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            same = os.fstat(part.fd).st_ino == part.path.stat().st_ino  # not removed by another one meanwhile
-        except OSError:
-            same = False
-        if offset and (not same or os.fstat(part.fd).st_size != offset):
-            raise Failure("moved", "another connection installs the same")
-        if not same:  # into a file of its own: the other connection may be a dead one
-            os.close(part.fd)
-            part.keep = False
-            part.fd, path = tempfile.mkstemp(prefix=".part-", dir=folder)
-            part.path = Path(path)
-        if not offset:
-            os.ftruncate(part.fd, 0)
+        if os.fstat(part.fd).st_size < offset:
+            raise Failure("moved", "another connection has removed the bytes that were there")
         os.lseek(part.fd, offset, os.SEEK_SET)
         left = size - offset
         while left:
@@ -149,9 +144,11 @@ def receive(folder: Path, name: str, sha256: str, size: int, offset: int, source
             while view:
                 view = view[os.write(part.fd, view) :]
             left -= len(data)
+        os.ftruncate(part.fd, size)
         os.fsync(part.fd)
         part.keep = False
-        got = digest(part.path)
+        with part.open() as file:
+            got = digest(file)
         if got != sha256:
             raise Failure("corrupt", f"its SHA-256 begins with {got[:16]}, not {sha256[:16]}")
         return part
@@ -160,11 +157,10 @@ def receive(folder: Path, name: str, sha256: str, size: int, offset: int, source
         raise
 
 
-def digest(path: Path) -> str:
+def digest(file: BinaryIO) -> str:
     found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while data := file.read(CHUNK):
-            found.update(data)
+    while data := file.read(CHUNK):
+        found.update(data)
     return found.hexdigest()
 
 
@@ -174,11 +170,12 @@ def install(part: Part, target: Path, setup: str = "", flags: str = "-I -S") -> 
     work = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:
         try:
-            with zipfile.ZipFile(part.path) as archive:
+            with part.open() as file, zipfile.ZipFile(file) as archive:
                 archive.extractall(work / "lib")
         except (zipfile.BadZipFile, ImportError, RuntimeError) as error:
             raise Failure("unpack", str(error)) from None
-        shutil.copyfile(part.path, work / FILE)
+        with part.open() as file, open(work / FILE, "wb") as copy:
+            shutil.copyfileobj(file, copy)
         os.utime(work / FILE, (began - 10, began - 10))  # surely older than the launcher, on any file system
         start = f"exec {shlex.quote(sys.executable)} {flags} {shlex.quote(str(target / 'lib'))}"
         launcher = work / "quine"
@@ -186,7 +183,7 @@ def install(part: Part, target: Path, setup: str = "", flags: str = "-I -S") -> 
         launcher.chmod(0o700)
         if not os.access(launcher, os.X_OK):
             raise Failure("noexec", f"{target.parent} is on a file system mounted noexec")
-        put(work, target, began)
+        put(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -205,11 +202,14 @@ def try_out(target: Path) -> None:
         raise Failure("start", f"not done in {START_SECONDS} s") from None
     if done.returncode:
         text = done.stderr.decode(errors="replace").strip()
-        raise Failure("start", (text.splitlines() or [f"status {done.returncode}"])[-1][:500])
+        lines = [line for line in text.splitlines() if ": hint: " not in line]
+        raise Failure("start", (lines or [f"status {done.returncode}"])[-1][:500])
 
 
-def put(work: Path, target: Path, began: float) -> None:
-    """Rename the work to its name. Equal work that another installer made meanwhile stays; a damaged one goes."""
+def put(work: Path, target: Path) -> None:
+    """Rename the work to its name. An equal installation stays: another installer may have made it, and started it
+    already. A different one goes: it is damaged, or made for another Python.
+    """
     for _ in range(3):
         try:
             work.rename(target)
@@ -217,12 +217,25 @@ def put(work: Path, target: Path, began: float) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        if target.stat().st_mtime > began:
+        if same(work, target):
+            for path in target.rglob("__pycache__"):  # made by its Python, so not compared
+                shutil.rmtree(path, ignore_errors=True)
             return
         aside = Path(tempfile.mkdtemp(prefix=".old-", dir=target.parent))
         target.rename(aside / "was")
         shutil.rmtree(aside, ignore_errors=True)
     raise Failure("write", f"{target} cannot be replaced")
+
+
+def same(work: Path, target: Path) -> bool:
+    """Say whether every file of `work` is in `target`, with the same bytes."""
+    try:
+        return all(
+            path.is_dir() or path.read_bytes() == (target / path.relative_to(work)).read_bytes()
+            for path in work.rglob("*")
+        )
+    except OSError:
+        return False
 
 
 def forget(base: Path, target: Path) -> None:
@@ -259,13 +272,13 @@ def commands() -> str:
 
 def unpacked(file: Path, base: Path) -> Path:
     """Return the directory `lib` of the installation of `file`, the binary as a person starts it; made if need be."""
-    sha256 = digest(file)
-    target = base / sha256
-    if not (target / "quine").exists():
-        umask = os.umask(0o077)
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        forget(base, target)
-        part = Part(file)
-        install(part, target, flags="")
-        os.umask(umask)
+    with Part(file, os.open(file, os.O_RDONLY | os.O_CLOEXEC)) as part:
+        with part.open() as content:
+            target = base / digest(content)
+        if not (target / "quine").exists():
+            umask = os.umask(0o077)
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            forget(base, target)
+            install(part, target, flags="")
+            os.umask(umask)
     return target / "lib"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import os
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,48 +110,67 @@ def test_damaged_bytes_are_not_kept(tmp_path: Path, offset: int) -> None:
     assert failure.value.word == "corrupt" and not list(tmp_path.iterdir())
 
 
-def test_another_installer_of_the_same_is_not_disturbed(tmp_path: Path) -> None:
-    """It may be one whose connection is dead."""
-    with open(tmp_path / ".part-name", "w+b") as other:
-        other.write(BINARY[:10])
-        other.flush()
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with receive(tmp_path, BINARY) as part:
-            assert part.path.name != ".part-name" and part.path.read_bytes() == BINARY
-        with pytest.raises(installer.Failure) as failure:
-            receive(tmp_path, BINARY[10:], 10)
-        assert failure.value.word == "moved"
-        assert (tmp_path / ".part-name").read_bytes() == BINARY[:10] and len(os.listdir(tmp_path)) == 1
+def test_installers_of_the_same_share_the_bytes_that_came(tmp_path: Path) -> None:
+    """The connection of the other one may be dead, and its installer not know it."""
+    (tmp_path / ".part-name").write_bytes(BINARY[:10])
+    dead = os.open(tmp_path / ".part-name", os.O_RDWR)
+    os.lseek(dead, 10, os.SEEK_SET)
+    with pytest.raises(installer.Failure):
+        receive(tmp_path, BINARY[:100])
+    os.write(dead, BINARY[10:20])
+    assert (tmp_path / ".part-name").read_bytes() == BINARY[:100]
+    with receive(tmp_path, BINARY[50:], 50) as part:
+        os.write(dead, BINARY[20:])
+        part.path.unlink()  # the other one is done
+        with part.open() as file:
+            assert file.read() == BINARY
+    assert not list(tmp_path.iterdir())
+    assert os.pread(dead, len(BINARY) + 1, 0) == BINARY
+    os.close(dead)
 
 
-def test_bytes_are_added_only_to_those_that_the_origin_knows_of(tmp_path: Path) -> None:
-    (tmp_path / ".part-name").write_bytes(BINARY[:11])
+def test_bytes_are_added_only_behind_those_that_are_there(tmp_path: Path) -> None:
+    (tmp_path / ".part-name").write_bytes(BINARY[:9])
     with pytest.raises(installer.Failure) as failure:
         receive(tmp_path, BINARY[10:], 10)
-    assert failure.value.word == "moved" and (tmp_path / ".part-name").read_bytes() == BINARY[:11]
+    assert failure.value.word == "moved" and (tmp_path / ".part-name").read_bytes() == BINARY[:9]
 
 
-@pytest.mark.parametrize(("age", "stays"), [(-60, True), (60, False)], ids=["meanwhile", "before"])
-def test_what_another_installer_made_meanwhile_stays_and_what_was_there_before_goes(
-    tmp_path: Path, age: int, stays: bool
+def install(folder: Path, main: str, target: Path) -> float:
+    """Return the inode of the installation that is there afterwards."""
+    with packed(folder / "file", main) as part:
+        installer.install(part, target)
+    assert os.listdir(folder) == [target.name]
+    return target.stat().st_ino
+
+
+def test_an_equal_installation_stays_whenever_it_was_made(tmp_path: Path) -> None:
+    """Another installer may have made it, and started it already."""
+    target = tmp_path / "name"
+    first = install(tmp_path, "main", target)
+    os.utime(target, (1000, 1000))
+    (target / "lib" / "__pycache__").mkdir()
+    assert install(tmp_path, "main", target) == first
+    assert not (target / "lib" / "__pycache__").exists(), "its Python makes them anew if they were damaged"
+
+
+@pytest.mark.parametrize("file", ["lib/__main__.py", "quine", "quine.pyz"])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 1), Path.touch])
+def test_a_damaged_installation_is_replaced(
+    tmp_path: Path, file: str, damage: Callable[[Path], None]
 ) -> None:
-    work, target = tmp_path / "work", tmp_path / "target"
-    for folder in (work, target):
-        folder.mkdir()
-        (folder / folder.name).touch()
-    began = time.time()
-    os.utime(target, (began - age, began - age))
-    installer.put(work, target, began)
-    assert (target / "target").exists() == stays
-    assert (target / "work").exists() != stays
-    assert not list(tmp_path.glob(".old-*"))
+    target = tmp_path / "name"
+    first = install(tmp_path, "main", target)
+    damage(target / file)
+    assert (install(tmp_path, "main", target) == first) == (damage is Path.touch)
+    assert (target / "lib" / "__main__.py").read_text() == "main"
 
 
 def packed(path: Path, main: str) -> installer.Part:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("__main__.py", main)
-    part = installer.Part(path)
-    part.fd, part.keep = os.open(path, os.O_RDONLY), False
+    part = installer.Part(path, os.open(path, os.O_RDONLY))
+    part.keep = False
     return part
 
 
@@ -179,8 +198,9 @@ def test_an_installation_that_does_not_start_is_reported(tmp_path: Path) -> None
 
 def test_a_file_that_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"no zip")
-    with pytest.raises(installer.Failure) as failure:
-        installer.install(installer.Part(tmp_path / "file"), tmp_path / "name")
+    part = installer.Part(tmp_path / "file", os.open(tmp_path / "file", os.O_RDONLY))
+    with part, pytest.raises(installer.Failure) as failure:
+        installer.install(part, tmp_path / "name")
     assert failure.value.word == "unpack" and os.listdir(tmp_path) == ["file"]
 
 
