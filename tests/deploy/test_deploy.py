@@ -187,13 +187,13 @@ def test_what_a_killed_deployer_left_is_no_harm(fresh: Lab) -> None:
         process.stderr.close()
         left = processes.wait_none(fresh["h1"].processes, 30)
         assert left == [], "the installer ends with its connection"
-        # bytes that came stay for the next one, if any came
-        assert all(name.startswith(".part-") for name in installations(fresh["h1"]))
+        kept = installations(fresh["h1"])
     finally:
         proxy.delay(0)
     fresh.run(["deploy", "h1"], check=True)
-    (name,) = installations(fresh["h1"])
-    assert not name.startswith("."), "nothing is left of the first attempt"
+    (sha256,) = installations(fresh["h1"])
+    assert sha256 == build().sha256
+    assert kept in ([], [f".part-{sha256}"]), "the bytes that came, if any did"
 
 
 @pytest.mark.long
