@@ -137,8 +137,10 @@ class Host:
         return processes.marked(self.mark)
 
     def jobs(self) -> list[Process]:
-        """Return the same without the node, its dial and its guard."""
-        return [process for process in self.processes() if not (process.daemon or process.guard)]
+        """Return the same without the node, its dial, its guard and spare."""
+        return [
+            process for process in self.processes() if not (process.daemon or process.guard or process.spare)
+        ]
 
     def sessions(self) -> list[int]:
         """Return the sshd processes of the connections that are open."""

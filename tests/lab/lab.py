@@ -338,9 +338,13 @@ class Lab:
         return processes.marked(self.mark)
 
     def jobs(self) -> list[Process]:
-        """Return the processes at the origin and on all hosts, without the nodes and their guards."""
+        """Return the processes at the origin and on all hosts, without the nodes, their guards and spares."""
         marks = (self.mark, *(host.mark for host in self.hosts.values()))
-        return [process for process in processes.marked(*marks) if not (process.daemon or process.guard)]
+        return [
+            process
+            for process in processes.marked(*marks)
+            if not (process.daemon or process.guard or process.spare)
+        ]
 
     def wait_idle(self, seconds: float = 90) -> list[Process]:
         """Wait until no job is left anywhere; return those that stay."""

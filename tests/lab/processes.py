@@ -31,6 +31,7 @@ class Process:
     start: int
     argv: tuple[str, ...]
     copy: bool = False  # forked from one with the same argv that is still there, and no other program so far
+    name: str = ""
 
     @property
     def daemon(self) -> bool:
@@ -40,7 +41,12 @@ class Process:
     @property
     def guard(self) -> bool:
         """The process beside a node that outlives it, to start and to end its jobs. A copy of it is a job."""
-        return self._is_node and "--launcher" in self.argv and not self.copy
+        return self._is_node and "--launcher" in self.argv and not self.copy and not self.spare
+
+    @property
+    def spare(self) -> bool:
+        """A process that a guard has forked ahead of a start: it is gone two seconds later."""
+        return self.name == "quine-spare"
 
     @property
     def _is_node(self) -> bool:
@@ -82,7 +88,7 @@ def find(pid: int) -> Process | None:
     except OSError:
         return None
     argv = tuple(os.fsdecode(word) for word in raw.split(b"\0")[:-1])
-    return Process(pid, facts[1], facts[2], argv)
+    return Process(pid, facts[1], facts[2], argv, name=facts[0])
 
 
 def _environment(pid: int) -> bytes:

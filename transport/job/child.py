@@ -105,7 +105,7 @@ def fork(start: Start, report: socket.socket) -> int:
             try:
                 os.close(gate)
                 os.read(closed, 1)  # to its end
-                _run(start, report)
+                run(start, report)
             finally:
                 os._exit(NOT_STARTED)
         report.close()
@@ -116,9 +116,11 @@ def fork(start: Start, report: socket.socket) -> int:
     return pid
 
 
-def _run(start: Start, report: socket.socket) -> None:
+def run(start: Start, report: socket.socket) -> None:
+    """In the process itself: become the program. Returns if that has failed, or if nobody wants it any more."""
     try:
-        os.setsid()
+        if os.getsid(0) != os.getpid():
+            os.setsid()
         report.send(PID + b"%d %d" % (os.getpid(), os.getppid()), socket.MSG_NOSIGNAL)
     except OSError:
         return  # the node wants it no more
@@ -150,10 +152,7 @@ def tell(report: socket.socket, status: Status) -> None:
 
 def _part(start: Start, report: socket.socket) -> None:
     """Take the streams and default signals of a program, and close the rest of the parent's descriptors."""
-    signal.set_wakeup_fd(-1)
-    for number in map(int, signal.valid_signals()):
-        if signal.getsignal(number) not in (signal.SIG_DFL, None):
-            signal.signal(number, signal.SIG_DFL)
+    default_signals()
     if start.prepare:
         start.prepare()
     for number, fd in enumerate(start.streams):
@@ -162,6 +161,14 @@ def _part(start: Start, report: socket.socket) -> None:
     for fd in start.keep:
         os.set_inheritable(fd, True)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def default_signals() -> None:
+    """Take back the handlers of the parent, and what it ignores."""
+    signal.set_wakeup_fd(-1)
+    for number in map(int, signal.valid_signals()):
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _enter(start: Start, report: socket.socket) -> None:

@@ -306,9 +306,11 @@ class Child:
         self._ended(Status.from_wait(status, pid=self.made, rusage=rusage))
 
     def _ended(self, status: Status) -> None:
-        self._reaped = True
         if self._report:
             self._heard()  # the report is complete by now
+        if not self.made:
+            return  # a process that was killed before it had the order, which the next one gets
+        self._reaped = True
         if self._exited:
             return
         self._exited = True

@@ -1,7 +1,8 @@
 """The launcher: a small process beside a node, which starts the node's jobs, reaps them, and ends their sessions.
 
 Laws
-1. It forks and waits, and touches no file system of the user's: a call that may hang is made in a child (`child`).
+1. It forks and waits, and touches no file system of the user's: a call that may hang is made in a child (`child`,
+   `spare`).
 2. One thread, one poll(2). It never blocks on the node: messages that cannot be sent wait here.
 3. It is the parent of the jobs, so a pid that it signals cannot be reused before it has reaped it.
 4. When the node is gone it ends the jobs in the node's table, and then itself. It ignores HUP, INT, QUIT and TERM.
@@ -26,11 +27,10 @@ import fcntl
 import os
 import resource
 import select
-import sys
 import time
 
 from transport import address, inherit, quickjson
-from transport.job import child, termination, workdir
+from transport.job import child, spare, termination, workdir
 from transport.job.sessions import Session, Sessions
 from transport.job.table import Table, clear, say
 from transport.lean import deque, signal, socket
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     # Given the arguments of an `own` job: does its work in a forked child; None if a new program is needed.
     Inside = Callable[[list[str]], Callable[[], None] | None]
 
-MESSAGE = 1 << 16  # bytes of one message; a larger one goes in a memfd
-RIGHTS = 8  # most descriptors with one message
+MESSAGE = spare.MESSAGE
 IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
@@ -64,6 +63,7 @@ def main(words: list[str], inside: Inside = lambda words: None) -> int:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # from now on the kernel reaps what ends
     launcher.reap()
+    launcher.close()
     clear(own)
     return 0
 
@@ -99,7 +99,8 @@ class Launcher:
         self._inside = inside
         self._numbers: dict[int, int] = {}  # by the pid of a job
         self._pids: dict[int, int] = {}  # and the other way
-        self._leaving: dict[int, int] = {}  # numbers of folders, by the pid of the child that removes one
+        self._spares = spare.Spares(self._prepared)
+        self._ordered = False  # a start has come since the last wait
         self._sessions = Sessions()
         self._ending: dict[int, Session] = {}  # by number
         self._queue: deque[bytes] = deque()
@@ -109,41 +110,51 @@ class Launcher:
 
     def run(self) -> None:
         """Serve until the node is gone."""
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
         while True:
+            poll = select.poll()
+            poll.register(self._wake, select.POLLIN)
             poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._queue else 0))
-            due = self._sessions.due()
-            pause = None if due is None else max(0, int((due - time.monotonic()) * 1000) + 1)
-            ready = dict(poll.poll(pause))
+            for fd in self._spares.leaving:
+                poll.register(fd, select.POLLIN)
+            ready = dict(poll.poll(self._pause()))
             if self._wake in ready:
                 os.read(self._wake, 4096)
                 self.reap()
             if self._channel.fileno() in ready and not self._hear():
                 return
-            if due is not None and time.monotonic() >= due:
-                self._sessions.turn(time.monotonic())
+            for fd in self._spares.leaving:
+                if fd in ready:
+                    self._tell("left", *self._spares.left(fd))
+            now = time.monotonic()
+            if (due := self._sessions.due()) is not None and now >= due:
+                self._sessions.turn(now)
+            self._spares.dismiss(now)
             self._flush()
+            if self._ordered:
+                self._ordered = False
+                self._spares.make()
+
+    def close(self) -> None:
+        self._spares.close()
+
+    def _pause(self) -> int | None:
+        """Milliseconds until something is due, None if nothing is."""
+        due = [at for at in (self._sessions.due(), self._spares.due()) if at is not None]
+        return max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
 
     # -- the channel -------------------------------------------------------------------------------
 
     def _hear(self) -> bool:
         """Handle the messages that the node has sent. False: it is gone."""
         while True:
-            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             try:
-                data, rights, _, _ = self._channel.recvmsg(MESSAGE, socket.CMSG_SPACE(4 * RIGHTS), flags)
+                data, fds = spare.receive(self._channel, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return True
             except ConnectionResetError:
                 continue  # reported once if it left messages unread; its own messages can still be read
             if not data:
                 return False
-            fds = [
-                int.from_bytes(numbers[at : at + 4], sys.byteorder)
-                for _, _, numbers in rights
-                for at in range(0, len(numbers), 4)
-            ]
             try:
                 self._do(data, fds)
             finally:
@@ -151,11 +162,9 @@ class Launcher:
                     os.close(fd)
 
     def _do(self, data: bytes, fds: list[int]) -> None:
-        what, *rest = quickjson.loads(data)
-        if what == "large":
-            what, *rest = quickjson.loads(os.pread(fds[-1], os.fstat(fds[-1]).st_size, 0))
+        what, *rest = _read(data, fds)
         if what == "start":
-            self._start(rest[0], rest[1], fds)
+            self._start(rest[0], rest[1], data, fds)
         elif what == "signal":
             if pid := self._pids.get(rest[0]):
                 termination.signal_group(pid, rest[1])
@@ -184,17 +193,26 @@ class Launcher:
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    def _start(self, number: int, order: dict[str, Any], fds: list[int]) -> None:
+    def _start(self, number: int, order: dict[str, Any], data: bytes, fds: list[int]) -> None:
         if len(fds) < 5:
             return  # no room for the descriptors: the node sees the report closed, and tries again
-        # Taken out of `fds`. With a second descriptor here, the report of a program that had run was still open, and
-        # the node reported that program as never started.
-        report, memo = socket.socket(fileno=fds.pop(3)), -1
-        try:
-            memo = fcntl.fcntl(fds[3], fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
-            start = self._prepared(order, fds[:3], memo)
-            pid = child.fork(start, report)
+        self._ordered = True
+        # An agent is a fork of this process: with a spare, its memory would be that of an earlier moment.
+        pid = 0 if order["own"] else self._spares.start(data, fds)
+        if not pid:
+            # Taken out of `fds`. With a second descriptor here, the report of a program that had run was still open,
+            # and the node reported that program as never started.
+            pid = self._fork(socket.socket(fileno=fds.pop(spare.REPORT)), data, fds)
+        if pid:
             self._numbers[pid], self._pids[number] = number, pid
+
+    def _fork(self, report: socket.socket, data: bytes, fds: list[int]) -> int:
+        """Start a job without a spare: return its pid, or 0 if the report has the reason why that failed."""
+        memo = -1
+        try:
+            start = self._prepared(data, fds)
+            (memo,) = start.keep
+            return child.fork(start, report)
         except Exception as error:
             why = getattr(error, "strerror", None) or f"a defect in quine: {type(error).__name__}: {error}"
             hint = (
@@ -203,21 +221,25 @@ class Launcher:
                 else ""
             )
             child.tell(report, child.refusal(f"cannot start: {why}", hint))
+            return 0
         finally:
             report.close()
             if memo >= 0:
                 os.close(memo)
 
-    def _prepared(self, order: dict[str, Any], streams: list[int], memo: int) -> child.Start:
+    def _prepared(self, data: bytes, fds: list[int]) -> child.Start:
+        """Return the start of a message, with its descriptors less the report. The caller owns `keep`."""
+        order = _read(data, fds)[2]
         argv, inside = order["argv"], None
         if order["own"]:
             inside = self._inside(argv)
             argv = [*address.own_command(), *argv]
+        memo = fcntl.fcntl(fds[3], fcntl.F_DUPFD_CLOEXEC, inherit.FIRST_FD)
         return child.Start(
             argv,
             {**order["env"], inherit.VARIABLE: str(memo)},
             order["cwd"],
-            streams,
+            fds[:3],
             limits=[(number, value) for number, value in order["limits"]],
             keep=(memo,),
             folder=order["folder"],
@@ -249,14 +271,12 @@ class Launcher:
             if ended is None:
                 return
             number = self._numbers.pop(ended.si_pid, 0)
-            if number:  # otherwise a child that removed a folder, or an orphan of a job
+            if number:  # otherwise a spare, or an orphan of a job
                 # Sent before the status is consumed: this process may be killed at any moment.
                 dumped = 0x80 if ended.si_code == os.CLD_DUMPED else 0
                 exited = ended.si_code == os.CLD_EXITED
                 self._tell("ended", number, ended.si_status << 8 if exited else ended.si_status | dumped)
             _, status, usage = os.wait4(ended.si_pid, 0)
-            if left := self._leaving.pop(ended.si_pid, 0):
-                self._tell("left", left, os.WEXITSTATUS(status))
             if number:
                 del self._pids[number]
                 self._tell("exited", number, status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
@@ -265,17 +285,15 @@ class Launcher:
 
     def _leave(self, number: int, path: str, fds: list[int]) -> None:
         try:
-            pid = os.fork()
+            self._spares.leave(number, path, fds)
         except OSError as error:
             say(f"{path} is not removed: {error.strerror}")
-            pid = -1
-        if not pid:
-            try:
-                inherit.close_others(set(fds))
-                os._exit(workdir.leave(path, fds[0] if fds else -1))
-            finally:
-                os._exit(0)
-        if pid < 0:
             self._tell("left", number, workdir.GONE)
-        else:
-            self._leaving[pid] = number
+
+
+def _read(data: bytes, fds: list[int]) -> list[Any]:
+    """Parse a message; a large one is in the last of its descriptors."""
+    words: list[Any] = quickjson.loads(data)
+    if words == ["large"]:
+        words = quickjson.loads(os.pread(fds[-1], os.fstat(fds[-1]).st_size, 0))
+    return words

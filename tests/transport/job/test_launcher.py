@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from transport import quickjson
-from transport.job import child, termination
+from transport.job import child, termination, workdir
 from transport.job.launcher import Launcher
 
 
@@ -102,9 +103,11 @@ def test_what_a_dead_node_had_said_is_done_though_it_had_not_read_all(
     send(node, ["leave", 4, str(folder)])
     node.close()
     assert not launcher._hear()
-    for pid in launcher._leaving:
-        os.waitpid(pid, 0)
+    (fd,) = launcher._spares.leaving
+    assert launcher._spares.left(fd) == (4, workdir.GONE)
     assert not folder.exists()
+    launcher._spares.dismiss(math.inf)
+    os.wait()
 
 
 ORDER = {
