@@ -1,6 +1,6 @@
 """The Python of a host, as far as packages depend on it: which wheels it can load, and which requirements it has.
 
-Law: what a host says of itself reaches programs and names of files here, so each value is checked.
+Law: each value that a host reports is checked, because it reaches programs and names of files here.
 """
 
 from __future__ import annotations
@@ -87,11 +87,22 @@ class Platform:
             return kind == "cp" == self.short and least <= minor and not self.abi.endswith("t")
         return abi == self.abi and kind == self.short and least == minor
 
-    def wants(self, marker: str, extra: str) -> bool:
+    def runs(self, versions: str) -> bool:
+        """Whether this Python is one of these versions, a line `Requires-Python`. Raises ValueError."""
+        for part in filter(None, (part.strip() for part in versions.split(","))):
+            found = re.fullmatch(r"([<>=!~]+)\s*([0-9.]+?)(\.\*)?", part)
+            if found is None:
+                raise ValueError(f"versions that cannot be read: {versions}")
+            own = ".".join(self.version.split(".")[: found[2].count(".") + 1]) if found[3] else self.version
+            if not self.wants(f"python_full_version {found[1]} '{found[2]}'", "", own):
+                return False
+        return True
+
+    def wants(self, marker: str, extra: str, version: str = "") -> bool:
         """Whether a requirement with this marker counts here. Raises ValueError for a marker that it cannot read."""
         values = {
             "python_version": self.minor,
-            "python_full_version": self.version,
+            "python_full_version": version or self.version,
             "implementation_name": self.implementation,
             "implementation_version": self.version,
             "platform_python_implementation": _IMPLEMENTATIONS.get(self.implementation, ("", ""))[1],

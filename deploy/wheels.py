@@ -2,6 +2,7 @@
 
 Laws
 1. Its packages have the versions that are installed here, so that the stores are opened over there as they are here.
+   Where there is no wheel of one of these for the host, pip chooses all versions but that of the driver itself.
 2. Files that are installed here are taken as they are where they fit the host: then nothing is fetched. For the others
    a wheel is taken from the directory that the inventory names, else pip gets it. A wheel is never built.
 3. Same packages, same bytes. A layer stays in the cache, and is checked by its hash before it is used again.
@@ -37,6 +38,7 @@ ROOTS = {
 FORMAT = "1"  # of the recipe below: another recipe, another key
 KEPT = 8  # layers that stay in the cache
 PIP_SECONDS = 300
+_ANOTHER = 'name another Python in the inventory: python = "…", or set fs = "relay"'
 _PARTS = {
     # A hundred megabytes that describe the services of AWS, of which a store asks these.
     "botocore": re.compile(r"botocore/data/(?!(?:s3|sts|sso|sso-oidc|signin)/)[^/]+/.*"),
@@ -51,6 +53,8 @@ _REFUSED = re.compile(r"No matching distribution found for ([^\s;(]+)")
 
 class LackingError(Exception):
     """A package that cannot be had for the host, and the cure."""
+
+    refused = False  # by pip, which knows other versions
 
     def __init__(self, detail: str, hint: str) -> None:
         super().__init__(detail)
@@ -89,7 +93,7 @@ def layer(name: str, platform: Platform, wheels: Path | None) -> Layer:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = "\0".join([FORMAT, name, repr(platform), *map(str, packages)])
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
-    with open(folder / "lock", "wb") as lock:
+    with open(folder / f".lock-{key}", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second dial waits, and finds it done
         found = _intact(folder, key)
         if found is None:
@@ -117,9 +121,12 @@ def _intact(folder: Path, key: str) -> Layer | None:
 
 
 def _forget_old(folder: Path) -> None:
-    made = [path for path in folder.iterdir() if path.is_file() and path.name != "lock"]
+    made = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
     for path in sorted(made, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT:]:
         path.unlink(missing_ok=True)
+    for lock in folder.glob(".lock-*"):
+        if not any(folder.glob(f"{lock.name.partition('-')[2]}-*")):
+            lock.unlink(missing_ok=True)  # one that is held means at worst that a layer is made twice
 
 
 def _needed(name: str, platform: Platform) -> list[_Package]:
@@ -138,6 +145,10 @@ def _needed(name: str, platform: Platform) -> list[_Package]:
                 raise LackingError(f"{wish.name} is not installed here", with_extra(extra)) from None
             found[wish.name] = _Package(wish.name, "", wish.versions)
             continue
+        versions = installed.metadata["Requires-Python"] or ""
+        if wish.name in roots and not platform.runs(versions):
+            detail = f"{wish.name} {installed.version} needs Python {versions}, and there is {platform}"
+            raise LackingError(detail, _ANOTHER)
         if wish.name not in build.PACKAGES:  # which the file for hosts has
             found[wish.name] = _Package(wish.name, installed.version)
         for extra in ("", *wish.extras):
@@ -163,14 +174,41 @@ def _members(
         return members
     if wheels is None:
         work.mkdir()
-        _fetch(lacking, platform, work)
+        try:
+            _fetch(lacking, platform, work, "--no-deps")
+        except LackingError as lack:
+            if not lack.refused:
+                raise
+            return _of_other_versions(packages, platform, work, lack)
     for package in lacking:
         members.update(_unpacked(_wheel(package, platform, wheels or work, wheels is not None), package.name))
     return members
 
 
+def _of_other_versions(
+    packages: list[_Package], platform: Platform, work: Path, lack: LackingError
+) -> dict[str, bytes]:
+    """Return the files of versions that pip chooses for that Python. Raises `lack` if there are none."""
+    # Pip reads the markers of requirements for the Python that it runs on, so those with markers are named.
+    named = [each for each in packages if each.name in ROOTS.values() or not each.version]
+    shutil.rmtree(work)
+    work.mkdir()
+    try:
+        _fetch(named, platform, work)
+    except LackingError:
+        raise lack from None
+    members: dict[str, bytes] = {}
+    for wheel in work.glob("*.whl"):
+        name = canonical(wheel.name.partition("-")[0])
+        if name not in build.PACKAGES:
+            members.update(_unpacked(wheel, name))
+    return members
+
+
 def _fits(installed: metadata.Distribution, platform: Platform) -> bool:
-    """Whether the files that are installed here are those that the host would have. What was compiled here is not."""
+    """Whether the files that are installed here are those that the host would have. Files compiled here are not."""
+    if not platform.runs(installed.metadata["Requires-Python"] or ""):
+        return False
     tags = re.findall(r"(?m)^Tag:\s*(\S+)", installed.read_text("WHEEL") or "")
     return any("-linux_" not in tag and tag.count("-") == 2 and platform.fits(tag) for tag in tags)
 
@@ -210,8 +248,8 @@ def _wheel(package: _Package, platform: Platform, folder: Path, named: bool) -> 
     return max(found)
 
 
-def _fetch(packages: list[_Package], platform: Platform, folder: Path) -> None:
-    """Have pip put the wheels of all packages into `folder`. Raises LackingError."""
+def _fetch(packages: list[_Package], platform: Platform, folder: Path, *more: str) -> None:
+    """Have pip put the wheels of all packages into `folder`. `more` are options. Raises LackingError."""
     pip = _pip()
     if not pip:
         names = ", ".join(map(str, packages))
@@ -219,7 +257,8 @@ def _fetch(packages: list[_Package], platform: Platform, folder: Path) -> None:
     systems = [f"--platform={each}" for each in platform.systems()]
     options = [
         *("--quiet", "--disable-pip-version-check", "--no-input", "--retries=1", "--timeout=15"),
-        *("--no-deps", "--only-binary=:all:", f"--dest={folder}", f"--implementation={platform.short}"),
+        *more,
+        *("--only-binary=:all:", f"--dest={folder}", f"--implementation={platform.short}"),
         *(f"--python-version={platform.version}", f"--abi={platform.abi}", *systems),
     ]
     try:
@@ -248,14 +287,16 @@ def _fetch(packages: list[_Package], platform: Platform, folder: Path) -> None:
         detail = (
             f"pip does not get the wheels for {platform}: {last.removeprefix('ERROR: ')[:300].rstrip('.')}"
         )
-    raise LackingError(detail, _cure(named, platform))
+    lack = LackingError(detail, _cure(named, platform))
+    lack.refused = bool(refused) and "Retrying (" not in said
+    raise lack
 
 
 def _cure(package: _Package, platform: Platform) -> str:
     python = "pypy" if platform.short == "pp" else "python"
     return (
         f"{python}{platform.minor} -m pip wheel --no-deps '{package}' makes one on such a host; put it into a directory"
-        ' here and name that in the inventory: wheels = "/DIR"; or name another Python there, or set fs = "relay"'
+        f' here and name that in the inventory: wheels = "/DIR"; or {_ANOTHER}'
     )
 
 

@@ -8,13 +8,14 @@ import re
 import shutil
 import stat
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from pip._vendor.packaging import markers as oracle_markers
 from pip._vendor.packaging import tags as oracle_tags
+from pip._vendor.packaging.specifiers import SpecifierSet
 
 from deploy import installer, layer_host, wheels
 from deploy.platforms import Platform, Requirement
@@ -43,8 +44,9 @@ def needs_the_same_python() -> None:
 def direct(odd_host: Callable[..., Host], lab: Lab) -> Iterator[Callable[..., Host]]:
     """A host that opens the store itself, with a Python without packages, behind its proxy."""
 
-    def make(**keys: object) -> Host:
-        host = odd_host("direct", inventory={"python": PYTHON, "fs": "direct", **keys})
+    def make(scripts: Mapping[str, str] | None = None, **keys: object) -> Host:
+        inventory = {"python": PYTHON, "fs": "direct", **keys}
+        host = odd_host("direct", scripts=scripts or {}, inventory=inventory)
         lab.alias("direct", "direct", host.proxy)
         return host
 
@@ -118,20 +120,42 @@ def test_a_damaged_installation_is_replaced_before_the_layer_is_asked_for(
     assert link.resolve().name == layers(host)[0]
 
 
-@pytest.mark.skipif(not shutil.which("pypy3"), reason="no pypy3 here")
-def test_a_wheel_that_cannot_be_had_is_named(direct: Callable[..., Host], lab: Lab, tmp_path: Path) -> None:
-    host = direct(python="pypy3", wheels=str(tmp_path))
+def refused(lab: Lab, host: Host) -> list[str]:
+    """Return the error and its hint of a command whose layer cannot be made; commands without one go on."""
     done = lab.run(TRUE, env=SFTP)
-    version = metadata.version("cryptography")
     said = done.stderr.decode().splitlines()
     assert (done.returncode, done.stdout, len(said)) == (69, b"", 2), done
-    assert said[0].startswith(
-        f'quine: direct: error: fs = "direct" of sftp: there is no wheel of cryptography=={version} for PyPy 3.'
+    assert said[0].startswith('quine: direct: error: fs = "direct" of sftp: ') and said[0].endswith(
+        "; not run: true"
     )
-    assert f" in {tmp_path}; not run: true" in said[0]
-    assert f"-m pip wheel --no-deps 'cryptography=={version}'" in said[1] and "wheels = " in said[1]
     assert layers(host) == []
-    lab.run(TRUE, check=True)  # all that needs no layer goes on
+    lab.run(TRUE, check=True)
+    return said
+
+
+@pytest.mark.skipif(
+    HERE.machine != "x86_64" or not shutil.which("setarch"), reason="no other personality here"
+)
+def test_a_wheel_that_cannot_be_had_is_named(direct: Callable[..., Host], lab: Lab, tmp_path: Path) -> None:
+    script = f'#!/bin/sh\nexec setarch i686 {PYTHON} "$@"\n'
+    said = refused(lab, direct(python="old", scripts={"old": script}, wheels=str(tmp_path)))
+    (wheel,) = re.findall(
+        rf"there is no wheel of (\S+) for CPython {HERE.minor} on i686 with {HERE.libc}", said[0]
+    )
+    assert wheel in [f"{name}=={metadata.version(name)}" for name in ("cffi", "cryptography")]
+    assert f" in {tmp_path}; " in said[0]
+    assert f"python{HERE.minor} -m pip wheel --no-deps '{wheel}'" in said[1] and "wheels = " in said[1]
+
+
+@pytest.mark.skipif(not shutil.which("pypy3"), reason="no pypy3 here")
+def test_a_python_for_which_there_is_no_driver_is_named(direct: Callable[..., Host], lab: Lab) -> None:
+    said = refused(lab, direct(python="pypy3"))
+    versions = metadata.metadata("asyncssh")["Requires-Python"]
+    assert (
+        f"asyncssh {metadata.version('asyncssh')} needs Python {versions}, and there is PyPy 3.9 on"
+        in said[0]
+    )
+    assert 'python = "…"' in said[1]
 
 
 # -- at the origin -----------------------------------------------------------------------------------
@@ -144,7 +168,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(cache: Path) -> list[Path]:
-    return [path for path in cache.iterdir() if path.name != "lock"]
+    return [path for path in cache.iterdir() if not path.name.startswith(".")]
 
 
 def test_same_packages_same_bytes(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,16 +182,16 @@ def test_same_packages_same_bytes(cache: Path, tmp_path: Path, monkeypatch: pyte
     assert not any(".." in name or name.startswith(("/", "fsspec/")) for name in names)
 
 
-def wheel(folder: Path, name: str, tag: str) -> str:
-    """Make a wheel of the version that is installed here, with one file; return the name of that."""
-    version, module = metadata.version(name), name.replace("-", "_")
+def wheel(folder: Path, name: str, tag: str, version: str = "", *requires: str) -> str:
+    """Make a wheel, by default of the version that is installed here, with one file; return the name of that."""
+    version, module = version or metadata.version(name), name.replace("-", "_")
     stem = f"{module}-{version}"
+    about = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    about += [f"Requires-Dist: {each}" for each in requires]
     with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w") as archive:
         archive.writestr(f"{stem}.data/platlib/{module}/there.so", tag)
         archive.writestr(f"{stem}.data/scripts/tool", "")
-        archive.writestr(
-            f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
+        archive.writestr(f"{stem}.dist-info/METADATA", "".join(f"{line}\n" for line in about))
         archive.writestr(
             f"{stem}.dist-info/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n"
         )
@@ -198,6 +222,35 @@ def test_wheels_for_another_platform(
         assert set(there) < set(archive.namelist()) and archive.read(there[0]).decode() == right
         assert "asyncssh/__init__.py" in archive.namelist() and "tool" not in "".join(archive.namelist())
     assert len(made(cache)) == 1
+
+
+def test_pip_chooses_other_versions_where_it_must(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a host with an older Python: its driver is that of here, the rest is what there is."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    tag = "cp311-cp311-musllinux_1_2_riscv64"
+    wheel(tmp_path, "asyncssh", "py3-none-any", "", "cryptography>=40", "six; python_version < '3'", "fsspec")
+    wheel(tmp_path, "asyncssh", "py3-none-any", "999.0")
+    wheel(tmp_path, "fsspec", "py3-none-any")
+    with pytest.raises(wheels.LackingError, match="no wheel of cffi=="):
+        wheels.layer("sftp", MUSL, None)
+    there = wheel(tmp_path, "cryptography", tag, "41.0")
+    with zipfile.ZipFile(wheels.layer("sftp", MUSL, None).path) as archive:
+        assert archive.read(there).decode() == tag
+        infos = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        assert infos == {f"asyncssh-{metadata.version('asyncssh')}.dist-info", "cryptography-41.0.dist-info"}
+
+
+def test_a_registry_that_is_not_reached_is_no_missing_wheel(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    with pytest.raises(wheels.LackingError, match=r"pip does not reach its registry, to get cffi=="):
+        wheels.layer("sftp", MUSL, None)
 
 
 def test_without_pip_it_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +299,9 @@ def test_markers_are_read_as_pip_reads_them(platform: Platform) -> None:
         "platform_python_implementation": {"pypy": "PyPy"}.get(platform.implementation, "CPython"),
         "platform_machine": platform.machine,
     }
+    more = (">=3.8,!=3.11.*", "==3.9.*", "~=3.9", "<3.11.2", "<=3.9.16", "!=3.11.2,>3")
+    for versions in {each.metadata["Requires-Python"] or "" for each in metadata.distributions()} | {*more}:
+        assert platform.runs(versions) == SpecifierSet(versions).contains(platform.version), versions
     count = 0
     lines = {line for each in metadata.distributions() for line in each.requires or ()}
     for marker in {Requirement.parse(line).marker for line in lines} - {""}:
