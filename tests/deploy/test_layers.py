@@ -86,6 +86,23 @@ def test_a_host_with_access_of_its_own_gets_the_layer_once(
         assert told.stdout == b"over there\nover there\n"
         assert host.proxy.carried() - before < 100_000 < 1_000_000 < first
         assert layers(host) == [name]
+    # A host that relays has it for a job that is given the URL.
+    lab.alias("relayed", "direct", host.proxy, env=weed.environ, fs="relay")
+    (link,) = (host.home / ".cache/quine").glob("*/layer-s3")
+    link.unlink()
+    words = [
+        "run",
+        "--env",
+        f"QUINE_FS={env['QUINE_FS']}",
+        "--on",
+        "relayed",
+        "--",
+        "quine",
+        "fs",
+        "cat",
+        "a",
+    ]
+    assert lab.run(words, check=True).stdout == b"over there\n" and link.is_symlink()
     assert lab.run(["fs", "cat", "a"], env={**env, **weed.environ}, check=True).stdout == b"over there\n"
 
 
