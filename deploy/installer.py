@@ -16,6 +16,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -263,11 +264,11 @@ def forget(base: Path, target: Path) -> None:
 def forget_layers(base: Path) -> None:
     """Remove the layers (deploy/layer_host.py) that no installation names and no process has loaded."""
     named = {os.path.realpath(link) for link in base.glob("*/layer-*")}
-    spare = [
-        path
-        for path in base.glob("layer-*")
-        if os.path.realpath(path) not in named and path.stat().st_mtime < time.time() - STALE
-    ]
+    spare = []
+    for path in base.glob("layer-*"):
+        with contextlib.suppress(OSError):  # another installer has removed it
+            if os.path.realpath(path) not in named and path.stat().st_mtime < time.time() - STALE:
+                spare.append(path)
     if spare:
         loaded = contents("maps")
         for path in spare:

@@ -34,6 +34,7 @@ from transport import address
 
 VARIABLE = "QUINE_LAYER"  # MARKER and NAME, in the environment of the dial
 PREFIX = "layer-"
+FILES = ".files"  # in a layer: size and name of each other file in it
 NAMES = {  # scheme of a store -> the layer with its packages
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
@@ -73,7 +74,7 @@ def _receive(marker: str, name: str, installation: Path) -> None:
     sha256, size = found[1].decode(), int(found[2])
     base = installation.parent
     target = base / (PREFIX + sha256)
-    if not target.is_dir():
+    if not _intact(target):
         try:
             kept = (base / f".part-{target.name}").stat().st_size
         except OSError:
@@ -95,13 +96,28 @@ def _unpack(part: installer.Part, target: Path) -> None:
         try:
             with part.open() as file, zipfile.ZipFile(file) as archive:
                 archive.extractall(made)
+                sizes = [f"{member.file_size} {member.filename}\n" for member in archive.infolist()]
+            (made / FILES).write_text("".join(sizes))
         except (zipfile.BadZipFile, ImportError, RuntimeError) as error:
             raise installer.Failure("unpack", str(error)) from None
+        if _intact(target):
+            return  # another dial has put the same one there
+        if target.exists():
+            target.rename(Path(work) / "was")
         try:
             made.rename(target)
         except OSError:
-            if not target.is_dir():  # else another dial has put the same one there
+            if not _intact(target):
                 raise
+
+
+def _intact(target: Path) -> bool:
+    """Whether the files of a layer are there with their sizes: a power cut, or a person, may have emptied some."""
+    try:
+        sizes = [line.split(" ", 1) for line in (target / FILES).read_text().splitlines()]
+        return bool(sizes) and all((target / name).stat().st_size == int(size) for size, name in sizes)
+    except (OSError, ValueError):
+        return False
 
 
 def _point(link: Path, target: Path) -> None:
