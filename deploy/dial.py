@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deploy import host_requirements, probe, push
+from deploy import host_requirements, layers, probe, push
 from deploy.build import Binary, build
 from deploy.inventory import Host, Inventory, jump_of
 from transport.carrier.dialer import SshTarget
@@ -83,13 +83,21 @@ class _Clock:
 
 
 async def dial(
-    host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
+    host: Host,
+    inventory: Inventory,
+    *,
+    ssh_agent: str | None,
+    note: Note,
+    news: Note = unheard,
+    layer: str = "",
 ) -> SshDuplex:
     """Return the duplex to the node on `host`; raises Refused.
 
-    `note` is called with each phase and its time, `news` with messages for the user about first contacts.
+    `note` is called with each phase and its time, `news` with messages for the user about first contacts. `layer` is
+    the name of one that its jobs need.
     """
     visit = await _Visit.plan(host, inventory, ssh_agent, note, news)
+    visit.layer = layer
     try:
         return await visit.dial(trust=True)
     except _BrokenError:
@@ -129,6 +137,7 @@ class _Visit:
     def __init__(self, host: Host, target: SshTarget, binary: Binary, note: Note, news: Note) -> None:
         self.host = host
         self.binary = binary
+        self.layer = ""
         self.place = probe.Place(host.cache or probe.CACHE, host.python or "", host.modules)
         self._target = target
         self._note = note
@@ -187,6 +196,7 @@ class _Visit:
     ) -> tuple[SshDuplex, probe.Answers, probe.Facts | None]:
         answers = probe.Answers(secrets.token_hex(16))
         command = probe.command(self.binary, self.place, answers.marker, mode, trust=trust)
+        command = layers.prefixed(command, answers.marker, self.layer)
         duplex = await connect.connect(self._target, command, clock.phase, self._news)
         try:
             clock.phase("find the binary")
@@ -196,6 +206,13 @@ class _Visit:
                 await push.push(
                     self.host.name, self.binary, self.place, facts, mode, duplex, answers, clock.allow
                 )
+                clock.allow(DEADLINE, "")
+            if self.layer:
+                size, wheels = self.binary.size, self.host.wheels
+                if not await layers.bring(
+                    self.host.name, self.layer, wheels, duplex, answers, size, clock.allow
+                ):
+                    raise _failure(self.host, duplex)
                 clock.allow(DEADLINE, "")
         except BaseException:
             await _close(duplex)

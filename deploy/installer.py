@@ -16,6 +16,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -257,12 +258,33 @@ def forget(base: Path, target: Path) -> None:
         for path in spare:
             if str(path) not in running:
                 shutil.rmtree(path, ignore_errors=True)
+    forget_layers(base)
+
+
+def forget_layers(base: Path) -> None:
+    """Remove the layers (deploy/layer_host.py) that no installation names and no process has loaded."""
+    named = {os.path.realpath(link) for link in base.glob("*/layer-*")}
+    spare = []
+    for path in base.glob("layer-*"):
+        with contextlib.suppress(OSError):  # another installer has removed it
+            if os.path.realpath(path) not in named and path.stat().st_mtime < time.time() - STALE:
+                spare.append(path)
+    if spare:
+        loaded = contents("maps")
+        for path in spare:
+            if os.path.realpath(path) not in loaded:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def commands() -> str:
     """Return the command lines of all processes: an installation in use is named in one."""
+    return contents("cmdline")
+
+
+def contents(name: str) -> str:
+    """Return that file of /proc of all processes that it can be read of."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob(f"[0-9]*/{name}"):
         try:
             found.append(path.read_text(errors="replace"))
         except OSError:

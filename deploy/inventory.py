@@ -75,6 +75,7 @@ def _environment(value: dict[str, str]) -> dict[str, str]:
 
 Name = Annotated[str, _matching(_NAME, "a name (letters, digits, . _ - and no leading dash)")]
 Text = Annotated[str, AfterValidator(_printable)]
+Directory = Annotated[str, _matching(_PATH, "an absolute path, or one below ~/, of plain characters")]
 About = Annotated[str, AfterValidator(_about)]
 
 
@@ -92,9 +93,7 @@ class Host(BaseModel):
     jump: Annotated[str, _matching(_JUMP, "a host or user@host:port")] | None = None
     slots: Annotated[int, Field(ge=0)] = 0
     workdir: Text = "~/quine"
-    cache: (
-        Annotated[str, _matching(_PATH, "an absolute path, or one below ~/, of plain characters")] | None
-    ) = None
+    cache: Directory | None = None
     python: Annotated[str, _matching(_PROGRAM, "a program or its path, of plain characters")] | None = None
     modules: tuple[Annotated[str, _matching(_MODULE, "the name of an environment module")], ...] = ()
     same_paths: bool = False
@@ -102,6 +101,7 @@ class Host(BaseModel):
     limits: Annotated[dict[str, int | str], AfterValidator(_limits)] = {}
     inference: Literal["relay", "direct"] = "relay"
     fs: Literal["relay", "direct"] = "relay"
+    wheels: Directory | None = None
     mount: bool = False
     may_fork: tuple[Text, ...] = ()
     about: About = ""
