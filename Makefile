@@ -6,9 +6,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 AZURITE := .lab-cache/azurite/node_modules/.bin/azurite-blob
 
+TOOLS ?= build/release
+
 SECONDS ?= 600
 
-.PHONY: setup demo test test-all mutants soak lint types check bench reference picture docs clean
+.PHONY: setup demo test test-all mutants soak lint types check bench reference picture docs release clean
 
 setup: $(READY)
 
@@ -63,6 +65,15 @@ docs: reference .venv/.ready-docs
 
 .venv/.ready-docs: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+# Wheel, one file, man pages, SBOM and checksums of the last commit, in dist/; the same bytes each time.
+release: $(TOOLS)/.ready
+	@$(TOOLS)/bin/python scripts/release.py
+
+$(TOOLS)/.ready: scripts/release.txt
+	@$(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
 clean:

@@ -31,7 +31,9 @@ from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
 
 START = 120.0  # seconds for sshd to say that it listens; it takes 20 ms, on a loaded machine seconds
-OTHER = os.environ.get("QUINE_TEST_HOST_PYTHON", "")  # of all hosts, where a test does not choose: pypy3, or a path
+OTHER = os.environ.get(
+    "QUINE_TEST_HOST_PYTHON", ""
+)  # of all hosts, where a test does not choose: pypy3, or a path
 TRIES = 5  # ports to try: between choosing one and sshd binding it somebody else may take it
 
 
