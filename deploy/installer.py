@@ -37,6 +37,12 @@ START_SECONDS = 60
 STALE = 3600  # seconds after which a directory made aside, or a part that came, belongs to nobody
 KEPT = 3  # installations that stay, the newest; and those in use
 CHUNK = 1 << 16
+# PyPy takes the bytes of names and arguments for ASCII in the locale C, which a login often has. CPython takes them for
+# UTF-8, and tells its children so by the same variable (PEP 538).
+UTF8 = (
+    'case "${LC_ALL:-${LC_CTYPE:-$LANG}}" in ""|C|POSIX) LC_CTYPE=C.UTF-8; export LC_CTYPE; '
+    '[ -z "$LC_ALL" ] || LC_ALL=C.UTF-8;; esac\n'
+)
 
 
 class Failure(Exception):
@@ -179,7 +185,8 @@ def install(part: Part, target: Path, setup: str = "", flags: str = "-I -S") -> 
         os.utime(work / FILE, (began - 10, began - 10))  # surely older than the launcher, on any file system
         start = f"exec {shlex.quote(sys.executable)} {flags} {shlex.quote(str(target / 'lib'))}"
         launcher = work / "quine"
-        launcher.write_text(f'#!/bin/sh\n{setup}{start} "$@"\n')
+        locale = UTF8 if sys.implementation.name == "pypy" else ""
+        launcher.write_bytes(os.fsencode(f'#!/bin/sh\n{setup}{locale}{start} "$@"\n'))
         launcher.chmod(0o700)
         if not os.access(launcher, os.X_OK):
             raise Failure("noexec", f"{target.parent} is on a file system mounted noexec")
