@@ -61,7 +61,7 @@ def tools() -> Iterator[Path]:
         place = CACHE / f"release-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}"
         ready = run("make", f"TOOLS={place}", place / ".ready", cwd=ROOT)
         if ready.returncode == 0 and not (place / "wheels").exists():
-            # what it requires, for pip to find without an index
+            # the requirements of the wheel, for pip to find without an index
             pip = (
                 place / "bin" / "python",
                 "-m",
