@@ -37,10 +37,10 @@ START_SECONDS = 60
 STALE = 3600  # seconds after which a directory made aside, or a part that came, belongs to nobody
 KEPT = 3  # installations that stay, the newest; and those in use
 CHUNK = 1 << 16
-# PyPy takes the bytes of names and arguments for ASCII in the locale C, which a login often has. CPython takes them for
-# UTF-8, and tells its children so by the same variable (PEP 538).
+# PyPy takes the bytes of names and arguments for those of the locale, also where that is C, as it often is at a login,
+# and has no -X utf8. In that locale CPython, too, sets this variable, and its children get it (PEP 538).
 UTF8 = (
-    'case "${LC_ALL:-${LC_CTYPE:-$LANG}}" in ""|C|POSIX) LC_CTYPE=C.UTF-8; export LC_CTYPE; '
+    'case "${LC_ALL:-${LC_CTYPE:-$LANG}}" in *UTF-8*|*utf8*|*utf-8*) ;; *) LC_CTYPE=C.UTF-8; export LC_CTYPE; '
     '[ -z "$LC_ALL" ] || LC_ALL=C.UTF-8;; esac\n'
 )
 
@@ -170,8 +170,11 @@ def digest(file: BinaryIO) -> str:
     return found.hexdigest()
 
 
-def install(part: Part, target: Path, setup: str = "", flags: str = "-I -S") -> None:
-    """Make the installation of a file that has been verified, and rename it to its name."""
+def install(part: Part, target: Path, setup: str = "", flags: str = "-I -S -X utf8") -> None:
+    """Make the installation of a file that has been verified, and rename it to its name.
+
+    Its Python takes the bytes of names and arguments for UTF-8, as the origin does, whatever the locale there is.
+    """
     began = time.time()
     work = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:

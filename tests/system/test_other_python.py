@@ -125,3 +125,28 @@ def test_an_agent_there(other: Host, lab: Lab, tmp_path: Path) -> None:
     assert all(entries[-1]["type"] == "outcome" for entries in tapes(data).values())
     lab.stop_nodes()
     until(lambda: not processes.marked(other.mark), "nothing is left there")
+
+
+@pytest.mark.parametrize("python", ["python3", "pypy3"])
+def test_a_host_with_another_locale(
+    odd_host: Callable[..., Host], lab: Lab, tmp_path: Path, python: str
+) -> None:
+    """Names and arguments are bytes: those that its login would take for others arrive, and disturb no other job."""
+    if not (shutil.which(python) and shutil.which("localedef")):
+        pytest.skip(f"needs {python} and localedef")
+    command = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(tmp_path / "en_US.ISO-8859-1")]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this machine has no sources of locales")
+    latin = {"LOCPATH": str(tmp_path), "LANG": "en_US.ISO-8859-1"}
+    odd_host("latin", env=latin, inventory={"python": python})
+    run = ["run", "--on", "latin", "--"]
+    with lab.popen([*run, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin and other.stdout
+        other.stdin.write(b"one")
+        other.stdin.flush()
+        assert other.stdout.read(3) == b"one"
+        for word in ("ü", "€", os.fsdecode(b"\xfc")):
+            done = lab.run([*run, "sh", "-c", 'printf %s "$0"; echo >"$0"; ls', word], check=True)
+            assert done.stdout == os.fsencode(word) * 2 + b"\n"
+        other.stdin.close()
+        assert (other.stdout.read(), other.wait(60)) == (b"", 0)
