@@ -36,7 +36,7 @@ Note = Callable[[str], None]
 unheard: Note = lambda text: None  # noqa: E731
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Visit:
     """The result of a check or a deployment."""
 
