@@ -32,7 +32,7 @@ DEADLINE = 30.0  # seconds from the first connect to the first byte of the node 
 VAIN = 4  # connections in a row that bring nothing new
 PAUSE = 0.5  # seconds before an upload is taken up again
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
-BROKEN = (0, 1, 126, 127)
+BROKEN = (0, 1, 2, 126, 127)
 
 Note = Callable[[str], None]
 unheard: Note = lambda text: None  # noqa: E731
@@ -230,6 +230,7 @@ class _Visit:
     async def _answer(self, clock: _Clock, mode: str, duplex: SshDuplex, answers: probe.Answers) -> str:
         """Return the answer to the probe; those before it, of a look, are for the steps alone."""
         clock.phase(step := "start the login shell" if mode == "look" else "find the binary")
+        versions: set[str] = set()
         while True:
             answer = await push.next_answer(self.host.name, duplex, answers)
             word, _, text = answer.partition(" ")
@@ -238,7 +239,8 @@ class _Visit:
             if word == "shell":
                 clock.phase(step, probe.of_shell(text, answers.banner))
                 clock.phase(step := "find the binary")
-            else:
+            elif (version := text.partition(" ")[0]) not in versions:  # python3 and python3.N are often one
+                versions.add(version)
                 clock.phase(step, probe.of_python(text))
 
 

@@ -125,7 +125,8 @@ class Facts:
     @property
     def text(self) -> str:
         build = "this build is there" if self.have else "this build is not there"
-        return f"{self.system} {self.machine}, {self.free >> 20} MB free, {build}"
+        room = f"{self.free >> 20} MB free, " if self.python else ""  # Python looks
+        return f"{self.system} {self.machine}, {room}{build}"
 
 
 def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, trust: bool = True) -> str:

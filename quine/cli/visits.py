@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from quine.base.errors import DEFECT, NOT_STARTED, OK, complain
 from quine.base.text import plain, table
+from transport import quickjson
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -36,16 +37,14 @@ def listed(hosts: Sequence[Host], as_json: bool = False) -> str:
 
 
 def _lines(objects: Iterable[Mapping[str, object]]) -> str:
-    import json
-
-    return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in objects)
+    return "".join(quickjson.dumps(each) + "\n" for each in objects)
 
 
 def described(host: Host) -> dict[str, object]:
     """Return the fields of `hosts --json`: those by which a host is chosen, and no setting that may hold a secret."""
-    fields = ("name", "user", "port", "tags", "slots", "transport", "about", "jump", "may_fork", "inference")
+    fields = ("user", "port", "jump", "tags", "slots", "transport", "about", "may_fork", "inference")
     values = {name: getattr(host, name) for name in fields}
-    return {**values, "name": host.name, "address": host.destination}
+    return {"name": host.name, "address": host.destination, **values}
 
 
 def reachable(entries: Sequence[Mapping[str, Any]], as_json: bool = False) -> str:
