@@ -221,6 +221,7 @@ def node(
     status: Annotated[bool, typer.Option("--status", help="print the node's state as JSON")] = False,
 ) -> int:
     """Run the daemon that serves this user here, in the foreground; commands start it when they need it."""
+    from quine.jobs import census
     from quine.remote.node_entry import node as enter
     from transport.node import rendezvous
 
@@ -233,13 +234,14 @@ def node(
 
         facts = rendezvous.status()
         if facts is None:
-            complain("no node of this build runs here", "it is started by the first command that needs it")
+            hint = census.other_builds() or "it is started by the first command that needs it"
+            complain("no node of this build runs here", hint)
             return FAILED
         print(json.dumps(facts, indent=2))
         return OK
     if stop:
         if not rendezvous.stop():
-            complain("no node of this build runs here")
+            complain("no node of this build runs here", census.other_builds())
             return FAILED
         return OK
     return enter([])

@@ -47,14 +47,13 @@ def _hosts(as_json: bool) -> int:
 
 
 def _node(stop: bool) -> int:
+    from quine.jobs import census
     from transport.node import rendezvous
 
     facts = rendezvous.stop() if stop else rendezvous.status()
     if not facts:
-        complain(
-            "no node of this build runs here",
-            "" if stop else "it is started by the first command that needs it",
-        )
+        started = "" if stop else "it is started by the first command that needs it"
+        complain("no node of this build runs here", census.other_builds() or started)
         return FAILED
     if not stop:
         print(json.dumps(facts, indent=2))

@@ -20,16 +20,19 @@ import pytest
 from deploy.installer import KEPT
 from tests.lab import Lab
 from tests.lab.lab import ROOT, TIMEOUT
+from transport.wire.frames import VERSION
 
 
 @pytest.fixture(scope="module")
 def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the sources that differs in one line, so that it is another build."""
+    """Return a copy of the sources that is another build, and speaks another version of the protocol between nodes."""
     root = tmp_path_factory.mktemp("newer")
     for package in ("quine", "transport", "deploy"):
         shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
-    with open(root / "quine" / "__init__.py", "a") as file:
-        file.write("# newer\n")
+    frames = root / "transport" / "wire" / "frames.py"
+    text = frames.read_text()
+    assert text.count(f"\nVERSION = {VERSION}\n") == 1
+    frames.write_text(text.replace(f"\nVERSION = {VERSION}\n", f"\nVERSION = {VERSION + 1}\n"))
     return root
 
 
@@ -54,8 +57,9 @@ class Quine:
 
 
 @pytest.fixture
-def upgraded(lab: Lab, newer: Path) -> Quine:
-    return Quine(lab, newer)
+def upgraded(lab: Lab, newer: Path) -> Iterator[Quine]:
+    yield Quine(lab, newer)
+    lab.stop_nodes()  # other tests know one node on each machine
 
 
 def flags(where: str) -> list[str]:
@@ -165,6 +169,7 @@ def test_each_build_has_a_node_of_its_own(own_lab: Callable[..., Lab], newer: Pa
     assert json.loads(lab.run(["node", "--status"], check=True).stdout)["pid"] == older["pid"]
     refused = run("node", "--stop")
     assert refused.returncode == 1 and b"no node of this build runs here" in refused.stderr
+    assert f"by kill {older['pid']}, with" in refused.stderr.decode()
 
 
 def test_sources_that_are_replaced_in_place(own_lab: Callable[..., Lab], newer: Path, tmp_path: Path) -> None:
