@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ async def connected(
             sock.close()
             failure = error
             if left:
-                note(step, (error.strerror or f"no answer within {ATTEMPT:g} s").lower(), False)
+                note(step, _reason(error), False)
         except BaseException:
             sock.close()
             raise
@@ -117,7 +118,13 @@ async def connected(
     if isinstance(failure, ConnectionRefusedError):
         hint = f"start an sshd there, or correct address and port; try: ssh -p {port} {host}"
         raise target.unreachable(f"connection refused by {where}", hint)
-    detail = failure.strerror or str(failure)
     raise target.unreachable(
-        f"cannot connect to {where}: {detail.lower()}", "is it up, and is there a route to it?"
+        f"cannot connect to {where}: {_reason(failure)}", "is it up, and is there a route to it?"
     )
+
+
+def _reason(error: OSError) -> str:
+    """Return why a socket was not connected; asyncio's own text for it is "connect call failed"."""
+    if isinstance(error, TimeoutError) and not error.errno:
+        return f"no answer within {ATTEMPT:g} s"
+    return os.strerror(error.errno).lower() if error.errno else str(error)
