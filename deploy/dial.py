@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from deploy import host_requirements, layers, probe, push
 from deploy.build import Binary, build
 from deploy.inventory import Host, Inventory, jump_of
+from transport.carrier.dialer import Note as Steps
 from transport.carrier.dialer import SshTarget
+from transport.carrier.dialer import unheard as unwatched
 from transport.carrier.ssh import connect
 from transport.carrier.ssh.channel import SshDuplex
 from transport.errors import Interrupted, Misconfigured, Unreachable
@@ -30,7 +32,7 @@ DEADLINE = 30.0  # seconds from the first connect to the first byte of the node 
 VAIN = 4  # connections in a row that bring nothing new
 PAUSE = 0.5  # seconds before an upload is taken up again
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
-BROKEN = (0, 1, 126, 127)
+BROKEN = (0, 1, 2, 126, 127)
 
 Note = Callable[[str], None]
 unheard: Note = lambda text: None  # noqa: E731
@@ -48,9 +50,10 @@ class Visit:
 class _Clock:
     """The one deadline, and the current phase."""
 
-    def __init__(self, host: Host, note: Note) -> None:
+    def __init__(self, host: Host, note: Note, steps: Steps = unwatched) -> None:
         self._host = host
         self._note = note
+        self._steps = steps
         self._timeout = timeout(None)
         self._started = time.monotonic()
         self._limit = DEADLINE
@@ -69,11 +72,14 @@ class _Clock:
             hint = f"is it up, is the network? ssh {port}{self._host.destination} true would tell"
             raise Unreachable(self._host.name, detail, hint) from None
 
-    def phase(self, name: str) -> None:
+    def phase(self, step: str, found: str = "", ok: bool = True) -> None:
+        self._steps(step, found, ok)
+        if found:
+            return
         if self._timeout.when() is None:  # waiting for a place does not count
             self.allow(DEADLINE, "")
-        self._note(f"{time.monotonic() - self._started:7.3f} s {name}")
-        self._phase = name
+        self._note(f"{time.monotonic() - self._started:7.3f} s {step}")
+        self._phase = step
 
     def allow(self, seconds: float, name: str) -> None:
         self._limit = seconds
@@ -98,13 +104,30 @@ async def dial(
     """
     visit = await _Visit.plan(host, inventory, ssh_agent, note, news)
     visit.layer = layer
+    return await _dialled(visit, "dial")
+
+
+async def look(
+    host: Host, inventory: Inventory, *, ssh_agent: str | None, steps: Steps, news: Note = unheard
+) -> SshDuplex:
+    """Dial as `dial` does, and tell each step of the way, and what it has found. Raises Refused."""
+    steps("make the file for hosts")
+    visit = await _Visit.plan(host, inventory, ssh_agent, unheard, news)
+    steps("make the file for hosts", f"{visit.binary.size >> 10} kB, sha256 {visit.binary.sha256[:16]}")
+    visit.steps = steps
+    return await _dialled(visit, "look")
+
+
+async def _dialled(visit: _Visit, mode: str) -> SshDuplex:
     try:
-        return await visit.dial(trust=True)
-    except _BrokenError:
-        note("the binary installed there does not start: it is replaced")
-    try:
-        return await visit.dial(trust=False)
+        return await visit.dial(mode, trust=True)
     except _BrokenError as error:
+        visit.note("the binary installed there does not start: it is replaced")
+        visit.steps("start the node", f"{error}; the binary is replaced", False)
+    try:
+        return await visit.dial(mode, trust=False)
+    except _BrokenError as error:
+        host = visit.host
         hint = f"rm -r {visit.place.cache}/{visit.place.name(visit.binary)} there, and look at its Python"
         raise Unreachable(host.name, f"the binary does not start there: {error}", hint) from None
 
@@ -139,8 +162,9 @@ class _Visit:
         self.binary = binary
         self.layer = ""
         self.place = probe.Place(host.cache or probe.CACHE, host.python or "", host.modules)
+        self.note = note
+        self.steps: Steps = unwatched
         self._target = target
-        self._note = note
         self._news = news
 
     @classmethod
@@ -152,9 +176,9 @@ class _Visit:
         binary = await asyncio.to_thread(build)
         return cls(host, _target(host, inventory, ssh_agent), binary, note, news)
 
-    async def dial(self, trust: bool) -> SshDuplex:
-        async with _Clock(self.host, self._note) as clock:
-            duplex, answers, _ = await self._open(clock, "dial", trust)
+    async def dial(self, mode: str, trust: bool) -> SshDuplex:
+        async with _Clock(self.host, self.note, self.steps) as clock:
+            duplex, answers, _ = await self._open(clock, mode, trust)
             try:
                 clock.phase("start the node")
                 first = answers.rest() or await duplex.read()
@@ -168,7 +192,7 @@ class _Visit:
         return duplex
 
     async def once(self, mode: str) -> Visit:
-        async with _Clock(self.host, self._note) as clock:
+        async with _Clock(self.host, self.note) as clock:
             began = time.monotonic()
             duplex, _, facts = await self._open(clock, mode, trust=True)
             seconds = time.monotonic() - began
@@ -199,12 +223,14 @@ class _Visit:
         command = layers.prefixed(command, answers.marker, self.layer)
         duplex = await connect.connect(self._target, command, clock.phase, self._news)
         try:
-            clock.phase("find the binary")
-            answer = await push.next_answer(self.host.name, duplex, answers)
+            answer = await self._answer(clock, mode, duplex, answers)
             facts = None if answer == "have" else _facts(self.host, answer)
-            if facts is not None and mode != "check":
+            if facts is not None:
+                clock.phase("find the binary", facts.text)
+            if facts is not None and not facts.have and mode != "check":
+                end = "deploy" if mode == "deploy" else "dial"
                 await push.push(
-                    self.host.name, self.binary, self.place, facts, mode, duplex, answers, clock.allow
+                    self.host.name, self.binary, self.place, facts, end, duplex, answers, clock.allow
                 )
                 clock.allow(DEADLINE, "")
             if self.layer:
@@ -218,6 +244,22 @@ class _Visit:
             await _close(duplex)
             raise
         return duplex, answers, facts
+
+    async def _answer(self, clock: _Clock, mode: str, duplex: SshDuplex, answers: probe.Answers) -> str:
+        """Return the answer to the probe; those before it, of a look, are for the steps alone."""
+        clock.phase(step := "start the login shell" if mode == "look" else "find the binary")
+        versions: set[str] = set()
+        while True:
+            answer = await push.next_answer(self.host.name, duplex, answers)
+            word, _, text = answer.partition(" ")
+            if word not in ("shell", "python"):
+                return answer
+            if word == "shell":
+                clock.phase(step, probe.of_shell(text, answers.banner))
+                clock.phase(step := "find the binary")
+            elif (version := text.partition(" ")[0]) not in versions:  # python3 and python3.N are often one
+                versions.add(version)
+                clock.phase(step, probe.of_python(text))
 
 
 def _facts(host: Host, answer: str) -> probe.Facts:

@@ -4,6 +4,7 @@
     exec /bin/sh -c '...'                  ->
                                            <-     MARKER have            then the dial's own bytes
                                            or     MARKER need|shut SYSTEM MACHINE VERSION FREE KEPT PYTHON
+                                       (a look:   MARKER shell SECONDS SHELL, MARKER python VERSION PATH..., have ...)
     length, program, the bytes behind KEPT ->
                                            <-     MARKER fail WORD TEXT | have
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from dataclasses import dataclass
 
 from deploy import installer
@@ -27,6 +29,7 @@ from transport.text import harmless
 BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any more
 LINE_LIMIT = 4096
 CACHE = "~/.cache/quine"
+CLOCK = 2  # seconds of a difference between two clocks that are not worth a word
 
 # Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
 # than the launcher, and the file had its hash checked before the launcher was written.
@@ -38,7 +41,11 @@ _FOUND = {
     "dial": 'echo {marker} have; PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial',
     "deploy": "echo {marker} have; exit 0",
     "check": "h=have",
+    "look": "h=have",
 }
+_SHELL = 'echo {marker} shell $(date +%s) "$SHELL"; '  # its start files are done
+_SHOWN = 'echo {marker} python $n "$(command -v "$c")"; '
+_DIAL = 'if [ $h = have ]; then PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial; fi; '
 _PLACE = (
     'b="{base}"; until [ -d "$b" ]; do case "$b" in */*) b="${{b%/*}}";; *) b=/;; esac; [ -n "$b" ] || b=/; done; '
     '[ $h = have ] || [ -w "$b" ] || h=shut; '
@@ -48,7 +55,7 @@ _PLACE = (
 _LOOK = (
     'x="$("$c" -c "import sys, os, zlib; s = os.statvfs(sys.argv[1]); '
     'print(sys.version_info[0] * 100 + sys.version_info[1], s.f_bavail * s.f_frsize)" "$b" 2>/dev/null)" || continue; '
-    'n="${{x%% *}}"; [ "$n" -gt "$v" ] 2>/dev/null || continue; '
+    'n="${{x%% *}}"; {shown}[ "$n" -gt "$v" ] 2>/dev/null || continue; '
     'v="$n"; f="${{x#* }}"; p="$(command -v "$c")"; '
 )
 _PYTHON = (
@@ -115,11 +122,18 @@ class Facts:
     kept: int  # bytes of the binary that are there already
     python: str
 
+    @property
+    def text(self) -> str:
+        build = "this build is there" if self.have else "this build is not there"
+        room = f"{self.free >> 20} MB free, " if self.python else ""  # Python looks
+        return f"{self.system} {self.machine}, {room}{build}"
+
 
 def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, trust: bool = True) -> str:
     """Return the command for the channel. `trust` False installs anew whatever is there.
 
-    Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks.
+    Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks. "look" is
+    "dial" with an answer for each thing that is found on the way.
     """
     values = {
         "base": _in_shell(place.cache),
@@ -131,12 +145,13 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
         "elsewhere": f'"{_in_shell(place.python)}"' if place.python else _ELSEWHERE,
         "setup": place.setup.replace("\n", "; "),
         "trusted": "" if trust else "false &&",
+        "shown": _SHOWN.format(marker=marker) if mode == "look" else "",
     }
     home = '[ -d "$HOME" ] || h=shut; ' if place.cache.startswith("~/") else ""
-    script = (
-        "h=need; " + _HAVE.replace("{found}", _FOUND[mode]) + home + "{setup}" + _PLACE + _PYTHON + _FACTS
-    )
-    script = (script + ("exit 0" if mode == "check" else _RECEIVE)).format(**values)
+    have = "h=need; " + _HAVE.replace("{found}", _FOUND[mode])
+    script = (_SHELL if mode == "look" else "") + have + home + "{setup}" + _PLACE + _PYTHON + _FACTS
+    ends = {"check": "exit 0", "look": _DIAL + _RECEIVE}
+    script = (script + ends.get(mode, _RECEIVE)).format(**values)
     assert not set("'\\!\n") & set(script)
     return f"exec /bin/sh -c '{script}'"
 
@@ -188,6 +203,25 @@ class Answers:
 def plain(data: bytes) -> str:
     """Return a host's output as text fit for a terminal: no escape sequence, no other control character."""
     return harmless(data.decode(errors="replace"), keep="\n", instead=" ")
+
+
+def of_shell(text: str, banner: bytes) -> str:
+    """Return for people what a look says of the login shell: its name, its clock if it is wrong, its banner."""
+    seconds, _, shell = text.partition(" ") if text[:1].isdigit() else ("", "", text)  # it may have no `date`
+    said = " ".join(plain(banner).split())
+    parts = [shell or "a shell without a name"]
+    if seconds.isdigit() and abs(ahead := int(seconds) - round(time.time())) > CLOCK:
+        parts.append(f"its clock is {abs(ahead)} s {'fast' if ahead > 0 else 'slow'}")
+    if said:
+        parts.append(f"prints before the command: {said[:80]}")
+    return "; ".join(parts)
+
+
+def of_python(text: str) -> str:
+    """Return for people what a look says of one Python."""
+    number, _, path = text.partition(" ")
+    version = ".".join(map(str, divmod(int(number), 100))) if number.isdigit() else "?"
+    return f"Python {version} at {path}"
 
 
 def facts(answer: str) -> Facts:

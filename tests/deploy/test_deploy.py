@@ -522,7 +522,9 @@ def test_a_line_that_goes_dead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(dial, "DEADLINE", 0.5)
         known = inventory.load(lab.inventory, {})
-        with pytest.raises(Unreachable, match=r"no answer within 0\.5 s; it was about to connect to dead"):
+        with pytest.raises(
+            Unreachable, match=r"no answer within 0\.5 s; it was about to hear the ssh version of dead"
+        ):
             asyncio.run(dial.dial(known.host("dead"), known, ssh_agent=None, note=lambda _: None))
     finally:
         proxy.heal()
