@@ -22,8 +22,8 @@ import re
 import time
 from dataclasses import dataclass
 
-from deploy import installer
 from deploy.build import OLDEST_PYTHON, Binary
+from deploy.there import installer
 from transport.text import harmless
 
 BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any more

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from deploy import host_requirements, installer, probe
+from deploy import host_requirements, probe
 from deploy.build import Binary
 from deploy.probe import Answers, Facts, Place
+from deploy.there import installer
 from transport.errors import Interrupted, Unreachable
 
 CHUNK = 256 << 10

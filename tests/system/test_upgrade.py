@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from deploy.installer import KEPT
+from deploy.there.installer import KEPT
 from tests.lab import Lab
 from tests.lab.lab import ROOT, TIMEOUT
 from transport.wire.frames import VERSION
