@@ -579,7 +579,11 @@ class Penalising:
         async with await asyncio.start_server(self.meet, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             target = SshTarget("box", "127.0.0.1", None, port, str(identity))
-            duplex = await connect.connect(target, "true", notes.append)
+
+            def note(step: str, found: str = "", ok: bool = True) -> None:
+                notes.append(f"{step} {found}")
+
+            duplex = await connect.connect(target, "true", note)
             duplex.close()
             await duplex.closed()
             await asyncio.gather(*self.tasks)

@@ -132,10 +132,10 @@ def test_a_connection_leaves_from_the_bind_address() -> None:
         with listening() as listener:
             port = listener.getsockname()[1]
             target = SshTarget("h", "127.0.0.1")
-            sock = await dialer.connected(target, "127.0.0.1", port, socket.AF_UNSPEC, "127.0.0.9")
+            sock = await dialer.connected(target, "127.0.0.1", port, socket.AF_UNSPEC, source="127.0.0.9")
             assert sock.getsockname()[0] == "127.0.0.9"
             sock.close()
             with pytest.raises(Unreachable, match=r"BindAddress 192\.0\.2\.1: cannot assign"):
-                await dialer.connected(target, "127.0.0.1", port, socket.AF_UNSPEC, "192.0.2.1")
+                await dialer.connected(target, "127.0.0.1", port, socket.AF_UNSPEC, source="192.0.2.1")
 
     asyncio.run(scene())
