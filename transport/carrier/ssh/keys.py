@@ -8,7 +8,6 @@ Laws
 
 from __future__ import annotations
 
-import base64
 import copy
 import os
 from collections.abc import Sequence
@@ -112,18 +111,14 @@ class Keys:
                 self.cure = f"{name} cannot be used: {message(error)}"
 
     def _note_public(self, path: str) -> None:
-        """Remember the public half of a file: the agent may hold the private one."""
+        """Remember the public half of a file, in the clear also with a passphrase: the agent may hold the other."""
         for beside in (path, f"{path}.pub"):
             try:
                 self._public.append(asyncssh.read_public_key(beside).public_data)
                 return
             except (OSError, ValueError, asyncssh.Error):
                 continue
-        try:
-            with open(path, "rb") as file:
-                self._public.append(_public_half(file.read(1 << 16)))
-        except (OSError, ValueError):
-            self._public.append(b"")
+        self._public.append(b"")
 
     def offered(self, agents: Sequence[asyncssh.SSHKeyPair]) -> list[asyncssh.SSHKeyPair]:
         """Return all that is offered, given the agent's keys."""
@@ -174,20 +169,6 @@ class Keys:
 
         hint = f"{'ssh-add' if self.agent else 'start an ssh agent, and ssh-add'} {name}"
         return LockedKey(self._target.name, f"{detail}; {name} has a passphrase", hint, name, unlock)
-
-
-def _public_half(data: bytes) -> bytes:
-    """Return the public key that an encrypted file of OpenSSH has in the clear."""
-    text = data.partition(b"-----BEGIN OPENSSH PRIVATE KEY-----")[2].partition(b"-----END")[0]
-    blob = base64.b64decode(text)
-    if not blob.startswith(b"openssh-key-v1\0"):
-        raise ValueError("another format")
-    at = 15
-    for _ in range(3):  # cipher, kdf, its options
-        at += 4 + int.from_bytes(blob[at : at + 4], "big")
-    at += 4  # the number of keys
-    size = int.from_bytes(blob[at : at + 4], "big")
-    return blob[at + 4 : at + 4 + size]
 
 
 def _is_public(path: str) -> bool:
