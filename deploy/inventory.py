@@ -270,7 +270,8 @@ class Inventory:
     def _with_user(self, where: str) -> str:
         """Return the cure for USER@HOST[:PORT], as ssh takes it."""
         user, _, address = where.rpartition("@")
-        name, _, port = address.partition(":")
+        parts = _JUMP.fullmatch(address)
+        name, port = (parts["host"].strip("[]"), parts["port"]) if parts else (address, "")
         keys = f'user = "{user}"' + (f" and port = {port}" if port else "")
         if name in self.hosts:
             return f"name the host {name}, with {keys} in the table [hosts.{name}] of {self.path}"

@@ -29,7 +29,12 @@ MAY_IMPORT = {"transport": {"transport"}, "deploy": {"transport", "deploy"}, "qu
 
 # the files that may name a library at all; all other code goes through them
 IMPORTERS = {
-    "asyncssh": {"transport/carrier/ssh/connect.py", "transport/carrier/ssh/settings.py"},
+    "asyncssh": {
+        "transport/carrier/ssh/connect.py",
+        "transport/carrier/ssh/contact.py",
+        "transport/carrier/ssh/keys.py",
+        "transport/carrier/ssh/settings.py",
+    },
     "httpx": {"quine/providers/http.py"},
     "typer": {"quine/cli/app.py"},
     "fsspec": {

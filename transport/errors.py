@@ -9,6 +9,7 @@ TransportError
 └── Refused              nothing was started (exit status 69), with a cure
     ├── Unreachable      a host that cannot be used
     │   ├── UnknownHostKey  its key has to be confirmed first
+    │   ├── LockedKey    the private key needs its passphrase
     │   └── Interrupted  it answered, and then the connection broke: the same again may work
     ├── NoSuchHost       nothing matches WHERE
     ├── Denied           a rule forbids it (exit status 77)
@@ -76,6 +77,15 @@ class UnknownHostKey(Unreachable):
     def __init__(self, host: str, detail: str, hint: str, record: Callable[[], None]) -> None:
         super().__init__(host, detail, hint)
         self.record = record
+
+
+class LockedKey(Unreachable):
+    """A login that was refused because `key` has a passphrase. `unlock` takes it for this process; False if wrong."""
+
+    def __init__(self, host: str, detail: str, hint: str, key: str, unlock: Callable[[str], bool]) -> None:
+        super().__init__(host, detail, hint)
+        self.key = key
+        self.unlock = unlock
 
 
 class NoSuchHost(Refused):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     Call = Callable[..., Awaitable[Visit]]
 
 
+PASSPHRASES = 3  # as often as ssh asks
+
+
 def listed(hosts: Sequence[Host], as_json: bool = False) -> str:
     """Return the hosts of an inventory as a table, or as JSON lines."""
     if as_json:
@@ -110,7 +113,7 @@ def visit(
 ) -> list[tuple[Host, Visit | Refused]]:
     """Run `call` for all hosts at the same time; return each one's result or refusal, in order.
 
-    A host whose unknown key is accepted on the terminal is visited again.
+    A host whose unknown key is accepted on the terminal, or whose private key is unlocked there, is visited again.
     """
     import asyncio
     import logging
@@ -146,7 +149,10 @@ def visit(
         return [task.result() for task in tasks]
 
     results = asyncio.run(all_of_them())
-    accepted = [host for host, result in results if _accepts(host, result)]
+    unlocked: set[str] = set()
+    accepted = [
+        host for host, result in results if _accepts(host, result) or _unlocks(host, result, unlocked)
+    ]
     if not accepted:
         return results
     again = {host.name: result for host, result in visit(accepted, known, call, verbose)}
@@ -174,6 +180,32 @@ def _accepts(host: Host, result: Visit | Refused) -> bool:
             )
             return False
     return accepted
+
+
+def _unlocks(host: Host, result: Visit | Refused, unlocked: set[str]) -> bool:
+    """Ask on the terminal for the passphrase of a private key, as ssh does, once for all hosts that want it."""
+    from transport.errors import LockedKey
+
+    if not isinstance(result, LockedKey):
+        return False
+    if result.key in unlocked:
+        return True
+    import getpass
+    import warnings
+
+    try:
+        with open("/dev/tty", "r+b", buffering=0), warnings.catch_warnings():
+            warnings.simplefilter("error")  # no terminal: getpass would read stdin, and show it
+            for _ in range(PASSPHRASES):
+                given = getpass.getpass(f"quine: {host.name}: passphrase of {result.key}: ")
+                if not given:
+                    return False
+                if result.unlock(given):
+                    unlocked.add(result.key)
+                    return True
+    except (OSError, EOFError, getpass.GetPassWarning):
+        pass  # there is no terminal to ask on
+    return False
 
 
 def complaints(results: Sequence[tuple[Host, Visit | Refused]]) -> int:

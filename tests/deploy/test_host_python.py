@@ -23,6 +23,8 @@ OF_ORIGINS = {
     "quine/providers/http.py": {"httpx"},
     "quine/providers/reading.py": {"pydantic"},
     "transport/carrier/ssh/connect.py": {"asyncssh"},
+    "transport/carrier/ssh/contact.py": {"asyncssh"},
+    "transport/carrier/ssh/keys.py": {"asyncssh"},
     "transport/carrier/ssh/settings.py": {"asyncssh"},
 }
 OPTIONAL = {"_json"}  # looked for, and done without

@@ -48,6 +48,7 @@ class Settings:
     shell: str = ""  # login shell to go through, as "/bin/tcsh"; must take -c
     banner: str = ""  # printed on stdout by the login shell before any command, as a noisy profile does
     sshd: tuple[str, ...] = ()  # more lines for sshd_config
+    address: str = ""  # another one of this machine, as "::1"
     env: Mapping[str, str] = field(default_factory=dict)
     inventory: Mapping[str, object] = field(default_factory=dict)  # keys for the inventory, over ours
     bare: bool = False  # True: nothing of ours is there yet, also in a lab whose hosts have this build
@@ -88,7 +89,7 @@ class Host:
             make_key(self.key, f"host-{name}")
         self.path = search_path(base, self.settings.python, self.settings.scripts)
         self.network = Network() if settings.network else None
-        self.address = self.network.address if self.network else "127.0.0.1"
+        self.address = self.network.address if self.network else self.settings.address or "127.0.0.1"
 
     # ------------------------------------------------------------------ facts
 
@@ -301,7 +302,7 @@ class Host:
     def _config(self, port: int) -> str:
         env = " ".join(quoted(f"{name}={value}") for name, value in self.environment().items())
         lines = [
-            f"ListenAddress {self.address}:{port}",
+            f"ListenAddress {f'[{self.address}]' if ':' in self.address else self.address}:{port}",
             f"HostKey {quoted(str(self.key))}",
             f"AuthorizedKeysFile {quoted(str(self.identity) + '.pub')}",
             "StrictModes no",

@@ -135,7 +135,7 @@ class Lab:
         """A host leaves the lab and the inventory, with all its files."""
         host = self.hosts.pop(name)
         host.close()
-        self._aliases = {key: entry for key, entry in self._aliases.items() if entry["port"] != host.port}
+        self._aliases = {key: entry for key, entry in self._aliases.items() if entry.get("port") != host.port}
         remove(host.base)
         remove(host.run)
         self._forget_key(host.port)

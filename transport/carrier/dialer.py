@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -59,31 +59,25 @@ class SshTarget:
 
 
 @contextlib.asynccontextmanager
-async def handshakes(target: SshTarget) -> AsyncIterator[None]:
-    """Hold a place among the few concurrent handshakes with this host, and with each host on the way to it."""
+async def handshakes(way: Sequence[str]) -> AsyncIterator[None]:
+    """Hold a place among the few concurrent handshakes with each host of the way to a host, that one included.
+
+    `way` has each host's address and port, the nearest to us first: all callers wait in the same order.
+    """
     async with contextlib.AsyncExitStack() as stack:
-        hop: SshTarget | None = target
-        hops: list[SshTarget] = []
-        while hop is not None:
-            hops.append(hop)
-            hop = hop.jump
-        for hop in reversed(hops):  # outermost first: all callers wait in the same order
-            await stack.enter_async_context(_places(hop))
+        of_loop = _semaphores.setdefault(asyncio.get_running_loop(), {})
+        for place in dict.fromkeys(way):
+            await stack.enter_async_context(of_loop.setdefault(place, asyncio.Semaphore(HANDSHAKES)))
         yield
 
 
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
 
 
-def _places(target: SshTarget) -> asyncio.Semaphore:
-    of_loop = _semaphores.setdefault(asyncio.get_running_loop(), {})
-    return of_loop.setdefault(f"{target.address}:{target.port}", asyncio.Semaphore(HANDSHAKES))
-
-
 async def connected(
-    target: SshTarget, host: str, port: int, family: int, note: Note = unheard
+    target: SshTarget, host: str, port: int, family: int, note: Note = unheard, source: str = ""
 ) -> socket.socket:
-    """Return a connected socket. Raises Unreachable.
+    """Return a connected socket, one that leaves from the address `source` if that is given. Raises Unreachable.
 
     asyncssh does not connect by itself, because it would lose the errno of a failure and set no TCP_USER_TIMEOUT.
     """
@@ -103,6 +97,8 @@ async def connected(
             sock.setblocking(False)
             # Unacknowledged bytes end the connection after this time: keepalive checks only an idle one
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
+            if source:
+                await _leave_from(sock, source)
             async with timeout(ATTEMPT if left else None):  # one dead route must not cost it all
                 await loop.sock_connect(sock, address)
             return sock
@@ -128,3 +124,15 @@ def _reason(error: OSError) -> str:
     if isinstance(error, TimeoutError) and not error.errno:
         return f"no answer within {ATTEMPT:g} s"
     return os.strerror(error.errno).lower() if error.errno else str(error)
+
+
+async def _leave_from(sock: socket.socket, source: str) -> None:
+    """Bind to an address of this machine. Raises OSError."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            source, None, type=socket.SOCK_STREAM, family=sock.family
+        )
+        sock.bind(found[0][4])
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", "") or str(error)
+        raise OSError(f"BindAddress {source}: {why.lower()}") from None

@@ -93,13 +93,12 @@ def test_a_name_that_cannot_be_one() -> None:
 
 def test_few_handshakes_at_a_time_with_each_host_and_bastion() -> None:
     async def scene() -> None:
-        bastion = SshTarget("b", "b")
         inside: dict[str, int] = {"b": 0}
         most: dict[str, int] = {}
         go = asyncio.Event()
 
         async def one(number: int) -> None:
-            async with dialer.handshakes(SshTarget(f"h{number}", f"h{number}", jump=bastion)):
+            async with dialer.handshakes(["b:22", f"h{number}:22"]):
                 inside["b"] += 1
                 most["b"] = max(most.get("b", 0), inside["b"])
                 if inside["b"] == dialer.HANDSHAKES:
@@ -111,5 +110,32 @@ def test_few_handshakes_at_a_time_with_each_host_and_bastion() -> None:
             for number in range(4 * dialer.HANDSHAKES):
                 group.create_task(one(number))
         assert most["b"] == dialer.HANDSHAKES
+
+    asyncio.run(scene())
+
+
+def test_a_way_that_names_a_host_twice_takes_one_place_of_it() -> None:
+    async def scene() -> None:
+        async def one() -> None:
+            async with dialer.handshakes(["b:22", "h:22", "b:22"]):
+                await asyncio.sleep(0)
+
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            for _ in range(4 * dialer.HANDSHAKES):
+                group.create_task(one())
+
+    asyncio.run(scene())
+
+
+def test_a_connection_leaves_from_the_bind_address() -> None:
+    async def scene() -> None:
+        with listening() as listener:
+            port = listener.getsockname()[1]
+            target = SshTarget("h", "127.0.0.1")
+            sock = await dialer.connected(target, "127.0.0.1", port, socket.AF_UNSPEC, source="127.0.0.9")
+            assert sock.getsockname()[0] == "127.0.0.9"
+            sock.close()
+            with pytest.raises(Unreachable, match=r"BindAddress 192\.0\.2\.1: cannot assign"):
+                await dialer.connected(target, "127.0.0.1", port, socket.AF_UNSPEC, source="192.0.2.1")
 
     asyncio.run(scene())

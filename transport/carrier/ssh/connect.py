@@ -4,17 +4,17 @@ Laws
 1. One connection, one session channel, one command: sshd's MaxSessions never matters. Nothing is
    forwarded, no terminal is asked for, nothing is compressed.
 2. Host keys are always checked, by the policy of ssh's configuration (`host_keys.py`). asyncssh supports neither that
-   policy nor a missing file, hence `policy_for` and `_Keys`.
+   policy nor a missing file, hence `policy_for` and `ServerKeys`.
 3. Bytes only (`encoding=None`): one byte that is not UTF-8 would otherwise close the whole connection.
 4. Any failure before the channel is open is one `Unreachable` with a cure; errors are told apart by
    their type.
 5. No prompt: nobody is there to answer.
+6. A server that refuses before it sends its version is asked again, later each time, never at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,10 +23,12 @@ from typing import Any, cast
 from transport import libraries
 from transport.carrier.dialer import Note, SshTarget, connected, handshakes
 from transport.carrier.ssh.channel import SshDuplex
-from transport.carrier.ssh.host_keys import HostKeys
+from transport.carrier.ssh.contact import Contact, ServerKeys, version_step
+from transport.carrier.ssh.keys import message
 from transport.carrier.ssh.packets import by_packet
-from transport.carrier.ssh.settings import Settings, message
-from transport.text import harmless
+from transport.carrier.ssh.proxy_command import ProxyCommand
+from transport.carrier.ssh.settings import Settings
+from transport.timeouts import timeout
 
 with libraries.by_cache():
     import asyncssh
@@ -47,7 +49,9 @@ def _of_hop(name: str, news: News, text: str) -> None:
 WINDOW = 16 << 20
 PACKET = 32 << 10  # larger ones break dropbear, and gain little with OpenSSH
 LOST_AT_START = "the connection was lost as the session started: {}"
-TRIES = 3  # of a handshake that the server dropped before it sent its version
+TRIES = 6  # of a handshake that the server dropped before it sent its version
+PENALTY = 15.0  # seconds: sshd enforces no shorter one (PerSourcePenalties)
+DEEPEST = 16  # hosts on the way to one
 
 
 async def connect(target: SshTarget, command: str, note: Note, news: News = _unheard) -> SshDuplex:
@@ -55,8 +59,7 @@ async def connect(target: SshTarget, command: str, note: Note, news: News = _unh
 
     `note` hears of each step, `news` is called with messages for the user about first contacts.
     """
-    async with handshakes(target):
-        connections = await _reach(target, note, news)
+    connections = await _reach(target, note, news)
     _quicken(connections)
     try:
         note("start the session")
@@ -91,8 +94,7 @@ async def files(
     target: SshTarget, note: Note, news: News = _unheard
 ) -> tuple[asyncssh.SFTPClient, list[asyncssh.SSHClientConnection]]:
     """Return an SFTP session with paths as bytes, and the connections to close, the last first; raises Unreachable."""
-    async with handshakes(target):
-        connections = await _reach(target, note, news)
+    connections = await _reach(target, note, news)
     try:
         _quicken(connections)
         return await connections[-1].start_sftp_client(path_encoding=None), connections
@@ -139,177 +141,173 @@ def _in_packets(connection: asyncssh.SSHClientConnection) -> None:
 
 async def _reach(target: SshTarget, note: Note, news: News) -> list[asyncssh.SSHClientConnection]:
     """Return the connections to the target; those of the hosts on the way come first."""
-    settings = await asyncio.get_running_loop().run_in_executor(None, Settings, target)
-    before: list[asyncssh.SSHClientConnection] = []
-    hop = target.jump or settings.proxy_jump()
-    try:
-        if hop is not None:
-            before = await _reach(hop, note, partial(_of_hop, hop.name, news))
-        for left in reversed(range(TRIES)):
-            try:
-                before.append(await _handshake(target, settings, before[-1] if before else None, note, news))
-                note(f"authenticate to {target.name}", f"accepted as {settings.options.username}")
-                return before
-            except _Dropped as error:
-                if not left:
-                    raise target.interrupted(error.args[0], error.args[1]) from None
-                note(_version_of(target), f"{error.args[0]}; tried again", False)
-                # sshd drops at random under load; an immediate retry, in step with others, would add to it
-                await asyncio.sleep(random.uniform(0.2, 1.0))
-    except BaseException:
-        _abort(before)
-        raise
-    raise AssertionError("unreachable")
+    way = await asyncio.get_running_loop().run_in_executor(None, _way, target)
+    connections: list[asyncssh.SSHClientConnection] = []
+    async with handshakes([settings.place for settings in way]):
+        try:
+            for settings in way:
+                through = connections[-1] if connections else None
+                say = news if settings is way[-1] else partial(_of_hop, settings.target.name, news)
+                connections.append(await _patiently(settings, through, note, say))
+        except BaseException:
+            _abort(connections)
+            raise
+    return connections
+
+
+def _way(target: SshTarget) -> list[Settings]:
+    """Return the settings of the hosts on the way to the target, its own last. Reads files."""
+    way = [Settings(target)]
+    while (hop := way[0].hop) is not None:
+        if len(way) == DEEPEST:
+            hint = f"exempt the jump host in ~/.ssh/config, as in: Host * !{hop.address}"
+            raise target.unreachable("the jump hosts on the way to it go in a circle", hint)
+        way.insert(0, Settings(hop))
+    return way
+
+
+async def _patiently(
+    settings: Settings, through: asyncssh.SSHClientConnection | None, note: Note, news: News
+) -> asyncssh.SSHClientConnection:
+    """Connect and authenticate; ask again where the server has hung up before its version."""
+    for text in settings.notes:
+        note(text)
+    penalised = False
+    for tried in range(TRIES):
+        try:
+            connection = await _handshake(settings, through, note, news)
+            note(f"authenticate to {settings.target.name}", f"accepted as {settings.options.username}")
+            return connection
+        except _Dropped as error:
+            last = error
+        if last.penalty and penalised:
+            break
+        penalised = penalised or last.penalty
+        if tried < TRIES - 1:
+            # sshd drops at random under load; an immediate retry, in step with others, would add to it
+            pause = random.uniform(0.2, 1.0) * 1.6**tried
+            note(version_step(settings.target), f"{last.detail}; tried again", False)
+            if last.penalty:
+                pause += PENALTY
+                note(f"wait until {settings.target.name} takes connections from here again: {last.detail}")
+            await asyncio.sleep(pause)
+    raise settings.target.interrupted(last.detail, last.hint)
 
 
 class _Dropped(Exception):
     """The server hung up before it sent its version: MaxStartups or a penalty. Worth another try."""
 
+    def __init__(self, said: str, error: BaseException) -> None:
+        self.penalty = "not allowed at this time" in said.lower()
+        self.detail = f"the server hung up before the handshake: {said or message(error)}"
+        self.hint = (
+            "if it is an sshd, it may be full (MaxStartups) or penalise this address (PerSourcePenalties): "
+            "wait a minute"
+        )
+        if self.penalty:
+            self.detail = f"its sshd refuses this address for a while (PerSourcePenalties): {said}"
+            self.hint = "failed logins from here cause that: mend them, then wait some minutes"
+
 
 async def _handshake(
-    target: SshTarget,
-    settings: Settings,
-    through: asyncssh.SSHClientConnection | None,
-    note: Note,
-    news: News,
+    settings: Settings, through: asyncssh.SSHClientConnection | None, note: Note, news: News
 ) -> asyncssh.SSHClientConnection:
-    keys = _Keys(target, settings.host, settings.port, settings.policy)
-    more: dict[str, Any] = {"tunnel": through}
-    if through is None and settings.options.proxy_command is None:
-        options = settings.options
-        more["sock"] = await connected(target, options.host, options.port, options.family, note)
-    else:
-        note(f"connect to {target.name} by its {'ProxyCommand' if through is None else 'jump host'}")
-    contact = _Contact(keys, note, keyless=not settings.pairs)
+    target, limit = settings.target, settings.connect_timeout
+    keys = ServerKeys(target, settings.known_as, settings.known_port, settings.policy)
+    agent, offered = await _offered(settings, note)
+    contact = Contact(keys, note, keyless=not offered)
     try:
-        connection = await asyncssh.connect(
-            target.address,
-            () if target.port is None else target.port,
+        async with timeout(limit) as contact.clock:
+            more: dict[str, Any] = {"tunnel": through}
+            if through is not None:
+                note(f"connect to {target.name} by its jump host")
+            elif settings.proxy_command:
+                note(f"connect to {target.name} by its ProxyCommand")
+                contact.proxy = ProxyCommand(settings.proxy_command)
+                more["sock"] = await contact.proxy.start()
+            else:
+                at = (settings.address, settings.port, settings.family)
+                more["sock"] = await connected(target, *at, note, settings.source)
+            connection = await _login(settings, keys, contact, client_keys=offered or None, **more)
+        if keys.failure:
+            connection.abort()  # aborted before the login, which asyncssh takes for an orderly end
+            raise keys.failure
+        return connection
+    except TimeoutError:
+        hint = "is it up, is there a route to it? see ConnectTimeout in ~/.ssh/config"
+        raise target.unreachable(f"no answer within {limit:g} s (ConnectTimeout)", hint) from None
+    except ValueError as error:
+        detail = f"cannot use its configuration: {message(error)}"
+        raise target.unreachable(detail, "see ~/.ssh/config") from None
+    except BaseException:
+        contact.connection_lost(None)
+        raise
+    finally:
+        if agent:
+            agent.close()
+        for text in keys.news:
+            news(text)
+
+
+async def _login(
+    settings: Settings, keys: ServerKeys, contact: Contact, **more: Any
+) -> asyncssh.SSHClientConnection:
+    target = settings.target
+    try:
+        return await asyncssh.connect(
+            settings.address,
+            settings.port,
+            config=None,
             options=settings.options,
             known_hosts=keys.trusted,
             server_host_key_algs=() if settings.host_key_algorithms else keys.algorithms(),
             client_factory=lambda: contact,
             **more,
         )
-        if keys.failure:
-            connection.abort()  # aborted before the login, which asyncssh takes for an orderly end
-            raise keys.failure
-        return connection
     except asyncssh.HostKeyNotVerifiable as error:
         raise keys.refusal(message(error)) from None
     except asyncssh.PermissionDenied:
-        raise target.unreachable(*settings.denied()) from None
+        raise settings.denied() from None
     except asyncssh.KeyExchangeFailed as error:
         hint = "see Ciphers and KexAlgorithms"
         raise target.unreachable(f"no common algorithm: {message(error)}", hint) from None
     except asyncssh.ChannelOpenError as error:
-        assert through is not None
         hint = "look at the address and port, and at AllowTcpForwarding and PermitOpen over there"
         raise target.unreachable(f"cannot be reached from its jump host: {message(error)}", hint) from None
     except (asyncssh.Error, OSError) as error:
         if keys.failure:
             raise keys.failure from None
+        if "too many authentication failures" in message(error).lower():
+            raise settings.denied(message(error)) from None
         if contact.greeted:
             hint = f"look at the log of its sshd; ssh -v {target.address} shows more"
-            raise target.interrupted(
-                f"the connection was lost in the handshake: {message(error)}", hint
-            ) from None
-        hint = (
-            "if it is an sshd, it may be full (MaxStartups) or penalise this address (PerSourcePenalties): "
-            "wait a minute"
-        )
-        raise _Dropped(f"the server hung up before the handshake: {message(error)}", hint) from None
-    except ValueError as error:
-        raise target.unreachable(
-            f"cannot use its configuration: {message(error)}", "see ~/.ssh/config"
-        ) from None
-    finally:
-        for text in keys.news:
-            news(text)
+            detail = f"the connection was lost in the handshake: {message(error)}"
+            raise target.interrupted(detail, hint) from None
+        contact.connection_lost(None)
+        if contact.proxy and not contact.heard:
+            hint = f"try it by itself: {settings.proxy_command}"
+            detail = f"its ProxyCommand gives no connection: {contact.proxy.said or message(error)}"
+            raise target.unreachable(detail, hint) from None
+        raise _Dropped(contact.heard, error) from None
 
 
-def _version_of(target: SshTarget) -> str:
-    return f"hear the ssh version of {target.name}"
-
-
-def _described(pair: asyncssh.SSHKeyPair) -> str:
-    """Return the algorithm of a key, and its comment or file."""
-    name = (pair.get_comment_bytes() or b"without a comment").decode(errors="replace")
-    return f"{pair.get_algorithm()} {harmless(name, instead='?')}"
-
-
-class _Contact(asyncssh.SSHClient):
-    """Watches one handshake: its steps, and the decision about an unknown host key."""
-
-    def __init__(self, keys: _Keys, note: Note, keyless: bool) -> None:
-        self._keys = keys
-        self._keyless = keyless
-        self._note = note
-        self.connection: asyncssh.SSHClientConnection | None = None
-
-    @property
-    def greeted(self) -> bool:
-        """Whether the server has sent its version, as an sshd does."""
-        return self.connection is not None and bool(self.connection.get_extra_info("server_version"))
-
-    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
-        self.connection = conn
-        self._watch(conn)
-        if self._keyless:
-            # asyncssh takes an empty list for none: it would load the usual files, and check no mode of theirs
-            vars(conn)["_client_keys"] = []
-
-    def _watch(self, connection: asyncssh.SSHClientConnection) -> None:
-        """Note the server's version and each key that is offered; asyncssh calls no method of ours for either."""
-        told, asked, target, note = (
-            connection.set_extra_info,
-            connection.public_key_auth_requested,
-            self._keys.target,
-            self._note,
-        )
-
-        def tell(**facts: Any) -> None:
-            told(**facts)
-            if version := facts.get("server_version"):
-                note(_version_of(target), harmless(str(version), instead="?"))
-                note(f"exchange keys with {target.name}")
-
-        async def ask() -> asyncssh.SSHKeyPair | None:
-            if pair := await asked():
-                note(f"authenticate to {target.name}", f"offers {_described(pair)}")
-            return pair
-
-        connection.set_extra_info = tell  # type: ignore[method-assign]
-        connection.public_key_auth_requested = ask  # type: ignore[method-assign]
-        note(_version_of(target))
-
-    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
-        return self._keys.acceptable(" ".join(key.export_public_key("openssh").decode().split()[:2]))
-
-    def begin_auth(self, username: str) -> None:
-        # Only here has the server proved that the key is its own
-        if self._keys.record():
-            if self.connection and (key := self.connection.get_server_host_key()):
-                cipher = self.connection.get_extra_info("send_cipher")
-                self._note(
-                    f"exchange keys with {self._keys.target.name}",
-                    f"{key.get_algorithm()} {key.get_fingerprint()}, {cipher}",
-                )
-            self._note(f"authenticate to {self._keys.target.name}")
-        elif self.connection:
-            self.connection.abort()
-
-
-class _Keys(HostKeys):
-    """`HostKeys` with asyncssh's types."""
-
-    def trusted(self, _host: str, _addr: str, _port: int | None) -> tuple[list[asyncssh.SSHKey], ...]:
-        """Return trusted keys, trusted authorities and revoked keys; called by asyncssh."""
-        lists: dict[str, list[asyncssh.SSHKey]] = {"": [], "cert-authority": [], "revoked": []}
-        for entry in self.found:
-            with contextlib.suppress(ValueError):  # an unknown type of key, or a torn line
-                lists[entry.marker].append(asyncssh.import_public_key(entry.key))
-        return tuple(lists.values())
+async def _offered(
+    settings: Settings, note: Note
+) -> tuple[asyncssh.SSHAgentClient | None, list[asyncssh.SSHKeyPair]]:
+    """Return the keys to offer, and the agent that signs with its own ones, to be closed after the login."""
+    path, agent = settings.keys.agent, None
+    held: Sequence[asyncssh.SSHKeyPair] = ()
+    if path:
+        note(step := f"ask the ssh agent {path}")
+        try:
+            agent = await asyncssh.connect_agent(path)
+            held = await agent.get_keys()
+            note(step, f"holds {len(held)} keys")
+        except (OSError, ValueError, asyncssh.Error) as error:
+            settings.keys.cure = (
+                settings.keys.cure or f"the ssh agent {path} does not answer: {message(error)}"
+            )
+    return agent, settings.keys.offered(held)
 
 
 def _abort(connections: Sequence[asyncssh.SSHClientConnection]) -> None:

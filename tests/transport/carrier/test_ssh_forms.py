@@ -1,0 +1,605 @@
+"""ssh as people have it: each form of ~/.ssh/config, of keys and of host keys, against real sshd.
+
+Each is reached by the name of its form, with no other key in the inventory: it works, or it is 69 with a cure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import Lab
+from tests.lab.host import Host, Settings
+from tests.lab.lab import SSH_CONFIG
+from tests.support.waiting import read_until
+from transport.carrier.dialer import SshTarget
+from transport.carrier.ssh import connect
+from transport.errors import Interrupted
+
+pytestmark = [pytest.mark.skipif(not shutil.which("ssh-agent"), reason="needs OpenSSH")]
+
+
+class User:
+    """A user of h1 and h2: files in ~/.ssh, an agent perhaps."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.ssh = lab.home / ".ssh"
+        self.env: dict[str, str | None] = {}
+        self._agent: subprocess.Popen[bytes] | None = None
+        self.close()
+
+    def __getitem__(self, name: str) -> Host:
+        return self.lab[name]
+
+    def configure(self, text: str) -> None:
+        """`{p1}`, `{p2}`: ports; `{key}`: the key that may log in; `{ssh}`: ~/.ssh; `{me}`: the user."""
+        facts = {"key": self.lab.identity, "ssh": self.ssh, "me": self["h1"].user}
+        ports = {f"p{number}": self[f"h{number}"].port for number in (1, 2, 3)}
+        (self.ssh / "config").write_text(text.format(**facts, **ports) + SSH_CONFIG)
+
+    def check(self, name: str = "box", *words: str) -> subprocess.CompletedProcess[bytes]:
+        self.lab.alias(name, "h1", address=None, port=None, user=None, identity=None)
+        return self.lab.run(["hosts", "check", name, *words], env=self.env)
+
+    def works(self, name: str = "box") -> None:
+        done = self.check(name)
+        assert (done.returncode, done.stderr) == (0, b"")
+
+    def fails(self, detail: str, cure: str, name: str = "box") -> None:
+        done = self.check(name)
+        text = done.stderr.decode()
+        assert done.returncode == 69 and detail in text, text
+        assert cure in text.partition(f"quine: {name}: hint: ")[2], text
+
+    def make_key(self, name: str, passphrase: str = "", kind: str = "ed25519") -> Path:
+        path = self.ssh / name
+        words = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", str(path)]
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+        return path
+
+    def lock(self, name: str, *options: str) -> Path:
+        """A copy of the key that may log in, with the passphrase `open sesame`."""
+        path = self.ssh / name
+        path.write_bytes(self.lab.identity.read_bytes())
+        path.chmod(0o600)
+        words = ["ssh-keygen", "-q", "-p", "-P", "", "-N", "open sesame", *options, "-f", str(path)]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        return path
+
+    def start_agent(self, *keys: Path) -> Path:
+        path = self.lab.tmp.parent / "agent"
+        self._agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.PIPE)
+        assert self._agent.stdout is not None
+        self._agent.stdout.readline()  # it listens
+        env = {"SSH_AUTH_SOCK": str(path), "PATH": os.environ["PATH"]}
+        for key in keys:
+            subprocess.run(["ssh-add", "-q", str(key)], check=True, env=env)
+        self.env = {"SSH_AUTH_SOCK": str(path)}
+        return path
+
+    def close(self) -> None:
+        if self._agent is not None:
+            self._agent.terminate()
+            self._agent.communicate()
+            (self.lab.tmp.parent / "agent").unlink(missing_ok=True)
+            self._agent = None
+        for path in self.ssh.iterdir():
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+        (self.ssh / "config").write_text(SSH_CONFIG)
+
+
+@pytest.fixture
+def user(lab: Lab) -> Iterator[User]:
+    if not lab["h1"].real:
+        pytest.skip("needs sshd")
+    user = User(lab)
+    yield user
+    user.close()
+
+
+WAY = "HostName 127.0.0.1\n Port {p1}\n IdentityFile {key}\n"
+
+HOPS = (
+    "Host hop third\n HostName 127.0.0.1\n IdentityFile {key}\nHost hop\n Port {p2}\nHost third\n Port {p3}\n"
+)
+SSH = "ssh -F {ssh}/config -o UserKnownHostsFile={ssh}/known"
+
+WORKING = {
+    "plain": f"Host box\n {WAY}",
+    "user": f"Host box\n User {{me}}\n {WAY}",
+    "match host": f"Match host box\n {WAY}",
+    "match originalhost": f"Host box\n HostName 127.0.0.1\nMatch originalhost box\n {WAY}",
+    "match user": f"Host box\n User {{me}}\nMatch user {{me}} host box\n {WAY}",
+    "match localuser": f"Match localuser {{me}}\n {WAY}",
+    "match exec": f'Match exec "test %n = box"\n {WAY}',
+    "match all": f"Match all\n {WAY}",
+    "match final": f"Host box\n HostName 127.0.0.1\nMatch final host 127.0.0.1\n {WAY}",
+    "include": "Include conf.d/*\n",
+    "proxy jump": f"Host box\n ProxyJump {{me}}@hop\n {WAY}\n{HOPS}",
+    "a chain of jumps": f"Host box\n ProxyJump hop,third\n {WAY}\n{HOPS}",
+    "a jump with a jump": f"Host box\n ProxyJump third\n {WAY}\n{HOPS} ProxyJump hop\n",
+    "a jump by its address": "Host box\n ProxyJump ssh://{me}@[127.0.0.1]:{p2}\n HostName 127.0.0.1\n Port {p1}\n"
+    "Host *\n IdentityFile {key}\n",
+    "proxy jump none": f"Host box\n ProxyJump none\n {WAY}\nHost *\n ProxyJump nowhere.invalid\n",
+    "proxy command": f"Host box\n ProxyCommand python3 {{ssh}}/relay %h %p 2>/dev/null # %%\n {WAY}",
+    "proxy command none": f"Host box\n ProxyCommand none\n {WAY}\nHost *\n ProxyCommand false\n",
+    "proxy command of ssh": f"Host box\n ProxyCommand {SSH} -W %h:%p hop\n {WAY}\n{HOPS}",
+    "address family": f"Host box\n AddressFamily inet\n {WAY}",
+    "bind address": f"Host box\n BindAddress 127.0.0.7\n {WAY}",
+    "connect timeout": f"Host box\n ConnectTimeout 1m\n {WAY}",
+    "tokens of a key": "Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityFile %d/.ssh/of-%n-%r\n",
+    "a key beside missing ones": f"Host box\n IdentityFile ~/.ssh/none\n {WAY}",
+    "algorithms that asyncssh lacks": f"Host box\n KexAlgorithms sntrup761x25519-sha512@openssh.com,curve25519-sha256\n"
+    f" Ciphers aes256-ctr,aes128-cbc\n MACs -hmac-sha1*\n {WAY}",
+    "options without a meaning here": f"Host box\n ControlMaster auto\n ControlPath {{ssh}}/m\n RequestTTY yes\n"
+    f" ForwardAgent yes\n RemoteCommand tmux\n SendEnv LC_*\n ServerAliveInterval 1m\n {WAY}",
+}
+
+
+@pytest.mark.parametrize("form", WORKING)
+def test_a_form_of_the_configuration_works(user: User, form: str) -> None:
+    conf = user.ssh / "conf.d"
+    conf.mkdir()
+    (conf / "10-box").write_text(f"Host box\n HostName 127.0.0.1\n Port {user['h1'].port}\n")
+    (conf / "20-all").write_text(f"Host *\n Port 1\n IdentityFile {user.lab.identity}\n")
+    (user.ssh / "relay").write_text(RELAY)
+    shutil.copy(user.lab.identity, user.ssh / f"of-box-{user['h1'].user}")
+    user.configure(WORKING[form])
+    user.works()
+
+
+RELAY = """
+import os, socket, sys, threading
+there = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+def up():
+    while data := os.read(0, 65536):
+        there.sendall(data)
+    there.shutdown(socket.SHUT_WR)
+threading.Thread(target=up, daemon=True).start()
+while data := there.recv(65536):
+    os.write(1, data)
+"""
+
+FAILING = {
+    "a circle of jumps": (
+        "Host *\n ProxyJump hop\n",
+        "the jump hosts on the way to it go in a circle",
+        "Host * !hop",
+    ),
+    "a proxy command that ends": (
+        f"Host box\n ProxyCommand ls /no/such/%h\n {WAY}",
+        "its ProxyCommand gives no connection: ls: cannot access",
+        "try it by itself: ls /no/such/127.0.0.1",
+    ),
+    "known hosts command": (
+        f"Host box\n KnownHostsCommand /bin/true\n {WAY}",
+        "line 2: KnownHostsCommand is not supported here (its host keys would not be known)",
+        "see ~/.ssh/config",
+    ),
+    "a value that is none": (
+        f"Host box\n AddressFamily ipx\n {WAY}",
+        "AddressFamily ipx: unsupported",
+        "see ~/.ssh",
+    ),
+    "a torn line": ('Host box\n User "ada\n', "config line 2: a quote is not closed", "see ~/.ssh/config"),
+    "no public keys": (
+        f"Host box\n PubkeyAuthentication no\n {WAY}",
+        "permission denied",
+        "PubkeyAuthentication is no in ~/.ssh/config",
+    ),
+    "gssapi": (
+        "Host box\n GSSAPIAuthentication yes\n HostName 127.0.0.1\n Port {p1}\n IdentityFile none\n",
+        "tried no usable key",
+        'ssh-add a key (GSSAPI needs transport = "openssh")',
+    ),
+    "pkcs11": (
+        "Host box\n PKCS11Provider /usr/lib/opensc.so\n HostName 127.0.0.1\n Port {p1}\n",
+        "tried no usable key",
+        'for PKCS11Provider set transport = "openssh"',
+    ),
+    "passwords": (
+        "Host box\n PreferredAuthentications password\n HostName 127.0.0.1\n Port {p1}\n IdentityFile none\n",
+        "tried no usable key",
+        'for PreferredAuthentications password set transport = "openssh"',
+    ),
+    "an address of another family": (
+        f"Host box\n AddressFamily inet6\n {WAY}",
+        "unknown host name: 127.0.0.1",
+        "set address in its table",
+    ),
+    "a certificate that is none": (
+        "Host box\n HostName 127.0.0.1\n Port {p1}\n CertificateFile {ssh}/config\n",
+        "permission denied",
+        "config cannot be used",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FAILING)
+def test_a_form_that_cannot_work_has_a_cure(user: User, form: str) -> None:
+    text, detail, cure = FAILING[form]
+    user.configure(text)
+    user.fails(detail, cure)
+
+
+def test_what_is_passed_over_is_named_with_v(user: User) -> None:
+    user.configure(f"Host box\n ForwardAgent yes\n LocalForward 8080 localhost:80\n {WAY}")
+    said = user.check("box", "-v").stderr.decode()
+    for line, text in ((2, "ForwardAgent yes"), (3, "LocalForward 8080 localhost:80")):
+        assert f"pass over {text} ({user.ssh}/config line {line})" in said
+
+
+def test_the_bind_address_is_seen_over_there(user: User) -> None:
+    user.configure(WORKING["bind address"])
+    user.works()
+    user["h1"].wait_log("Accepted publickey for " + user["h1"].user + " from 127.0.0.7 ")
+
+
+def test_a_server_that_says_nothing_is_given_up_at_connect_timeout(user: User) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        user.configure(f"Host box\n HostName 127.0.0.1\n Port {port}\n ConnectTimeout 1\n")
+        user.fails("no answer within 1 s (ConnectTimeout)", "see ConnectTimeout in ~/.ssh/config")
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+def test_a_key_of_the_agent(user: User) -> None:
+    user.configure("Host box\n HostName 127.0.0.1\n Port {p1}\n")
+    user.start_agent(user.lab.identity)
+    user.works()
+
+
+def test_identity_agent_comes_before_the_environment(user: User) -> None:
+    path = user.start_agent(user.lab.identity)
+    user.env = {}
+    for form in (str(path), "$MY_AGENT", "${{MY_AGENT}}"):
+        user.configure(f"Host box\n HostName 127.0.0.1\n Port {{p1}}\n IdentityAgent {form}\n")
+        user.env = {"MY_AGENT": str(path)}
+        user.works()
+    user.configure("Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityAgent none\n")
+    user.env = {"SSH_AUTH_SOCK": str(path)}
+    user.fails("tried no usable key", "ssh-add a key")
+
+
+def test_an_agent_that_is_gone_is_said_to_be(user: User) -> None:
+    user.configure("Host box\n HostName 127.0.0.1\n Port {p1}\n")
+    user.env = {"SSH_AUTH_SOCK": "/nowhere/agent"}
+    user.fails("tried no usable key", "the ssh agent /nowhere/agent does not answer")
+
+
+def test_of_an_agent_with_many_keys_the_named_one_comes_first(user: User) -> None:
+    """sshd hangs up after six refused keys: the seventh of the agent would never be asked for."""
+    many = [user.make_key(f"k{number}") for number in range(7)]
+    shutil.copy(f"{user.lab.identity}.pub", user.ssh / "mine.pub")
+    user.start_agent(*many, user.lab.identity)
+    user.configure("Host box\n HostName 127.0.0.1\n Port {p1}\n")
+    user.fails("too many authentication failures", "IdentitiesOnly yes")
+    for name in ("mine", "mine.pub"):  # the private half may be with the agent alone
+        user.configure(f"Host box\n HostName 127.0.0.1\n Port {{p1}}\n IdentityFile ~/.ssh/{name}\n")
+        user.works()
+
+
+def test_identities_only_leaves_out_the_agents_other_keys(user: User) -> None:
+    user.start_agent(user.lab.identity)
+    user.make_key("other")
+    user.configure(
+        "Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityFile ~/.ssh/other\n IdentitiesOnly yes\n"
+    )
+    user.fails("tried ~/.ssh/other", "ssh-copy-id -i ~/.ssh/other")
+    user.configure(
+        "Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityFile {key}.pub\n IdentitiesOnly yes\n"
+    )
+    user.works()
+
+
+@pytest.mark.parametrize("options", [(), ("-m", "PEM")])
+def test_a_key_with_a_passphrase_and_no_terminal(user: User, options: tuple[str, ...]) -> None:
+    if options:
+        user.make_key("locked", "open sesame", "ecdsa")
+        subprocess.run(
+            [
+                "ssh-keygen",
+                "-q",
+                "-p",
+                "-m",
+                "PEM",
+                "-P",
+                "open sesame",
+                "-N",
+                "open sesame",
+                "-f",
+                user.ssh / "locked",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+    else:
+        user.lock("locked")
+    user.configure("Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityFile ~/.ssh/locked\n")
+    user.fails("~/.ssh/locked has a passphrase", "start an ssh agent, and ssh-add ~/.ssh/locked")
+
+
+def test_a_key_with_a_passphrase_that_the_agent_holds(user: User) -> None:
+    user.lock("locked")
+    user.start_agent(user.lab.identity)
+    user.configure(
+        "Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityFile ~/.ssh/locked\n IdentitiesOnly yes\n"
+    )
+    user.works()  # its public half is in the clear
+
+
+def on_a_terminal(user: User, *answers: bytes) -> tuple[int, bytes]:
+    """Run `hosts check` on a terminal, and answer each question for a passphrase."""
+    user.lab.alias("box", "h1", address=None, port=None, user=None, identity=None)
+    ours, theirs = pty.openpty()
+    words = ["setsid", "--ctty", "--wait", user.lab.quine, "hosts", "check", "box"]
+    process = subprocess.Popen(
+        words, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=user.lab.overlaid(user.env)
+    )
+    os.close(theirs)
+    shown = b""
+    for answer in answers:
+        shown += read_until(ours, b"passphrase of ~/.ssh/locked: ")
+        os.write(ours, answer + b"\n")
+    _, err = process.communicate(timeout=60)
+    os.set_blocking(ours, False)
+    try:
+        shown += os.read(ours, 65536)
+    except OSError:
+        pass  # the other end is closed, and nothing is left
+    os.close(ours)
+    assert b"sesame" not in shown + err
+    return process.returncode, err
+
+
+def test_a_passphrase_is_asked_for_on_the_terminal(user: User) -> None:
+    user.lock("locked")
+    user.configure("Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityFile ~/.ssh/locked\n")
+    assert on_a_terminal(user, b"close sesame", b"open sesame") == (0, b"")
+
+
+def test_a_wrong_passphrase_is_asked_for_three_times(user: User) -> None:
+    user.lock("locked")
+    user.configure("Host box\n HostName 127.0.0.1\n Port {p1}\n IdentityFile ~/.ssh/locked\n")
+    status, said = on_a_terminal(user, b"a", b"b", b"c")
+    assert status == 69 and b"~/.ssh/locked has a passphrase" in said
+
+
+# -- certificates ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def authority(user: User) -> Path:
+    return user.make_key("ca")
+
+
+def sign(authority: Path, public: Path, *options: str) -> Path:
+    """Sign `x.pub`; return `x-cert.pub`."""
+    subprocess.run(
+        ["ssh-keygen", "-q", "-s", str(authority), "-I", "test", *options, str(public)], check=True
+    )
+    return public.with_name(f"{public.stem}-cert.pub")
+
+
+@pytest.fixture
+def trusting(user: User, authority: Path) -> Iterator[Host]:
+    """A host that lets in those whom the authority has signed, and no other."""
+    lines = (f"TrustedUserCAKeys {authority}.pub",)
+    host = user.lab.add("ca", Settings(sshd=lines))
+    yield host
+    user.lab.drop("ca")
+
+
+@pytest.mark.parametrize(
+    "form", ["beside the key", "CertificateFile", "agent", "certificate with the agent's key"]
+)
+def test_a_certificate(user: User, authority: Path, trusting: Host, form: str) -> None:
+    key = user.make_key("mine")
+    certificate = sign(authority, user.ssh / "mine.pub", "-n", trusting.user)
+    text = f"Host box\n HostName 127.0.0.1\n Port {trusting.port}\n"
+    if form == "CertificateFile":
+        certificate.rename(user.ssh / "elsewhere.pub")
+        text += " CertificateFile ~/.ssh/elsewhere.pub\n IdentityFile ~/.ssh/mine\n"
+    elif form == "agent":
+        user.start_agent(key)
+        for path in user.ssh.glob("mine*"):
+            path.unlink()
+    elif form == "certificate with the agent's key":
+        certificate.rename(user.ssh / "elsewhere.pub")
+        user.start_agent(key)
+        for path in user.ssh.glob("mine*"):
+            path.unlink()
+        text += " CertificateFile ~/.ssh/elsewhere.pub\n IdentitiesOnly yes\n IdentityFile none\n"
+    else:
+        text += " IdentityFile ~/.ssh/mine\n"
+    user.configure(text)
+    user.works()
+
+
+def test_a_key_without_its_certificate_is_refused(user: User, authority: Path, trusting: Host) -> None:
+    user.make_key("mine")
+    user.configure(f"Host box\n HostName 127.0.0.1\n Port {trusting.port}\n IdentityFile ~/.ssh/mine\n")
+    user.fails("tried ~/.ssh/mine", "ssh-copy-id")
+
+
+# -- host keys -------------------------------------------------------------------------------------
+
+
+STRICT = f"Host box\n StrictHostKeyChecking yes\n {WAY}"
+
+
+def known_line(host: Host, names: str) -> str:
+    return f"{names} {' '.join(Path(f'{host.key}.pub').read_text().split()[:2])}\n"
+
+
+def test_a_hashed_name_in_known_hosts(user: User) -> None:
+    known = user.ssh / "known_hosts"
+    known.write_text(known_line(user["h1"], f"[127.0.0.1]:{user['h1'].port}"))
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(known)], check=True, capture_output=True)
+    assert known.read_text().startswith("|1|")
+    user.configure(STRICT)
+    user.works()
+    known.write_text(known_line(user["h2"], f"[127.0.0.1]:{user['h1'].port}"))
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(known)], check=True, capture_output=True)
+    user.fails("its host key has changed", "ssh-keygen -R")
+
+
+def test_the_alias_of_a_host_key(user: User) -> None:
+    (user.ssh / "known_hosts").write_text(known_line(user["h1"], "the-box"))
+    user.configure(STRICT.replace("Host box\n", "Host box\n HostKeyAlias the-box\n"))
+    user.works()
+
+
+def test_a_revoked_host_key(user: User) -> None:
+    name = f"[127.0.0.1]:{user['h1'].port}"
+    line = known_line(user["h1"], name)
+    (user.ssh / "known_hosts").write_text(f"{line}@revoked * {line.partition(' ')[2]}")
+    user.configure(f"Host box\n {WAY}")
+    user.fails("its host key is refused", "known_hosts")
+
+
+@pytest.fixture
+def certified(user: User, authority: Path) -> Iterator[Host]:
+    """A host whose key the authority has signed, for the name `box.example`."""
+    host = user.lab.add("signed")
+    sign(authority, Path(f"{host.key}.pub"), "-h", "-n", "box.example")
+    host.stop()
+    host.settings = Settings(sshd=(f"HostCertificate {host.key}-cert.pub",))
+    host.start()
+    yield host
+    user.lab.drop("signed")
+
+
+def test_an_authority_for_host_keys(user: User, authority: Path, certified: Host) -> None:
+    public = Path(f"{authority}.pub").read_text()
+    known = user.ssh / "known_hosts"
+    text = f"Host box\n HostKeyAlias box.example\n StrictHostKeyChecking yes\n {WAY}".replace(
+        "{p1}", str(certified.port)
+    )
+    user.configure(text)
+    known.write_text(f"@cert-authority *.example {public}")
+    user.works()
+    known.write_text(f"@cert-authority *.other {public}")
+    user.fails("is not known, and StrictHostKeyChecking is yes", "compare it with its admin's")
+    known.write_text(f"@cert-authority *.example {public}@revoked * {public}")
+    user.fails("its host key is refused", "known_hosts")
+    user.configure(text.replace("box.example", "wrong.example"))
+    known.write_text(f"@cert-authority *.example {public}")
+    user.fails("its host key is refused", "known_hosts")
+
+
+# -- IPv6 ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sixth(user: User) -> Iterator[Host]:
+    """A host at ::1."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    host = user.lab.add("six", Settings(address="::1"))
+    yield host
+    user.lab.drop("six")
+
+
+@pytest.mark.parametrize("address", ["::1", "[::1]"])
+def test_an_address_of_ipv6(user: User, sixth: Host, address: str) -> None:
+    user.lab.alias("box", "six", address=address)
+    done = user.lab.run(["hosts", "check", "box"])
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (user.ssh / "known_hosts").read_text().startswith(f"[::1]:{sixth.port} ssh-ed25519 ")
+
+
+def test_a_jump_host_of_ipv6(user: User, sixth: Host) -> None:
+    user.configure("Host *\n IdentityFile {key}\n")
+    user.lab.alias("box", "h1", jump=f"{sixth.user}@[::1]:{sixth.port}")
+    assert user.lab.run(["hosts", "check", "box"]).returncode == 0
+    user.configure(
+        f"Host box\n ProxyJump {sixth.user}@[::1]:{sixth.port}\n {WAY}\nHost *\n IdentityFile {{key}}\n"
+    )
+    user.works()
+    assert sixth.connections() == 2
+
+
+# -- servers that are full or refuse ---------------------------------------------------------------
+
+
+def test_a_full_server_is_asked_again(user: User) -> None:
+    """MaxStartups: sshd drops a connection while another one has not logged in yet."""
+    host = user.lab.add("full", Settings(sshd=("MaxStartups 1:100:1",)))
+    try:
+        with socket.create_connection((host.address, host.port)) as first:
+            assert first.recv(4) == b"SSH-"  # it is counted now
+            process = user.lab.popen(["hosts", "check", "full"], stderr=subprocess.PIPE)
+            host.wait_log("MaxStartups throttling")
+        _, said = process.communicate(timeout=60)
+        assert (process.returncode, said) == (0, b"")
+    finally:
+        user.lab.drop("full")
+
+
+class Penalising:
+    """A server that refuses its first connections as sshd does under PerSourcePenalties, then hands on to another."""
+
+    def __init__(self, refusals: int, to: int) -> None:
+        self.refusals, self.to, self.connections = refusals, to, 0
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        task = asyncio.current_task()
+        assert task
+        self.tasks.append(task)
+        if self.connections <= self.refusals:
+            writer.write(b"Not allowed at this time\r\n")
+            writer.close()
+            return
+        there, onwards = await asyncio.open_connection("127.0.0.1", self.to)
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                sink.write(data)
+            sink.close()
+
+        await asyncio.gather(pump(reader, onwards), pump(there, writer), return_exceptions=True)
+
+    async def visit(self, identity: Path, notes: list[str]) -> None:
+        async with await asyncio.start_server(self.meet, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            target = SshTarget("box", "127.0.0.1", None, port, str(identity))
+
+            def note(step: str, found: str = "", ok: bool = True) -> None:
+                notes.append(f"{step} {found}")
+
+            duplex = await connect.connect(target, "true", note)
+            duplex.close()
+            await duplex.closed()
+            await asyncio.gather(*self.tasks)
+
+
+def test_a_penalty_is_waited_out_once(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert connect.PENALTY >= 15  # sshd enforces no shorter one
+    monkeypatch.setattr(connect, "PENALTY", 0.01)
+    monkeypatch.setenv("HOME", str(user.lab.home))
+    notes: list[str] = []
+    once = Penalising(1, user["h1"].port)
+    asyncio.run(once.visit(user.lab.identity, notes))
+    assert once.connections == 2
+    assert [note for note in notes if note.startswith("wait until box takes connections from here again")]
+    ever = Penalising(99, user["h1"].port)
+    with pytest.raises(Interrupted, match="its sshd refuses this address for a while") as caught:
+        asyncio.run(ever.visit(user.lab.identity, notes))
+    assert "PerSourcePenalties" in caught.value.detail and "failed logins from here" in caught.value.hint
+    assert ever.connections == 2
