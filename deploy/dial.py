@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deploy import host_requirements, probe, push
+from deploy import host_requirements, probe, push, remove
 from deploy.build import Binary, build
 from deploy.inventory import Host, Inventory, jump_of
 from transport.carrier.dialer import SshTarget
@@ -38,11 +38,13 @@ unheard: Note = lambda text: None  # noqa: E731
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The result of a check or a deployment."""
+    """The result of a check, a deployment or a removal. `size`: bytes of the binary that are not there yet."""
 
     seconds: float
     deployed: bool
     facts: probe.Facts | None
+    size: int = 0
+    removal: remove.Removal | None = None
 
 
 class _Clock:
@@ -119,6 +121,13 @@ async def check(
     return visit
 
 
+async def undeploy(
+    host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
+) -> Visit:
+    """Remove all builds and interpreters of ours from `host`, but those that a process runs."""
+    return await (await _Visit.plan(host, inventory, ssh_agent, note, news)).remove()
+
+
 class _BrokenError(Exception):
     """The binary is installed and does not start."""
 
@@ -164,7 +173,25 @@ class _Visit:
             duplex, _, facts = await self._open(clock, mode, trust=True)
             seconds = time.monotonic() - began
             await _close(duplex)
-        return Visit(seconds, facts is not None and not facts.have and mode == "deploy", facts)
+        left = push.left(self.binary, facts)[1] if facts and not facts.have else 0
+        return Visit(seconds, left > 0 and mode == "deploy", facts, left)
+
+    async def remove(self) -> Visit:
+        async with _Clock(self.host, self._note) as clock:
+            began = time.monotonic()
+            answers = probe.Answers(secrets.token_hex(16))
+            command = remove.command(self.place, answers.marker)
+            duplex = await connect.connect(self._target, command, clock.phase, self._news)
+            try:
+                clock.phase("remove what is there")
+                answer = await push.next_answer(self.host.name, duplex, answers)
+            finally:
+                await _close(duplex)
+        try:
+            removal = remove.parsed(answer)
+        except ValueError as error:
+            raise Unreachable(self.host.name, f"nothing was removed: {error}", remove.BY_HAND) from None
+        return Visit(time.monotonic() - began, False, None, 0, removal)
 
     async def _open(
         self, clock: _Clock, mode: str, trust: bool

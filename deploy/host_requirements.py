@@ -34,6 +34,10 @@ FAILURES = {  # word of the installer -> (cause, cure)
 }
 
 
+class NeedsPython(Unreachable):
+    """The host has no Python that is new enough."""
+
+
 def check(host: str, binary: Binary, facts: Facts) -> None:
     """Raise Unreachable if this binary cannot run on the host."""
     oldest = ".".join(map(str, OLDEST_PYTHON))
@@ -44,9 +48,9 @@ def check(host: str, binary: Binary, facts: Facts) -> None:
     if facts.version < OLDEST_PYTHON:
         cure = f'install python{oldest} or newer there, or name one in the inventory: python = "/path/to/python3"'
         if not facts.python:
-            raise Unreachable(host, "it has no python3", cure)
+            raise NeedsPython(host, "it has no python3", cure)
         version = ".".join(map(str, facts.version))
-        raise Unreachable(host, f"its newest Python is {version}, and quine needs {oldest} or newer", cure)
+        raise NeedsPython(host, f"its newest Python is {version}, and quine needs {oldest} or newer", cure)
     if facts.shut:
         raise failed(host, "readonly", "its home is missing, or permission is denied")
     needed = binary.size * (1 + installer.UNPACKED)

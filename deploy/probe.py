@@ -122,13 +122,13 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
     Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks.
     """
     values = {
-        "base": _in_shell(place.cache),
+        "base": in_shell(place.cache),
         "name": place.name(binary),
         "file": installer.FILE,
         "marker": marker,
         "oldest": _number(OLDEST_PYTHON),
-        "names": f'"{_in_shell(place.python)}"' if place.python else _NAMES,
-        "elsewhere": f'"{_in_shell(place.python)}"' if place.python else _ELSEWHERE,
+        "names": f'"{in_shell(place.python)}"' if place.python else _NAMES,
+        "elsewhere": f'"{in_shell(place.python)}"' if place.python else _ELSEWHERE,
         "setup": place.setup.replace("\n", "; "),
         "trusted": "" if trust else "false &&",
     }
@@ -137,11 +137,16 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
         "h=need; " + _HAVE.replace("{found}", _FOUND[mode]) + home + "{setup}" + _PLACE + _PYTHON + _FACTS
     )
     script = (script + ("exit 0" if mode == "check" else _RECEIVE)).format(**values)
+    return for_any_shell(script)
+
+
+def for_any_shell(script: str) -> str:
+    """Return the command that has any login shell run this script of /bin/sh: law 1."""
     assert not set("'\\!\n") & set(script)
     return f"exec /bin/sh -c '{script}'"
 
 
-def _in_shell(path: str) -> str:
+def in_shell(path: str) -> str:
     """Return a path of the inventory for double quotes; its characters were checked there."""
     return f"$HOME/{path[2:]}" if path.startswith("~/") else path
 

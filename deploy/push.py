@@ -58,9 +58,8 @@ async def push(
 ) -> None:
     """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline."""
     host_requirements.check(host, binary, facts)
-    kept = facts.kept if facts.kept < binary.size else 0
-    left = binary.size - kept
-    allow(UPLOAD_SECONDS + UNPACK_SECONDS + left / SLOWEST, f"send {left >> 10} kB")
+    kept, size = left(binary, facts)
+    allow(UPLOAD_SECONDS + UNPACK_SECONDS + size / SLOWEST, f"send {size >> 10} kB")
     with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
         await _send(binary, place, kept, mode, duplex, answers)
     try:
@@ -71,6 +70,12 @@ async def push(
         word, _, text = answer.removeprefix("fail ").partition(" ")
         failure = host_requirements.failed(host, word, text)
         raise UploadCut(host, failure.detail, kept) if kept and word in ("moved", "corrupt") else failure
+
+
+def left(binary: Binary, facts: Facts) -> tuple[int, int]:
+    """Return how many bytes of the binary are of use there, and how many are to be sent."""
+    kept = facts.kept if facts.kept < binary.size else 0
+    return kept, binary.size - kept
 
 
 async def _send(binary: Binary, place: Place, kept: int, mode: str, duplex: Stream, answers: Answers) -> None:

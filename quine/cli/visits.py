@@ -1,4 +1,4 @@
-"""Visits to hosts of the inventory, all at the same time: `quine hosts check` and `quine deploy`.
+"""Visits to hosts of the inventory, all at the same time, for `quine hosts check` and `quine deploy`.
 
 Laws
 1. One host's trouble never hides another's result.
