@@ -94,7 +94,11 @@ async def dial(
     visit = await _Visit.plan(host, inventory, ssh_agent, note, news)
     try:
         return await visit.dial(trust=True)
-    except _BrokenError:
+    except _BrokenError as error:
+        if host.binary:
+            raise Unreachable(
+                host.name, f"{host.binary} does not start there: {error}", "tell its admin"
+            ) from None
         note("the binary installed there does not start: it is replaced")
     try:
         return await visit.dial(trust=False)
@@ -138,7 +142,9 @@ class _Visit:
     def __init__(self, host: Host, target: SshTarget, binary: Binary, note: Note, news: Note) -> None:
         self.host = host
         self.binary = binary
-        self.place = probe.Place(host.cache or probe.CACHE, host.python or "", host.modules)
+        self.place = probe.Place(
+            host.cache or probe.CACHE, host.python or "", host.modules, host.binary or ""
+        )
         self._target = target
         self._note = note
         self._news = news
@@ -218,6 +224,7 @@ class _Visit:
         try:
             clock.phase("find the binary")
             answer = await push.next_answer(self.host.name, duplex, answers)
+            host_requirements.check_build(self.host.name, self.place.binary, answer)
             facts = None if answer == "have" else _facts(self.host, answer)
             if facts is not None and mode != "check":
                 await push.push(

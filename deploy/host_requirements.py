@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from deploy import installer
 from deploy.build import OLDEST_PYTHON, Binary
-from deploy.probe import Facts
+from deploy.probe import BUILD_SHOWN, CACHE, Facts
+from transport import address
 from transport.errors import Unreachable
 
 _AGAIN = "run it again; if it stays, look at the network and at the memory of both machines"
@@ -56,6 +57,18 @@ def check(host: str, binary: Binary, facts: Facts) -> None:
     needed = binary.size * (1 + installer.UNPACKED)
     if facts.free < needed:
         raise failed(host, "full", f"{facts.free >> 20} MB free, {needed >> 20} MB needed")
+
+
+def check_build(host: str, path: str, answer: str) -> None:
+    """Raise Unreachable if the answer is that the binary of an admin at `path` is not of this build."""
+    if not answer.startswith("other "):
+        return
+    version = answer[len("other ") :][:300]
+    cure = f"have the file of `quine deploy build` put there, or take `binary` from its table, so that {CACHE} is used"
+    if "(build " not in version:
+        raise Unreachable(host, f"its binary {path} does not start: {version or 'it says nothing'}", cure)
+    ours = address.build_hash()[:BUILD_SHOWN]
+    raise Unreachable(host, f"its binary {path} is {version}, and this is build {ours}", cure)
 
 
 def failed(host: str, word: str, text: str) -> Unreachable:

@@ -31,6 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _ADDRESS = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]{0,254}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$@+\\-]{0,63}")
 _PATH = re.compile(r"(?:~/|/)[A-Za-z0-9_.,:+@%=/-]{1,254}")
+_PLAIN_PATH = "an absolute path, or one below ~/, of plain characters"
 _PROGRAM = re.compile(r"(?:~/|/)?[A-Za-z0-9_][A-Za-z0-9_.,:+@%=/-]{0,254}")
 _MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,127}")
 _JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+)(?::(?P<port>\d{1,5}))?")
@@ -92,9 +93,8 @@ class Host(BaseModel):
     jump: Annotated[str, _matching(_JUMP, "a host or user@host:port")] | None = None
     slots: Annotated[int, Field(ge=0)] = 0
     workdir: Text = "~/quine"
-    cache: (
-        Annotated[str, _matching(_PATH, "an absolute path, or one below ~/, of plain characters")] | None
-    ) = None
+    cache: Annotated[str, _matching(_PATH, _PLAIN_PATH)] | None = None
+    binary: Annotated[str, _matching(_PATH, _PLAIN_PATH)] | None = None
     python: Annotated[str, _matching(_PROGRAM, "a program or its path, of plain characters")] | None = None
     modules: tuple[Annotated[str, _matching(_MODULE, "the name of an environment module")], ...] = ()
     same_paths: bool = False

@@ -3,6 +3,7 @@
     origin                                        host
     exec /bin/sh -c '...'                  ->
                                            <-     MARKER have            then the dial's own bytes
+                                           or     MARKER other VERSION                    of an admin's binary: the end
                                            or     MARKER need|shut SYSTEM MACHINE VERSION FREE KEPT PYTHON
     length, program, the bytes behind KEPT ->
                                            <-     MARKER fail WORD TEXT | have
@@ -22,11 +23,13 @@ from dataclasses import dataclass
 
 from deploy import installer
 from deploy.build import OLDEST_PYTHON, Binary
+from transport import address
 from transport.text import harmless
 
 BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any more
 LINE_LIMIT = 4096
 CACHE = "~/.cache/quine"
+BUILD_SHOWN = 12  # digits of the hash of a build in the answer to --version
 
 # Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
 # than the launcher, and the file had its hash checked before the launcher was written.
@@ -39,6 +42,14 @@ _FOUND = {
     "deploy": "echo {marker} have; exit 0",
     "check": "h=have",
 }
+# An installation of an admin is asked for its build, which takes two processes. Its directory comes first on the PATH,
+# so that jobs call the same build, unless it would change their python.
+_ADMIN = (
+    'd="{admin}"; for c in "$d/bin/quine" "$d/quine"; do [ -d "$d" ] && [ -x "$c" ] && d="$c"; done; '
+    'x="$("$d" --version 2>&1 | tail -n 1)"; case "$x" in *"(build {build})"*) {found};; '
+    "*) set -f; echo {marker} other $x; exit 0;; esac; "
+)
+_START = 'echo {marker} have; [ -x "${{d%/*}}/python3" ] || PATH="${{d%/*}}:$PATH"; export PATH; exec "$d" node --dial'
 _PLACE = (
     'b="{base}"; until [ -d "$b" ]; do case "$b" in */*) b="${{b%/*}}";; *) b=/;; esac; [ -n "$b" ] || b=/; done; '
     '[ $h = have ] || [ -w "$b" ] || h=shut; '
@@ -80,11 +91,13 @@ class Place:
 
     `cache`: a directory, which may begin with ~/. `python`: a program or path, "" for the newest that is found.
     `modules`: of the environment modules of a cluster, loaded before its Python is looked for and started.
+    `binary`: of an admin, an executable or the directory of an installation, in place of one in `cache`.
     """
 
     cache: str = CACHE
     python: str = ""
     modules: tuple[str, ...] = ()
+    binary: str = ""
 
     @property
     def setup(self) -> str:
@@ -131,11 +144,17 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
         "elsewhere": f'"{in_shell(place.python)}"' if place.python else _ELSEWHERE,
         "setup": place.setup.replace("\n", "; "),
         "trusted": "" if trust else "false &&",
+        "admin": in_shell(place.binary),
+        "build": address.build_hash()[:BUILD_SHOWN],
     }
+    found = _FOUND[mode]
+    setup = "{setup}"
+    if place.binary:
+        setup, have = "", setup + _ADMIN.replace("{found}", _START if mode == "dial" else found)
+    else:
+        have = _HAVE.replace("{found}", found)
     home = '[ -d "$HOME" ] || h=shut; ' if place.cache.startswith("~/") else ""
-    script = (
-        "h=need; " + _HAVE.replace("{found}", _FOUND[mode]) + home + "{setup}" + _PLACE + _PYTHON + _FACTS
-    )
+    script = "h=need; " + have + home + setup + _PLACE + _PYTHON + _FACTS
     script = (script + ("exit 0" if mode == "check" else _RECEIVE)).format(**values)
     return for_any_shell(script)
 
