@@ -12,12 +12,14 @@ Laws
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from deploy import host_requirements, probe, push, remove
+from deploy import host_requirements, interpreter, probe, push, remove
 from deploy.build import Binary, build
 from deploy.inventory import Host, Inventory, jump_of
 from transport.carrier.dialer import SshTarget
@@ -32,6 +34,7 @@ PAUSE = 0.5  # seconds before an upload is taken up again
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
 BROKEN = (0, 1, 126, 127)
 
+_T = TypeVar("_T")
 Note = Callable[[str], None]
 unheard: Note = lambda text: None  # noqa: E731
 
@@ -45,6 +48,7 @@ class Visit:
     facts: probe.Facts | None
     size: int = 0
     removal: remove.Removal | None = None
+    brought: bool = False  # a Python, too
 
 
 class _Clock:
@@ -108,10 +112,18 @@ async def dial(
 
 
 async def deploy(
-    host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
+    host: Host,
+    inventory: Inventory,
+    *,
+    ssh_agent: str | None,
+    note: Note,
+    news: Note = unheard,
+    python: interpreter.Interpreter | None = None,
 ) -> Visit:
-    """Make sure that the binary is on `host`; start nothing."""
-    return await (await _Visit.plan(host, inventory, ssh_agent, note, news)).once("deploy")
+    """Make sure that the binary is on `host`; start nothing. `python` is brought to it if it has none."""
+    visit = await _Visit.plan(host, inventory, ssh_agent, note, news)
+    brought = python is not None and not host.binary and await visit.bring(python)
+    return replace(await visit.once("deploy"), brought=brought)
 
 
 async def check(
@@ -182,31 +194,54 @@ class _Visit:
         left = push.left(self.binary, facts)[1] if facts and not facts.have else 0
         return Visit(seconds, left > 0 and mode == "deploy", facts, left)
 
+    async def bring(self, python: interpreter.Interpreter) -> bool:
+        """Return whether the host had no Python, and has this one now."""
+
+        async def attempt() -> bool:
+            answers = probe.Answers(secrets.token_hex(16))
+            command = interpreter.command(python, self.place, answers.marker)
+            async with self._connected(clock, command) as duplex:
+                clock.phase("find a Python")
+                return await interpreter.bring(
+                    self.host.name, python, self.place, duplex, answers, clock.allow
+                )
+
+        async with _Clock(self.host, self._note) as clock:
+            return await self._insist(clock, attempt)
+
     async def remove(self) -> Visit:
         async with _Clock(self.host, self._note) as clock:
             began = time.monotonic()
             answers = probe.Answers(secrets.token_hex(16))
-            command = remove.command(self.place, answers.marker)
-            duplex = await connect.connect(self._target, command, clock.phase, self._news)
-            try:
-                clock.phase("remove what is there")
+            async with self._connected(clock, remove.command(self.place, answers.marker)) as duplex:
+                clock.phase("remove builds")
                 answer = await push.next_answer(self.host.name, duplex, answers)
-            finally:
-                await _close(duplex)
         try:
             removal = remove.parsed(answer)
         except ValueError as error:
             raise Unreachable(self.host.name, f"nothing was removed: {error}", remove.BY_HAND) from None
         return Visit(time.monotonic() - began, False, None, 0, removal)
 
+    @contextlib.asynccontextmanager
+    async def _connected(self, clock: _Clock, command: str) -> AsyncIterator[SshDuplex]:
+        duplex = await connect.connect(self._target, command, clock.phase, self._news)
+        try:
+            yield duplex
+        finally:
+            await _close(duplex)
+
     async def _open(
         self, clock: _Clock, mode: str, trust: bool
     ) -> tuple[SshDuplex, probe.Answers, probe.Facts | None]:
         """Connect and ask; unless it is a check, make sure that the binary is there. Facts: if the host sent any."""
+        return await self._insist(clock, lambda: self._open_once(clock, mode, trust))
+
+    async def _insist(self, clock: _Clock, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Return the result of an attempt that no connection cut short: law 4."""
         kept, vain = -1, 0
         while True:
             try:
-                return await self._open_once(clock, mode, trust)
+                return await attempt()
             except push.UploadCut as cut:
                 vain = 0 if cut.kept > kept else vain + 1
                 if vain == VAIN:

@@ -27,6 +27,7 @@ FAILURES = {  # word of the installer -> (cause, cure)
         "{text}",
         'name a directory that allows programs in the inventory: cache = "/scratch/me/quine"',
     ),
+    "lacks": ("it has no program {text}, which unpacks a Python there", "install it there"),
     "unpack": ("its Python cannot unpack the binary: {text}", "see that its Python is complete (zlib)"),
     "start": (
         "the binary does not start there: {text}",
@@ -47,7 +48,10 @@ def check(host: str, binary: Binary, facts: Facts) -> None:
             host, f"it is {facts.system}, and quine runs on Linux (and WSL2)", "choose another host"
         )
     if facts.version < OLDEST_PYTHON:
-        cure = f'install python{oldest} or newer there, or name one in the inventory: python = "/path/to/python3"'
+        cure = (
+            f'install python{oldest} or newer there, name one in the inventory: python = "/path/to/python3", '
+            f"or bring one for {facts.machine}: quine deploy --python FILE.tar.gz {host}"
+        )
         if not facts.python:
             raise NeedsPython(host, "it has no python3", cure)
         version = ".".join(map(str, facts.version))

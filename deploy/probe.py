@@ -29,6 +29,7 @@ from transport.text import harmless
 BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any more
 LINE_LIMIT = 4096
 CACHE = "~/.cache/quine"
+BROUGHT = "python-"  # begins the name of an interpreter in the cache, see interpreter.py
 BUILD_SHOWN = 12  # digits of the hash of a build in the answer to --version
 
 # Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
@@ -135,14 +136,8 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
     Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks.
     """
     values = {
-        "base": in_shell(place.cache),
-        "name": place.name(binary),
+        **_values(place, marker, place.name(binary)),
         "file": installer.FILE,
-        "marker": marker,
-        "oldest": _number(OLDEST_PYTHON),
-        "names": f'"{in_shell(place.python)}"' if place.python else _NAMES,
-        "elsewhere": f'"{in_shell(place.python)}"' if place.python else _ELSEWHERE,
-        "setup": place.setup.replace("\n", "; "),
         "trusted": "" if trust else "false &&",
         "admin": in_shell(place.binary),
         "build": address.build_hash()[:BUILD_SHOWN],
@@ -157,6 +152,29 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
     script = "h=need; " + have + home + setup + _PLACE + _PYTHON + _FACTS
     script = (script + ("exit 0" if mode == "check" else _RECEIVE)).format(**values)
     return for_any_shell(script)
+
+
+def looking(place: Place, marker: str, name: str) -> str:
+    """Return the script that looks for a place and a Python. It ends with the answer `have` if one is new enough.
+
+    It sets b (the lowest directory of the cache that exists), h (`shut` if that cannot be written), k (the bytes that
+    came of `name`).
+    """
+    found = '[ "$v" -ge {oldest} ] && {{ echo {marker} have; exit 0; }}; '
+    return ("h=need; {setup}" + _PLACE + _PYTHON + found).format(**_values(place, marker, name))
+
+
+def _values(place: Place, marker: str, name: str) -> dict[str, str]:
+    base, python = in_shell(place.cache), f'"{in_shell(place.python)}"' if place.python else ""
+    return {
+        "base": base,
+        "name": name,
+        "marker": marker,
+        "oldest": str(_number(OLDEST_PYTHON)),
+        "names": python or _NAMES,
+        "elsewhere": python or f'"{base}"/{BROUGHT}*/*/bin/python3 {_ELSEWHERE}',
+        "setup": place.setup.replace("\n", "; "),
+    }
 
 
 def for_any_shell(script: str) -> str:

@@ -93,7 +93,12 @@ async def _send(binary: Binary, place: Place, kept: int, mode: str, duplex: Stre
     call = f"main({', '.join(map(repr, facts))}, sys.stdin.buffer)\n"
     program = Path(installer.__file__).read_bytes() + b"\n" + call.encode()
     duplex.write(f"{len(program)}\n".encode() + program)
-    with open(binary.path, "rb") as file:
+    await send_file(binary.path, kept, duplex)
+
+
+async def send_file(path: Path, kept: int, duplex: Stream) -> None:
+    """Send a file from byte `kept` on. Raises ConnectionError if the other side ends."""
+    with open(path, "rb") as file:
         file.seek(kept)
         while not duplex.broken and (data := file.read(CHUNK)):
             duplex.write(data)

@@ -25,7 +25,7 @@ _SCRIPT = (
     + _RUNS.format("/bin/sh", "$$")
     + " || {{ echo {marker} blind; exit 0; }}; "
     + 'for d in "{base}"/* "{base}"/unpacked/* "{base}"/.part-* "{base}"/.new-* "{base}"/.old-*; do '
-    'c="${{d##*/}}"; k=1; case "$c" in .part-*|.new-*|.old-*) k=0;; python-*) ;; '
+    'c="${{d##*/}}"; k=1; case "$c" in .part-*|.new-*|.old-*) k=0;; {brought}*) ;; '
     '*) [ -f "$d/{file}" ] || continue;; esac; '
     '[ -e "$d" ] || continue; '
     "if [ $k = 1 ] && " + _RUNS.format("$d/", "[0-9]*") + '; then u="$u $c"; continue; fi; '
@@ -47,7 +47,9 @@ class Removal:
 
 def command(place: Place, marker: str) -> str:
     """Return the command for the channel."""
-    script = _SCRIPT.format(base=probe.in_shell(place.cache), marker=marker, file=installer.FILE)
+    script = _SCRIPT.format(
+        base=probe.in_shell(place.cache), marker=marker, file=installer.FILE, brought=probe.BROUGHT
+    )
     return probe.for_any_shell(script)
 
 

@@ -136,6 +136,10 @@ def deploy(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="of `build`: where the file goes")
     ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option("--python", metavar="FILE", help="a packed standalone Python, for hosts that have none"),
+    ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="tell what would be done on each host; change nothing")
     ] = False,
@@ -147,18 +151,20 @@ def deploy(
 ) -> int:
     """Put this binary on hosts, or remove it; `deploy build -o FILE` makes the file."""
     if where == "build":
-        if plan or remove:
-            raise Misconfigured("--plan and --remove are for hosts, not for quine deploy build")
+        if plan or remove or python:
+            raise Misconfigured("--plan, --python and --remove are for hosts, not for quine deploy build")
         return _build(output)
     if output is not None:
         raise Misconfigured("--output belongs to quine deploy build")
-    if plan and remove:
-        raise Misconfigured("one of --plan, --remove")
+    if remove and (plan or python):
+        raise Misconfigured(f"one of {'--plan' if plan else '--python'}, --remove")
     from quine.cli import deployment
 
     known = _inventory(inventory)
-    act = deployment.plan if plan else deployment.remove if remove else deployment.put
-    return act(known.matching(where), known, verbose)
+    chosen = known.matching(where)
+    if remove:
+        return deployment.remove(chosen, known, verbose)
+    return (deployment.plan if plan else deployment.put)(chosen, known, verbose, python)
 
 
 def _build(output: Path | None) -> int:

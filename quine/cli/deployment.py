@@ -6,47 +6,49 @@ Laws
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quine.cli.visits import complaints, visit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from deploy.dial import Visit
     from deploy.inventory import Host, Inventory
 
 
-def put(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
-    """Put the binary on hosts; return the exit status."""
-    from deploy import dial
+def put(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | None) -> int:
+    """Put the binary on hosts, and the Python of a file on those that have none; return the exit status."""
+    from deploy import dial, interpreter
 
-    results = visit(chosen, known, dial.deploy, verbose)
+    call = partial(dial.deploy, python=interpreter.read(python) if python else None)
+    results = visit(chosen, known, call, verbose)
     for host, result in results:
         if not isinstance(result, Exception):
             state = "deployed" if result.deployed else "already there"
-            print(f"{host.name}: {state}, {result.seconds:.2f} s")
+            print(f"{host.name}: {state}{' with a Python' * result.brought}, {result.seconds:.2f} s")
     return complaints(results)
 
 
-def plan(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
+def plan(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | None) -> int:
     """Print what `put` would do on each host; change nothing."""
-    from deploy import dial
-
-    results = visit(chosen, known, dial.check, verbose)
-    for host, result in results:
-        print(f"{host.name}: {_cannot(result) if isinstance(result, Exception) else _would(result)}")
-    return complaints(results)
-
-
-def _would(found: Visit) -> str:
-    return f"send {_kilobytes(found.size)}" if found.size else "already there"
-
-
-def _cannot(why: Exception) -> str:
+    from deploy import dial, interpreter
+    from deploy.build import build
     from deploy.host_requirements import NeedsPython
 
-    return "needs Python" if isinstance(why, NeedsPython) else "cannot be deployed to"
+    brought = interpreter.read(python) if python else None
+    troubles = []
+    for host, result in visit(chosen, known, dial.check, verbose):
+        if not isinstance(result, Exception):
+            text = f"send {_kilobytes(result.size)}" if result.size else "already there"
+        elif brought and isinstance(result, NeedsPython) and not host.python:
+            text = f"send {_kilobytes(brought.size)} of Python and {_kilobytes(build().size)}"
+        else:
+            text = "needs Python" if isinstance(result, NeedsPython) else "cannot be deployed to"
+            troubles.append((host, result))
+        print(f"{host.name}: {text}")
+    return complaints(troubles)
 
 
 def _kilobytes(size: int) -> str:

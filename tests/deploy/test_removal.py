@@ -1,4 +1,4 @@
-"""`quine deploy --plan` and `--remove`: what would be done, and what is taken away, against real sshds."""
+"""`quine deploy --plan` and `--remove`, against real sshds: the things that would be done, and those taken away."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_nothing_is_removed_where_use_cannot_be_seen(lab: Lab, odd_host: Callabl
     ("words", "text"),
     [
         (["--plan", "--remove", "h1"], "one of --plan, --remove"),
-        (["--plan", "build"], "--plan and --remove are for hosts"),
+        (["--plan", "build"], "--plan, --python and --remove are for hosts"),
         (["--remove", "h1", "-o", "x"], "--output belongs to quine deploy build"),
     ],
 )
