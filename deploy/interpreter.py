@@ -27,7 +27,8 @@ from pathlib import Path
 from deploy import host_requirements, installer, probe, push
 from deploy.build import OLDEST_PYTHON
 from deploy.probe import Answers, Place
-from transport.errors import Interrupted, Misconfigured, Unreachable
+from deploy.uplink import uplink
+from transport.errors import Misconfigured, Unreachable
 
 BLOCK = 64 << 10  # dd counts in it
 PACKINGS = ((b"\x1f\x8b", "z", "gzip"), (b"\xfd7zXZ", "J", "xz"), (b"BZh", "j", "bzip2"))
@@ -183,13 +184,11 @@ async def bring(
         )
     left = python.size - int(kept)
     seconds = push.UPLOAD_SECONDS + push.UNPACK_SECONDS + left / push.SLOWEST
-    allow(seconds, f"send {left >> 10} kB of Python")
-    with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
-        await push.send_file(python.path, int(kept), duplex)
-    try:
-        answer = await push.next_answer(host, duplex, answers)
-    except Interrupted as lost:
-        raise push.UploadCut(host, lost.detail, int(kept)) from None
+    async with uplink().place(left, allow) as count:
+        allow(seconds, f"send {left >> 10} kB of Python")
+        with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
+            await push.send_file(python.path, int(kept), duplex, count)
+        answer = await push.answer_behind(host, duplex, answers, int(kept))
     if answer != "have":
         raise _failure(host, python, answer)
     return True

@@ -17,6 +17,7 @@ from typing import Protocol
 from deploy import host_requirements, installer, probe
 from deploy.build import Binary
 from deploy.probe import Answers, Facts, Place
+from deploy.uplink import uplink
 from transport.errors import Interrupted, Unreachable
 
 CHUNK = 256 << 10
@@ -59,17 +60,23 @@ async def push(
     """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline."""
     host_requirements.check(host, binary, facts)
     kept, size = left(binary, facts)
-    allow(UPLOAD_SECONDS + UNPACK_SECONDS + size / SLOWEST, f"send {size >> 10} kB")
-    with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
-        await _send(binary, place, kept, mode, duplex, answers)
-    try:
-        answer = await next_answer(host, duplex, answers)
-    except Interrupted as lost:
-        raise UploadCut(host, lost.detail, kept) from None
+    async with uplink().place(size, allow) as count:
+        allow(UPLOAD_SECONDS + UNPACK_SECONDS + size / SLOWEST, f"send {size >> 10} kB")
+        with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
+            await _send(binary, place, kept, mode, duplex, answers, count)
+        answer = await answer_behind(host, duplex, answers, kept)
     if answer != "have":
         word, _, text = answer.removeprefix("fail ").partition(" ")
         failure = host_requirements.failed(host, word, text)
         raise UploadCut(host, failure.detail, kept) if kept and word in ("moved", "corrupt") else failure
+
+
+async def answer_behind(host: str, duplex: Stream, answers: Answers, kept: int) -> str:
+    """Return the answer to an upload. Raises UploadCut if the connection ends before it."""
+    try:
+        return await next_answer(host, duplex, answers)
+    except Interrupted as lost:
+        raise UploadCut(host, lost.detail, kept) from None
 
 
 def left(binary: Binary, facts: Facts) -> tuple[int, int]:
@@ -78,7 +85,15 @@ def left(binary: Binary, facts: Facts) -> tuple[int, int]:
     return kept, binary.size - kept
 
 
-async def _send(binary: Binary, place: Place, kept: int, mode: str, duplex: Stream, answers: Answers) -> None:
+async def _send(
+    binary: Binary,
+    place: Place,
+    kept: int,
+    mode: str,
+    duplex: Stream,
+    answers: Answers,
+    count: Callable[[int], None],
+) -> None:
     """Send the installer as text, with its call at the end; then the file from byte `kept` on."""
     facts = (
         answers.marker,
@@ -93,16 +108,20 @@ async def _send(binary: Binary, place: Place, kept: int, mode: str, duplex: Stre
     call = f"main({', '.join(map(repr, facts))}, sys.stdin.buffer)\n"
     program = Path(installer.__file__).read_bytes() + b"\n" + call.encode()
     duplex.write(f"{len(program)}\n".encode() + program)
-    await send_file(binary.path, kept, duplex)
+    await send_file(binary.path, kept, duplex, count)
 
 
-async def send_file(path: Path, kept: int, duplex: Stream) -> None:
-    """Send a file from byte `kept` on. Raises ConnectionError if the other side ends."""
+async def send_file(path: Path, kept: int, duplex: Stream, count: Callable[[int], None]) -> None:
+    """Send a file from byte `kept` on; call `count` with the size of each part.
+
+    Raises ConnectionError if the other side ends.
+    """
     with open(path, "rb") as file:
         file.seek(kept)
         while not duplex.broken and (data := file.read(CHUNK)):
             duplex.write(data)
             await duplex.drain()
+            count(len(data))
 
 
 async def next_answer(host: str, duplex: Stream, answers: Answers) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from quine.cli.progress import Bar
 from quine.cli.visits import complaints, visit
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def put(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | 
     from deploy import dial, interpreter
 
     call = partial(dial.deploy, python=interpreter.read(python) if python else None)
-    results = visit(chosen, known, call, verbose)
+    results = visit(chosen, known, call, verbose, None if verbose else Bar(len(chosen)))
     for host, result in results:
         if not isinstance(result, Exception):
             state = "deployed" if result.deployed else "already there"

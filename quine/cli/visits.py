@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from deploy.dial import Visit
     from deploy.inventory import Host, Inventory
+    from quine.cli.progress import Bar
     from transport.errors import Refused
 
     Call = Callable[..., Awaitable[Visit]]
@@ -71,11 +72,11 @@ def check(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
 
 
 def visit(
-    chosen: Sequence[Host], known: Inventory, call: Call, verbose: bool
+    chosen: Sequence[Host], known: Inventory, call: Call, verbose: bool, bar: Bar | None = None
 ) -> list[tuple[Host, Visit | Refused]]:
     """Run `call` for all hosts at the same time; return each one's result or refusal, in order.
 
-    A host whose unknown key is accepted on the terminal is visited again.
+    `bar` shows the progress meanwhile. A host whose unknown key is accepted on the terminal is visited again.
     """
     import asyncio
     import logging
@@ -93,6 +94,8 @@ def visit(
                 os.write(2, f"quine: {host.name}: {text}\n".encode())
 
         def news(text: str) -> None:
+            if bar:
+                bar.clear()
             os.write(2, f"quine: {host.name}: {text}\n".encode())
 
         try:
@@ -104,10 +107,20 @@ def visit(
             unknown = Refused(what, "please report it")
             unknown.status = DEFECT
             return host, unknown
+        finally:
+            if bar:
+                bar.done += 1
 
     async def all_of_them() -> list[tuple[Host, Visit | Refused]]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(host)) for host in chosen]
+        drawing = asyncio.create_task(bar.run()) if bar else None
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(host)) for host in chosen]
+        finally:
+            if bar and drawing:
+                drawing.cancel()
+                bar.draw()
+                bar.clear()
         return [task.result() for task in tasks]
 
     results = asyncio.run(all_of_them())
