@@ -20,9 +20,11 @@ import shutil
 import stat
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import BinaryIO
 
 from deploy import installer, paths
 from deploy.install import NAME, distribution
@@ -152,14 +154,19 @@ def _make(made: Path) -> None:
     members = [*sources, *_packages(), *_metadata(), ("__main__.py", _main())]
     with open(path, "wb") as file:
         file.write(_SHEBANG)
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-            for name, content in sorted(members):
-                member = zipfile.ZipInfo(name, _EPOCH)
-                member.external_attr = 0o644 << 16
-                member.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(member, content)
+        write_zip(file, members)
     path.chmod(0o755)
     (made / "sha256").write_text(_digest(path) + "\n")
+
+
+def write_zip(file: BinaryIO, members: Iterable[tuple[str, bytes]]) -> None:
+    """Write pairs of name and content as a zip file: the same pairs, the same bytes."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, content in sorted(members):
+            member = zipfile.ZipInfo(name, _EPOCH)
+            member.external_attr = 0o644 << 16
+            member.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(member, content)
 
 
 def _sources() -> list[tuple[str, bytes]]:

@@ -12,17 +12,18 @@ Laws
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from deploy import host_requirements, interpreter, probe, push, remove
+from deploy import host_requirements, layers, probe, push
 from deploy.build import Binary, build
 from deploy.inventory import Host, Inventory, jump_of
+from transport.carrier.dialer import Note as Steps
 from transport.carrier.dialer import SshTarget
+from transport.carrier.dialer import unheard as unwatched
 from transport.carrier.ssh import connect
 from transport.carrier.ssh.channel import SshDuplex
 from transport.errors import Interrupted, Misconfigured, Unreachable
@@ -32,14 +33,16 @@ DEADLINE = 30.0  # seconds from the first connect to the first byte of the node 
 VAIN = 4  # connections in a row that bring nothing new
 PAUSE = 0.5  # seconds before an upload is taken up again
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
-BROKEN = (0, 1, 126, 127)
+BROKEN = (0, 1, 2, 126, 127)
 
 _T = TypeVar("_T")
 Note = Callable[[str], None]
+Command = Callable[[probe.Place, str], str]
+Talk = Callable[[SshDuplex, probe.Answers, Callable[[float, str], None]], Awaitable[_T]]
 unheard: Note = lambda text: None  # noqa: E731
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Visit:
     """The result of a check, a deployment or a removal. `size`: bytes of the binary that are not there yet."""
 
@@ -47,16 +50,19 @@ class Visit:
     deployed: bool
     facts: probe.Facts | None
     size: int = 0
-    removal: remove.Removal | None = None
     brought: bool = False  # a Python, too
+    removed: int = 0  # installations
+    used: tuple[str, ...] = ()  # names of those that a process runs
+    left: tuple[str, ...] = ()  # and of those that cannot be removed
 
 
 class _Clock:
     """The one deadline, and the current phase."""
 
-    def __init__(self, host: Host, note: Note) -> None:
+    def __init__(self, host: Host, note: Note, steps: Steps = unwatched) -> None:
         self._host = host
         self._note = note
+        self._steps = steps
         self._timeout = timeout(None)
         self._started = time.monotonic()
         self._limit = DEADLINE
@@ -75,11 +81,14 @@ class _Clock:
             hint = f"is it up, is the network? ssh {port}{self._host.destination} true would tell"
             raise Unreachable(self._host.name, detail, hint) from None
 
-    def phase(self, name: str) -> None:
+    def phase(self, step: str, found: str = "", ok: bool = True) -> None:
+        self._steps(step, found, ok)
+        if found:
+            return
         if self._timeout.when() is None:  # waiting for a place does not count
             self.allow(DEADLINE, "")
-        self._note(f"{time.monotonic() - self._started:7.3f} s {name}")
-        self._phase = name
+        self._note(f"{time.monotonic() - self._started:7.3f} s {step}")
+        self._phase = step
 
     def allow(self, seconds: float, name: str) -> None:
         self._limit = seconds
@@ -89,41 +98,58 @@ class _Clock:
 
 
 async def dial(
-    host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
-) -> SshDuplex:
-    """Return the duplex to the node on `host`; raises Refused.
-
-    `note` is called with each phase and its time, `news` with messages for the user about first contacts.
-    """
-    visit = await _Visit.plan(host, inventory, ssh_agent, note, news)
-    try:
-        return await visit.dial(trust=True)
-    except _BrokenError as error:
-        if host.binary:
-            raise Unreachable(
-                host.name, f"{host.binary} does not start there: {error}", "tell its admin"
-            ) from None
-        note("the binary installed there does not start: it is replaced")
-    try:
-        return await visit.dial(trust=False)
-    except _BrokenError as error:
-        hint = f"rm -r {visit.place.cache}/{visit.place.name(visit.binary)} there, and look at its Python"
-        raise Unreachable(host.name, f"the binary does not start there: {error}", hint) from None
-
-
-async def deploy(
     host: Host,
     inventory: Inventory,
     *,
     ssh_agent: str | None,
     note: Note,
     news: Note = unheard,
-    python: interpreter.Interpreter | None = None,
-) -> Visit:
-    """Make sure that the binary is on `host`; start nothing. `python` is brought to it if it has none."""
+    layer: str = "",
+) -> SshDuplex:
+    """Return the duplex to the node on `host`; raises Refused.
+
+    `note` is called with each phase and its time, `news` with messages for the user about first contacts. `layer` is
+    the name of one that its jobs need.
+    """
     visit = await _Visit.plan(host, inventory, ssh_agent, note, news)
-    brought = python is not None and not host.binary and await visit.bring(python)
-    return replace(await visit.once("deploy"), brought=brought)
+    visit.layer = "" if host.binary else layer  # an admin's installation has the packages that it has
+    return await _dialled(visit, "dial")
+
+
+async def look(
+    host: Host, inventory: Inventory, *, ssh_agent: str | None, steps: Steps, news: Note = unheard
+) -> SshDuplex:
+    """Dial as `dial` does, and tell each step of the way, and what it has found. Raises Refused."""
+    steps("make the file for hosts")
+    visit = await _Visit.plan(host, inventory, ssh_agent, unheard, news)
+    steps("make the file for hosts", f"{visit.binary.size >> 10} kB, sha256 {visit.binary.sha256[:16]}")
+    visit.steps = steps
+    return await _dialled(visit, "look")
+
+
+async def _dialled(visit: _Visit, mode: str) -> SshDuplex:
+    try:
+        return await visit.dial(mode, trust=True)
+    except _BrokenError as error:
+        if path := visit.host.binary:
+            raise Unreachable(
+                visit.host.name, f"{path} does not start there: {error}", "tell its admin"
+            ) from None
+        visit.note("the binary installed there does not start: it is replaced")
+        visit.steps("start the node", f"{error}; the binary is replaced", False)
+    try:
+        return await visit.dial(mode, trust=False)
+    except _BrokenError as error:
+        host = visit.host
+        hint = f"rm -r {visit.place.cache}/{visit.place.name(visit.binary)} there, and look at its Python"
+        raise Unreachable(host.name, f"the binary does not start there: {error}", hint) from None
+
+
+async def deploy(
+    host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
+) -> Visit:
+    """Make sure that the binary is on `host`; start nothing."""
+    return await (await _Visit.plan(host, inventory, ssh_agent, note, news)).once("deploy")
 
 
 async def check(
@@ -137,11 +163,19 @@ async def check(
     return visit
 
 
-async def undeploy(
-    host: Host, inventory: Inventory, *, ssh_agent: str | None, note: Note, news: Note = unheard
-) -> Visit:
-    """Remove all builds and interpreters of ours from `host`, but those that a process runs."""
-    return await (await _Visit.plan(host, inventory, ssh_agent, note, news)).remove()
+async def speak(
+    host: Host,
+    inventory: Inventory,
+    command: Command,
+    phase: str,
+    talk: Talk[_T],
+    *,
+    ssh_agent: str | None,
+    note: Note,
+    news: Note = unheard,
+) -> _T:
+    """Run another command than the dial on `host`: text of a place and a marker. `talk` with it."""
+    return await (await _Visit.plan(host, inventory, ssh_agent, note, news)).speak(command, phase, talk)
 
 
 class _BrokenError(Exception):
@@ -154,11 +188,13 @@ class _Visit:
     def __init__(self, host: Host, target: SshTarget, binary: Binary, note: Note, news: Note) -> None:
         self.host = host
         self.binary = binary
+        self.layer = ""
         self.place = probe.Place(
             host.cache or probe.CACHE, host.python or "", host.modules, host.binary or ""
         )
+        self.note = note
+        self.steps: Steps = unwatched
         self._target = target
-        self._note = note
         self._news = news
 
     @classmethod
@@ -170,9 +206,9 @@ class _Visit:
         binary = await asyncio.to_thread(build)
         return cls(host, _target(host, inventory, ssh_agent), binary, note, news)
 
-    async def dial(self, trust: bool) -> SshDuplex:
-        async with _Clock(self.host, self._note) as clock:
-            duplex, answers, _ = await self._open(clock, "dial", trust)
+    async def dial(self, mode: str, trust: bool) -> SshDuplex:
+        async with _Clock(self.host, self.note, self.steps) as clock:
+            duplex, answers, _ = await self._open(clock, mode, trust)
             try:
                 clock.phase("start the node")
                 first = answers.rest() or await duplex.read()
@@ -186,7 +222,7 @@ class _Visit:
         return duplex
 
     async def once(self, mode: str) -> Visit:
-        async with _Clock(self.host, self._note) as clock:
+        async with _Clock(self.host, self.note) as clock:
             began = time.monotonic()
             duplex, _, facts = await self._open(clock, mode, trust=True)
             seconds = time.monotonic() - began
@@ -194,41 +230,21 @@ class _Visit:
         left = push.left(self.binary, facts)[1] if facts and not facts.have else 0
         return Visit(seconds, left > 0 and mode == "deploy", facts, left)
 
-    async def bring(self, python: interpreter.Interpreter) -> bool:
-        """Return whether the host had no Python, and has this one now."""
+    async def speak(self, command: Command, phase: str, talk: Talk[_T]) -> _T:
+        """Run another command than the dial, and talk with it."""
 
-        async def attempt() -> bool:
+        async def attempt() -> _T:
             answers = probe.Answers(secrets.token_hex(16))
-            command = interpreter.command(python, self.place, answers.marker)
-            async with self._connected(clock, command) as duplex:
-                clock.phase("find a Python")
-                return await interpreter.bring(
-                    self.host.name, python, self.place, duplex, answers, clock.allow
-                )
+            text = command(self.place, answers.marker)
+            duplex = await connect.connect(self._target, text, clock.phase, self._news)
+            try:
+                clock.phase(phase)
+                return await talk(duplex, answers, clock.allow)
+            finally:
+                await _close(duplex)
 
-        async with _Clock(self.host, self._note) as clock:
+        async with _Clock(self.host, self.note) as clock:
             return await self._insist(clock, attempt)
-
-    async def remove(self) -> Visit:
-        async with _Clock(self.host, self._note) as clock:
-            began = time.monotonic()
-            answers = probe.Answers(secrets.token_hex(16))
-            async with self._connected(clock, remove.command(self.place, answers.marker)) as duplex:
-                clock.phase("remove builds")
-                answer = await push.next_answer(self.host.name, duplex, answers)
-        try:
-            removal = remove.parsed(answer)
-        except ValueError as error:
-            raise Unreachable(self.host.name, f"nothing was removed: {error}", remove.BY_HAND) from None
-        return Visit(time.monotonic() - began, False, None, 0, removal)
-
-    @contextlib.asynccontextmanager
-    async def _connected(self, clock: _Clock, command: str) -> AsyncIterator[SshDuplex]:
-        duplex = await connect.connect(self._target, command, clock.phase, self._news)
-        try:
-            yield duplex
-        finally:
-            await _close(duplex)
 
     async def _open(
         self, clock: _Clock, mode: str, trust: bool
@@ -255,21 +271,47 @@ class _Visit:
     ) -> tuple[SshDuplex, probe.Answers, probe.Facts | None]:
         answers = probe.Answers(secrets.token_hex(16))
         command = probe.command(self.binary, self.place, answers.marker, mode, trust=trust)
+        command = layers.prefixed(command, answers.marker, self.layer)
         duplex = await connect.connect(self._target, command, clock.phase, self._news)
         try:
-            clock.phase("find the binary")
-            answer = await push.next_answer(self.host.name, duplex, answers)
+            answer = await self._answer(clock, mode, duplex, answers)
             host_requirements.check_build(self.host.name, self.place.binary, answer)
             facts = None if answer == "have" else _facts(self.host, answer)
-            if facts is not None and mode != "check":
+            if facts is not None:
+                clock.phase("find the binary", facts.text)
+            if facts is not None and not facts.have and mode != "check":
+                end = "deploy" if mode == "deploy" else "dial"
                 await push.push(
-                    self.host.name, self.binary, self.place, facts, mode, duplex, answers, clock.allow
+                    self.host.name, self.binary, self.place, facts, end, duplex, answers, clock.allow
                 )
+                clock.allow(DEADLINE, "")
+            if self.layer:
+                size, wheels = self.binary.size, self.host.wheels
+                if not await layers.bring(
+                    self.host.name, self.layer, wheels, duplex, answers, size, clock.allow
+                ):
+                    raise _failure(self.host, duplex)
                 clock.allow(DEADLINE, "")
         except BaseException:
             await _close(duplex)
             raise
         return duplex, answers, facts
+
+    async def _answer(self, clock: _Clock, mode: str, duplex: SshDuplex, answers: probe.Answers) -> str:
+        """Return the answer to the probe; those before it, of a look, are for the steps alone."""
+        clock.phase(step := "start the login shell" if mode == "look" else "find the binary")
+        versions: set[str] = set()
+        while True:
+            answer = await push.next_answer(self.host.name, duplex, answers)
+            word, _, text = answer.partition(" ")
+            if word not in ("shell", "python"):
+                return answer
+            if word == "shell":
+                clock.phase(step, probe.of_shell(text, answers.banner))
+                clock.phase(step := "find the binary")
+            elif (version := text.partition(" ")[0]) not in versions:  # python3 and python3.N are often one
+                versions.add(version)
+                clock.phase(step, probe.of_python(text))
 
 
 def _facts(host: Host, answer: str) -> probe.Facts:

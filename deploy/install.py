@@ -6,7 +6,7 @@ import sys
 from importlib import metadata
 from urllib.parse import unquote, urlsplit
 
-from transport import quickjson
+from transport import address, quickjson
 
 NAME = "quine-agent"
 POINT = "quine.files.python.filesystem:QuineFileSystem"  # an entry point that no other project has
@@ -34,6 +34,8 @@ def source() -> str:
 
 def with_extra(extra: str, prefix: str = sys.prefix) -> str:
     """Return the command that installs the same again with `extra`, by the tool that installed it."""
+    if address.unpacked():
+        return 'set fs = "direct" for this host in the inventory of the origin, which then sends the packages'
     wanted = f"'{source()}[{extra}]'"
     if "/uv/tools/" in f"{prefix}/":
         return f"uv tool install --force {wanted}"

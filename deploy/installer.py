@@ -16,6 +16,7 @@ Laws
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -37,6 +38,12 @@ START_SECONDS = 60
 STALE = 3600  # seconds after which a directory made aside, or a part that came, belongs to nobody
 KEPT = 3  # installations that stay, the newest; and those in use
 CHUNK = 1 << 16
+# PyPy takes the bytes of names and arguments for those of the locale, also where that is C, as it often is at a login,
+# and has no -X utf8. In that locale CPython, too, sets this variable, and its children get it (PEP 538).
+UTF8 = (
+    'case "${LC_ALL:-${LC_CTYPE:-$LANG}}" in *UTF-8*|*utf8*|*utf-8*) ;; *) LC_CTYPE=C.UTF-8; export LC_CTYPE; '
+    '[ -z "$LC_ALL" ] || LC_ALL=C.UTF-8;; esac\n'
+)
 
 
 class Failure(Exception):
@@ -164,8 +171,11 @@ def digest(file: BinaryIO) -> str:
     return found.hexdigest()
 
 
-def install(part: Part, target: Path, setup: str = "", flags: str = "-I -S") -> None:
-    """Make the installation of a file that has been verified, and rename it to its name."""
+def install(part: Part, target: Path, setup: str = "", flags: str = "-I -S -X utf8") -> None:
+    """Make the installation of a file that has been verified, and rename it to its name.
+
+    Its Python takes the bytes of names and arguments for UTF-8, as the origin does, whatever the locale there is.
+    """
     began = time.time()
     work = Path(tempfile.mkdtemp(prefix=".new-", dir=target.parent))
     try:
@@ -179,7 +189,8 @@ def install(part: Part, target: Path, setup: str = "", flags: str = "-I -S") -> 
         os.utime(work / FILE, (began - 10, began - 10))  # surely older than the launcher, on any file system
         start = f"exec {shlex.quote(sys.executable)} {flags} {shlex.quote(str(target / 'lib'))}"
         launcher = work / "quine"
-        launcher.write_text(f'#!/bin/sh\n{setup}{start} "$@"\n')
+        locale = UTF8 if sys.implementation.name == "pypy" else ""
+        launcher.write_bytes(os.fsencode(f'#!/bin/sh\n{setup}{locale}{start} "$@"\n'))
         launcher.chmod(0o700)
         if not os.access(launcher, os.X_OK):
             raise Failure("noexec", f"{target.parent} is on a file system mounted noexec")
@@ -257,12 +268,33 @@ def forget(base: Path, target: Path) -> None:
         for path in spare:
             if str(path) not in running:
                 shutil.rmtree(path, ignore_errors=True)
+    forget_layers(base)
+
+
+def forget_layers(base: Path) -> None:
+    """Remove the layers (deploy/layer_host.py) that no installation names and no process has loaded."""
+    named = {os.path.realpath(link) for link in base.glob("*/layer-*")}
+    spare = []
+    for path in base.glob("layer-*"):
+        with contextlib.suppress(OSError):  # another installer has removed it
+            if os.path.realpath(path) not in named and path.stat().st_mtime < time.time() - STALE:
+                spare.append(path)
+    if spare:
+        loaded = contents("maps")
+        for path in spare:
+            if os.path.realpath(path) not in loaded:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def commands() -> str:
     """Return the command lines of all processes: an installation in use is named in one."""
+    return contents("cmdline")
+
+
+def contents(name: str) -> str:
+    """Return that file of /proc of all processes that it can be read of."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob(f"[0-9]*/{name}"):
         try:
             found.append(path.read_text(errors="replace"))
         except OSError:

@@ -31,7 +31,6 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _ADDRESS = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]{0,254}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$@+\\-]{0,63}")
 _PATH = re.compile(r"(?:~/|/)[A-Za-z0-9_.,:+@%=/-]{1,254}")
-_PLAIN_PATH = "an absolute path, or one below ~/, of plain characters"
 _PROGRAM = re.compile(r"(?:~/|/)?[A-Za-z0-9_][A-Za-z0-9_.,:+@%=/-]{0,254}")
 _MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,127}")
 _JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+)(?::(?P<port>\d{1,5}))?")
@@ -76,6 +75,7 @@ def _environment(value: dict[str, str]) -> dict[str, str]:
 
 Name = Annotated[str, _matching(_NAME, "a name (letters, digits, . _ - and no leading dash)")]
 Text = Annotated[str, AfterValidator(_printable)]
+Directory = Annotated[str, _matching(_PATH, "an absolute path, or one below ~/, of plain characters")]
 About = Annotated[str, AfterValidator(_about)]
 
 
@@ -93,8 +93,8 @@ class Host(BaseModel):
     jump: Annotated[str, _matching(_JUMP, "a host or user@host:port")] | None = None
     slots: Annotated[int, Field(ge=0)] = 0
     workdir: Text = "~/quine"
-    cache: Annotated[str, _matching(_PATH, _PLAIN_PATH)] | None = None
-    binary: Annotated[str, _matching(_PATH, _PLAIN_PATH)] | None = None
+    cache: Directory | None = None
+    binary: Directory | None = None
     python: Annotated[str, _matching(_PROGRAM, "a program or its path, of plain characters")] | None = None
     modules: tuple[Annotated[str, _matching(_MODULE, "the name of an environment module")], ...] = ()
     same_paths: bool = False
@@ -102,6 +102,7 @@ class Host(BaseModel):
     limits: Annotated[dict[str, int | str], AfterValidator(_limits)] = {}
     inference: Literal["relay", "direct"] = "relay"
     fs: Literal["relay", "direct"] = "relay"
+    wheels: Directory | None = None
     mount: bool = False
     may_fork: tuple[Text, ...] = ()
     about: About = ""

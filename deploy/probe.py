@@ -5,6 +5,7 @@
                                            <-     MARKER have            then the dial's own bytes
                                            or     MARKER other VERSION                    of an admin's binary: the end
                                            or     MARKER need|shut SYSTEM MACHINE VERSION FREE KEPT PYTHON
+                                       (a look:   MARKER shell SECONDS SHELL, MARKER python VERSION PATH..., have ...)
     length, program, the bytes behind KEPT ->
                                            <-     MARKER fail WORD TEXT | have
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from dataclasses import dataclass
 
 from deploy import installer
@@ -31,6 +33,7 @@ LINE_LIMIT = 4096
 CACHE = "~/.cache/quine"
 BROUGHT = "python-"  # begins the name of an interpreter in the cache, see interpreter.py
 BUILD_SHOWN = 12  # digits of the hash of a build in the answer to --version
+CLOCK = 2  # seconds of a difference between two clocks that are not worth a word
 
 # Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
 # than the launcher, and the file had its hash checked before the launcher was written.
@@ -39,9 +42,10 @@ _HAVE = (
     'if {trusted} [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ]; then {found}; fi; '
 )
 _FOUND = {
-    "dial": 'echo {marker} have; PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial',
+    "dial": "echo {marker} have; {start}",
     "deploy": "echo {marker} have; exit 0",
     "check": "h=have",
+    "look": "h=have",
 }
 # An installation of an admin is asked for its build, which takes two processes. Its directory comes first on the PATH,
 # so that jobs call the same build, unless it would change their python.
@@ -50,7 +54,11 @@ _ADMIN = (
     'x="$("$d" --version 2>&1 | tail -n 1)"; case "$x" in *"(build {build})"*) {found};; '
     "*) set -f; echo {marker} other $x; exit 0;; esac; "
 )
-_START = 'echo {marker} have; [ -x "${{d%/*}}/python3" ] || PATH="${{d%/*}}:$PATH"; export PATH; exec "$d" node --dial'
+_OWN = 'PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial'
+_START = '[ -x "${{d%/*}}/python3" ] || PATH="${{d%/*}}:$PATH"; export PATH; exec "$d" node --dial'
+_SHELL = 'echo {marker} shell $(date +%s) "$SHELL"; '  # its start files are done
+_SHOWN = 'echo {marker} python $n "$(command -v "$c")"; '
+_DIAL = "if [ $h = have ]; then {start}; fi; "
 _PLACE = (
     'b="{base}"; until [ -d "$b" ]; do case "$b" in */*) b="${{b%/*}}";; *) b=/;; esac; [ -n "$b" ] || b=/; done; '
     '[ $h = have ] || [ -w "$b" ] || h=shut; '
@@ -60,7 +68,7 @@ _PLACE = (
 _LOOK = (
     'x="$("$c" -c "import sys, os, zlib; s = os.statvfs(sys.argv[1]); '
     'print(sys.version_info[0] * 100 + sys.version_info[1], s.f_bavail * s.f_frsize)" "$b" 2>/dev/null)" || continue; '
-    'n="${{x%% *}}"; [ "$n" -gt "$v" ] 2>/dev/null || continue; '
+    'n="${{x%% *}}"; {shown}[ "$n" -gt "$v" ] 2>/dev/null || continue; '
     'v="$n"; f="${{x#* }}"; p="$(command -v "$c")"; '
 )
 _PYTHON = (
@@ -129,11 +137,18 @@ class Facts:
     kept: int  # bytes of the binary that are there already
     python: str
 
+    @property
+    def text(self) -> str:
+        build = "this build is there" if self.have else "this build is not there"
+        room = f"{self.free >> 20} MB free, " if self.python else ""  # Python looks
+        return f"{self.system} {self.machine}, {room}{build}"
+
 
 def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, trust: bool = True) -> str:
     """Return the command for the channel. `trust` False installs anew whatever is there.
 
-    Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks.
+    Modes: "dial" installs if need be and starts the dial, "deploy" only installs, "check" only looks. "look" is
+    "dial" with an answer for each thing that is found on the way.
     """
     values = {
         **_values(place, marker, place.name(binary)),
@@ -141,16 +156,18 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
         "trusted": "" if trust else "false &&",
         "admin": in_shell(place.binary),
         "build": address.build_hash()[:BUILD_SHOWN],
+        "shown": _SHOWN.format(marker=marker) if mode == "look" else "",
     }
-    found = _FOUND[mode]
+    home = '[ -d "$HOME" ] || h=shut; ' if place.cache.startswith("~/") else ""
+    start = _OWN
+    have = _HAVE
     setup = "{setup}"
     if place.binary:
-        setup, have = "", setup + _ADMIN.replace("{found}", _START if mode == "dial" else found)
-    else:
-        have = _HAVE.replace("{found}", found)
-    home = '[ -d "$HOME" ] || h=shut; ' if place.cache.startswith("~/") else ""
-    script = "h=need; " + have + home + setup + _PLACE + _PYTHON + _FACTS
-    script = (script + ("exit 0" if mode == "check" else _RECEIVE)).format(**values)
+        start, have, setup = _START, setup + _ADMIN, ""
+    have = "h=need; " + have.replace("{found}", _FOUND[mode])
+    script = (_SHELL if mode == "look" else "") + have + home + setup + _PLACE + _PYTHON + _FACTS
+    ends = {"check": "exit 0", "look": _DIAL + _RECEIVE}
+    script = (script + ends.get(mode, _RECEIVE)).replace("{start}", start).format(**values)
     return for_any_shell(script)
 
 
@@ -174,6 +191,7 @@ def _values(place: Place, marker: str, name: str) -> dict[str, str]:
         "names": python or _NAMES,
         "elsewhere": python or f'"{base}"/{BROUGHT}*/*/bin/python3 {_ELSEWHERE}',
         "setup": place.setup.replace("\n", "; "),
+        "shown": "",
     }
 
 
@@ -230,6 +248,25 @@ class Answers:
 def plain(data: bytes) -> str:
     """Return a host's output as text fit for a terminal: no escape sequence, no other control character."""
     return harmless(data.decode(errors="replace"), keep="\n", instead=" ")
+
+
+def of_shell(text: str, banner: bytes) -> str:
+    """Return for people what a look says of the login shell: its name, its clock if it is wrong, its banner."""
+    seconds, _, shell = text.partition(" ") if text[:1].isdigit() else ("", "", text)  # it may have no `date`
+    said = " ".join(plain(banner).split())
+    parts = [shell or "a shell without a name"]
+    if seconds.isdigit() and abs(ahead := int(seconds) - round(time.time())) > CLOCK:
+        parts.append(f"its clock is {abs(ahead)} s {'fast' if ahead > 0 else 'slow'}")
+    if said:
+        parts.append(f"prints before the command: {said[:80]}")
+    return "; ".join(parts)
+
+
+def of_python(text: str) -> str:
+    """Return for people what a look says of one Python."""
+    number, _, path = text.partition(" ")
+    version = ".".join(map(str, divmod(int(number), 100))) if number.isdigit() else "?"
+    return f"Python {version} at {path}"
 
 
 def facts(answer: str) -> Facts:

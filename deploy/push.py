@@ -9,20 +9,24 @@ Laws
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from deploy import host_requirements, installer, probe
 from deploy.build import Binary
 from deploy.probe import Answers, Facts, Place
-from deploy.uplink import uplink
 from transport.errors import Interrupted, Unreachable
 
 CHUNK = 256 << 10
 SLOWEST = 64 << 10  # bytes per second that an upload must at least make
 UPLOAD_SECONDS = 30  # on top of that
+# Without a bound, twenty uploads by a slow line are each slower than an upload may be, and all of them fail.
+UPLOADS = 5  # at one time
+WAIT = 3600.0  # seconds for a place among them, which do not count for the deadline of a host
 UNPACK_SECONDS = 2 * installer.START_SECONDS
 
 
@@ -152,3 +156,43 @@ def _shell_hint(host: str) -> str:
     return (
         f"ssh {host} true must work: look at the login shell, ForceCommand and the shell's start files there"
     )
+
+
+class Uplink:
+    """`announced`: bytes of all uploads that are waited for, under way or done; `sent`: those handed to connections."""
+
+    def __init__(self) -> None:
+        self.announced = 0
+        self.sent = 0
+        self._places = asyncio.Semaphore(UPLOADS)
+
+    @contextlib.asynccontextmanager
+    async def place(
+        self, size: int, allow: Callable[[float, str], None]
+    ) -> AsyncIterator[Callable[[int], None]]:
+        """Hold one of the places for an upload of `size` bytes; give the function that counts those sent."""
+        mine = 0
+
+        def count(bytes_sent: int) -> None:
+            nonlocal mine
+            mine += bytes_sent
+            self.sent += bytes_sent
+
+        self.announced += size
+        try:
+            allow(WAIT, "wait for a place among the uploads")
+            async with self._places:
+                yield count
+        finally:
+            self.announced -= size - mine  # those that a cut kept back are announced again
+
+
+_uplinks: WeakKeyDictionary[asyncio.AbstractEventLoop, Uplink] = WeakKeyDictionary()
+
+
+def uplink() -> Uplink:
+    """Return that of the running loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _uplinks:
+        _uplinks[loop] = Uplink()
+    return _uplinks[loop]

@@ -10,9 +10,14 @@ Laws
 
 from __future__ import annotations
 
+import sys
+
+if sys.platform != "linux":  # before the imports, which fail elsewhere with a traceback
+    sys.stderr.write(f"quine: error: quine runs on Linux (and WSL2), and this is {sys.platform}\n")
+    sys.exit(2)
+
 import errno
 import os
-import sys
 import time
 
 from quine.base.errors import DEFECT, LOST, NOT_STARTED, Failure, NoGuest, complain

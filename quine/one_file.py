@@ -8,11 +8,11 @@ import sys
 
 
 def main() -> None:
-    if sys.version_info < (3, 9):
-        sys.exit("quine: error: this is Python %d.%d, quine needs 3.9 or newer" % sys.version_info[:2])
     if not sys.platform.startswith("linux"):
         sys.stderr.write("quine: error: quine runs on Linux (and WSL2), and this is %s\n" % sys.platform)
         sys.exit(2)
+    if sys.version_info < (3, 9):
+        sys.exit("quine: error: this is Python %d.%d, quine needs 3.9 or newer" % sys.version_info[:2])
     here = os.path.dirname(os.path.abspath(__file__))
     if os.path.isdir(here):
         from quine.__main__ import main as start

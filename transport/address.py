@@ -122,7 +122,9 @@ def own_command() -> list[str]:
     there is none (before Python 3.11) our own place as the first one of the path.
     """
     if unpacked():
-        flags = ["-I"] * sys.flags.isolated + ["-S"] * sys.flags.no_site
+        flags = (
+            ["-I"] * sys.flags.isolated + ["-S"] * sys.flags.no_site + ["-X", "utf8"] * sys.flags.utf8_mode
+        )
         return [sys.executable, *flags, ROOT]
     if sys.version_info < (3, 11):
         places = f"sys.path[:1] = []; sys.path.append({ROOT!r})"

@@ -125,7 +125,7 @@ def _tell(error: Exception, loop: Loop) -> None:
 
         from quine.base.log import Log
 
-        Log(path).write("".join(traceback.format_exception(error)))
+        Log(path).write("".join(traceback.format_exception(type(error), error, error.__traceback__)))
         complain(f"a defect in quine: {type(error).__name__}", f"the traceback is in {path}")
     except (OSError, ImportError):
         complain(f"a defect in quine: {error!r}")

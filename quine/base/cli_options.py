@@ -139,7 +139,7 @@ VERBS = {
     "hosts": "the hosts of the inventory; `hosts check`: test login and build",
     "deploy": "put this binary on hosts; `deploy build -o FILE`",
     "tape": "inspect sessions: ls show tree cost replay verify archive",
-    "doctor": "check this machine, with a cure for each problem",
+    "doctor": "check this machine, or each step of the way to hosts, with a cure for each problem",
     "node": "the daemon; started for you",
     "ps": "agents and detached jobs, running and ended",
     "wait": "wait for them, and leave as they left",

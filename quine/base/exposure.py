@@ -48,9 +48,11 @@ def forget(names: Collection[str]) -> None:
 
 
 def _stat(*fields: int) -> list[int]:
-    """Return fields of /proc/self/stat by their numbers in proc(5)."""
+    """Return fields of /proc/self/stat by their numbers in proc(5). ValueError if it ends early, as an emulator's."""
     with open("/proc/self/stat", "rb") as file:
         values = file.read().rpartition(b")")[2].split()  # begins with the third field
+    if len(values) <= max(fields) - 3:
+        raise ValueError("/proc/self/stat is too short")
     return [int(values[field - 3]) for field in fields]
 
 

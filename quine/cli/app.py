@@ -83,6 +83,7 @@ def hosts(
     action: Annotated[str, typer.Argument(metavar="check", help="check: log in and look")] = "",
     where: Annotated[str, typer.Argument(metavar="WHERE", help="which hosts")] = "",
     inventory: InventoryOption = None,
+    json: Annotated[bool, typer.Option("--json", help="one JSON object a line")] = False,
     verbose: Verbose = False,
 ) -> int:
     """List the hosts of the inventory, or of WHERE; `hosts check` logs in: reachable, which Python, the same build?
@@ -99,7 +100,7 @@ def hosts(
 
         if action or where:
             raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
-        print(reachable(allowed_hosts.from_origin()), end="")
+        print(reachable(allowed_hosts.from_origin(), json), end="")
         return OK
     known = _inventory(inventory)
     if known.path is None:
@@ -108,10 +109,10 @@ def hosts(
     if action == "check":
         from quine.cli.visits import check
 
-        return check(chosen, known, verbose)
+        return check(chosen, known, verbose, json)
     from quine.cli.visits import listed
 
-    print(listed(chosen), end="")
+    print(listed(chosen, json), end="")
     return OK
 
 
@@ -193,12 +194,24 @@ def _inventory(path: Path | None) -> Inventory:
 
 @app.command()
 def doctor(
+    host: Annotated[
+        list[str] | None, typer.Argument(metavar="[HOST…]", help="go there, step by step")
+    ] = None,
     inventory: InventoryOption = None,
     guest: Annotated[
         bool, typer.Option("--guest", help="ask the guest for one short reply, which may cost something")
     ] = False,
 ) -> int:
-    """Check the needs of quine on this machine, and print a cure for each that is not met."""
+    """Check the needs of quine on this machine, and print a cure for each that is not met.
+
+    With hosts: each step of the way there, from the name to an answer of the node, with its time.
+    """
+    if host:
+        from quine.cli.doctor_host import examine as go
+
+        known = _inventory(inventory)
+        chosen = {found.name: found for where in host for found in known.matching(where)}
+        return go(list(chosen.values()), known)
     from quine.cli.doctor import examine
 
     findings = examine(str(inventory) if inventory else None, guest)
@@ -218,6 +231,7 @@ def node(
     status: Annotated[bool, typer.Option("--status", help="print the node's state as JSON")] = False,
 ) -> int:
     """Run the daemon that serves this user here, in the foreground; commands start it when they need it."""
+    from quine.jobs import census
     from quine.remote.node_entry import node as enter
     from transport.node import rendezvous
 
@@ -230,13 +244,14 @@ def node(
 
         facts = rendezvous.status()
         if facts is None:
-            complain("no node of this build runs here", "it is started by the first command that needs it")
+            hint = census.other_builds() or "it is started by the first command that needs it"
+            complain("no node of this build runs here", hint)
             return FAILED
         print(json.dumps(facts, indent=2))
         return OK
     if stop:
         if not rendezvous.stop():
-            complain("no node of this build runs here")
+            complain("no node of this build runs here", census.other_builds())
             return FAILED
         return OK
     return enter([])

@@ -124,7 +124,7 @@ def _bash_verb(verb: str) -> str:
         inner = " ".join(f"{name}) {_set(_options(rows(f'tape:{name}')))} ;;" for name in HELP)
         ids = f'case $current in -*) ;; *) words="$({SESSIONS})" ;; esac'
         return f"case $COMP_CWORD in 2) {_set(words)} ;; *) case ${{COMP_WORDS[2]}} in {inner} esac; {ids} ;; esac"
-    if verb == "deploy":
+    if verb in ("deploy", "doctor"):
         return f'words="{words}"; case $current in -*) ;; *) words="$words any $({HOSTS})" ;; esac'
     if verb == "hosts":
         return f'case $previous in check) words="any $({HOSTS})" ;; *) {_set(words)} ;; esac'
@@ -161,7 +161,7 @@ def _fish() -> str:
     wanted["__fish_seen_subcommand_from tape; and __fish_seen_subcommand_from " + " ".join(HELP)] = (
         f"({SESSIONS})"
     )
-    wanted["__fish_seen_subcommand_from deploy check"] = f"any ({HOSTS})"
+    wanted["__fish_seen_subcommand_from deploy doctor check"] = f"any ({HOSTS})"
     wanted["__fish_seen_subcommand_from run; and contains -- -- (commandline -opc)"] = (
         "(__fish_complete_command)"
     )

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 def put(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | None) -> int:
     """Put the binary on hosts, and the Python of a file on those that have none; return the exit status."""
-    from deploy import dial, interpreter
+    from deploy.upkeep import interpreter
 
-    call = partial(dial.deploy, python=interpreter.read(python) if python else None)
+    call = partial(interpreter.deploy, python=interpreter.read(python) if python else None)
     results = visit(chosen, known, call, verbose, None if verbose else Bar(len(chosen)))
     for host, result in results:
         if not isinstance(result, Exception):
@@ -34,9 +34,10 @@ def put(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | 
 
 def plan(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | None) -> int:
     """Print what `put` would do on each host; change nothing."""
-    from deploy import dial, interpreter
+    from deploy import dial
     from deploy.build import build
     from deploy.host_requirements import NeedsPython
+    from deploy.upkeep import interpreter
 
     brought = interpreter.read(python) if python else None
     troubles = []
@@ -58,19 +59,19 @@ def _kilobytes(size: int) -> str:
 
 def remove(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
     """Remove builds and interpreters of ours from hosts, but those in use; name these."""
-    from deploy import dial
+    from deploy.upkeep.remove import remove as take_away
     from transport.errors import Unreachable
 
-    results = visit(chosen, known, dial.undeploy, verbose)
+    results = visit(chosen, known, take_away, verbose)
     for number, (host, result) in enumerate(results):
-        if isinstance(result, Exception) or result.removal is None:
+        if isinstance(result, Exception):
             continue
-        removal, cache = result.removal, host.cache or "~/.cache/quine"
-        print(f"{host.name}: {_removed(removal.count)}")
-        for name in removal.used:
+        cache = host.cache or "~/.cache/quine"
+        print(f"{host.name}: {_removed(result.removed)}")
+        for name in result.used:
             print(f"{host.name}: in use, not removed: {cache}/{name}")
-        if removal.left:
-            paths = ", ".join(f"{cache}/{name}" for name in removal.left)
+        if result.left:
+            paths = ", ".join(f"{cache}/{name}" for name in result.left)
             refused = Unreachable(host.name, f"cannot be removed: {paths}", "look at owners and modes there")
             results[number] = host, refused
     return complaints(results)

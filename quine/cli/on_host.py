@@ -15,9 +15,9 @@ from quine.base.errors import FAILED, OK, Misconfigured, complain
 def main(words: list[str]) -> int:
     verb, *rest = words
     if verb == "hosts":
-        if rest:
+        if rest not in ([], ["--json"]):
             raise Misconfigured("hosts are chosen and checked where the inventory is", "quine hosts")
-        return _hosts()
+        return _hosts(bool(rest))
     if verb == "node" and rest in (["--status"], ["--stop"]):
         return _node(rest == ["--stop"])
     if (
@@ -26,13 +26,13 @@ def main(words: list[str]) -> int:
         and (len(rest) == 1 or (len(rest) == 3 and rest[1] == "-o"))
     ):
         return _build(Path(rest[2]) if len(rest) == 3 else None)
-    known = "quine hosts, quine node --status|--stop, quine deploy build [-o FILE]"
+    known = "quine hosts [--json], quine node --status|--stop, quine deploy build [-o FILE]"
     raise Misconfigured(
         f"not on a host: quine {' '.join(words)}", f"here: {known}; all else where quine was installed"
     )
 
 
-def _hosts() -> int:
+def _hosts(as_json: bool) -> int:
     from deploy.paths import find
     from quine.base.allowed_hosts import asks_origin, from_origin
     from quine.cli.visits import reachable
@@ -42,19 +42,18 @@ def _hosts() -> int:
         raise Misconfigured(
             "no origin to ask: this is not a job of one", "quine hosts, where quine was installed"
         )
-    print(reachable(from_origin()), end="")
+    print(reachable(from_origin(), as_json), end="")
     return OK
 
 
 def _node(stop: bool) -> int:
+    from quine.jobs import census
     from transport.node import rendezvous
 
     facts = rendezvous.stop() if stop else rendezvous.status()
     if not facts:
-        complain(
-            "no node of this build runs here",
-            "" if stop else "it is started by the first command that needs it",
-        )
+        started = "" if stop else "it is started by the first command that needs it"
+        complain("no node of this build runs here", census.other_builds() or started)
         return FAILED
     if not stop:
         print(json.dumps(facts, indent=2))

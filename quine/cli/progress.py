@@ -29,7 +29,7 @@ class Bar:
             await asyncio.sleep(INTERVAL)
 
     def draw(self) -> None:
-        from deploy.uplink import uplink
+        from deploy.push import uplink
 
         if self._shown:
             line = uplink()

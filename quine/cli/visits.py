@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from quine.base.errors import DEFECT, NOT_STARTED, OK, complain
 from quine.base.text import plain, table
+from transport import quickjson
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from deploy.dial import Visit
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     Call = Callable[..., Awaitable[Visit]]
 
 
-def listed(hosts: Sequence[Host]) -> str:
-    """Return the hosts of an inventory as a table."""
+def listed(hosts: Sequence[Host], as_json: bool = False) -> str:
+    """Return the hosts of an inventory as a table, or as JSON lines."""
+    if as_json:
+        return _lines(map(described, hosts))
     rows = [["HOST", "ADDRESS", "USER", "SLOTS", "THROUGH", "TAGS", "ABOUT"]]
     for host in hosts:
         address = host.destination + (f":{host.port}" if host.port else "")
@@ -34,8 +37,21 @@ def listed(hosts: Sequence[Host]) -> str:
     return table(rows)
 
 
-def reachable(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return the hosts that a job may use, as its origin lists them, as a table."""
+def _lines(objects: Iterable[Mapping[str, object]]) -> str:
+    return "".join(quickjson.dumps(each) + "\n" for each in objects)
+
+
+def described(host: Host) -> dict[str, object]:
+    """Return the fields of `hosts --json`: those by which a host is chosen, and no setting that may hold a secret."""
+    fields = ("user", "port", "jump", "tags", "slots", "transport", "about", "may_fork", "inference")
+    values = {name: getattr(host, name) for name in fields}
+    return {"name": host.name, "address": host.destination, **values}
+
+
+def reachable(entries: Sequence[Mapping[str, Any]], as_json: bool = False) -> str:
+    """Return the hosts that a job may use, as its origin lists them, as a table, or as JSON lines."""
+    if as_json:
+        return _lines(entries)
     rows = [["HOST", "SLOTS", "SYSTEM", "TAGS", "ABOUT"]]
     for entry in entries:
         tags = entry.get("tags")
@@ -50,10 +66,13 @@ def reachable(entries: Sequence[Mapping[str, Any]]) -> str:
     return table(rows)
 
 
-def check(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
+def check(chosen: Sequence[Host], known: Inventory, verbose: bool, as_json: bool = False) -> int:
     from deploy import dial
 
     results = visit(chosen, known, dial.check, verbose)
+    if as_json:
+        print(_lines(described(host) | _facts(result) for host, result in results), end="")
+        return complaints(results)
     rows = [["HOST", "STATE", "SYSTEM", "PYTHON", "BUILD", "FREE", "SLOTS", "SECONDS"]]
     for host, result in results:
         slots = str(host.slots or "-")
@@ -69,6 +88,22 @@ def check(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
         rows.append([host.name, "ok", system, python, build, free, slots, f"{result.seconds:.2f}"])
     print(table(rows), end="")
     return complaints(results)
+
+
+def _facts(result: Visit | Refused) -> dict[str, object]:
+    """Return the fields of `hosts check --json` beside those of `described`; the same ones for every host."""
+    facts = None if isinstance(result, Exception) else result.facts
+    return {
+        "reachable": facts is not None,
+        "build": facts.have if facts else None,
+        "python": ".".join(map(str, facts.version)) if facts else None,
+        "system": facts.system if facts else None,
+        "machine": facts.machine if facts else None,
+        "free": facts.free if facts else None,
+        "seconds": None if isinstance(result, Exception) else round(result.seconds, 3),
+        "error": result.detail if isinstance(result, Exception) else None,
+        "hint": result.hint if isinstance(result, Exception) else None,
+    }
 
 
 def visit(

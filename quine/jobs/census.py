@@ -163,6 +163,17 @@ def _nodes(refused: Callable[[Refused], None]) -> list[dict[str, Any]]:
     return [node for node in found if node.get("home") == os.environ.get("HOME", "")]
 
 
+def other_builds() -> str:
+    """Return a hint that names the nodes of other builds of this home; "" if there is none."""
+    ours = address.build_hash()
+    pids = [str(node.get("pid")) for node in _nodes(lambda _: None) if node.get("build") != ours]
+    if not pids:
+        return ""
+    return (
+        f"nodes of other builds end when they are idle, or by kill {' '.join(pids)}, with their attached jobs"
+    )
+
+
 def _ask(path: str, refused: Callable[[Refused], None]) -> dict[str, Any] | None:
     try:
         return rendezvous.status(path, ANSWER)

@@ -123,8 +123,7 @@ class ProgramGuest:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environ,
-                process_group=0,
-                preexec_fn=_unblock,
+                preexec_fn=_apart,
             )
         except OSError as error:
             raise Refused(f"{self._path}: {(error.strerror or '').lower()}", "", USAGE) from None
@@ -141,8 +140,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             stream.close()
 
 
-def _unblock() -> None:
-    """Unblock all signals: a call to a guest blocks SIGPIPE, which must be able to kill the program."""
+def _apart() -> None:
+    """Make a process group, and unblock all signals: a call to a guest blocks SIGPIPE, which must be able to kill."""
+    os.setpgid(0, 0)  # Popen's process_group is of Python 3.11
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -23,6 +23,10 @@ def node(words: list[str]) -> int:
     from transport.node import rendezvous
 
     if words == ["--dial"]:
+        if wish := os.environ.pop("QUINE_LAYER", ""):
+            from deploy import layer_host
+
+            layer_host.receive(wish)
         return rendezvous.dial()
     ready = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else -1
     inherit.close_others({ready})  # close the memo and ledger of the agent that started this node

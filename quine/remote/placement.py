@@ -46,6 +46,8 @@ class Placer:
         agent = spawn.context.get("ssh_agent")
         ssh_agent = agent if isinstance(agent, str) else None
 
+        layer = _layer(spawn, host)
+
         news: list[str] = []
 
         async def dial() -> Duplex:
@@ -54,10 +56,12 @@ class Placer:
             from deploy.dial import dial as open_duplex
 
             log = logging.getLogger(f"quine.dial.{host.name}")
-            return await open_duplex(host, inventory, ssh_agent=ssh_agent, note=log.info, news=news.append)
+            return await open_duplex(
+                host, inventory, ssh_agent=ssh_agent, note=log.info, news=news.append, layer=layer
+            )
 
         group = f"{inventory.path}\0{host.name}"
-        key = f"{group}\0{self._dumped(host)}\0{ssh_agent}"
+        key = f"{group}\0{self._dumped(host)}\0{ssh_agent}\0{layer}"
         settings, met = partial(settle, host=host), partial(self._met, host)
         return Target(host.name, group, key, dial, settings, host.slots, met, news)
 
@@ -128,6 +132,18 @@ def settle(spawn: Spawn, host: Host) -> None:
         _mounted(spawn)
     spawn.limits = {**{name: str(value) for name, value in host.limits.items()}, **spawn.limits}
     spawn.lease = max(host.lease, DETACHED_LEASE) if spawn.context.get("detached") else host.lease
+
+
+def _layer(spawn: Spawn, host: Host) -> str:
+    """Return the name of the layer with the packages for the store that a job will open by itself; "" for none."""
+    url, store = spawn.env.get("QUINE_FS"), spawn.context.get("fs")
+    if url is None and host.fs == "direct" and isinstance(store, str):
+        url = store
+    if not url:
+        return ""
+    from deploy.layer_host import named
+
+    return named(url)
 
 
 def _mounted(spawn: Spawn) -> None:

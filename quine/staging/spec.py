@@ -57,9 +57,7 @@ def _meant(word: str, folder: str) -> list[tuple[bytes, bytes]]:
         name = os.path.join(after, os.path.basename(os.path.normpath(where))) if into else after
         return [_pair(folder, before, _inside("--files", name))]
     if any(char in word for char in MAGIC):
-        import glob
-
-        matches = sorted(glob.glob(os.path.expanduser(word), root_dir=folder, recursive=True))
+        matches = sorted(_globbed(os.path.expanduser(word), folder))
         if matches:
             return [_pair(folder, match, _name(match, folder)) for match in matches]
         raise Misconfigured(f"--files {word}: nothing matches")
@@ -104,9 +102,7 @@ def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]
     for pattern in patterns:
         matches = [pattern] if os.path.exists(os.path.join(folder, pattern)) else []
         if not matches and any(char in pattern for char in MAGIC):
-            import glob
-
-            globbed = glob.glob(pattern, root_dir=folder, recursive=True)
+            globbed = _globbed(pattern, folder)
             matches = [
                 os.path.normpath(name) for name in globbed if os.path.exists(os.path.join(folder, name))
             ]
@@ -115,6 +111,15 @@ def matching(patterns: list[str], folder: str) -> tuple[list[tuple[bytes, bytes]
     here = os.fsencode(folder)
     tops = [name for name, top in _topped(names) if name == top]
     return [(os.path.join(here, name) if name else here, name) for name in tops], missing
+
+
+def _globbed(pattern: str, folder: str) -> list[str]:
+    """Return the matches of `pattern` in `folder`, relative to it like the pattern. The root_dir of glob is of 3.10."""
+    import glob
+
+    start = os.path.join(folder, "")
+    matches = glob.glob(os.path.join(glob.escape(start), pattern), recursive=True)
+    return matches if os.path.isabs(pattern) else [match[len(start) :] for match in matches if match != start]
 
 
 def allowed(name: bytes, patterns: list[str]) -> bool:

@@ -219,16 +219,28 @@ def _opened(path: str) -> Iterator[memoryview]:
             yield table
 
 
+class _Keys:
+    """The digests of an index, as a sequence: the key of bisect is of 3.10."""
+
+    def __init__(self, table: memoryview) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table) // _ENTRY.size
+
+    def __getitem__(self, at: int) -> bytes:
+        return bytes(self._table[at * _ENTRY.size : at * _ENTRY.size + SIZE])
+
+
 def _rows(table: memoryview, digests: set[bytes]) -> Iterator[tuple[bytes, int, int]]:
     """Yield the index entries of `digests`: by binary search for few, by a full read for many."""
     count = len(table) // _ENTRY.size
     if len(digests) * 64 > count:
         yield from (row for row in _ENTRY.iter_unpack(table) if row[0] in digests)
         return
+    keys = _Keys(table)
     for digest in digests:
-        index = bisect_left(
-            range(count), digest, key=lambda at: bytes(table[at * _ENTRY.size : at * _ENTRY.size + SIZE])
-        )
+        index = bisect_left(keys, digest)
         row = _ENTRY.unpack_from(table, index * _ENTRY.size) if index < count else (b"", 0, 0)
         if row[0] == digest:
             yield row

@@ -28,6 +28,7 @@ CASES = [
     ("quine run --on @ g", {"@gpu"}, {"gpu", "gpu1"}),
     ("quine hosts check ", {"any", "gpu1", "@gpu"}, {"local"}),
     ("quine deploy ", {"build", "gpu1", "@a100"}, {"local"}),
+    ("quine doctor ", {"gpu1", "@a100"}, {"local", "build"}),
     ("quine wait ", {"running-1", "ended-2"}, {"ID"}),
     ("quine logs ", {"running-1", "ended-2"}, {"ID"}),
     ("quine kill ", {"running-1"}, {"ended-2", "ID"}),

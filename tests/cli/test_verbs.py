@@ -110,7 +110,7 @@ def test_a_word_that_is_neither_check_nor_a_host(
         ("ps --on any", 69, "there is no inventory, so 'any' means no host"),
         ("deploy any -o x", 2, "--output belongs to quine deploy build"),
         ("deploy build -o none/x", 69, "cannot write none/x"),
-        ("doctor please", 2, "got unexpected extra argument"),
+        ("doctor please", 69, "no such host: 'please'; there is no inventory"),
         ("node --status", 1, "no node of this build runs here"),
         ("node --stop", 1, "no node of this build runs here"),
         ("node --stop --status", 2, "one of --dial, --stop, --status"),

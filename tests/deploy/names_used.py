@@ -1,12 +1,14 @@
-"""Run by an old Python: prints each name of a module that our code uses and this Python lacks, `FILE MODULE NAME`.
+"""Run by an old Python: prints what our code uses of the standard library and this Python lacks, `FILE MODULE NAME`.
 
-Imports for type checkers are left out, and so are names that are looked up in another way (getattr, after hasattr).
+That is a name of a module, or `NAME()` for a call with an argument that the function does not take here. Imports for
+type checkers are left out, and so are names that are looked up in another way (getattr, after hasattr).
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import sys
 
@@ -28,6 +30,24 @@ def lacks(module, name):
     return False
 
 
+def takes(module, name, call):
+    """Whether the function takes the arguments of the call, as far as they can be seen in it."""
+    try:
+        signature = inspect.signature(getattr(importlib.import_module(module), name))
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return True
+    spread = any(isinstance(part, ast.Starred) for part in call.args) or any(
+        not word.arg for word in call.keywords
+    )
+    args = [part for part in call.args if not isinstance(part, ast.Starred)]
+    words = {word.arg: None for word in call.keywords if word.arg}
+    try:
+        (signature.bind_partial if spread else signature.bind)(*args, **words)
+    except TypeError:
+        return False
+    return True
+
+
 def checked(path):
     with open(path, "rb") as file:
         tree = ast.parse(file.read())
@@ -36,7 +56,7 @@ def checked(path):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             typing_only |= {inner for part in node.body for inner in ast.walk(part)}
     nodes = [node for node in ast.walk(tree) if node not in typing_only]
-    modules, used = {}, set()
+    modules, functions, used = {}, {}, set()
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -47,10 +67,22 @@ def checked(path):
             modules.update({alias.name: LEAN[alias.name] for alias in node.names if alias.name in LEAN})
         elif isinstance(node, ast.ImportFrom):
             used |= {(node.module, alias.name) for alias in node.names}
+            functions.update({alias.asname or alias.name: (node.module, alias.name) for alias in node.names})
+    calls = []
     for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
             used.add((modules[node.value.id], node.attr))
-    return sorted(pair for pair in used if pair[0].split(".")[0] not in OURS and lacks(*pair))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions:
+            calls.append((*functions[node.func.id], node))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            value = node.func.value
+            if isinstance(value, ast.Name) and value.id in modules:
+                calls.append((modules[value.id], node.func.attr, node))
+    lacking = {pair for pair in used if pair[0].split(".")[0] not in OURS and lacks(*pair)}
+    for module, name, call in calls:
+        if module.split(".")[0] not in OURS and not takes(module, name, call):
+            lacking.add((module, name + "()"))
+    return sorted(lacking)
 
 
 for package in OURS:

@@ -15,8 +15,9 @@ import pytest
 
 from deploy import dial, inventory
 from deploy.build import build
+from deploy.probe import Place
 from tests.lab import Lab, processes
-from tests.lab.host import Host
+from tests.lab.host import OTHER, Host
 from tests.lab.lab import SSH_CONFIG
 from transport.errors import Unreachable
 
@@ -90,7 +91,7 @@ def test_twice_is_once(fresh: Lab) -> None:
     (sha256,) = installations(fresh["h1"])
     again = fresh.run(["deploy", "h1"], check=True)
     assert again.stdout.decode().startswith("h1: already there, ") and again.stderr == b""
-    assert installations(fresh["h1"]) == [sha256]
+    assert installations(fresh["h1"]) == [Place(python=OTHER).name(build())]
     folder = fresh["h1"].home / ".cache" / "quine" / sha256
     assert sorted(os.listdir(folder)) == ["lib", "quine", "quine.pyz"]
     assert folder.stat().st_mode & 0o077 == 0
@@ -155,7 +156,7 @@ def test_a_truncated_binary_is_replaced(fresh: Lab) -> None:
     binary = fresh["h1"].home / ".cache" / "quine" / sha256 / "quine.pyz"
     os.truncate(binary, 1000)
     assert fresh.run(["deploy", "h1"], check=True).stdout.startswith(b"h1: deployed")
-    assert installations(fresh["h1"]) == [sha256]
+    assert installations(fresh["h1"]) == [Place(python=OTHER).name(build())]
     assert binary.stat().st_size == build().size
 
 
@@ -168,7 +169,7 @@ def test_a_damaged_installation_is_replaced_when_it_does_not_start(fresh: Lab) -
     (lib / "transport" / "address.py").unlink()
     done = fresh.run(["run", "--on", "h1", "--", "echo", "mended"])
     assert (done.stdout, done.returncode) == (b"mended\n", 0), done
-    assert installations(fresh["h1"]) == [sha256]
+    assert installations(fresh["h1"]) == [Place(python=OTHER).name(build())]
 
 
 @pytest.mark.long
@@ -191,9 +192,9 @@ def test_what_a_killed_deployer_left_is_no_harm(fresh: Lab) -> None:
     finally:
         proxy.delay(0)
     fresh.run(["deploy", "h1"], check=True)
-    (sha256,) = installations(fresh["h1"])
-    assert sha256 == build().sha256
-    assert kept in ([], [f".part-{sha256}"]), "the bytes that came, if any did"
+    (name,) = installations(fresh["h1"])
+    assert name == Place(python=OTHER).name(build())
+    assert kept in ([], [f".part-{name}"]), "the bytes that came, if any did"
 
 
 @pytest.mark.long
@@ -228,12 +229,12 @@ def test_a_connection_that_brings_nothing_new_is_the_last(fresh: Lab) -> None:
 @pytest.mark.long
 def test_the_file_sends_itself(fresh: Lab, tmp_path: Path) -> None:
     made = fresh.run(["deploy", "build", "-o", tmp_path / "quine"], check=True).stdout.decode()
-    sha256 = made.splitlines()[1].removeprefix("sha256 ")
+    assert made.splitlines()[1] == f"sha256 {build().sha256}"
     done = subprocess.run(
         [sys.executable, tmp_path / "quine", "deploy", "h1"], env=fresh.env, capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert installations(fresh["h1"]) == [sha256]
+    assert installations(fresh["h1"]) == [Place(python=OTHER).name(build())]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -521,7 +522,9 @@ def test_a_line_that_goes_dead(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(dial, "DEADLINE", 0.5)
         known = inventory.load(lab.inventory, {})
-        with pytest.raises(Unreachable, match=r"no answer within 0\.5 s; it was about to connect to dead"):
+        with pytest.raises(
+            Unreachable, match=r"no answer within 0\.5 s; it was about to hear the ssh version of dead"
+        ):
             asyncio.run(dial.dial(known.host("dead"), known, ssh_agent=None, note=lambda _: None))
     finally:
         proxy.heal()

@@ -1,4 +1,4 @@
-"""Host code runs on Python 3.9: its grammar, and no name of the standard library that came later."""
+"""Host code runs on Python 3.9: its grammar, and no name or argument of the standard library that came later."""
 
 from __future__ import annotations
 
@@ -56,9 +56,12 @@ def test_the_check_finds_what_is_newer(tmp_path: Path) -> None:
         (tmp_path / package / "__init__.py").touch()
     (tmp_path / "quine" / "a.py").write_text(
         "import os\nfrom os import path, none_such\nimport no.such\nos.getpid()\nos.not_yet()\n"
+        "from shutil import rmtree\nimport glob\nrmtree(1, 2, not_yet=3)\nglob.glob(*[], nor_this=1)\nglob.glob()\n"
+        "rmtree(1, onerror=2)\nglob.glob(**{})\n"
     )
     program = str(Path(__file__).with_name("names_used.py"))
     done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
-        "quine/a.py no.such ", "quine/a.py os none_such", "quine/a.py os not_yet",
+        "quine/a.py glob glob()", "quine/a.py no.such ", "quine/a.py os none_such", "quine/a.py os not_yet",
+        "quine/a.py shutil rmtree()",
     ]  # fmt: skip

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import interpreter
 from deploy.build import build
+from deploy.upkeep import interpreter
 from tests.deploy.test_deploy import REAL
 from tests.lab import Lab
 from tests.lab.host import Host

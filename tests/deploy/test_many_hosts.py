@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import dial, inventory, push, uplink
+from deploy import dial, inventory, push
 from quine.cli.progress import CLEAR, Bar
 from tests.lab import Lab
 
@@ -24,7 +24,7 @@ def entries(lab: Lab, folder: Path, count: int) -> list[str]:
 def test_few_uploads_at_a_time_and_no_fewer(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = entries(lab, tmp_path, uplink.UPLOADS + 3)
+    names = entries(lab, tmp_path, push.UPLOADS + 3)
     for name, value in lab.env.items():
         monkeypatch.setenv(name, value)
     known = inventory.load(lab.inventory, {})
@@ -38,7 +38,7 @@ def test_few_uploads_at_a_time_and_no_fewer(
             nonlocal under_way, most
             under_way += 1
             most = max(most, under_way)
-            if under_way == uplink.UPLOADS:
+            if under_way == push.UPLOADS:
                 full.set()
             await full.wait()  # the first ones wait for each other: so many are sent at the same time
             await send(*words)  # type: ignore[arg-type]
@@ -47,12 +47,12 @@ def test_few_uploads_at_a_time_and_no_fewer(
         monkeypatch.setattr(push, "_send", counted)
         calls = [dial.deploy(known.host(name), known, ssh_agent=None, note=lambda _: None) for name in names]
         visits = await asyncio.gather(*calls)
-        line = uplink.uplink()
+        line = push.uplink()
         assert line.sent == line.announced == sum(visit.size for visit in visits)
         return visits
 
     visits = asyncio.run(all_of_them())
-    assert all(visit.deployed for visit in visits) and most == uplink.UPLOADS
+    assert all(visit.deployed for visit in visits) and most == push.UPLOADS
 
 
 @pytest.mark.long

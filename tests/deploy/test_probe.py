@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,40 @@ def test_any_login_shell_passes_it_on(shell: str, binary: Binary, tmp_path: Path
     folder = home / ".cache" / "quine" / binary.sha256
     assert answer == f"{MARKER} have\nstarted node --dial with {folder}:/usr/bin:/bin\n"
     assert run(shell, probe.command(binary, USUAL, MARKER, "deploy"), home) == f"{MARKER} have\n"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_look_tells_each_thing_and_then_dials(shell: str, binary: Binary, tmp_path: Path) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell} here")
+    command = probe.command(binary, USUAL, MARKER, "look")
+    installed(tmp_path, binary, script='echo started "$@"')
+    first, *pythons, last, dialled = run(shell, command, tmp_path).splitlines()
+    assert re.fullmatch(rf"{MARKER} shell \d{{10,}} ?.*", first), first
+    assert pythons and all(re.fullmatch(rf"{MARKER} python 3\d\d /.+", line) for line in pythons), pythons
+    facts = probe.facts(last.removeprefix(MARKER).strip())
+    assert facts.have and facts.text.endswith("free, this build is there")
+    assert f"python {facts.version[0] * 100 + facts.version[1]} {facts.python}" in " ".join(pythons)
+    assert dialled == "started node --dial"
+    again = probe.command(binary, USUAL, MARKER, "look", trust=False)
+    program = b"print('received')\n"
+    *_, last, received = run(shell, again, tmp_path, f"{len(program)}\n".encode() + program).splitlines()
+    assert last.startswith(f"{MARKER} need ") and received == "received"
+
+
+def test_a_shell_with_a_wrong_clock_and_a_banner() -> None:
+    now = round(time.time())
+    assert probe.of_shell(f"{now} /bin/bash", b"") == "/bin/bash"
+    assert probe.of_shell("/bin/bash", b"") == "/bin/bash", "without a program `date`"
+    assert probe.of_shell(f"{now}", b"") == "a shell without a name"
+    assert re.fullmatch(
+        r"/bin/sh; its clock is (359\d|36\d\d) s slow", probe.of_shell(f"{now - 3600} /bin/sh", b"")
+    )
+    assert re.fullmatch(
+        r"/bin/sh; its clock is (359\d|36\d\d) s fast", probe.of_shell(f"{now + 3600} /bin/sh", b"")
+    )
+    said = probe.of_shell(f"{now} /bin/sh", b"You have\n\033[1mmail\n" + b"x" * 200)
+    assert said.startswith("/bin/sh; prints before the command: You have [1mmail xxx") and len(said) < 130
 
 
 def test_what_a_crash_or_a_hand_did_to_it_is_seen(binary: Binary, tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def test_a_deployment_is_removed_and_nothing_else_is(lab: Lab, odd_host: Callabl
     for name in (".part-a", ".new-a", ".old-a"):
         (cache(host) / name).mkdir()
     installation(host, "a" * 64)
-    (cache(host) / "python-a").mkdir()
+    for name in ("python-a", "layer-a"):
+        (cache(host) / name).mkdir()
     (cache(host) / "build").mkdir()
     (cache(host) / "note").write_text("mine")
     assert said(lab, "--remove", "tidy") == ["tidy: removed 3 installations"]
@@ -79,9 +80,14 @@ def test_an_installation_in_use_stays_and_is_named(lab: Lab, odd_host: Callable[
     old = installation(host, "0" * 64)
     lab.run(["run", "--on", "busy", "--", "true"], check=True)  # its node waits for the next job
     name = build().sha256
+    for layer, folder in (("layer-a", name), ("layer-b", "0" * 64)):
+        (cache(host) / layer).mkdir()
+        (cache(host) / folder / "layer-s3").symlink_to(f"../{layer}")
     assert said(lab, "--remove", "busy") == [
         "busy: removed 1 installation", f"busy: in use, not removed: ~/.cache/quine/{name}",
+        "busy: in use, not removed: ~/.cache/quine/layer-a",
     ]  # fmt: skip
+    assert not (cache(host) / "layer-b").exists()
     assert not old.exists() and (cache(host) / name / "quine").exists()
     assert lab.run(["run", "--on", "busy", "--", "echo", "on"], check=True).stdout == b"on\n"
     lab.stop_nodes()

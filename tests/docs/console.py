@@ -7,8 +7,8 @@ A block is fenced by ```console. A line that begins with `$ ` is a command, line
 what follows is its output: stdout and stderr as they come.
 
 Laws
-1. Ids, times, dates, pids, and sizes of disks are placeholders. `…` stands for any text of a line, and alone for any
-   number of lines. Everything else has to be there as it is printed, up to the width of columns.
+1. Ids, times, dates, pids, ports, and sizes of disks and of builds are placeholders. `…` stands for any text of a line,
+   and alone for any number of lines. Everything else has to be there as it is printed, up to the width of columns.
 2. An id that was printed stands for itself afterwards: where a later command or output names it, or its beginning, the
    id of this run is meant.
 3. The hosts are those of the lab under names that a reader understands: db1, gpu1, gpu2. The guest is
@@ -50,6 +50,9 @@ TOKEN = re.compile(
     r"|(?P<hash>\b[0-9a-f]{64}\b|SHA256:[\w+/]{43})"
     r"|(?P<date>\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d(?:\.\d+)?)?Z?)"
     r"|(?P<room>\b\d+ MB\b)"
+    r"|(?P<size>\b\d+ kB, sha256 [0-9a-f]{16}\b)"
+    r"|(?P<taken>\b\d+ ms\b)"
+    r"|(?P<port>\b(?:port|pid) \d+\b)"
     r'|(?P<pid>"pid": ?\d+)'
     r"|(?P<address>\b\d+\.\d+\.\d+\.\d+(?::\d+)?)"
     r"|(?P<real>\b\d+\.\d+(?:e-?\d+)?\b)"
@@ -60,6 +63,9 @@ PATTERNS = {
     "hash": r"(?:[0-9a-f]{64}|SHA256:[\w+/]{43})",
     "date": r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d(?:\.\d+)?)?Z?",
     "room": r"\d+ MB",
+    "size": r"\d+ kB, sha256 [0-9a-f]{16}",
+    "taken": r"\d+ ms",
+    "port": r"(?:port|pid) \d+",
     "pid": r'"pid": ?\d+',
     "address": r"\d+\.\d+\.\d+\.\d+(?::\d+)?",
     "real": r"\d+(?:\.\d+)?(?:e-?\d+)?",

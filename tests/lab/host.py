@@ -31,6 +31,9 @@ from tests.lab.processes import Process
 from tests.lab.proxy import Proxy
 
 START = 120.0  # seconds for sshd to say that it listens; it takes 20 ms, on a loaded machine seconds
+OTHER = os.environ.get(
+    "QUINE_TEST_HOST_PYTHON", ""
+)  # of all hosts, where a test does not choose: pypy3, or a path
 TRIES = 5  # ports to try: between choosing one and sshd binding it somebody else may take it
 
 
@@ -98,6 +101,12 @@ class Host:
     def pid(self) -> int:
         """The listening sshd's; 0 when stopped."""
         return self._sshd.pid if self._sshd else 0
+
+    @property
+    def inventory(self) -> dict[str, object]:
+        """Return the keys of its table in the inventory that say how quine runs there."""
+        other = {"python": OTHER} if OTHER and self.settings.python else {}
+        return {**other, **self.settings.inventory}
 
     @property
     def root(self) -> Path:

@@ -20,6 +20,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from deploy import installer
+from deploy.build import Binary
+from deploy.probe import Place
+from tests.lab.host import OTHER
 from transport import address
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +33,7 @@ CACHE = Path(".cache") / "quine"  # below a home
 
 def image(deployed: Callable[[], AbstractContextManager[Path]]) -> Path:
     """The image of the sources as they are; `deployed` gives the home of a host to which they were deployed."""
-    found = IMAGES / address.build_hash()
+    found = IMAGES / f"{address.build_hash()}{OTHER.replace('/', '-')}"
     IMAGES.mkdir(parents=True, exist_ok=True)
     lock = os.open(IMAGES, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -59,7 +62,8 @@ def install(image: Path, home: Path) -> None:
     """Give it to the host with this home, as a deployment would have left it."""
     for source in image.iterdir():
         with open(source / installer.FILE, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != source.name:
+            binary = Binary(source / installer.FILE, hashlib.file_digest(file, "sha256").hexdigest(), 0)
+            if Place(python=OTHER).name(binary) != source.name:
                 raise RuntimeError(f"a test wrote to the installation that all hosts share: rm -r {image}")
         target = home / CACHE / source.name
         if target.exists():

@@ -185,7 +185,7 @@ class Lab:
             "port": host.port,
             "user": host.user,
             "identity": str(self.identity),
-            **host.settings.inventory,
+            **host.inventory,
         }
 
     def _write_inventory(self) -> None:

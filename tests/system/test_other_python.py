@@ -1,4 +1,4 @@
-"""A host whose Python is another one, and an older one, than the origin's: PyPy at the level of Python 3.9."""
+"""A host whose Python is another one than the origin's: PyPy at the level of Python 3.9, and CPython for arm64."""
 
 from __future__ import annotations
 
@@ -11,32 +11,46 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import Lab, processes
+from tests.lab import Lab, arm64, processes
 from tests.lab.host import Host
+from tests.mount.mounting import needs_fuse
 from tests.support.agents import call, says, sh
 from tests.support.remote_agents import environment, results, tapes
 from tests.support.waiting import until
 
-PYPY = shutil.which("pypy3")
-pytestmark = [pytest.mark.long, pytest.mark.skipif(not PYPY, reason="no pypy3 here")]
+PYTHONS = ("pypy3", pytest.param("arm64", marks=pytest.mark.backends))  # the latter is fetched, and slow
+pytestmark = pytest.mark.long
 
 
-@pytest.fixture
-def pypy(odd_host: Callable[..., Host], lab: Lab) -> Host:
-    host = odd_host("pypy", inventory={"python": "pypy3", "lease": 60, "may_fork": ["h1"]})
-    deployed = lab.run(["deploy", "pypy"], check=True)
-    assert deployed.stdout.startswith(b"pypy: deployed, ")
+@pytest.fixture(scope="session")
+def emulated() -> str:
+    python, why = arm64.python()
+    if python is None:
+        pytest.skip(f"no Python for arm64: {why}")
+    return str(python)
+
+
+@pytest.fixture(params=PYTHONS)
+def other(request: pytest.FixtureRequest, odd_host: Callable[..., Host], lab: Lab) -> Host:
+    """A host of this kind, with this build."""
+    python = request.getfixturevalue("emulated") if request.param == "arm64" else request.param
+    if not shutil.which(python):
+        pytest.skip(f"no {python} here")
+    keys = {"python": python, "lease": 60, "may_fork": ["h1"], "mount": True}
+    host = odd_host("other", inventory=keys)
+    deployed = lab.run(["deploy", "other"], check=True)
+    assert deployed.stdout.startswith(b"other: deployed, ")
+    (launcher,) = (host.home / ".cache/quine").glob("*/quine")
+    assert python in launcher.read_text()
     return host
 
 
 def on(*words: str, options: tuple[str, ...] = ()) -> list[str]:
-    return ["run", *options, "--on", "pypy", "--", *words]
+    return ["run", *options, "--on", "other", "--", *words]
 
 
-def test_a_command_there(pypy: Host, lab: Lab, tmp_path: Path) -> None:
+def test_a_command_there(other: Host, lab: Lab, tmp_path: Path) -> None:
     """Streams byte for byte, statuses, signals and requests; a link that is cut; files; a detached job; the tier."""
-    (launcher,) = (pypy.home / ".cache/quine").glob("*/quine")
-    assert "/pypy3" in launcher.read_text()
     data = os.urandom(10_000_000)
     done = lab.run(on("sh", "-c", "cat; echo err >&2; exit 3"), input=data)
     assert (done.returncode, done.stdout == data, done.stderr) == (3, True, b"err\n")
@@ -44,13 +58,13 @@ def test_a_command_there(pypy: Host, lab: Lab, tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGUSR1
     assert lab.run(on("quine", "--version"), check=True).stdout == lab.run(["--version"], check=True).stdout
 
-    lab.alias("pypy", "pypy", pypy.proxy, python="pypy3", lease=60)
+    lab.alias("other", "other", other.proxy)
     command = ["sh", "-c", 'trap "echo term; exit 4" TERM; echo up; cat; while :; do sleep 0.1; done']
     with lab.popen(on(*command), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
         assert client.stdin and client.stdout
         assert client.stdout.readline() == b"up\n"
         client.stdin.write(data[:30_000])
-        pypy.proxy.cut()
+        other.proxy.cut()
         client.stdin.write(b"\nend\n")
         client.stdin.close()
         assert client.stdout.read(30_005) == data[:30_000] + b"\nend\n"
@@ -73,7 +87,7 @@ def test_a_command_there(pypy: Host, lab: Lab, tmp_path: Path) -> None:
     )
     assert lab.run(["wait", job]).returncode == 5
     assert lab.run(["logs", job], check=True).stdout == b"there\n"
-    assert job[:18].encode() in lab.run(["ps", "--on", "pypy", "-a"], check=True).stdout
+    assert job[:18].encode() in lab.run(["ps", "--on", "other", "-a"], check=True).stdout
 
     tier = {"QUINE_FS": f"file://{tmp_path}/tier"}
     words = "quine fs put - x <in/a && quine fs ls && quine fs cat x"
@@ -82,7 +96,19 @@ def test_a_command_there(pypy: Host, lab: Lab, tmp_path: Path) -> None:
     assert (tmp_path / "tier" / "x").read_bytes() == data[:100_000]
 
 
-def test_an_agent_there(pypy: Host, lab: Lab, tmp_path: Path) -> None:
+@needs_fuse
+def test_a_mount_there(other: Host, lab: Lab, tmp_path: Path) -> None:
+    """The shared files as a directory, from the origin, for a plain program."""
+    words = (
+        'cd "$QUINE_MOUNT" && mkdir d && cat >d/x && mv d/x d/y && ls d && cmp d/y - </dev/null; wc -c <d/y'
+    )
+    data = os.urandom(300_000)
+    done = lab.run(on("sh", "-c", words), input=data, env={"QUINE_FS": f"file://{tmp_path}/tier"}, check=True)
+    assert done.stdout.split() == [b"y", b"300000"], done
+    assert (tmp_path / "tier" / "d" / "y").read_bytes() == data
+
+
+def test_an_agent_there(other: Host, lab: Lab, tmp_path: Path) -> None:
     """It infers and records at its origin, and its child lands on a host with the origin's Python."""
     data = tmp_path / "data"
     leave = call("exit", status=0)
@@ -92,10 +118,35 @@ def test_an_agent_there(pypy: Host, lab: Lab, tmp_path: Path) -> None:
         says(call("fork", intent="child", host="h1", wait=True), leave, match="^root"),
         says(sh("echo child of $QUINE_NODE_NAME; quine hosts >&2"), leave, match="^child"),
     )  # fmt: skip
-    done = lab.run(["--on", "pypy", "root"], env=env, input=b"material\n")
+    done = lab.run(["--on", "other", "root"], env=env, input=b"material\n")
     assert (done.returncode, done.stdout) == (0, b"MATERIAL\n"), done
-    assert "pypy (here)" in results(data, "root")[0] and "h1" in results(data, "root")[0]
+    assert "other (here)" in results(data, "root")[0] and "h1" in results(data, "root")[0]
     assert any("child of h1" in result for result in results(data, "child"))
     assert all(entries[-1]["type"] == "outcome" for entries in tapes(data).values())
     lab.stop_nodes()
-    until(lambda: not processes.marked(pypy.mark), "nothing is left there")
+    until(lambda: not processes.marked(other.mark), "nothing is left there")
+
+
+@pytest.mark.parametrize("python", ["python3", "pypy3"])
+def test_a_host_with_another_locale(
+    odd_host: Callable[..., Host], lab: Lab, tmp_path: Path, python: str
+) -> None:
+    """Names and arguments are bytes: those that its login would take for others arrive, and disturb no other job."""
+    if not (shutil.which(python) and shutil.which("localedef")):
+        pytest.skip(f"needs {python} and localedef")
+    command = ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(tmp_path / "en_US.ISO-8859-1")]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this machine has no sources of locales")
+    latin = {"LOCPATH": str(tmp_path), "LANG": "en_US.ISO-8859-1"}
+    odd_host("latin", env=latin, inventory={"python": python})
+    run = ["run", "--on", "latin", "--"]
+    with lab.popen([*run, "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin and other.stdout
+        other.stdin.write(b"one")
+        other.stdin.flush()
+        assert other.stdout.read(3) == b"one"
+        for word in ("ü", "€", os.fsdecode(b"\xfc")):
+            done = lab.run([*run, "sh", "-c", 'printf %s "$0"; echo >"$0"; ls', word], check=True)
+            assert done.stdout == os.fsencode(word) * 2 + b"\n"
+        other.stdin.close()
+        assert (other.stdout.read(), other.wait(60)) == (b"", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from quine.base import exposure
 from tests.lab import Lab, processes
 from tests.support.agents import OK, says, sh
 from tests.support.detached import go as go
@@ -92,3 +94,18 @@ del os.environ["TOKEN"]
 assert os.system('test -z "$TOKEN"') == 0
 """
     subprocess.run([sys.executable, "-c", text], env={"TOKEN": "canary-1"}, check=True)
+
+
+def test_an_emulator_that_does_not_tell_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The /proc/self/stat of qemu's user mode ends early: nothing can be overwritten, and nothing fails."""
+    short = tmp_path / "stat"
+    short.write_text("1 (quine) 0" + " 0" * 41 + "\n")
+    real = open
+    given = lambda path, *how, **more: real(short if path == "/proc/self/stat" else path, *how, **more)  # noqa: E731
+    monkeypatch.setattr(exposure, "open", given, raising=False)
+    monkeypatch.setenv("TOKEN", "canary-1")
+    exposure.forget(["TOKEN"])
+    exposure.mission("of its own")
+    assert os.environ["TOKEN"] == "canary-1"

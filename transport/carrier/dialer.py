@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from transport.errors import Interrupted, Unreachable
@@ -21,6 +23,20 @@ from transport.timeouts import timeout
 HANDSHAKES = 5
 ATTEMPT = 5.0  # seconds for one address of several
 SILENCE = 45  # seconds that written bytes may stay unacknowledged: as long as keepalive takes to notice a pulled cable
+
+
+class Note(Protocol):
+    """Hears of the steps of a dial, as they happen.
+
+    Without `found` a step begins, named by a verb and its object. With it the step of that name has come to know
+    something; with `ok` False this way of it failed, and another one is tried.
+    """
+
+    def __call__(self, step: str, found: str = "", ok: bool = True) -> None: ...
+
+
+def unheard(step: str, found: str = "", ok: bool = True) -> None:
+    """A Note without a reader."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +80,24 @@ def _places(target: SshTarget) -> asyncio.Semaphore:
     return of_loop.setdefault(f"{target.address}:{target.port}", asyncio.Semaphore(HANDSHAKES))
 
 
-async def connected(target: SshTarget, host: str, port: int, family: int) -> socket.socket:
+async def connected(
+    target: SshTarget, host: str, port: int, family: int, note: Note = unheard
+) -> socket.socket:
     """Return a connected socket. Raises Unreachable.
 
     asyncssh does not connect by itself, because it would lose the errno of a failure and set no TCP_USER_TIMEOUT.
     """
     loop = asyncio.get_running_loop()
+    note(step := f"resolve {host}")
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
     except (socket.gaierror, UnicodeError):
         hint = f"set address in its table of the inventory, or Host {target.address} in ~/.ssh/config"
         raise target.unreachable(f"unknown host name: {host}", hint) from None
+    note(step, ", ".join(dict.fromkeys(str(address[0]) for *_, address in found)))
     failure = OSError("no address")
     for left, (family, kind, proto, _, address) in reversed(list(enumerate(reversed(found)))):
+        note(step := f"connect to {target.name} at {address[0]} port {port}")
         sock = socket.socket(family, kind, proto)
         try:
             sock.setblocking(False)
@@ -88,6 +109,8 @@ async def connected(target: SshTarget, host: str, port: int, family: int) -> soc
         except OSError as error:  # TimeoutError is one
             sock.close()
             failure = error
+            if left:
+                note(step, _reason(error), False)
         except BaseException:
             sock.close()
             raise
@@ -95,7 +118,13 @@ async def connected(target: SshTarget, host: str, port: int, family: int) -> soc
     if isinstance(failure, ConnectionRefusedError):
         hint = f"start an sshd there, or correct address and port; try: ssh -p {port} {host}"
         raise target.unreachable(f"connection refused by {where}", hint)
-    detail = failure.strerror or str(failure)
     raise target.unreachable(
-        f"cannot connect to {where}: {detail.lower()}", "is it up, and is there a route to it?"
+        f"cannot connect to {where}: {_reason(failure)}", "is it up, and is there a route to it?"
     )
+
+
+def _reason(error: OSError) -> str:
+    """Return why a socket was not connected; asyncio's own text for it is "connect call failed"."""
+    if isinstance(error, TimeoutError) and not error.errno:
+        return f"no answer within {ATTEMPT:g} s"
+    return os.strerror(error.errno).lower() if error.errno else str(error)

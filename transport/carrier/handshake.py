@@ -14,7 +14,7 @@ from transport.carrier.duplex import Duplex
 from transport.errors import ProtocolError
 from transport.timeouts import timeout
 from transport.wire.frames import GREETING
-from transport.wire.resume import Handshake
+from transport.wire.resume import GOODBYE, Handshake, Line
 
 
 class Greeter:
@@ -72,3 +72,57 @@ class Greeter:
             self._refuse(ProtocolError(why or "the connection was closed"))
         elif not self._heard.cancelled() and self._heard.exception() is None:
             self.lost = why  # else we closed it for a violation, which another dial would not mend
+
+
+async def round_trip(greeter: Greeter, seconds: float) -> float:
+    """Return the seconds of one ping, on a connection whose hello has come; then say goodbye and close it.
+
+    Raises ProtocolError if there is no answer within `seconds`.
+    """
+    ping = _Ping(greeter)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    greeter.duplex.write(ping.line.ping(1))
+    try:
+        async with timeout(seconds):
+            await ping.answered
+        taken = loop.time() - began
+        greeter.duplex.write(GOODBYE)
+        return taken
+    except TimeoutError:
+        raise ProtocolError("no answer to a ping") from None
+    finally:
+        greeter.duplex.close()
+
+
+class _Ping:
+    """Waits for the answer to the ping of a line without channels. Implements DuplexProtocol."""
+
+    def __init__(self, greeter: Greeter) -> None:
+        self.line = Line(True, str(greeter.handshake.peer["link"]))
+        self.line.join(greeter.handshake)
+        self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        greeter.duplex.attach(self)
+        self.data_received(b"")  # frames that came with the hello
+
+    def data_received(self, data: bytes) -> None:
+        if self.answered.done():
+            return
+        try:
+            for _ in self.line.receive(data):
+                pass
+        except ProtocolError as error:
+            self.answered.set_exception(error)
+            return
+        if self.line.pong >= 0:
+            self.answered.set_result(None)
+
+    def pause_writing(self) -> None:
+        pass
+
+    def resume_writing(self) -> None:
+        pass
+
+    def connection_lost(self, why: str) -> None:
+        if not self.answered.done():
+            self.answered.set_exception(ProtocolError(why or "the connection was closed"))

@@ -8,6 +8,7 @@ Both sides greet. Then an attached client
 Laws
 1. Only a process with our user id, or root's, is heard.
 2. Bytes that the other end does not read are bounded: past the bound `send` gives the connection up.
+3. The two ends may be of different builds, as after an upgrade: these frames keep their form and their meaning.
 """
 
 from __future__ import annotations

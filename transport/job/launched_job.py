@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         def reap(self) -> None: ...
         def silent(self, number: int, seconds: float) -> None: ...
         def forget(self, number: int) -> None: ...
+        def renumber(self, number: int) -> int: ...
         def join(self, path: str) -> None: ...
         def enter(self, path: str, fd: int, empty: bool) -> None: ...
         def leave(self, path: str, on_left: Callable[[bool], None] | None) -> None: ...
@@ -148,7 +149,9 @@ class Child:
             if self._is_adopted:
                 self._launching.reap()
         elif self._tries < TRIES:
-            # The launcher with the order is gone, or had no room for it: no process was made.
+            # The launcher with the order is gone, or had no room for it, or the process was killed before it had the
+            # order. The end of that process, which may be told later, must not be taken for that of the next.
+            self._number = self._launching.renumber(self._number)
             self._close_ours()
             self._loop.call_soon(self._send)
         else:
@@ -309,7 +312,7 @@ class Child:
         if self._report:
             self._heard()  # the report is complete by now
         if not self.made:
-            return  # a process that was killed before it had the order, which the next one gets
+            return  # see `_concluded`
         self._reaped = True
         if self._exited:
             return

@@ -237,6 +237,13 @@ class Launching:
     def forget(self, number: int) -> None:
         self._children.pop(number, None)
 
+    def renumber(self, number: int) -> int:
+        """Give a job another number, and return it: news under the old one are ignored."""
+        child = self._children.pop(number)
+        number = self.next_number()
+        self._children[number] = child
+        return number
+
     def join(self, path: str) -> None:
         self._folders.join(path)
 

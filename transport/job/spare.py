@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MESSAGE = 1 << 16  # bytes of one message; a larger one goes in a memfd
 RIGHTS = 8  # most descriptors with one message
 START, LEAVE = b"S", b"L"
-NAME = "quine-spare"  # the name of the process, until it is a job
+NAME = b"quine-spare"  # the name of the process, until it is a job
 LIFE = 2.0  # seconds
 REPORT = 3  # place of the report among the descriptors of a start
 
@@ -169,8 +169,11 @@ def _serve(far: socket.socket, prepared: Prepared) -> None:
     os.setsid()
     child.default_signals()
     inherit.close_others({far.fileno()})
-    with open("/proc/self/comm", "w") as name:
-        name.write(NAME)
+    name = os.open(
+        "/proc/self/comm", os.O_WRONLY
+    )  # open() would copy fifty pages more of the launcher's memory
+    os.write(name, NAME)
+    os.close(name)
     while True:
         data, fds = receive(far)
         if data[:1] == LEAVE:

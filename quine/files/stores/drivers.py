@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from deploy import layer_host
 from quine.base.errors import Misconfigured
 from quine.files import credentials, paths
 from quine.files.api import Tier
@@ -23,16 +24,8 @@ from transport.carrier.dialer import SshTarget
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*)(?::([0-9]{1,5}))?")
 UNSAFE = "unsafe"  # our own option: write to a store that does not replace a file in one step
-EXTRAS = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "az": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
-}
 
+EXTRAS = {scheme: name for scheme, name in layer_host.NAMES.items() if name != "sftp"}  # asyncssh is no extra
 
 # Variables that drivers read from their process environment, and the option for each: the keys were removed from there.
 _AZURE = {
@@ -53,6 +46,7 @@ VARIABLES = {
 
 def open_foreign(url: str, environ: Mapping[str, str]) -> Tier:
     """Return the store of a URL that is not local. Raises Misconfigured."""
+    layer_host.use(url)
     whole = credentials.completed(environ)
     if whole.get(credentials.URL) and credentials.shown(whole[credentials.URL]) == url:
         url = whole[credentials.URL]

@@ -31,9 +31,21 @@ def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         with listening() as listener:
             port = listener.getsockname()[1]
             answering(monkeypatch, "127.0.0.2", "127.0.0.1")
-            sock = await dialer.connected(SshTarget("h", "h"), "h", port, socket.AF_UNSPEC)
+            steps: list[tuple[str, str, bool]] = []
+
+            def note(step: str, found: str = "", ok: bool = True) -> None:
+                steps.append((step, found, ok))
+
+            sock = await dialer.connected(SshTarget("h", "h"), "h", port, socket.AF_UNSPEC, note)
             assert sock.getpeername() == ("127.0.0.1", port)
             sock.close()
+            assert steps == [
+                ("resolve h", "", True),
+                ("resolve h", "127.0.0.2, 127.0.0.1", True),
+                (f"connect to h at 127.0.0.2 port {port}", "", True),
+                (f"connect to h at 127.0.0.2 port {port}", "connection refused", False),
+                (f"connect to h at 127.0.0.1 port {port}", "", True),
+            ]
 
     asyncio.run(scene())
 

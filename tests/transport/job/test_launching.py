@@ -193,6 +193,37 @@ def test_a_job_that_is_to_end_before_it_has_started_ends_when_it_has(started: St
     started.run(main)
 
 
+def test_a_job_whose_spare_is_killed_before_it_begins_is_ordered_again(
+    started: Started, tmp_path: Path
+) -> None:
+    """The end of that process is not the job's."""
+
+    async def main(launcher: Launching) -> None:
+        first, told = Told(), Told()
+        other = launcher.start(order("sleep", "61"), first)
+        await first.expect("started")
+        spares: list[int] = []
+        while not spares:
+            await asyncio.sleep(0)
+            spares = [pid for pid, name in processes.children(launcher.pid).items() if name == "quine-spare"]
+        os.kill(spares[0], signal.SIGSTOP)
+        running = launcher.start(order("sh", "-c", f"echo run >>{tmp_path}/log; exit 7"), told)
+        await asyncio.sleep(0)  # now it is sent
+        other.signal(signal.SIGURG)
+        await comes(lambda: first.signalled)  # so the launcher has handled the order
+        os.kill(spares[0], signal.SIGKILL)
+        await told.expect("started")
+        assert (await told.expect("exited")).code == 7
+        assert (tmp_path / "log").read_text() == "run\n"
+        other.end()
+        await first.expect("exited")
+        await first.expect("gone")
+        close(running)
+        close(other)
+
+    started.run(main)
+
+
 def test_an_order_of_megabytes_arrives_whole(started: Started) -> None:
     """Its messages and those of others wait for nobody."""
     words = {f"BULK_{n}": "x" * 100_000 for n in range(15)}

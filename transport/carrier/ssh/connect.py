@@ -21,24 +21,25 @@ from functools import partial
 from typing import Any, cast
 
 from transport import libraries
-from transport.carrier.dialer import SshTarget, connected, handshakes
+from transport.carrier.dialer import Note, SshTarget, connected, handshakes
 from transport.carrier.ssh.channel import SshDuplex
 from transport.carrier.ssh.host_keys import HostKeys
 from transport.carrier.ssh.packets import by_packet
 from transport.carrier.ssh.settings import Settings, message
+from transport.text import harmless
 
 with libraries.by_cache():
     import asyncssh
     from asyncssh.constants import MSG_IGNORE
 
-Note = Callable[[str], None]
+News = Callable[[str], None]
 
 
 def _unheard(text: str) -> None:
     """Drop a message: the caller wants none."""
 
 
-def _of_hop(name: str, news: Note, text: str) -> None:
+def _of_hop(name: str, news: News, text: str) -> None:
     news(f"jump host {name}: {text}")
 
 
@@ -49,10 +50,10 @@ LOST_AT_START = "the connection was lost as the session started: {}"
 TRIES = 3  # of a handshake that the server dropped before it sent its version
 
 
-async def connect(target: SshTarget, command: str, note: Note, news: Note = _unheard) -> SshDuplex:
+async def connect(target: SshTarget, command: str, note: Note, news: News = _unheard) -> SshDuplex:
     """Connect, authenticate, start `command`; raises Unreachable.
 
-    `note` is called with each phase as it begins, `news` with messages for the user about first contacts.
+    `note` hears of each step, `news` is called with messages for the user about first contacts.
     """
     async with handshakes(target):
         connections = await _reach(target, note, news)
@@ -87,7 +88,7 @@ async def connect(target: SshTarget, command: str, note: Note, news: Note = _unh
 
 
 async def files(
-    target: SshTarget, note: Note, news: Note = _unheard
+    target: SshTarget, note: Note, news: News = _unheard
 ) -> tuple[asyncssh.SFTPClient, list[asyncssh.SSHClientConnection]]:
     """Return an SFTP session with paths as bytes, and the connections to close, the last first; raises Unreachable."""
     async with handshakes(target):
@@ -136,7 +137,7 @@ def _in_packets(connection: asyncssh.SSHClientConnection) -> None:
         connection.data_received = by_packet(connection.data_received)  # type: ignore[method-assign]
 
 
-async def _reach(target: SshTarget, note: Note, news: Note) -> list[asyncssh.SSHClientConnection]:
+async def _reach(target: SshTarget, note: Note, news: News) -> list[asyncssh.SSHClientConnection]:
     """Return the connections to the target; those of the hosts on the way come first."""
     settings = await asyncio.get_running_loop().run_in_executor(None, Settings, target)
     before: list[asyncssh.SSHClientConnection] = []
@@ -147,10 +148,12 @@ async def _reach(target: SshTarget, note: Note, news: Note) -> list[asyncssh.SSH
         for left in reversed(range(TRIES)):
             try:
                 before.append(await _handshake(target, settings, before[-1] if before else None, note, news))
+                note(f"authenticate to {target.name}", f"accepted as {settings.options.username}")
                 return before
             except _Dropped as error:
                 if not left:
                     raise target.interrupted(error.args[0], error.args[1]) from None
+                note(_version_of(target), f"{error.args[0]}; tried again", False)
                 # sshd drops at random under load; an immediate retry, in step with others, would add to it
                 await asyncio.sleep(random.uniform(0.2, 1.0))
     except BaseException:
@@ -168,14 +171,15 @@ async def _handshake(
     settings: Settings,
     through: asyncssh.SSHClientConnection | None,
     note: Note,
-    news: Note,
+    news: News,
 ) -> asyncssh.SSHClientConnection:
-    note(f"connect to {target.name}")
     keys = _Keys(target, settings.host, settings.port, settings.policy)
     more: dict[str, Any] = {"tunnel": through}
     if through is None and settings.options.proxy_command is None:
         options = settings.options
-        more["sock"] = await connected(target, options.host, options.port, options.family)
+        more["sock"] = await connected(target, options.host, options.port, options.family, note)
+    else:
+        note(f"connect to {target.name} by its {'ProxyCommand' if through is None else 'jump host'}")
     contact = _Contact(keys, note, keyless=not settings.pairs)
     try:
         connection = await asyncssh.connect(
@@ -196,9 +200,8 @@ async def _handshake(
     except asyncssh.PermissionDenied:
         raise target.unreachable(*settings.denied()) from None
     except asyncssh.KeyExchangeFailed as error:
-        raise target.unreachable(
-            f"no common algorithm: {message(error)}", "see Ciphers and KexAlgorithms"
-        ) from None
+        hint = "see Ciphers and KexAlgorithms"
+        raise target.unreachable(f"no common algorithm: {message(error)}", hint) from None
     except asyncssh.ChannelOpenError as error:
         assert through is not None
         hint = "look at the address and port, and at AllowTcpForwarding and PermitOpen over there"
@@ -225,8 +228,18 @@ async def _handshake(
             news(text)
 
 
+def _version_of(target: SshTarget) -> str:
+    return f"hear the ssh version of {target.name}"
+
+
+def _described(pair: asyncssh.SSHKeyPair) -> str:
+    """Return the algorithm of a key, and its comment or file."""
+    name = (pair.get_comment_bytes() or b"without a comment").decode(errors="replace")
+    return f"{pair.get_algorithm()} {harmless(name, instead='?')}"
+
+
 class _Contact(asyncssh.SSHClient):
-    """Watches one handshake: its phase, and the decision about an unknown host key."""
+    """Watches one handshake: its steps, and the decision about an unknown host key."""
 
     def __init__(self, keys: _Keys, note: Note, keyless: bool) -> None:
         self._keys = keys
@@ -241,9 +254,34 @@ class _Contact(asyncssh.SSHClient):
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
         self.connection = conn
+        self._watch(conn)
         if self._keyless:
             # asyncssh takes an empty list for none: it would load the usual files, and check no mode of theirs
             vars(conn)["_client_keys"] = []
+
+    def _watch(self, connection: asyncssh.SSHClientConnection) -> None:
+        """Note the server's version and each key that is offered; asyncssh calls no method of ours for either."""
+        told, asked, target, note = (
+            connection.set_extra_info,
+            connection.public_key_auth_requested,
+            self._keys.target,
+            self._note,
+        )
+
+        def tell(**facts: Any) -> None:
+            told(**facts)
+            if version := facts.get("server_version"):
+                note(_version_of(target), harmless(str(version), instead="?"))
+                note(f"exchange keys with {target.name}")
+
+        async def ask() -> asyncssh.SSHKeyPair | None:
+            if pair := await asked():
+                note(f"authenticate to {target.name}", f"offers {_described(pair)}")
+            return pair
+
+        connection.set_extra_info = tell  # type: ignore[method-assign]
+        connection.public_key_auth_requested = ask  # type: ignore[method-assign]
+        note(_version_of(target))
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
         return self._keys.acceptable(" ".join(key.export_public_key("openssh").decode().split()[:2]))
@@ -251,7 +289,13 @@ class _Contact(asyncssh.SSHClient):
     def begin_auth(self, username: str) -> None:
         # Only here has the server proved that the key is its own
         if self._keys.record():
-            self._note("authenticate")
+            if self.connection and (key := self.connection.get_server_host_key()):
+                cipher = self.connection.get_extra_info("send_cipher")
+                self._note(
+                    f"exchange keys with {self._keys.target.name}",
+                    f"{key.get_algorithm()} {key.get_fingerprint()}, {cipher}",
+                )
+            self._note(f"authenticate to {self._keys.target.name}")
         elif self.connection:
             self.connection.abort()
 

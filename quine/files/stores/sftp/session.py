@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from quine.files.api import error
-from transport.carrier.dialer import SshTarget
+from transport.carrier.dialer import SshTarget, unheard
 from transport.errors import Unreachable
 from transport.timeouts import timeout
 
@@ -120,7 +120,7 @@ class Session:
             if self._client is None:
                 try:
                     async with timeout(CONNECT):
-                        self._client, self._connections = await connect.files(self.target, _quiet, self._say)
+                        self._client, self._connections = await connect.files(self.target, unheard, self._say)
                 except TimeoutError:
                     text = f"{self.target.name}: no answer in {CONNECT:.0f} s"
                     raise OSError(errno.EHOSTUNREACH, text, path) from None
@@ -175,7 +175,3 @@ def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     fault = context.get("exception")
     if not isinstance(fault, OSError) and not type(fault).__module__.startswith("asyncssh"):
         loop.default_exception_handler(context)
-
-
-def _quiet(phase: str) -> None:
-    """Ignore a phase of the connection: nothing shows progress."""

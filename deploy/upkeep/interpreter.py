@@ -21,13 +21,14 @@ import contextlib
 import posixpath
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from deploy import host_requirements, installer, probe, push
+from deploy import dial, host_requirements, installer, probe, push
 from deploy.build import OLDEST_PYTHON
+from deploy.inventory import Host, Inventory
 from deploy.probe import Answers, Place
-from deploy.uplink import uplink
 from transport.errors import Misconfigured, Unreachable
 
 BLOCK = 64 << 10  # dd counts in it
@@ -162,10 +163,29 @@ def command(python: Interpreter, place: Place, marker: str) -> str:
     return probe.for_any_shell(probe.looking(place, marker, name) + script.format(**values))
 
 
+async def deploy(
+    host: Host,
+    inventory: Inventory,
+    *,
+    python: Interpreter | None,
+    ssh_agent: str | None,
+    note: dial.Note,
+    news: dial.Note = dial.unheard,
+) -> dial.Visit:
+    """Do as `dial.deploy` does; bring `python` first, if the host has none and needs one."""
+    brought = False
+    if python and not host.binary:
+        talk, ask = partial(bring, host.name, python), partial(command, python)
+        brought = await dial.speak(
+            host, inventory, ask, "find a Python", talk, ssh_agent=ssh_agent, note=note, news=news
+        )
+    done = await dial.deploy(host, inventory, ssh_agent=ssh_agent, note=note, news=news)
+    return replace(done, brought=brought)
+
+
 async def bring(
     host: str,
     python: Interpreter,
-    place: Place,
     duplex: push.Stream,
     answers: Answers,
     allow: Callable[[float, str], None],
@@ -177,14 +197,9 @@ async def bring(
     word, _, kept = answer.partition(" ")
     if word != "need" or not kept.isdigit() or int(kept) > python.size:
         raise _failure(host, python, answer)
-    if place.python:
-        cure = "take that line away, and the Python that is brought is used"
-        raise host_requirements.NeedsPython(
-            host, f"python = {place.python!r} of its table is not there", cure
-        )
     left = python.size - int(kept)
     seconds = push.UPLOAD_SECONDS + push.UNPACK_SECONDS + left / push.SLOWEST
-    async with uplink().place(left, allow) as count:
+    async with push.uplink().place(left, allow) as count:
         allow(seconds, f"send {left >> 10} kB of Python")
         with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
             await push.send_file(python.path, int(kept), duplex, count)

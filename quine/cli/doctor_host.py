@@ -1,0 +1,128 @@
+"""`quine doctor HOST…`: every step of the way to a host, from its name to an answer of its node, and the first cure.
+
+Laws
+1. The way is that of a job: the steps are those that the dial tells of, and the build is put there if it is missing.
+   Only its end is ours, a ping in place of a job.
+2. A step is printed when the next one begins, so that a dial that hangs shows where.
+3. Text of a host is never printed as it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+from quine.base.errors import NOT_STARTED, OK
+from quine.base.text import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deploy.inventory import Host, Inventory
+
+ANSWER = 30.0  # seconds for the node's hello, and for its answer to a ping
+
+
+def examine(hosts: Sequence[Host], known: Inventory) -> int:
+    """Go to each of the hosts, one after the other; return OK if all of them answer."""
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to a connection that was lost
+    reached = [asyncio.run(_reached(host, known)) for host in hosts]
+    return OK if all(reached) else NOT_STARTED
+
+
+async def _reached(host: Host, known: Inventory) -> bool:
+    from deploy import dial
+    from transport.errors import Refused
+
+    steps = Steps(host.name)
+    steps("read its table in the inventory", _settings(host))
+    try:
+        agent = os.environ.get("SSH_AUTH_SOCK")
+        duplex = await dial.look(host, known, ssh_agent=agent, steps=steps, news=steps.news)
+        try:
+            await _greet(duplex, steps)
+        finally:
+            duplex.close()
+            await duplex.closed()
+    except Refused as refused:
+        steps.failed(refused.detail, refused.hint)
+        return False
+    steps.end()
+    return True
+
+
+async def _greet(duplex: object, steps: Steps) -> None:
+    from transport import address
+    from transport.carrier.handshake import Greeter, round_trip
+    from transport.errors import ProtocolError, Unreachable
+    from transport.wire.resume import hello
+
+    steps(step := "speak with the node")
+    try:
+        facts = {"build": address.build_hash(), "node": os.uname().nodename, "pid": os.getpid()}
+        greeter = Greeter(duplex, hello(facts, os.urandom(16).hex(), 0, resume=False))  # type: ignore[arg-type]
+        peer = await greeter.hello(ANSWER)
+        names = ("node", "system", "version", "pid")
+        node, system, version, pid = (str(peer.get(name, "?"))[:80] for name in names)
+        build = "this build" if peer.get("build") == address.build_hash() else "another build"
+        steps(step, f"{build}, protocol {version}, {system}, pid {pid} on {node}")
+        steps(step := "ping the node")
+        seconds = await round_trip(greeter, ANSWER)
+        steps(step, f"round trip {seconds * 1000:.1f} ms")
+    except ProtocolError as error:
+        cure = f"remove ~/.cache/quine on {steps.host} to start afresh"
+        raise Unreachable(steps.host, f"its node does not answer: {error}", cure) from None
+
+
+def _settings(host: Host) -> str:
+    """Return the way to a host as its table names it."""
+    user, port = f"{host.user}@" if host.user else "", f" port {host.port}" if host.port else ""
+    return f"{host.transport} to {user}{host.destination}{port}" + (
+        f" through {host.jump}" if host.jump else ""
+    )
+
+
+class Steps:
+    """Prints the steps of one host; a transport.carrier.dialer.Note."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._name = ""
+        self._found: list[str] = []
+        self._ok = True
+        self._began = time.monotonic()
+
+    def __call__(self, step: str, found: str = "", ok: bool = True) -> None:
+        """See Note. A detail of an earlier step belongs to the present one: the two ran at the same time."""
+        if not found and step == self._name:
+            return
+        if not found or not self._name:
+            self.end()
+            self._name, self._began = step, time.monotonic()
+        if found and found not in self._found:
+            self._found.append(found)
+        self._ok = self._ok and ok
+
+    def news(self, text: str) -> None:
+        """A message for the user about a first contact."""
+        self(self._name, text)
+
+    def failed(self, detail: str, hint: str) -> None:
+        """End with the present step, which is the first that failed for good."""
+        self._ok = False
+        self._found.append(detail)
+        self.end()
+        if hint:
+            print(f"{'':4}{self.host}: {plain(hint, newlines=False)}", flush=True)
+
+    def end(self) -> None:
+        """Print the present step, if there is one."""
+        if self._name:
+            taken = f"{(time.monotonic() - self._began) * 1000:.0f} ms"
+            detail = plain("; ".join(self._found), newlines=False)
+            state = "ok" if self._ok else "no"
+            print(f"{state}  {self.host}  {self._name:40} {taken:>8}  {detail}".rstrip(), flush=True)
+        self._name, self._found, self._ok = "", [], True
