@@ -1,4 +1,4 @@
 """deploy: puts this binary on hosts and opens the byte duplex to the node over there.
 
-May import: transport, transport.wire, transport.carrier.
+May import: there, transport, transport.wire, transport.carrier.
 """

@@ -26,8 +26,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from deploy import installer, paths
+from deploy import paths
 from deploy.install import NAME, distribution
+from deploy.there import installer
 from transport import address, atomic
 from transport.errors import Refused
 

@@ -5,9 +5,9 @@ Law: everything that can be known is checked before the binary is sent: system, 
 
 from __future__ import annotations
 
-from deploy import installer
 from deploy.build import OLDEST_PYTHON, Binary
 from deploy.probe import BUILD_SHOWN, CACHE, Facts
+from deploy.there import installer
 from transport import address
 from transport.errors import Unreachable
 

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deploy import host_requirements, push, wheels
-from deploy.layer_host import VARIABLE
 from deploy.platforms import Platform
 from deploy.probe import Answers
+from deploy.there.layers import VARIABLE
 from transport.errors import Interrupted, Unreachable
 
 MAKE_SECONDS = wheels.PIP_SECONDS + 120.0

@@ -26,7 +26,7 @@ _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?\
 
 @dataclass(frozen=True)
 class Platform:
-    """A Python and its machine; the fields are those of `deploy.layer_host.platform`."""
+    """A Python and its machine; the fields are those of `deploy.there.layers.platform`."""
 
     implementation: str
     version: str

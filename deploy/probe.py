@@ -23,8 +23,8 @@ import re
 import time
 from dataclasses import dataclass
 
-from deploy import installer
 from deploy.build import OLDEST_PYTHON, Binary
+from deploy.there import installer
 from transport import address
 from transport.text import harmless
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
-from deploy import host_requirements, installer, probe
+from deploy import host_requirements, probe
 from deploy.build import Binary
 from deploy.probe import Answers, Facts, Place
+from deploy.there import installer
 from transport.errors import Interrupted, Unreachable
 
 CHUNK = 256 << 10

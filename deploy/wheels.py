@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from deploy import build, installer
+from deploy import build
 from deploy.install import with_extra
 from deploy.platforms import Platform, Requirement, canonical
+from deploy.there import installer
 
 ROOTS = {
     "s3": "s3fs",

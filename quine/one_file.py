@@ -21,7 +21,8 @@ def main() -> None:
         return
     from pathlib import Path
 
-    from deploy import installer, paths
+    from deploy import paths
+    from deploy.there import installer
 
     try:
         lib = installer.unpacked(Path(here), Path(paths.cache()) / "unpacked")

@@ -25,10 +25,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from deploy import dial, host_requirements, installer, probe, push
+from deploy import dial, host_requirements, probe, push
 from deploy.build import OLDEST_PYTHON
 from deploy.inventory import Host, Inventory
 from deploy.probe import Answers, Place
+from deploy.there import installer
 from transport.errors import Misconfigured, Unreachable
 
 BLOCK = 64 << 10  # dd counts in it

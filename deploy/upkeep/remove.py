@@ -16,9 +16,10 @@ from __future__ import annotations
 import re
 import time
 
-from deploy import dial, installer, layer_host, probe, push
+from deploy import dial, probe, push
 from deploy.inventory import Host, Inventory
 from deploy.probe import Answers, Place
+from deploy.there import installer, layers
 from transport.errors import Unreachable
 
 # The pattern comes by a pipe: as an argument of grep it would stand in a command line, and be found there.
@@ -68,7 +69,7 @@ async def remove(
 
 def command(place: Place, marker: str) -> str:
     """Return the command for the channel."""
-    names = {"file": installer.FILE, "brought": probe.BROUGHT, "layer": layer_host.PREFIX}
+    names = {"file": installer.FILE, "brought": probe.BROUGHT, "layer": layers.PREFIX}
     script = _SCRIPT.format(base=probe.in_shell(place.cache), marker=marker, **names)
     return probe.for_any_shell(script)
 

@@ -24,7 +24,7 @@ def node(words: list[str]) -> int:
 
     if words == ["--dial"]:
         if wish := os.environ.pop("QUINE_LAYER", ""):
-            from deploy import layer_host
+            from deploy.there import layers as layer_host
 
             layer_host.receive(wish)
         return rendezvous.dial()

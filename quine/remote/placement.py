@@ -141,7 +141,7 @@ def _layer(spawn: Spawn, host: Host) -> str:
         url = store
     if not url:
         return ""
-    from deploy.layer_host import named
+    from deploy.there.layers import named
 
     return named(url)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import installer
+from deploy.there import installer
 from tests.support.waiting import until
 
 

@@ -17,8 +17,10 @@ from pip._vendor.packaging import markers as oracle_markers
 from pip._vendor.packaging import tags as oracle_tags
 from pip._vendor.packaging.specifiers import SpecifierSet
 
-from deploy import installer, layer_host, wheels
+from deploy import wheels
 from deploy.platforms import Platform, Requirement
+from deploy.there import installer
+from deploy.there import layers as layer_host
 from tests.files.seaweed import BUCKET, Weed
 from tests.lab import Lab
 from tests.lab.host import Host

@@ -19,9 +19,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from deploy import installer
 from deploy.build import Binary
 from deploy.probe import Place
+from deploy.there import installer
 from tests.lab.host import OTHER
 from transport import address
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from deploy.installer import KEPT
+from deploy.there.installer import KEPT
 from tests.lab import Lab
 from tests.lab.lab import ROOT, TIMEOUT
 from transport.wire.frames import VERSION
@@ -152,6 +152,7 @@ def test_an_attached_job_is_killed(lab: Lab, upgraded: Quine, where: str) -> Non
     with echoing(lab, where) as job:
         listed = facts(upgraded("ps", "--json"))
         (number,) = (name for name, fact in listed.items() if fact["mission"] == "cat")
+        assert upgraded("wait", "--timeout", "0.01", number).returncode == 124
         assert upgraded("kill", number).returncode == 0
         job.communicate(timeout=TIMEOUT)
         assert job.returncode == -signal.SIGTERM

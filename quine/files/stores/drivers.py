@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from deploy import layer_host
+from deploy.there import layers as layer_host
 from quine.base.errors import Misconfigured
 from quine.files import credentials, paths
 from quine.files.api import Tier

@@ -272,7 +272,7 @@ def forget(base: Path, target: Path) -> None:
 
 
 def forget_layers(base: Path) -> None:
-    """Remove the layers (deploy/layer_host.py) that no installation names and no process has loaded."""
+    """Remove the layers (deploy/there/layers.py) that no installation names and no process has loaded."""
     named = {os.path.realpath(link) for link in base.glob("*/layer-*")}
     spare = []
     for path in base.glob("layer-*"):

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from deploy import installer
+from deploy.there import installer
 from transport import address
 
 VARIABLE = "QUINE_LAYER"  # MARKER and NAME, in the environment of the dial
