@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from deploy import host_requirements, layers, probe, push
 from deploy.build import Binary, build
@@ -34,17 +35,25 @@ PAUSE = 0.5  # seconds before an upload is taken up again
 # Exit statuses of a Python that finds its files damaged; a dial that refuses also prints an error of ours.
 BROKEN = (0, 1, 2, 126, 127)
 
+_T = TypeVar("_T")
 Note = Callable[[str], None]
+Command = Callable[[probe.Place, str], str]
+Talk = Callable[[SshDuplex, probe.Answers, Callable[[float, str], None]], Awaitable[_T]]
 unheard: Note = lambda text: None  # noqa: E731
 
 
 @dataclass(frozen=True)
 class Visit:
-    """The result of a check or a deployment."""
+    """The result of a check, a deployment or a removal. `size`: bytes of the binary that are not there yet."""
 
     seconds: float
     deployed: bool
     facts: probe.Facts | None
+    size: int = 0
+    brought: bool = False  # a Python, too
+    removed: int = 0  # installations
+    used: tuple[str, ...] = ()  # names of those that a process runs
+    left: tuple[str, ...] = ()  # and of those that cannot be removed
 
 
 class _Clock:
@@ -103,7 +112,7 @@ async def dial(
     the name of one that its jobs need.
     """
     visit = await _Visit.plan(host, inventory, ssh_agent, note, news)
-    visit.layer = layer
+    visit.layer = "" if host.binary else layer  # an admin's installation has the packages that it has
     return await _dialled(visit, "dial")
 
 
@@ -122,6 +131,10 @@ async def _dialled(visit: _Visit, mode: str) -> SshDuplex:
     try:
         return await visit.dial(mode, trust=True)
     except _BrokenError as error:
+        if path := visit.host.binary:
+            raise Unreachable(
+                visit.host.name, f"{path} does not start there: {error}", "tell its admin"
+            ) from None
         visit.note("the binary installed there does not start: it is replaced")
         visit.steps("start the node", f"{error}; the binary is replaced", False)
     try:
@@ -150,6 +163,21 @@ async def check(
     return visit
 
 
+async def speak(
+    host: Host,
+    inventory: Inventory,
+    command: Command,
+    phase: str,
+    talk: Talk[_T],
+    *,
+    ssh_agent: str | None,
+    note: Note,
+    news: Note = unheard,
+) -> _T:
+    """Run another command than the dial on `host`: text of a place and a marker. `talk` with it."""
+    return await (await _Visit.plan(host, inventory, ssh_agent, note, news)).speak(command, phase, talk)
+
+
 class _BrokenError(Exception):
     """The binary is installed and does not start."""
 
@@ -161,7 +189,9 @@ class _Visit:
         self.host = host
         self.binary = binary
         self.layer = ""
-        self.place = probe.Place(host.cache or probe.CACHE, host.python or "", host.modules)
+        self.place = probe.Place(
+            host.cache or probe.CACHE, host.python or "", host.modules, host.binary or ""
+        )
         self.note = note
         self.steps: Steps = unwatched
         self._target = target
@@ -197,16 +227,37 @@ class _Visit:
             duplex, _, facts = await self._open(clock, mode, trust=True)
             seconds = time.monotonic() - began
             await _close(duplex)
-        return Visit(seconds, facts is not None and not facts.have and mode == "deploy", facts)
+        left = push.left(self.binary, facts)[1] if facts and not facts.have else 0
+        return Visit(seconds, left > 0 and mode == "deploy", facts, left)
+
+    async def speak(self, command: Command, phase: str, talk: Talk[_T]) -> _T:
+        """Run another command than the dial, and talk with it."""
+
+        async def attempt() -> _T:
+            answers = probe.Answers(secrets.token_hex(16))
+            text = command(self.place, answers.marker)
+            duplex = await connect.connect(self._target, text, clock.phase, self._news)
+            try:
+                clock.phase(phase)
+                return await talk(duplex, answers, clock.allow)
+            finally:
+                await _close(duplex)
+
+        async with _Clock(self.host, self.note) as clock:
+            return await self._insist(clock, attempt)
 
     async def _open(
         self, clock: _Clock, mode: str, trust: bool
     ) -> tuple[SshDuplex, probe.Answers, probe.Facts | None]:
         """Connect and ask; unless it is a check, make sure that the binary is there. Facts: if the host sent any."""
+        return await self._insist(clock, lambda: self._open_once(clock, mode, trust))
+
+    async def _insist(self, clock: _Clock, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Return the result of an attempt that no connection cut short: law 4."""
         kept, vain = -1, 0
         while True:
             try:
-                return await self._open_once(clock, mode, trust)
+                return await attempt()
             except push.UploadCut as cut:
                 vain = 0 if cut.kept > kept else vain + 1
                 if vain == VAIN:
@@ -224,6 +275,7 @@ class _Visit:
         duplex = await connect.connect(self._target, command, clock.phase, self._news)
         try:
             answer = await self._answer(clock, mode, duplex, answers)
+            host_requirements.check_build(self.host.name, self.place.binary, answer)
             facts = None if answer == "have" else _facts(self.host, answer)
             if facts is not None:
                 clock.phase("find the binary", facts.text)

@@ -94,6 +94,7 @@ class Host(BaseModel):
     slots: Annotated[int, Field(ge=0)] = 0
     workdir: Text = "~/quine"
     cache: Directory | None = None
+    binary: Directory | None = None
     python: Annotated[str, _matching(_PROGRAM, "a program or its path, of plain characters")] | None = None
     modules: tuple[Annotated[str, _matching(_MODULE, "the name of an environment module")], ...] = ()
     same_paths: bool = False

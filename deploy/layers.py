@@ -74,10 +74,11 @@ async def bring(
             kept = min(int(found[1]), layer.size)
             left = layer.size - kept
             seconds = push.UPLOAD_SECONDS + push.UNPACK_SECONDS + left / push.SLOWEST
-            allow(seconds, f"send {left >> 10} kB")
-            with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
-                await push.send_file(layer.path, kept, duplex)
-            answer = await push.next_answer(host, duplex, answers)
+            async with push.uplink().place(left, allow) as count:
+                allow(seconds, f"send {left >> 10} kB")
+                with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
+                    await push.send_file(layer.path, kept, duplex, count)
+                answer = await push.next_answer(host, duplex, answers)
     except (Interrupted, ConnectionError) as lost:
         raise push.UploadCut(host, getattr(lost, "detail", str(lost)), before + kept) from None
     if answer != "have":

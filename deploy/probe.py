@@ -3,6 +3,7 @@
     origin                                        host
     exec /bin/sh -c '...'                  ->
                                            <-     MARKER have            then the dial's own bytes
+                                           or     MARKER other VERSION                    of an admin's binary: the end
                                            or     MARKER need|shut SYSTEM MACHINE VERSION FREE KEPT PYTHON
                                        (a look:   MARKER shell SECONDS SHELL, MARKER python VERSION PATH..., have ...)
     length, program, the bytes behind KEPT ->
@@ -24,11 +25,14 @@ from dataclasses import dataclass
 
 from deploy.build import OLDEST_PYTHON, Binary
 from deploy.there import installer
+from transport import address
 from transport.text import harmless
 
 BANNER_LIMIT = 1 << 20  # bytes without a marker, after which none will come any more
 LINE_LIMIT = 4096
 CACHE = "~/.cache/quine"
+BROUGHT = "python-"  # begins the name of an interpreter in the cache, see interpreter.py
+BUILD_SHOWN = 12  # digits of the hash of a build in the answer to --version
 CLOCK = 2  # seconds of a difference between two clocks that are not worth a word
 
 # Only the age is checked, which takes no process: a file that was damaged later, by a full disk or a person, is younger
@@ -38,14 +42,23 @@ _HAVE = (
     'if {trusted} [ -x "$d/quine" ] && [ -f "$d/{file}" ] && [ "$d/quine" -nt "$d/{file}" ]; then {found}; fi; '
 )
 _FOUND = {
-    "dial": 'echo {marker} have; PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial',
+    "dial": "echo {marker} have; {start}",
     "deploy": "echo {marker} have; exit 0",
     "check": "h=have",
     "look": "h=have",
 }
+# An installation of an admin is asked for its build, which takes two processes. Its directory comes first on the PATH,
+# so that jobs call the same build, unless it would change their python.
+_ADMIN = (
+    'd="{admin}"; for c in "$d/bin/quine" "$d/quine"; do [ -d "$d" ] && [ -x "$c" ] && d="$c"; done; '
+    'x="$("$d" --version 2>&1 | tail -n 1)"; case "$x" in *"(build {build})"*) {found};; '
+    "*) set -f; echo {marker} other $x; exit 0;; esac; "
+)
+_OWN = 'PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial'
+_START = '[ -x "${{d%/*}}/python3" ] || PATH="${{d%/*}}:$PATH"; export PATH; exec "$d" node --dial'
 _SHELL = 'echo {marker} shell $(date +%s) "$SHELL"; '  # its start files are done
 _SHOWN = 'echo {marker} python $n "$(command -v "$c")"; '
-_DIAL = 'if [ $h = have ]; then PATH="$d:$PATH"; export PATH; exec "$d/quine" node --dial; fi; '
+_DIAL = "if [ $h = have ]; then {start}; fi; "
 _PLACE = (
     'b="{base}"; until [ -d "$b" ]; do case "$b" in */*) b="${{b%/*}}";; *) b=/;; esac; [ -n "$b" ] || b=/; done; '
     '[ $h = have ] || [ -w "$b" ] || h=shut; '
@@ -87,11 +100,13 @@ class Place:
 
     `cache`: a directory, which may begin with ~/. `python`: a program or path, "" for the newest that is found.
     `modules`: of the environment modules of a cluster, loaded before its Python is looked for and started.
+    `binary`: of an admin, an executable or the directory of an installation, in place of one in `cache`.
     """
 
     cache: str = CACHE
     python: str = ""
     modules: tuple[str, ...] = ()
+    binary: str = ""
 
     @property
     def setup(self) -> str:
@@ -136,27 +151,57 @@ def command(binary: Binary, place: Place, marker: str, mode: str = "dial", *, tr
     "dial" with an answer for each thing that is found on the way.
     """
     values = {
-        "base": _in_shell(place.cache),
-        "name": place.name(binary),
+        **_values(place, marker, place.name(binary)),
         "file": installer.FILE,
-        "marker": marker,
-        "oldest": _number(OLDEST_PYTHON),
-        "names": f'"{_in_shell(place.python)}"' if place.python else _NAMES,
-        "elsewhere": f'"{_in_shell(place.python)}"' if place.python else _ELSEWHERE,
-        "setup": place.setup.replace("\n", "; "),
         "trusted": "" if trust else "false &&",
+        "admin": in_shell(place.binary),
+        "build": address.build_hash()[:BUILD_SHOWN],
         "shown": _SHOWN.format(marker=marker) if mode == "look" else "",
     }
     home = '[ -d "$HOME" ] || h=shut; ' if place.cache.startswith("~/") else ""
-    have = "h=need; " + _HAVE.replace("{found}", _FOUND[mode])
-    script = (_SHELL if mode == "look" else "") + have + home + "{setup}" + _PLACE + _PYTHON + _FACTS
+    start = _OWN
+    have = _HAVE
+    setup = "{setup}"
+    if place.binary:
+        start, have, setup = _START, setup + _ADMIN, ""
+    have = "h=need; " + have.replace("{found}", _FOUND[mode])
+    script = (_SHELL if mode == "look" else "") + have + home + setup + _PLACE + _PYTHON + _FACTS
     ends = {"check": "exit 0", "look": _DIAL + _RECEIVE}
-    script = (script + ends.get(mode, _RECEIVE)).format(**values)
+    script = (script + ends.get(mode, _RECEIVE)).replace("{start}", start).format(**values)
+    return for_any_shell(script)
+
+
+def looking(place: Place, marker: str, name: str) -> str:
+    """Return the script that looks for a place and a Python. It ends with the answer `have` if one is new enough.
+
+    It sets b (the lowest directory of the cache that exists), h (`shut` if that cannot be written), k (the bytes that
+    came of `name`).
+    """
+    found = '[ "$v" -ge {oldest} ] && {{ echo {marker} have; exit 0; }}; '
+    return ("h=need; {setup}" + _PLACE + _PYTHON + found).format(**_values(place, marker, name))
+
+
+def _values(place: Place, marker: str, name: str) -> dict[str, str]:
+    base, python = in_shell(place.cache), f'"{in_shell(place.python)}"' if place.python else ""
+    return {
+        "base": base,
+        "name": name,
+        "marker": marker,
+        "oldest": str(_number(OLDEST_PYTHON)),
+        "names": python or _NAMES,
+        "elsewhere": python or f'"{base}"/{BROUGHT}*/*/bin/python3 {_ELSEWHERE}',
+        "setup": place.setup.replace("\n", "; "),
+        "shown": "",
+    }
+
+
+def for_any_shell(script: str) -> str:
+    """Return the command that has any login shell run this script of /bin/sh: law 1."""
     assert not set("'\\!\n") & set(script)
     return f"exec /bin/sh -c '{script}'"
 
 
-def _in_shell(path: str) -> str:
+def in_shell(path: str) -> str:
     """Return a path of the inventory for double quotes; its characters were checked there."""
     return f"$HOME/{path[2:]}" if path.startswith("~/") else path
 

@@ -9,10 +9,12 @@ Laws
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from deploy import host_requirements, probe
 from deploy.build import Binary
@@ -23,6 +25,9 @@ from transport.errors import Interrupted, Unreachable
 CHUNK = 256 << 10
 SLOWEST = 64 << 10  # bytes per second that an upload must at least make
 UPLOAD_SECONDS = 30  # on top of that
+# Without a bound, twenty uploads by a slow line are each slower than an upload may be, and all of them fail.
+UPLOADS = 5  # at one time
+WAIT = 3600.0  # seconds for a place among them, which do not count for the deadline of a host
 UNPACK_SECONDS = 2 * installer.START_SECONDS
 
 
@@ -59,22 +64,41 @@ async def push(
 ) -> None:
     """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline."""
     host_requirements.check(host, binary, facts)
-    kept = facts.kept if facts.kept < binary.size else 0
-    left = binary.size - kept
-    allow(UPLOAD_SECONDS + UNPACK_SECONDS + left / SLOWEST, f"send {left >> 10} kB")
-    with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
-        await _send(binary, place, kept, mode, duplex, answers)
-    try:
-        answer = await next_answer(host, duplex, answers)
-    except Interrupted as lost:
-        raise UploadCut(host, lost.detail, kept) from None
+    kept, size = left(binary, facts)
+    async with uplink().place(size, allow) as count:
+        allow(UPLOAD_SECONDS + UNPACK_SECONDS + size / SLOWEST, f"send {size >> 10} kB")
+        with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
+            await _send(binary, place, kept, mode, duplex, answers, count)
+        answer = await answer_behind(host, duplex, answers, kept)
     if answer != "have":
         word, _, text = answer.removeprefix("fail ").partition(" ")
         failure = host_requirements.failed(host, word, text)
         raise UploadCut(host, failure.detail, kept) if kept and word in ("moved", "corrupt") else failure
 
 
-async def _send(binary: Binary, place: Place, kept: int, mode: str, duplex: Stream, answers: Answers) -> None:
+async def answer_behind(host: str, duplex: Stream, answers: Answers, kept: int) -> str:
+    """Return the answer to an upload. Raises UploadCut if the connection ends before it."""
+    try:
+        return await next_answer(host, duplex, answers)
+    except Interrupted as lost:
+        raise UploadCut(host, lost.detail, kept) from None
+
+
+def left(binary: Binary, facts: Facts) -> tuple[int, int]:
+    """Return how many bytes of the binary are of use there, and how many are to be sent."""
+    kept = facts.kept if facts.kept < binary.size else 0
+    return kept, binary.size - kept
+
+
+async def _send(
+    binary: Binary,
+    place: Place,
+    kept: int,
+    mode: str,
+    duplex: Stream,
+    answers: Answers,
+    count: Callable[[int], None],
+) -> None:
     """Send the installer as text, with its call at the end; then the file from byte `kept` on."""
     facts = (
         answers.marker,
@@ -89,16 +113,20 @@ async def _send(binary: Binary, place: Place, kept: int, mode: str, duplex: Stre
     call = f"main({', '.join(map(repr, facts))}, sys.stdin.buffer)\n"
     program = Path(installer.__file__).read_bytes() + b"\n" + call.encode()
     duplex.write(f"{len(program)}\n".encode() + program)
-    await send_file(binary.path, kept, duplex)
+    await send_file(binary.path, kept, duplex, count)
 
 
-async def send_file(path: Path, kept: int, duplex: Stream) -> None:
-    """Send a file from byte `kept` on."""
+async def send_file(path: Path, kept: int, duplex: Stream, count: Callable[[int], None]) -> None:
+    """Send a file from byte `kept` on; call `count` with the size of each part.
+
+    Raises ConnectionError if the other side ends.
+    """
     with open(path, "rb") as file:
         file.seek(kept)
         while not duplex.broken and (data := file.read(CHUNK)):
             duplex.write(data)
             await duplex.drain()
+            count(len(data))
 
 
 async def next_answer(host: str, duplex: Stream, answers: Answers) -> str:
@@ -129,3 +157,43 @@ def _shell_hint(host: str) -> str:
     return (
         f"ssh {host} true must work: look at the login shell, ForceCommand and the shell's start files there"
     )
+
+
+class Uplink:
+    """`announced`: bytes of all uploads that are waited for, under way or done; `sent`: those handed to connections."""
+
+    def __init__(self) -> None:
+        self.announced = 0
+        self.sent = 0
+        self._places = asyncio.Semaphore(UPLOADS)
+
+    @contextlib.asynccontextmanager
+    async def place(
+        self, size: int, allow: Callable[[float, str], None]
+    ) -> AsyncIterator[Callable[[int], None]]:
+        """Hold one of the places for an upload of `size` bytes; give the function that counts those sent."""
+        mine = 0
+
+        def count(bytes_sent: int) -> None:
+            nonlocal mine
+            mine += bytes_sent
+            self.sent += bytes_sent
+
+        self.announced += size
+        try:
+            allow(WAIT, "wait for a place among the uploads")
+            async with self._places:
+                yield count
+        finally:
+            self.announced -= size - mine  # those that a cut kept back are announced again
+
+
+_uplinks: WeakKeyDictionary[asyncio.AbstractEventLoop, Uplink] = WeakKeyDictionary()
+
+
+def uplink() -> Uplink:
+    """Return that of the running loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _uplinks:
+        _uplinks[loop] = Uplink()
+    return _uplinks[loop]

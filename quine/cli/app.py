@@ -137,25 +137,35 @@ def deploy(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="of `build`: where the file goes")
     ] = None,
+    python: Annotated[
+        Path | None,
+        typer.Option("--python", metavar="FILE", help="a packed standalone Python, for hosts that have none"),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="tell what would be done on each host; change nothing")
+    ] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="remove all builds from the hosts, but those in use")
+    ] = False,
     inventory: InventoryOption = None,
     verbose: Verbose = False,
 ) -> int:
-    """Put this binary on hosts; `deploy build -o FILE` makes the file."""
+    """Put this binary on hosts, or remove it; `deploy build -o FILE` makes the file."""
     if where == "build":
+        if plan or remove or python:
+            raise Misconfigured("--plan, --python and --remove are for hosts, not for quine deploy build")
         return _build(output)
     if output is not None:
         raise Misconfigured("--output belongs to quine deploy build")
-    from deploy import dial
-    from quine.cli.visits import complaints, visit
+    if remove and (plan or python):
+        raise Misconfigured(f"one of {'--plan' if plan else '--python'}, --remove")
+    from quine.cli import deployment
 
     known = _inventory(inventory)
-    results = visit(known.matching(where), known, dial.deploy, verbose)
-    for host, result in results:
-        if not isinstance(result, Exception):
-            print(
-                f"{host.name}: {'deployed' if result.deployed else 'already there'}, {result.seconds:.2f} s"
-            )
-    return complaints(results)
+    chosen = known.matching(where)
+    if remove:
+        return deployment.remove(chosen, known, verbose)
+    return (deployment.plan if plan else deployment.put)(chosen, known, verbose, python)
 
 
 def _build(output: Path | None) -> int:

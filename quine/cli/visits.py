@@ -1,4 +1,4 @@
-"""Visits to hosts of the inventory, all at the same time: `quine hosts check` and `quine deploy`.
+"""Visits to hosts of the inventory, all at the same time, for `quine hosts check` and `quine deploy`.
 
 Laws
 1. One host's trouble never hides another's result.
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from deploy.dial import Visit
     from deploy.inventory import Host, Inventory
+    from quine.cli.progress import Bar
     from transport.errors import Refused
 
     Call = Callable[..., Awaitable[Visit]]
@@ -109,11 +110,12 @@ def _facts(result: Visit | Refused) -> dict[str, object]:
 
 
 def visit(
-    chosen: Sequence[Host], known: Inventory, call: Call, verbose: bool
+    chosen: Sequence[Host], known: Inventory, call: Call, verbose: bool, bar: Bar | None = None
 ) -> list[tuple[Host, Visit | Refused]]:
     """Run `call` for all hosts at the same time; return each one's result or refusal, in order.
 
-    A host whose unknown key is accepted on the terminal, or whose private key is unlocked there, is visited again.
+    `bar` shows the progress meanwhile. A host whose unknown key is accepted on the terminal, or whose private key is
+    unlocked there, is visited again.
     """
     import asyncio
     import logging
@@ -131,6 +133,8 @@ def visit(
                 os.write(2, f"quine: {host.name}: {text}\n".encode())
 
         def news(text: str) -> None:
+            if bar:
+                bar.clear()
             os.write(2, f"quine: {host.name}: {text}\n".encode())
 
         try:
@@ -142,10 +146,20 @@ def visit(
             unknown = Refused(what, "please report it")
             unknown.status = DEFECT
             return host, unknown
+        finally:
+            if bar:
+                bar.done += 1
 
     async def all_of_them() -> list[tuple[Host, Visit | Refused]]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(host)) for host in chosen]
+        drawing = asyncio.create_task(bar.run()) if bar else None
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(host)) for host in chosen]
+        finally:
+            if bar and drawing:
+                drawing.cancel()
+                bar.draw()
+                bar.clear()
         return [task.result() for task in tasks]
 
     results = asyncio.run(all_of_them())

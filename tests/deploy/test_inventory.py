@@ -257,6 +257,7 @@ def test_a_jump_is_a_host_or_a_place(tmp_path: Path) -> None:
     [
         "cache = 'relative/x'", "cache = '~me/x'", "cache = '/a b'", 'cache = "/a$(id)"', 'cache = "/a\'b"',
         "cache = '/a!b'",
+        "binary = 'quine'", "binary = '/opt/a b'",
         "python = '-c'", "python = 'python3 -x'", "python = '$HOME/python'", "modules = ['a;b']", "modules = ['']",
         'cache = "/a\\nb"',
     ],

@@ -1,0 +1,85 @@
+"""Removes what quine has put on a host: the one command that does it, and its answer.
+
+    exec /bin/sh -c '...'                  ->
+                                           <-     MARKER removed COUNT used NAME… left NAME…
+
+Laws
+1. An installation that a process runs stays, and is named: its path stands in the command line of that process. Its
+   layers stay, too; `layer-` sorts behind the names of installations, so that these have gone or stayed before.
+2. Only that is removed which quine made: directories with the file of an installation in them, interpreters and
+   layers that were brought, and leftovers of installers. The cache itself goes if nothing else is in it.
+3. Any login shell passes the command on as it is, and no Python is needed for it: see `probe.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from deploy import dial, probe, push
+from deploy.inventory import Host, Inventory
+from deploy.probe import Answers, Place
+from deploy.there import installer, layers
+from transport.errors import Unreachable
+
+# The pattern comes by a pipe: as an argument of grep it would stand in a command line, and be found there.
+_RUNS = 'echo "{}" | grep -qFf - /proc/{}/cmdline 2>/dev/null'
+_SCRIPT = (
+    "n=0; u=; l=; "
+    + _RUNS.format("/bin/sh", "$$")
+    + " || {{ echo {marker} blind; exit 0; }}; "
+    + 'for d in "{base}"/* "{base}"/unpacked/* "{base}"/.part-* "{base}"/.new-* "{base}"/.old-*; do '
+    'c="${{d##*/}}"; k=1; case "$c" in .part-*|.new-*|.old-*) k=0;; {brought}*) ;; {layer}*) k=2;; '
+    '*) [ -f "$d/{file}" ] || continue;; esac; '
+    '[ -e "$d" ] || continue; '
+    "if [ $k -gt 0 ] && " + _RUNS.format("$d/", "[0-9]*") + '; then u="$u $c"; continue; fi; '
+    'if [ $k = 2 ]; then for y in "{base}"/*/{layer}* "{base}"/unpacked/*/{layer}*; do '
+    'if [ "$y" -ef "$d" ]; then u="$u $c"; continue 2; fi; done; fi; '
+    'rm -rf "$d" 2>/dev/null; if [ -e "$d" ]; then l="$l $c"; else n=$((n + k % 2)); fi; '
+    'done; rmdir "{base}/unpacked" "{base}" 2>/dev/null; echo {marker} removed $n used$u left$l'
+)
+
+BY_HAND = "its /bin/sh, grep and /proc are needed for it; or remove its cache of quine by hand"
+
+
+async def remove(
+    host: Host,
+    inventory: Inventory,
+    *,
+    ssh_agent: str | None,
+    note: dial.Note,
+    news: dial.Note = dial.unheard,
+) -> dial.Visit:
+    """Remove all that quine has put on `host`, but the builds that a process runs."""
+    began = time.monotonic()
+
+    async def talk(duplex: push.Stream, answers: Answers, allow: object) -> str:
+        return await push.next_answer(host.name, duplex, answers)
+
+    answer = await dial.speak(
+        host, inventory, command, "remove builds", talk, ssh_agent=ssh_agent, note=note, news=news
+    )
+    try:
+        removed, used, left = parsed(answer)
+    except ValueError as error:
+        raise Unreachable(host.name, f"nothing was removed: {error}", BY_HAND) from None
+    seconds = time.monotonic() - began
+    return dial.Visit(seconds, False, None, removed=removed, used=used, left=left)
+
+
+def command(place: Place, marker: str) -> str:
+    """Return the command for the channel."""
+    names = {"file": installer.FILE, "brought": probe.BROUGHT, "layer": layers.PREFIX}
+    script = _SCRIPT.format(base=probe.in_shell(place.cache), marker=marker, **names)
+    return probe.for_any_shell(script)
+
+
+def parsed(answer: str) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    """Return how many are gone, the names of those in use, and of those that cannot be removed.
+
+    Raises ValueError for any other line.
+    """
+    found = re.fullmatch(r"removed (\d+) used((?: \S+)*) left((?: \S+)*)", answer)
+    if found is None:
+        raise ValueError(f"not an answer: {answer!r}")
+    return int(found[1]), tuple(found[2].split()), tuple(found[3].split())

@@ -1,0 +1,81 @@
+"""`quine deploy` on hosts: put the binary there, tell what would be done, or remove it.
+
+Laws
+1. A line on stdout for each host that was reached; the trouble of the others is on stderr, with its cure.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from quine.cli.progress import Bar
+from quine.cli.visits import complaints, visit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from deploy.inventory import Host, Inventory
+
+
+def put(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | None) -> int:
+    """Put the binary on hosts, and the Python of a file on those that have none; return the exit status."""
+    from deploy.upkeep import interpreter
+
+    call = partial(interpreter.deploy, python=interpreter.read(python) if python else None)
+    results = visit(chosen, known, call, verbose, None if verbose else Bar(len(chosen)))
+    for host, result in results:
+        if not isinstance(result, Exception):
+            state = "deployed" if result.deployed else "already there"
+            print(f"{host.name}: {state}{' with a Python' * result.brought}, {result.seconds:.2f} s")
+    return complaints(results)
+
+
+def plan(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | None) -> int:
+    """Print what `put` would do on each host; change nothing."""
+    from deploy import dial
+    from deploy.build import build
+    from deploy.host_requirements import NeedsPython
+    from deploy.upkeep import interpreter
+
+    brought = interpreter.read(python) if python else None
+    troubles = []
+    for host, result in visit(chosen, known, dial.check, verbose):
+        if not isinstance(result, Exception):
+            text = f"send {_kilobytes(result.size)}" if result.size else "already there"
+        elif brought and isinstance(result, NeedsPython) and not host.python:
+            text = f"send {_kilobytes(brought.size)} of Python and {_kilobytes(build().size)}"
+        else:
+            text = "needs Python" if isinstance(result, NeedsPython) else "cannot be deployed to"
+            troubles.append((host, result))
+        print(f"{host.name}: {text}")
+    return complaints(troubles)
+
+
+def _kilobytes(size: int) -> str:
+    return f"{(size + 1023) >> 10} kB"
+
+
+def remove(chosen: Sequence[Host], known: Inventory, verbose: bool) -> int:
+    """Remove builds and interpreters of ours from hosts, but those in use; name these."""
+    from deploy.upkeep.remove import remove as take_away
+    from transport.errors import Unreachable
+
+    results = visit(chosen, known, take_away, verbose)
+    for number, (host, result) in enumerate(results):
+        if isinstance(result, Exception):
+            continue
+        cache = host.cache or "~/.cache/quine"
+        print(f"{host.name}: {_removed(result.removed)}")
+        for name in result.used:
+            print(f"{host.name}: in use, not removed: {cache}/{name}")
+        if result.left:
+            paths = ", ".join(f"{cache}/{name}" for name in result.left)
+            refused = Unreachable(host.name, f"cannot be removed: {paths}", "look at owners and modes there")
+            results[number] = host, refused
+    return complaints(results)
+
+
+def _removed(count: int) -> str:
+    return "nothing to remove" if not count else f"removed {count} installation{'s' * (count > 1)}"

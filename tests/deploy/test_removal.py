@@ -1,0 +1,131 @@
+"""`quine deploy --plan` and `--remove`, against real sshds: the things that would be done, and those taken away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deploy.build import build
+from tests.lab import Lab
+from tests.lab.host import Host
+
+
+def cache(host: Host) -> Path:
+    return host.path_of(".cache/quine")
+
+
+def installation(host: Host, name: str) -> Path:
+    """One that looks like an old build."""
+    folder = cache(host) / name
+    (folder / "lib").mkdir(parents=True)
+    (folder / "quine.pyz").write_bytes(b"old")
+    return folder
+
+
+def said(lab: Lab, *words: str) -> list[str]:
+    done = lab.run(["deploy", *words], check=True)
+    assert done.stderr == b""
+    return done.stdout.decode().splitlines()
+
+
+def test_a_plan_names_each_host_and_changes_nothing(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("blank")
+    odd_host("bare", python=False)
+    part = cache(host) / f".part-{build().sha256}"
+    lab.alias("shut", of="blank", via=1)
+    size = build().size
+    assert said(lab, "--plan", "blank") == [f"blank: send {(size + 1023) >> 10} kB"]
+    assert not cache(host).exists()
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x" * (size - 10_000))
+    done = lab.run(["deploy", "--plan", "blank,bare,shut"])
+    assert done.stdout.decode().splitlines() == [
+        "blank: send 10 kB", "bare: needs Python", "shut: cannot be deployed to",
+    ]  # fmt: skip
+    assert done.returncode == 69
+    errors = [line for line in done.stderr.decode().splitlines() if ": error: " in line]
+    assert errors == [
+        "quine: bare: error: it has no python3", "quine: shut: error: connection refused by 127.0.0.1 port 1",
+    ]  # fmt: skip
+    assert os.listdir(part.parent) == [part.name] and part.stat().st_size == size - 10_000
+
+
+def test_a_deployment_is_removed_and_nothing_else_is(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("tidy")
+    assert said(lab, "tidy")[0].startswith("tidy: deployed, ")
+    assert said(lab, "--plan", "tidy") == ["tidy: already there"]
+    for name in (".part-a", ".new-a", ".old-a"):
+        (cache(host) / name).mkdir()
+    installation(host, "a" * 64)
+    for name in ("python-a", "layer-a"):
+        (cache(host) / name).mkdir()
+    (cache(host) / "build").mkdir()
+    (cache(host) / "note").write_text("mine")
+    assert said(lab, "--remove", "tidy") == ["tidy: removed 3 installations"]
+    assert sorted(os.listdir(cache(host))) == ["build", "note"]
+    assert said(lab, "--remove", "tidy") == ["tidy: nothing to remove"]
+    shutil.rmtree(cache(host))
+    assert said(lab, "--remove", "tidy") == ["tidy: nothing to remove"]
+    assert said(lab, "tidy")[0].startswith("tidy: deployed, ")
+    assert said(lab, "--remove", "tidy") == ["tidy: removed 1 installation"]
+    assert not cache(host).exists(), "the empty cache goes, too"
+
+
+def test_an_installation_in_use_stays_and_is_named(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("busy")
+    old = installation(host, "0" * 64)
+    lab.run(["run", "--on", "busy", "--", "true"], check=True)  # its node waits for the next job
+    name = build().sha256
+    for layer, folder in (("layer-a", name), ("layer-b", "0" * 64)):
+        (cache(host) / layer).mkdir()
+        (cache(host) / folder / "layer-s3").symlink_to(f"../{layer}")
+    assert said(lab, "--remove", "busy") == [
+        "busy: removed 1 installation", f"busy: in use, not removed: ~/.cache/quine/{name}",
+        "busy: in use, not removed: ~/.cache/quine/layer-a",
+    ]  # fmt: skip
+    assert not (cache(host) / "layer-b").exists()
+    assert not old.exists() and (cache(host) / name / "quine").exists()
+    assert lab.run(["run", "--on", "busy", "--", "echo", "on"], check=True).stdout == b"on\n"
+    lab.stop_nodes()
+    assert said(lab, "--remove", "busy") == ["busy: removed 1 installation"]
+
+
+def test_a_host_without_python_is_cleaned_too(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("bare", python=False, shell="/bin/sh", banner="Welcome!\n")
+    old = installation(host, "0" * 64)
+    assert said(lab, "--remove", "bare") == ["bare: removed 1 installation"]
+    assert not old.exists()
+
+
+def test_a_path_that_cannot_be_removed_is_named(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("stuck", scripts={"rm": "#!/bin/sh\nexit 1\n"})
+    old = installation(host, "0" * 64)
+    done = lab.run(["deploy", "--remove", "stuck"])
+    assert (done.returncode, done.stdout) == (69, b"stuck: nothing to remove\n")
+    assert f"stuck: error: cannot be removed: ~/.cache/quine/{old.name}" in done.stderr.decode()
+    assert old.exists()
+
+
+def test_nothing_is_removed_where_use_cannot_be_seen(lab: Lab, odd_host: Callable[..., Host]) -> None:
+    host = odd_host("blind", scripts={"grep": "#!/bin/sh\nexit 2\n"})
+    old = installation(host, "0" * 64)
+    done = lab.run(["deploy", "--remove", "blind"])
+    assert (done.returncode, done.stdout) == (69, b"") and old.exists()
+    assert "quine: blind: error: nothing was removed: " in done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--plan", "--remove", "h1"], "one of --plan, --remove"),
+        (["--plan", "build"], "--plan, --python and --remove are for hosts"),
+        (["--remove", "h1", "-o", "x"], "--output belongs to quine deploy build"),
+    ],
+)
+def test_a_plan_and_a_removal_do_not_mix(lab: Lab, words: list[str], text: str) -> None:
+    done = lab.run(["deploy", *words])
+    assert done.returncode == 2 and text in done.stderr.decode()
