@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from deploy import host_requirements, probe
 from deploy.build import Binary
 from deploy.probe import Answers, Facts, Place
 from deploy.there import installer
+from transport.carrier.duplex import Bootstrap
 from transport.errors import Interrupted, Unreachable
 
 CHUNK = 256 << 10
@@ -34,30 +34,21 @@ class UploadCut(Interrupted):
         self.kept = kept
 
 
-class Stream(Protocol):
-    """The part of a duplex that is needed here."""
-
-    @property
-    def broken(self) -> str: ...
-
-    async def read(self) -> bytes: ...
-
-    def write(self, data: bytes) -> None: ...
-
-    async def drain(self) -> None: ...
-
-
 async def push(
     host: str,
     binary: Binary,
     place: Place,
     facts: Facts,
     mode: str,
-    duplex: Stream,
+    duplex: Bootstrap,
     answers: Answers,
     allow: Callable[[float, str], None],
+    by_hand: str,
 ) -> None:
-    """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline."""
+    """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline.
+
+    `by_hand` is the command by which a person tries the way there, for hints.
+    """
     host_requirements.check(host, binary, facts)
     kept = facts.kept if facts.kept < binary.size else 0
     left = binary.size - kept
@@ -65,7 +56,7 @@ async def push(
     with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
         await _send(binary, place, kept, mode, duplex, answers)
     try:
-        answer = await next_answer(host, duplex, answers)
+        answer = await next_answer(host, duplex, answers, by_hand)
     except Interrupted as lost:
         raise UploadCut(host, lost.detail, kept) from None
     if answer != "have":
@@ -74,7 +65,9 @@ async def push(
         raise UploadCut(host, failure.detail, kept) if kept and word in ("moved", "corrupt") else failure
 
 
-async def _send(binary: Binary, place: Place, kept: int, mode: str, duplex: Stream, answers: Answers) -> None:
+async def _send(
+    binary: Binary, place: Place, kept: int, mode: str, duplex: Bootstrap, answers: Answers
+) -> None:
     """Send the installer as text, with its call at the end; then the file from byte `kept` on."""
     facts = (
         answers.marker,
@@ -92,7 +85,7 @@ async def _send(binary: Binary, place: Place, kept: int, mode: str, duplex: Stre
     await send_file(binary.path, kept, duplex)
 
 
-async def send_file(path: Path, kept: int, duplex: Stream) -> None:
+async def send_file(path: Path, kept: int, duplex: Bootstrap) -> None:
     """Send a file from byte `kept` on."""
     with open(path, "rb") as file:
         file.seek(kept)
@@ -101,14 +94,16 @@ async def send_file(path: Path, kept: int, duplex: Stream) -> None:
             await duplex.drain()
 
 
-async def next_answer(host: str, duplex: Stream, answers: Answers) -> str:
+async def next_answer(host: str, duplex: Bootstrap, answers: Answers, by_hand: str = "") -> str:
     """Return the next marked line. Raises Unreachable if the other side ends, or says other things."""
     while True:
         try:
             answer = answers.next()
         except ValueError as error:
             raise Unreachable(
-                host, f"its login shell speaks out of turn: {error}", _shell_hint(host)
+                host,
+                f"its login shell speaks out of turn: {error}",
+                _shell_hint(by_hand or f"ssh {host} true"),
             ) from None
         if answer is not None:
             return answer
@@ -118,14 +113,12 @@ async def next_answer(host: str, duplex: Stream, answers: Answers) -> str:
                 raise Interrupted(
                     host, f"the connection was lost before its shell had answered: {duplex.broken}"
                 )
-            said = probe.plain(answers.banner + answers.rest() + getattr(duplex, "stderr", b""))
+            said = probe.plain(answers.banner + answers.rest() + duplex.stderr)
             last = (said.strip().splitlines() or ["nothing"])[-1][:300].rstrip(".")
             detail = f"its login shell did not run the command; its last words: {last}"
-            raise Unreachable(host, detail, _shell_hint(host))
+            raise Unreachable(host, detail, _shell_hint(by_hand or f"ssh {host} true"))
         answers.feed(data)
 
 
-def _shell_hint(host: str) -> str:
-    return (
-        f"ssh {host} true must work: look at the login shell, ForceCommand and the shell's start files there"
-    )
+def _shell_hint(by_hand: str) -> str:
+    return f"{by_hand} must work: look at the login shell, ForceCommand and the shell's start files there"
