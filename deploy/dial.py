@@ -18,14 +18,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from deploy import host_requirements, layers, probe, push
+from deploy import carriers, host_requirements, layers, probe, push
 from deploy.build import Binary, build
-from deploy.inventory import Host, Inventory, jump_of
+from deploy.inventory import Host, Inventory
 from transport.carrier.dialer import Note as Steps
-from transport.carrier.dialer import SshTarget
 from transport.carrier.dialer import unheard as unwatched
-from transport.carrier.ssh import connect
-from transport.carrier.ssh.channel import SshDuplex
+from transport.carrier.duplex import Bootstrap
 from transport.errors import Interrupted, Misconfigured, Unreachable
 from transport.timeouts import timeout
 
@@ -38,7 +36,7 @@ BROKEN = (0, 1, 2, 126, 127)
 _T = TypeVar("_T")
 Note = Callable[[str], None]
 Command = Callable[[probe.Place, str], str]
-Talk = Callable[[SshDuplex, probe.Answers, Callable[[float, str], None]], Awaitable[_T]]
+Talk = Callable[[Bootstrap, probe.Answers, Callable[[float, str], None]], Awaitable[_T]]
 unheard: Note = lambda text: None  # noqa: E731
 
 
@@ -77,8 +75,7 @@ class _Clock:
             await self._timeout.__aexit__(kind, error, trace)  # type: ignore[arg-type]
         except TimeoutError:
             detail = f"no answer within {self._limit:g} s; it was about to {self._phase}"
-            port = f"-p {self._host.port} " if self._host.port else ""
-            hint = f"is it up, is the network? ssh {port}{self._host.destination} true would tell"
+            hint = f"is it up, is the network? {carriers.by_hand(self._host)} would tell"
             raise Unreachable(self._host.name, detail, hint) from None
 
     def phase(self, step: str, found: str = "", ok: bool = True) -> None:
@@ -105,7 +102,7 @@ async def dial(
     note: Note,
     news: Note = unheard,
     layer: str = "",
-) -> SshDuplex:
+) -> Bootstrap:
     """Return the duplex to the node on `host`; raises Refused.
 
     `note` is called with each phase and its time, `news` with messages for the user about first contacts. `layer` is
@@ -118,7 +115,7 @@ async def dial(
 
 async def look(
     host: Host, inventory: Inventory, *, ssh_agent: str | None, steps: Steps, news: Note = unheard
-) -> SshDuplex:
+) -> Bootstrap:
     """Dial as `dial` does, and tell each step of the way, and what it has found. Raises Refused."""
     steps("make the file for hosts")
     visit = await _Visit.plan(host, inventory, ssh_agent, unheard, news)
@@ -127,7 +124,7 @@ async def look(
     return await _dialled(visit, "look")
 
 
-async def _dialled(visit: _Visit, mode: str) -> SshDuplex:
+async def _dialled(visit: _Visit, mode: str) -> Bootstrap:
     try:
         return await visit.dial(mode, trust=True)
     except _BrokenError as error:
@@ -185,7 +182,7 @@ class _BrokenError(Exception):
 class _Visit:
     """One host, one purpose."""
 
-    def __init__(self, host: Host, target: SshTarget, binary: Binary, note: Note, news: Note) -> None:
+    def __init__(self, host: Host, connect: carriers.Connect, binary: Binary, note: Note, news: Note) -> None:
         self.host = host
         self.binary = binary
         self.layer = ""
@@ -194,19 +191,19 @@ class _Visit:
         )
         self.note = note
         self.steps: Steps = unwatched
-        self._target = target
+        self._connect = connect
         self._news = news
 
     @classmethod
     async def plan(
         cls, host: Host, inventory: Inventory, ssh_agent: str | None, note: Note, news: Note
     ) -> _Visit:
-        if host.transport != "ssh":
+        if host.transport == "slurm":
             raise Misconfigured(host.unbuilt(), "name its login node as a host of its own", host.name)
         binary = await asyncio.to_thread(build)
-        return cls(host, _target(host, inventory, ssh_agent), binary, note, news)
+        return cls(host, carriers.to(host, inventory, ssh_agent), binary, note, news)
 
-    async def dial(self, mode: str, trust: bool) -> SshDuplex:
+    async def dial(self, mode: str, trust: bool) -> Bootstrap:
         async with _Clock(self.host, self.note, self.steps) as clock:
             duplex, answers, _ = await self._open(clock, mode, trust)
             try:
@@ -236,7 +233,7 @@ class _Visit:
         async def attempt() -> _T:
             answers = probe.Answers(secrets.token_hex(16))
             text = command(self.place, answers.marker)
-            duplex = await connect.connect(self._target, text, clock.phase, self._news)
+            duplex = await self._connect(text, clock.phase, self._news)
             try:
                 clock.phase(phase)
                 return await talk(duplex, answers, clock.allow)
@@ -248,7 +245,7 @@ class _Visit:
 
     async def _open(
         self, clock: _Clock, mode: str, trust: bool
-    ) -> tuple[SshDuplex, probe.Answers, probe.Facts | None]:
+    ) -> tuple[Bootstrap, probe.Answers, probe.Facts | None]:
         """Connect and ask; unless it is a check, make sure that the binary is there. Facts: if the host sent any."""
         return await self._insist(clock, lambda: self._open_once(clock, mode, trust))
 
@@ -268,11 +265,11 @@ class _Visit:
 
     async def _open_once(
         self, clock: _Clock, mode: str, trust: bool
-    ) -> tuple[SshDuplex, probe.Answers, probe.Facts | None]:
+    ) -> tuple[Bootstrap, probe.Answers, probe.Facts | None]:
         answers = probe.Answers(secrets.token_hex(16))
         command = probe.command(self.binary, self.place, answers.marker, mode, trust=trust)
         command = layers.prefixed(command, answers.marker, self.layer)
-        duplex = await connect.connect(self._target, command, clock.phase, self._news)
+        duplex = await self._connect(command, clock.phase, self._news)
         try:
             answer = await self._answer(clock, mode, duplex, answers)
             host_requirements.check_build(self.host.name, self.place.binary, answer)
@@ -282,7 +279,15 @@ class _Visit:
             if facts is not None and not facts.have and mode != "check":
                 end = "deploy" if mode == "deploy" else "dial"
                 await push.push(
-                    self.host.name, self.binary, self.place, facts, end, duplex, answers, clock.allow
+                    self.host.name,
+                    self.binary,
+                    self.place,
+                    facts,
+                    end,
+                    duplex,
+                    answers,
+                    clock.allow,
+                    carriers.by_hand(self.host),
                 )
                 clock.allow(DEADLINE, "")
             if self.layer:
@@ -297,12 +302,12 @@ class _Visit:
             raise
         return duplex, answers, facts
 
-    async def _answer(self, clock: _Clock, mode: str, duplex: SshDuplex, answers: probe.Answers) -> str:
+    async def _answer(self, clock: _Clock, mode: str, duplex: Bootstrap, answers: probe.Answers) -> str:
         """Return the answer to the probe; those before it, of a look, are for the steps alone."""
         clock.phase(step := "start the login shell" if mode == "look" else "find the binary")
         versions: set[str] = set()
         while True:
-            answer = await push.next_answer(self.host.name, duplex, answers)
+            answer = await push.next_answer(self.host.name, duplex, answers, carriers.by_hand(self.host))
             word, _, text = answer.partition(" ")
             if word not in ("shell", "python"):
                 return answer
@@ -323,7 +328,7 @@ def _facts(host: Host, answer: str) -> probe.Facts:
         ) from None
 
 
-def _failure(host: Host, duplex: SshDuplex) -> Exception:
+def _failure(host: Host, duplex: Bootstrap) -> Exception:
     """Return the error for a dial that ended before its first byte."""
     if duplex.broken:
         return Interrupted(host.name, f"the connection was lost as its node started: {duplex.broken}")
@@ -337,19 +342,6 @@ def _failure(host: Host, duplex: SshDuplex) -> Exception:
     return Unreachable(host.name, f"its node does not start: {detail}", hint)
 
 
-async def _close(duplex: SshDuplex) -> None:
+async def _close(duplex: Bootstrap) -> None:
     duplex.close()
     await duplex.closed()
-
-
-def _target(host: Host, inventory: Inventory, ssh_agent: str | None) -> SshTarget:
-    through = jump_of(host, inventory)
-    return SshTarget(
-        name=host.name,
-        address=host.destination,
-        user=host.user,
-        port=host.port,
-        identity=host.identity,
-        jump=_target(through, inventory, ssh_agent) if through else None,
-        agent=ssh_agent,
-    )

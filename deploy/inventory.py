@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from deploy import paths
+from deploy import paths, transports
 from transport import rlimits
 from transport.errors import Denied, Misconfigured, NoSuchHost
 
@@ -107,7 +107,8 @@ class Host(BaseModel):
     may_fork: tuple[Text, ...] = ()
     about: About = ""
     lease: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 600
-    transport: Literal["ssh", "slurm"] = "ssh"
+    transport: Literal["ssh", "openssh", "command", "slurm"] = "ssh"
+    command: tuple[Text, ...] = ()
     partition: Text | None = None
     nodes: Annotated[int, Field(ge=1)] | None = None
     time: Text | None = None
@@ -121,7 +122,7 @@ class Host(BaseModel):
 
     def unbuilt(self, agent: bool = False) -> str:
         """Return the reason why no job, or no agent, can be started there with this build yet; "" if one can."""
-        if self.transport != "ssh":
+        if self.transport == "slurm":
             return f'transport = "{self.transport}" is not built yet'
         if agent and self.inference != "relay":
             return f'inference = "{self.inference}" is not built yet'
@@ -297,10 +298,7 @@ def load(path: Path | None, env: Mapping[str, str]) -> Inventory:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {_lowered(why or '')}") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # also a number of thousands of digits, or nesting too deep
+    except (ValueError, RecursionError) as error:  # also nesting too deep
         raise ConfigError(f"{path}: not TOML: {_lowered(str(error))}") from None
     return Inventory(_hosts(data, path), path)
 
@@ -320,6 +318,8 @@ def _hosts(data: dict[str, Any], path: Path) -> dict[str, Host]:
             raise ConfigError(f"{path}: [hosts.{name}]: must be a table")
         if name in RESERVED:
             raise ConfigError(f"{path}: [hosts.{name}]: {name} is a word of WHERE", "give it another name")
+        if wrong := transports.misplaced(table, defaults):
+            raise ConfigError(f"{path}: [hosts.{name}]: {wrong}")
         hosts[name] = _check(f"hosts.{name}", {**defaults, **table}, path, name)
     for host in hosts.values():
         _check_jump(host, hosts, path)

@@ -18,6 +18,7 @@ from deploy import host_requirements, push, wheels
 from deploy.platforms import Platform
 from deploy.probe import Answers
 from deploy.there.layers import VARIABLE
+from transport.carrier.duplex import Bootstrap
 from transport.errors import Interrupted, Unreachable
 
 MAKE_SECONDS = wheels.PIP_SECONDS + 120.0
@@ -38,7 +39,7 @@ async def bring(
     host: str,
     name: str,
     directory: str | None,
-    duplex: push.Stream,
+    duplex: Bootstrap,
     answers: Answers,
     before: int,
     allow: Callable[[float, str], None],
@@ -89,7 +90,7 @@ async def bring(
     return True
 
 
-async def _asked(duplex: push.Stream, answers: Answers) -> str | None:
+async def _asked(duplex: Bootstrap, answers: Answers) -> str | None:
     """Return the line with which the dial asks for the layer, None if it ended without."""
     while True:
         try:

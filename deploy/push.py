@@ -13,13 +13,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from deploy import host_requirements, probe
 from deploy.build import Binary
 from deploy.probe import Answers, Facts, Place
 from deploy.there import installer
+from transport.carrier.duplex import Bootstrap
 from transport.errors import Interrupted, Unreachable
 
 CHUNK = 256 << 10
@@ -39,47 +39,38 @@ class UploadCut(Interrupted):
         self.kept = kept
 
 
-class Stream(Protocol):
-    """The part of a duplex that is needed here."""
-
-    @property
-    def broken(self) -> str: ...
-
-    async def read(self) -> bytes: ...
-
-    def write(self, data: bytes) -> None: ...
-
-    async def drain(self) -> None: ...
-
-
 async def push(
     host: str,
     binary: Binary,
     place: Place,
     facts: Facts,
     mode: str,
-    duplex: Stream,
+    duplex: Bootstrap,
     answers: Answers,
     allow: Callable[[float, str], None],
+    by_hand: str,
 ) -> None:
-    """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline."""
+    """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline.
+
+    `by_hand` is the command by which a person tries the way there, for hints.
+    """
     host_requirements.check(host, binary, facts)
     kept, size = left(binary, facts)
     async with uplink().place(size, allow) as count:
         allow(UPLOAD_SECONDS + UNPACK_SECONDS + size / SLOWEST, f"send {size >> 10} kB")
         with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
             await _send(binary, place, kept, mode, duplex, answers, count)
-        answer = await answer_behind(host, duplex, answers, kept)
+        answer = await answer_behind(host, duplex, answers, kept, by_hand)
     if answer != "have":
         word, _, text = answer.removeprefix("fail ").partition(" ")
         failure = host_requirements.failed(host, word, text)
         raise UploadCut(host, failure.detail, kept) if kept and word in ("moved", "corrupt") else failure
 
 
-async def answer_behind(host: str, duplex: Stream, answers: Answers, kept: int) -> str:
+async def answer_behind(host: str, duplex: Bootstrap, answers: Answers, kept: int, by_hand: str = "") -> str:
     """Return the answer to an upload. Raises UploadCut if the connection ends before it."""
     try:
-        return await next_answer(host, duplex, answers)
+        return await next_answer(host, duplex, answers, by_hand)
     except Interrupted as lost:
         raise UploadCut(host, lost.detail, kept) from None
 
@@ -95,7 +86,7 @@ async def _send(
     place: Place,
     kept: int,
     mode: str,
-    duplex: Stream,
+    duplex: Bootstrap,
     answers: Answers,
     count: Callable[[int], None],
 ) -> None:
@@ -116,7 +107,7 @@ async def _send(
     await send_file(binary.path, kept, duplex, count)
 
 
-async def send_file(path: Path, kept: int, duplex: Stream, count: Callable[[int], None]) -> None:
+async def send_file(path: Path, kept: int, duplex: Bootstrap, count: Callable[[int], None]) -> None:
     """Send a file from byte `kept` on; call `count` with the size of each part.
 
     Raises ConnectionError if the other side ends.
@@ -129,14 +120,16 @@ async def send_file(path: Path, kept: int, duplex: Stream, count: Callable[[int]
             count(len(data))
 
 
-async def next_answer(host: str, duplex: Stream, answers: Answers) -> str:
+async def next_answer(host: str, duplex: Bootstrap, answers: Answers, by_hand: str = "") -> str:
     """Return the next marked line. Raises Unreachable if the other side ends, or says other things."""
     while True:
         try:
             answer = answers.next()
         except ValueError as error:
             raise Unreachable(
-                host, f"its login shell speaks out of turn: {error}", _shell_hint(host)
+                host,
+                f"its login shell speaks out of turn: {error}",
+                _shell_hint(by_hand or f"ssh {host} true"),
             ) from None
         if answer is not None:
             return answer
@@ -146,17 +139,15 @@ async def next_answer(host: str, duplex: Stream, answers: Answers) -> str:
                 raise Interrupted(
                     host, f"the connection was lost before its shell had answered: {duplex.broken}"
                 )
-            said = probe.plain(answers.banner + answers.rest() + getattr(duplex, "stderr", b""))
+            said = probe.plain(answers.banner + answers.rest() + duplex.stderr)
             last = (said.strip().splitlines() or ["nothing"])[-1][:300].rstrip(".")
             detail = f"its login shell did not run the command; its last words: {last}"
-            raise Unreachable(host, detail, _shell_hint(host))
+            raise Unreachable(host, detail, _shell_hint(by_hand or f"ssh {host} true"))
         answers.feed(data)
 
 
-def _shell_hint(host: str) -> str:
-    return (
-        f"ssh {host} true must work: look at the login shell, ForceCommand and the shell's start files there"
-    )
+def _shell_hint(by_hand: str) -> str:
+    return f"{by_hand} must work: look at the login shell, ForceCommand and the shell's start files there"
 
 
 class Uplink:

@@ -30,6 +30,7 @@ from deploy.build import OLDEST_PYTHON
 from deploy.inventory import Host, Inventory
 from deploy.probe import Answers, Place
 from deploy.there import installer
+from transport.carrier.duplex import Bootstrap
 from transport.errors import Misconfigured, Unreachable
 
 BLOCK = 64 << 10  # dd counts in it
@@ -187,7 +188,7 @@ async def deploy(
 async def bring(
     host: str,
     python: Interpreter,
-    duplex: push.Stream,
+    duplex: Bootstrap,
     answers: Answers,
     allow: Callable[[float, str], None],
 ) -> bool:

@@ -20,6 +20,7 @@ from deploy import dial, probe, push
 from deploy.inventory import Host, Inventory
 from deploy.probe import Answers, Place
 from deploy.there import installer, layers
+from transport.carrier.duplex import Bootstrap
 from transport.errors import Unreachable
 
 # The pattern comes by a pipe: as an argument of grep it would stand in a command line, and be found there.
@@ -53,7 +54,7 @@ async def remove(
     """Remove all that quine has put on `host`, but the builds that a process runs."""
     began = time.monotonic()
 
-    async def talk(duplex: push.Stream, answers: Answers, allow: object) -> str:
+    async def talk(duplex: Bootstrap, answers: Answers, allow: object) -> str:
         return await push.next_answer(host.name, duplex, answers)
 
     answer = await dial.speak(

@@ -50,7 +50,7 @@ def names(hosts: list[Host]) -> str:
 def test_the_example_names_every_key_and_is_valid() -> None:
     path = ROOT / "inventory.example.toml"
     known = load(path, {})
-    assert set(known.hosts) == {"bastion", "gpu1", "db1", "cluster"}
+    assert set(known.hosts) == {"bastion", "gpu1", "db1", "old", "box", "cluster"}
     text = path.read_text()
     for key in Host.model_fields.keys() - {"name"}:
         assert re.search(rf"^{key} = ", text, re.MULTILINE), f"{key} is not in the example"
@@ -203,6 +203,14 @@ def test_every_size_that_an_inventory_takes_can_be_set(tmp_path: Path, text: str
         ("[hosts.a]\nenv = { 'A=B' = '1' }", "cannot be an environment variable"),
         ("[hosts.a]\ninference = 'maybe'", r"\[hosts.a\]: inference"),
         ("[hosts.a]\ntransport = 'rsh'", r"\[hosts.a\]: transport"),
+        ("[hosts.a]\ntransport = 'command'", r'\[hosts.a\]: command: transport = "command" needs one'),
+        ("[hosts.a]\ntransport = 'command'\ncommand = []", r"\[hosts.a\]: command: .* needs one"),
+        ("[hosts.a]\ntransport = 'command'\ncommand = 'sh'", r"\[hosts.a\]: command: .*list"),
+        (
+            "[hosts.a]\ntransport = 'command'\ncommand = ['sh']\nport = 1",
+            r"\[hosts.a\]: port: .* does not use",
+        ),
+        ("[hosts.a]\ncommand = ['sh']", r'\[hosts.a\]: command: only transport = "command" has one'),
         ("[hosts.a]\nidentity = ''", r"\[hosts.a\]: identity"),
         ("[hosts.a]\njump = 'b'", r"\[hosts.a\]: jump: no such host: 'b'"),
         ("[hosts.a]\njump = 'me@h:99999'", r"\[hosts.a\]: jump: 'me@h:99999'"),
@@ -275,3 +283,9 @@ def test_places_and_pythons(tmp_path: Path) -> None:
         "~/py/bin/python3.12",
         ("python/3.12", "gcc"),
     )
+
+
+def test_keys_of_ssh_in_the_defaults_do_not_hinder_a_command(tmp_path: Path) -> None:
+    text = "[defaults]\nuser = 'me'\n[hosts.a]\n[hosts.b]\ntransport = 'command'\ncommand = ['sh']\n"
+    known = inventory(tmp_path, text)
+    assert known.host("b").command == ("sh",) and not known.host("b").unbuilt()

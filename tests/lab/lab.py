@@ -87,6 +87,7 @@ class Lab:
             (self.home / ".ssh" / "known_hosts").unlink(missing_ok=True)
             # first contacts are silent, whatever the machine's own configuration says; tests of them have their own
             (self.home / ".ssh" / "config").write_text(SSH_CONFIG)
+            self._write_ssh()
             BUILDS.mkdir(parents=True, exist_ok=True)
             builds = self.home / ".cache" / "quine" / "build"
             if not builds.is_symlink():
@@ -169,6 +170,26 @@ class Lab:
         self._write_inventory()
         return name
 
+    def by_command(self, name: str, of: str, **keys: object) -> str:
+        """A second inventory entry for `of`, reached by a command that is a shell with that host's environment."""
+        words = [
+            "env",
+            "-i",
+            *(f"{key}={value}" for key, value in self.hosts[of].environment().items()),
+            "sh",
+        ]
+        none = dict.fromkeys(("address", "port", "user", "identity"))
+        return self.alias(name, of, **{**none, "transport": "command", "command": words, **keys})
+
+    def _write_ssh(self) -> None:
+        """Write an `ssh` for the origin: the real one finds its files by the user's entry in passwd, not by HOME."""
+        files = self.home / ".ssh"
+        known = f"-oUserKnownHostsFile={files}/known_hosts -oGlobalKnownHostsFile=/dev/null"
+        program = self.home / "bin" / "ssh"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {files}/config {known} "$@"\n')
+        program.chmod(0o755)
+
     def slow(self, of: str, seconds: float = 0.05) -> str:
         """An alias for `of` through its proxy, delayed by `seconds` each way."""
         self.hosts[of].proxy.delay(seconds)
@@ -207,7 +228,7 @@ class Lab:
         run, _, number = RUN.partition("=")
         return {
             "HOME": str(self.home),
-            "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/bin:/bin",
+            "PATH": f"{self.home / 'bin'}:{Path(sys.prefix) / 'bin'}:/usr/bin:/bin",
             "USER": os.environ.get("USER", "user"),
             "LANG": "C.UTF-8",
             "SHELL": "/bin/sh",

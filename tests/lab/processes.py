@@ -36,7 +36,12 @@ class Process:
     @property
     def daemon(self) -> bool:
         """A node or the dial that leads to one: they outlive the command that started them, by design."""
-        return self._is_node and "--launcher" not in self.argv
+        return (self._is_node and "--launcher" not in self.argv) or self.carrier
+
+    @property
+    def carrier(self) -> bool:
+        """An ssh that carries a link of a node: it lives as long as the link does."""
+        return os.path.basename((self.argv or ("",))[0]) == "ssh" and "-oBatchMode=yes" in self.argv
 
     @property
     def guard(self) -> bool:

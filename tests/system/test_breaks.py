@@ -12,6 +12,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ from tests.system.breaks import BLOCK, CUTS, LONG, PYTHON, QUIET, MiB, proxy_pro
 # A tree, twice or three times, takes 100 s on a very busy machine.
 pytestmark = pytest.mark.timeout(300 + 15 * CUTS)
 SEEDS = (1, 2)
+
+
+@pytest.fixture(params=["ssh", "openssh"])
+def through(through: Callable[..., str], request: pytest.FixtureRequest) -> Callable[..., str]:
+    """The same, by each carrier that crosses the proxy."""
+    return partial(through, transport=request.param)
 
 
 def cat(lab: Lab, host: str, size: int) -> float:

@@ -20,6 +20,7 @@ from typing import Protocol
 
 # Size of a pipe that carries bulk; the default of 64 KiB costs a wakeup for each frame.
 BULK_PIPE = 512 * 1024
+STDERR_KEPT = 8 << 10  # bytes kept of the end of a far side's stderr
 IOV_MAX = 512  # chunks of one writev(2); Linux takes 1024
 
 
@@ -60,6 +61,32 @@ class Duplex(Protocol):
 
     def close(self) -> None:
         """End both directions at once; pending writes may be lost."""
+
+
+class Bootstrap(Duplex, Protocol):
+    """A duplex to a command over there, which is first talked to by awaiting; the bootstrap ends with `attach`.
+
+    `stderr` is the tail of its stderr. `exit` is its exit status, None while it is not known; it says nothing of jobs.
+    """
+
+    stderr: bytes
+    exit: int | None
+
+    @property
+    def broken(self) -> str:
+        """The reason why the carrier broke; "" if it did not, or if only the command at its other end has ended."""
+
+    async def read(self) -> bytes:
+        """Return the next bytes as they came, b"" at end of file; `exit` and `stderr` are complete then."""
+
+    def unread(self, data: bytes) -> None:
+        """Give back bytes that were read too far; the next read or `attach` delivers them first."""
+
+    async def drain(self) -> None:
+        """Wait until the write buffer is below its high-water mark. Raises ConnectionError after the end."""
+
+    async def closed(self) -> None:
+        """Wait until nothing of the carrier is left; call after `close`."""
 
 
 class FdDuplex:

@@ -14,11 +14,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from transport.carrier.duplex import DuplexProtocol
+from transport.carrier.duplex import STDERR_KEPT, DuplexProtocol
 
 WRITE_HIGH, WRITE_LOW = 256 << 10, 64 << 10
 AT_ONCE = 256 << 10  # one read of the socket
-STDERR_KEPT = 8 << 10  # bytes kept of the end of the far side's stderr
 
 
 class Channel(Protocol):

@@ -1,0 +1,56 @@
+"""The carriers by the name of `transport` in the inventory: each opens the duplex to a command on a host.
+
+Law: a carrier's library is imported when a host needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from deploy.inventory import Host, Inventory, jump_of
+from transport.carrier.dialer import Note, SshTarget
+from transport.carrier.duplex import Bootstrap
+
+Connect = Callable[
+    [str, Note, Callable[[str], None]], Awaitable[Bootstrap]
+]  # command, phases, messages for the user
+
+
+def to(host: Host, inventory: Inventory, ssh_agent: str | None) -> Connect:
+    """Return the function that starts a command on `host`; it raises Unreachable."""
+    if host.transport == "command":
+        from transport.carrier import program
+
+        return partial(program.connect, host.name, host.command, program.environment(os.environ, ssh_agent))
+    target = _target(host, inventory, ssh_agent)
+    if host.transport == "openssh":
+        from transport.carrier import openssh
+
+        return partial(openssh.connect, target)
+    from transport.carrier.ssh import connect
+
+    return partial(connect.connect, target)
+
+
+def by_hand(host: Host) -> str:
+    """Return the command by which a person tries the way to `host`."""
+    if host.transport == "command":
+        return f"echo true | {shlex.join(host.command)}"
+    port = f"-p {host.port} " if host.port else ""
+    return f"ssh {port}{host.destination} true"
+
+
+def _target(host: Host, inventory: Inventory, ssh_agent: str | None) -> SshTarget:
+    through = jump_of(host, inventory)
+    return SshTarget(
+        name=host.name,
+        address=host.destination,
+        user=host.user,
+        port=host.port,
+        identity=host.identity,
+        jump=_target(through, inventory, ssh_agent) if through else None,
+        agent=ssh_agent,
+    )

@@ -1,0 +1,212 @@
+"""A child process as a duplex: any program that carries bytes to a shell over there by its stdin and stdout.
+
+Laws
+1. The child is started without a shell, in a session of its own, and always reaped. It ends with the duplex; should
+   this process be killed, the end of its stdin ends it.
+2. Its stderr is kept as a tail, never mixed into the bytes. It is read to the end of the duplex, so it blocks nobody.
+3. Its exit status never tells how a job ended. It only explains a bootstrap that came to nothing.
+4. Its environment has no variable that looks like a secret: keys stay at the origin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from transport.carrier.duplex import STDERR_KEPT, DuplexProtocol, FdDuplex
+from transport.inherit import scrubbed
+
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+
+
+def environment(env: Mapping[str, str], ssh_agent: str | None) -> dict[str, str]:
+    """Return the variables of `env` but those that look like secrets, with the caller's ssh agent."""
+    passed = scrubbed(env)
+    passed.pop("SSH_AUTH_SOCK", None)
+    return {**passed, "SSH_AUTH_SOCK": ssh_agent} if ssh_agent else passed
+
+
+class ChildDuplex(FdDuplex):
+    """The pipes of a child as a `Bootstrap`. `lost` is the exit status by which it says that its connection broke."""
+
+    def __init__(self, process: subprocess.Popen[bytes], lost: int | None = None) -> None:
+        assert process.stdin and process.stdout and process.stderr
+        # The numbers are ours from here on; Popen would close them behind our back
+        fds = [os.dup(pipe.fileno()) for pipe in (process.stdout, process.stdin, process.stderr)]
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
+        super().__init__(fds[0], fds[1])
+        self.stderr = b""
+        self.exit: int | None = None
+        self._lost_status = lost
+        self._process = process
+        self._stderr_fd = fds[2]
+        self._before: list[bytes] = []  # read too far
+        self._refused = ""  # why no more can be written, before `attach`
+        self._kill: asyncio.TimerHandle | None = None
+        self._news = asyncio.Event()
+        self._reaped = asyncio.Event()
+        os.set_blocking(self._stderr_fd, False)
+        self._loop.add_reader(self._stderr_fd, self._stderr_readable)
+        self._pidfd = os.pidfd_open(process.pid)
+        self._loop.add_reader(self._pidfd, self._ended)
+
+    # Called by the bootstrap
+
+    @property
+    def broken(self) -> str:
+        """The reason why the carrier broke; "" if it did not, or if only the command at its other end has ended."""
+        if self.exit is None or (self.exit >= 0 and self.exit != self._lost_status):
+            return ""
+        said = self.stderr.decode(errors="replace").strip().splitlines()
+        return said[-1] if said else f"the carrier ended with status {self.exit}"
+
+    async def read(self) -> bytes:
+        """Return the next bytes as they came, b"" at end of file; `exit` and `stderr` are complete then."""
+        while not self._before:
+            if self._closed:
+                return b""
+            try:
+                data = os.read(self._read_fd, self.READ_SIZE)
+            except BlockingIOError:
+                await self._readiness()
+                continue
+            if not data:
+                await self._last_words()
+            return data
+        return self._before.pop(0)
+
+    async def _readiness(self) -> None:
+        self._news.clear()
+        self._loop.add_reader(self._read_fd, self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            if not self._closed:
+                self._loop.remove_reader(self._read_fd)
+
+    async def _last_words(self) -> None:
+        """Wait for the end of the child and of its stderr; a program that it left behind may hold that open."""
+        if self._kill is None:
+            self._kill = self._loop.call_later(GRACE, self._signal, signal.SIGKILL)
+        await self._reaped.wait()
+        self._stderr_readable()
+
+    def unread(self, data: bytes) -> None:
+        """Give back bytes that were read too far; the next read or `attach` delivers them first."""
+        if data:
+            self._before.insert(0, data)
+
+    async def drain(self) -> None:
+        """Wait until the write buffer is below its high-water mark. Raises ConnectionResetError."""
+        while not self._closed and not self._refused and self._size > self.HIGH_WATER:
+            self._news.clear()
+            await self._news.wait()
+        if self._closed or self._refused:
+            raise ConnectionResetError(self._refused or "end of file")
+
+    async def closed(self) -> None:
+        """Wait until the child is reaped; call after `close`."""
+        await self._reaped.wait()
+
+    # Called by the link
+
+    def attach(self, protocol: DuplexProtocol) -> None:
+        super().attach(protocol)
+        if self._before:
+            data = b"".join(self._before)
+            self._before.clear()
+            protocol.data_received(data)
+        if self._refused:
+            self._loop.call_soon(self._lost, self._refused)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        super().close()
+        self._news.set()
+        self._signal(signal.SIGTERM)
+        if not self._reaped.is_set() and self._kill is None:
+            self._kill = self._loop.call_later(GRACE, self._signal, signal.SIGKILL)
+        self._close_stderr()
+
+    # Called by the event loop
+
+    def _lost(self, why: str) -> None:
+        if self._protocol is not None or self._closed:
+            super()._lost(why)
+            return
+        # The host gave up early: its last words can still be read
+        self._refused = why
+        self._buffer.clear()
+        self._size = 0
+        self._loop.remove_writer(self._write_fd)
+        self._news.set()
+
+    def _writable(self) -> None:
+        super()._writable()
+        self._news.set()
+
+    def _stderr_readable(self) -> None:
+        while self._stderr_fd >= 0:
+            try:
+                data = os.read(self._stderr_fd, self.READ_SIZE)
+            except BlockingIOError:
+                return
+            self.stderr = (self.stderr + data)[-STDERR_KEPT:]
+            if not data:
+                self._close_stderr()
+
+    def _close_stderr(self) -> None:
+        if self._stderr_fd >= 0:
+            self._loop.remove_reader(self._stderr_fd)
+            os.close(self._stderr_fd)
+            self._stderr_fd = -1
+
+    def _ended(self) -> None:
+        self._signal(signal.SIGTERM)  # its group: programs that it has started, as a ProxyCommand
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.exit = self._process.wait()
+        if self._kill is not None:
+            self._kill.cancel()
+        self._reaped.set()
+
+    def _signal(self, number: int) -> None:
+        if not self._reaped.is_set():  # until then the number cannot be another process's
+            try:
+                os.killpg(self._process.pid, number)
+            except ProcessLookupError:
+                pass
+
+
+async def start(argv: Sequence[str], env: Mapping[str, str], lost: int | None = None) -> ChildDuplex:
+    """Start `argv` and return its duplex. Raises OSError if there is no such program."""
+
+    def popen() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+            cwd="/",
+            bufsize=0,
+            start_new_session=True,
+        )
+
+    starting = asyncio.ensure_future(asyncio.to_thread(popen))
+    try:
+        process = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_abandon)
+        raise
+    return ChildDuplex(process, lost)
+
+
+def _abandon(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        ChildDuplex(starting.result()).close()

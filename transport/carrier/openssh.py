@@ -1,0 +1,152 @@
+"""The `ssh` program as a carrier, for everything that only it can do: FIDO keys, GSSAPI, PKCS#11, a vendor's ssh.
+
+Laws
+1. ssh reads its own configuration and known_hosts; options here only keep it to one channel that nobody shares.
+2. It asks nothing: it has no terminal.
+3. An end with status 255 before the first byte is one `Unreachable`, told apart by the last lines of its stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shlex
+from collections.abc import Callable
+
+from transport.carrier.child import ChildDuplex, environment, start
+from transport.carrier.dialer import Note, SshTarget, handshakes
+from transport.errors import Unreachable
+
+FAILED = 255
+TRIES = 3  # of a handshake that the server dropped before it sent its version
+OPTIONS = (
+    *("-T", "-a", "-x", "-S", "none", "-oControlMaster=no", "-oBatchMode=yes", "-oClearAllForwardings=yes"),
+    *(
+        "-oServerAliveInterval=15",
+        "-oServerAliveCountMax=3",
+        "-oRemoteCommand=none",
+        "-oPermitLocalCommand=no",
+    ),
+    "-oLogLevel=INFO",
+)
+# Words of ssh -> what happened, and the cure. The first that matches counts.
+FAILURES = (
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "its host key has changed",
+        "if the host was reinstalled (check with its admin), run: ssh-keygen -R {known}",
+    ),
+    (
+        "Host key verification failed",
+        "its host key is not known",
+        "accept it on a terminal: {ssh} true",
+    ),
+    ("Permission denied", "permission denied: {last}", "is that the user and the key? try: {ssh} true"),
+    (
+        "Too many authentication failures",
+        "permission denied: {last}",
+        "set identity in its table of the inventory, or IdentitiesOnly in ~/.ssh/config",
+    ),
+    (
+        "Could not resolve hostname",
+        "unknown host name: {address}",
+        "set address in its table of the inventory, or Host {address} in ~/.ssh/config",
+    ),
+    (
+        "Connection refused",
+        "connection refused: {last}",
+        "start an sshd there, or correct address and port; try: {ssh} true",
+    ),
+    ("timed out", "cannot connect: {last}", "is it up, and is there a route to it?"),
+    ("No route to host", "cannot connect: {last}", "is it up, and is there a route to it?"),
+    ("Network is unreachable", "cannot connect: {last}", "is it up, and is there a route to it?"),
+)
+# The server hung up before the login: it may be full, or the line broke. Worth another try.
+DROPPED = ("Connection closed", "Connection reset", "closed by remote host", "Broken pipe", "Connection to ")
+
+
+def argv(target: SshTarget, *more: str) -> list[str]:
+    """Return the command line for a session with `target`, or for `more` options, through its jump hosts."""
+    words = ["ssh", *OPTIONS, *more]
+    if target.port is not None:
+        words += ["-p", str(target.port)]
+    if target.user is not None:
+        words += ["-l", target.user]
+    if target.identity is not None:
+        words += ["-i", os.path.expanduser(target.identity), "-oIdentitiesOnly=yes"]
+    if target.jump is not None:
+        # -J would take no identity and no port of the inventory. Whatever is not ours to expand has its % doubled.
+        through = [word.replace("%", "%%") for word in argv(target.jump)]
+        place = through.pop()
+        words.append(f"-oProxyCommand={shlex.join(through)} -W '[%h]:%p' {shlex.quote(place)}")
+    return [*words, target.address]
+
+
+def _way(target: SshTarget) -> list[str]:
+    """Return the hosts on the way, the nearest first, the target last."""
+    before = _way(target.jump) if target.jump else []
+    return [*before, f"{target.address}:{target.port or 22}"]
+
+
+async def connect(target: SshTarget, command: str, note: Note, news: Callable[[str], None]) -> ChildDuplex:
+    """Log in and start `command`; return when its first bytes are there. Raises Unreachable.
+
+    `note` is called with each phase as it begins, `news` with messages for the user.
+    """
+    for left in reversed(range(TRIES)):
+        async with handshakes(_way(target)):
+            note(f"connect to {target.name}")
+            duplex = await _start(target, command)
+            try:
+                first = await duplex.read()
+                if first or duplex.exit != FAILED:
+                    duplex.unread(first)
+                    return duplex
+            except BaseException:
+                duplex.close()
+                raise
+            duplex.close()
+        failure, again = refusal(target, duplex.stderr.decode(errors="replace"))
+        if not left or not again:
+            raise failure
+        # sshd drops at random under load; an immediate retry, in step with others, would add to it
+        await asyncio.sleep(random.uniform(0.2, 1.0))
+    raise AssertionError("unreachable")
+
+
+async def _start(target: SshTarget, command: str) -> ChildDuplex:
+    env = environment(os.environ, target.agent)
+    words = argv(target)
+    try:
+        return await start([*words[:-1], "--", words[-1], command], env, FAILED)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        hint = 'install OpenSSH here, or leave transport = "openssh" out of its table in the inventory'
+        raise target.unreachable(f"cannot start ssh: {why}", hint) from None
+
+
+def refusal(target: SshTarget, said: str) -> tuple[Unreachable, bool]:
+    """Return the error for ssh's words on stderr, and whether another try may help."""
+    lines = [line.strip().rstrip(".") for line in said.splitlines() if line.strip()]
+    port = f"-p {target.port} " if target.port else ""
+    user = f"{target.user}@" if target.user else ""
+    for words, detail, hint in FAILURES:
+        found = next((line for line in reversed(lines) if words in line), None)
+        if found is not None:
+            known = target.address if target.port in (None, 22) else f"'[{target.address}]:{target.port}'"
+            values = {
+                "last": found[:300],
+                "address": target.address,
+                "known": known,
+                "ssh": f"ssh {port}{user}{target.address}",
+            }
+            return target.unreachable(detail.format(**values), hint.format(**values)), False
+    last = lines[-1][:300] if lines else "no word of it"
+    if any(words in line for words in DROPPED for line in lines):
+        hint = (
+            "if it is an sshd, it may be full (MaxStartups) or penalise this address (PerSourcePenalties): "
+            "wait a minute"
+        )
+        return target.interrupted(f"the connection was lost in the handshake: {last}", hint), True
+    return target.unreachable(f"ssh failed: {last}", f"try: ssh {port}{user}{target.address} true"), False
