@@ -10,7 +10,8 @@ import shlex
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from deploy.inventory import Host, Inventory, jump_of
+from deploy.host import Host
+from deploy.inventory import Inventory, jump_of
 from transport.carrier.dialer import Note, SshTarget
 from transport.carrier.duplex import Bootstrap
 

@@ -20,7 +20,8 @@ from typing import TypeVar
 
 from deploy import carriers, host_requirements, layers, probe, push
 from deploy.build import Binary, build
-from deploy.inventory import Host, Inventory
+from deploy.host import Host
+from deploy.inventory import Inventory
 from transport.carrier.dialer import Note as Steps
 from transport.carrier.dialer import unheard as unwatched
 from transport.carrier.duplex import Bootstrap

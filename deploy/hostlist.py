@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from deploy.inventory import Host
+    from deploy.host import Host
 
 FORM = "1"  # of the kept lists; another form has another name
 LONGEST = 100  # characters of a system's name, which another machine chooses

@@ -2,9 +2,7 @@
 
 Laws
 1. Foreign data enters here and nowhere else: every key is validated; an error names file, table and key.
-2. A name that reaches ssh, a path or a terminal has passed the patterns below: no leading dash, no control
-   character.
-3. WHERE chooses among inventory hosts only. "local" is decided before this module is called, and nothing
+2. WHERE chooses among inventory hosts only. "local" is decided before this module is called, and nothing
    ever falls back to it.
 """
 
@@ -12,121 +10,22 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
-from deploy import paths, transports
-from transport import rlimits
+from deploy import paths
+from deploy.host import JUMP, NAME, Host, misplaced
 from transport.errors import Denied, Misconfigured, NoSuchHost
 
 RESERVED = ("any", "local")
-LONGEST_ABOUT = 500  # characters: it is shown to a model, for each host
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_ADDRESS = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9_.:%\]-]{0,254}")
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.$@+\\-]{0,63}")
-_PATH = re.compile(r"(?:~/|/)[A-Za-z0-9_.,:+@%=/-]{1,254}")
-_PROGRAM = re.compile(r"(?:~/|/)?[A-Za-z0-9_][A-Za-z0-9_.,:+@%=/-]{0,254}")
-_MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,127}")
-_JUMP = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:@]+)(?::(?P<port>\d{1,5}))?")
 
 
 class ConfigError(Misconfigured):
     """The inventory is wrong; the detail names file, table and key."""
-
-
-def _matching(pattern: re.Pattern[str], what: str) -> AfterValidator:
-    def check(value: str) -> str:
-        if not pattern.fullmatch(value):
-            raise ValueError(f"{value!r} is not {what}")
-        return value
-
-    return AfterValidator(check)
-
-
-def _printable(value: str) -> str:
-    if not value or not value.isprintable():
-        raise ValueError("empty, or with a control character in it")
-    return value
-
-
-def _about(value: str) -> str:
-    if not value.isprintable() or len(value) > LONGEST_ABOUT:
-        raise ValueError(f"longer than {LONGEST_ABOUT} characters, or with a control character in it")
-    return value
-
-
-def _limits(value: dict[str, int | str]) -> dict[str, int | str]:
-    rlimits.check(value)
-    return value
-
-
-def _environment(value: dict[str, str]) -> dict[str, str]:
-    for name, text in value.items():
-        if not name or "=" in name or "\0" in name or "\0" in text:
-            raise ValueError(f"{name!r} cannot be an environment variable")
-    return value
-
-
-Name = Annotated[str, _matching(_NAME, "a name (letters, digits, . _ - and no leading dash)")]
-Text = Annotated[str, AfterValidator(_printable)]
-Directory = Annotated[str, _matching(_PATH, "an absolute path, or one below ~/, of plain characters")]
-About = Annotated[str, AfterValidator(_about)]
-
-
-class Host(BaseModel):
-    """One host; every key of the manual. `name` is its table's name."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    name: Name
-    address: Annotated[str, _matching(_ADDRESS, "an address")] = ""
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    user: Annotated[str, _matching(_USER, "a user name")] | None = None
-    tags: tuple[Name, ...] = ()
-    identity: Text | None = None
-    jump: Annotated[str, _matching(_JUMP, "a host or user@host:port")] | None = None
-    slots: Annotated[int, Field(ge=0)] = 0
-    workdir: Text = "~/quine"
-    cache: Directory | None = None
-    binary: Directory | None = None
-    python: Annotated[str, _matching(_PROGRAM, "a program or its path, of plain characters")] | None = None
-    modules: tuple[Annotated[str, _matching(_MODULE, "the name of an environment module")], ...] = ()
-    same_paths: bool = False
-    env: Annotated[dict[str, str], AfterValidator(_environment)] = {}
-    limits: Annotated[dict[str, int | str], AfterValidator(_limits)] = {}
-    inference: Literal["relay", "direct"] = "relay"
-    fs: Literal["relay", "direct"] = "relay"
-    wheels: Directory | None = None
-    mount: bool = False
-    may_fork: tuple[Text, ...] = ()
-    about: About = ""
-    lease: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 600
-    transport: Literal["ssh", "openssh", "command", "slurm"] = "ssh"
-    command: tuple[Text, ...] = ()
-    partition: Text | None = None
-    nodes: Annotated[int, Field(ge=1)] | None = None
-    time: Text | None = None
-    constraint: Text | None = None
-    account: Text | None = None
-
-    @property
-    def destination(self) -> str:
-        """The destination for ssh: the address, or the table's name through ~/.ssh/config."""
-        return self.address or self.name
-
-    def unbuilt(self, agent: bool = False) -> str:
-        """Return the reason why no job, or no agent, can be started there with this build yet; "" if one can."""
-        if self.transport == "slurm":
-            return f'transport = "{self.transport}" is not built yet'
-        if agent and self.inference != "relay":
-            return f'inference = "{self.inference}" is not built yet'
-        return rlimits.unenforced(self.limits)
 
 
 class Inventory:
@@ -247,7 +146,7 @@ class Inventory:
 
     def _nobody(self, where: str) -> NoSuchHost:
         if self.path is None:
-            named = where != "any" and _NAME.fullmatch(where)
+            named = where != "any" and NAME.fullmatch(where)
             return NoSuchHost(
                 f"no such host: {where!r}; there is no inventory"
                 if named
@@ -272,7 +171,7 @@ class Inventory:
     def _with_user(self, where: str) -> str:
         """Return the cure for USER@HOST[:PORT], as ssh takes it."""
         user, _, address = where.rpartition("@")
-        parts = _JUMP.fullmatch(address)
+        parts = JUMP.fullmatch(address)
         name, port = (parts["host"].strip("[]"), parts["port"]) if parts else (address, "")
         keys = f'user = "{user}"' + (f" and port = {port}" if port else "")
         if name in self.hosts:
@@ -318,7 +217,7 @@ def _hosts(data: dict[str, Any], path: Path) -> dict[str, Host]:
             raise ConfigError(f"{path}: [hosts.{name}]: must be a table")
         if name in RESERVED:
             raise ConfigError(f"{path}: [hosts.{name}]: {name} is a word of WHERE", "give it another name")
-        if wrong := transports.misplaced(table, defaults):
+        if wrong := misplaced(table, defaults):
             raise ConfigError(f"{path}: [hosts.{name}]: {wrong}")
         hosts[name] = _check(f"hosts.{name}", {**defaults, **table}, path, name)
     for host in hosts.values():
@@ -355,7 +254,7 @@ def jump_of(host: Host, inventory: Inventory) -> Host | None:
         return None
     if known := inventory.hosts.get(host.jump):
         return known
-    parts = _JUMP.fullmatch(host.jump)
+    parts = JUMP.fullmatch(host.jump)
     assert parts is not None  # the model has checked it
     port = parts["port"]
     address = parts["host"].strip("[]")

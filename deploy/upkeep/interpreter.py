@@ -27,7 +27,8 @@ from pathlib import Path
 
 from deploy import dial, host_requirements, probe, push
 from deploy.build import OLDEST_PYTHON
-from deploy.inventory import Host, Inventory
+from deploy.host import Host
+from deploy.inventory import Inventory
 from deploy.probe import Answers, Place
 from deploy.there import installer
 from transport.carrier.duplex import Bootstrap

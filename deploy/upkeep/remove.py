@@ -17,7 +17,8 @@ import re
 import time
 
 from deploy import dial, probe, push
-from deploy.inventory import Host, Inventory
+from deploy.host import Host
+from deploy.inventory import Inventory
 from deploy.probe import Answers, Place
 from deploy.there import installer, layers
 from transport.carrier.duplex import Bootstrap

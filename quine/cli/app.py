@@ -18,7 +18,8 @@ import typer
 from quine.base.errors import FAILED, OK, USAGE, Misconfigured, complain
 
 if TYPE_CHECKING:
-    from deploy.inventory import Host, Inventory
+    from deploy.host import Host
+    from deploy.inventory import Inventory
     from quine.base.cli_options import Row
 
 app = typer.Typer(

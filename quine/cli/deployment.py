@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from deploy.inventory import Host, Inventory
+    from deploy.host import Host
+    from deploy.inventory import Inventory
 
 
 def put(chosen: Sequence[Host], known: Inventory, verbose: bool, python: Path | None) -> int:

@@ -21,7 +21,8 @@ from quine.base.text import plain
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deploy.inventory import Host, Inventory
+    from deploy.host import Host
+    from deploy.inventory import Inventory
 
 ANSWER = 30.0  # seconds for the node's hello, and for its answer to a ping
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from deploy.dial import Visit
-    from deploy.inventory import Host, Inventory
+    from deploy.host import Host
+    from deploy.inventory import Inventory
     from quine.cli.progress import Bar
     from transport.errors import Refused
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from deploy.inventory import Host, Inventory
+    from deploy.host import Host
+    from deploy.inventory import Inventory
     from transport.carrier.duplex import Duplex
     from transport.node.host import Target
     from transport.spawn import Spawn

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.inventory import ConfigError, Host, Inventory, find, jump_of, load
+from deploy.host import Host
+from deploy.inventory import ConfigError, Inventory, find, jump_of, load
 from quine.remote.placement import settle
 from transport import rlimits
 from transport.errors import Misconfigured, NoSuchHost

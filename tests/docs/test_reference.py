@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.inventory import Host
+from deploy.host import Host
 from quine.base.cli_options import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]

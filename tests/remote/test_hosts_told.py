@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from deploy import hostlist
-from deploy.inventory import Host, Inventory
+from deploy.host import Host
+from deploy.inventory import Inventory
 from quine.agent import prompt
 from quine.agent.session import SessionSpec
 from quine.base.sessions import new_session

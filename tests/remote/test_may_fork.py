@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from deploy.inventory import Host, Inventory
+from deploy.host import Host
+from deploy.inventory import Inventory
 from quine.remote.placement import Placer
 from tests.lab import Lab
 from tests.support.agents import LOOK, OK, PATIENCE, call, says, sh, until
