@@ -37,10 +37,9 @@ class Inventory:
 
     def host(self, name: str) -> Host:
         """Return the host of that name; NoSuchHost names the known ones."""
-        found = self.hosts.get(name)
-        if found is None:
+        if name not in self.hosts:
             raise self._nobody(name)
-        return found
+        return self.hosts[name]
 
     def matching(self, where: str) -> list[Host]:
         """Return all hosts that WHERE means, in the order of the file; raises NoSuchHost if there are none.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import AsyncIterator
 
 INTERVAL = 0.2  # seconds between two pictures
 CLEAR = "\r\x1b[K"
@@ -27,6 +29,17 @@ class Bar:
         while self._shown:
             self.draw()
             await asyncio.sleep(INTERVAL)
+
+    @contextlib.asynccontextmanager
+    async def shown(self) -> AsyncIterator[None]:
+        """Draw it meanwhile, a last time at the end, and take it away."""
+        drawing = asyncio.create_task(self.run())
+        try:
+            yield
+        finally:
+            drawing.cancel()
+            self.draw()
+            self.clear()
 
     def draw(self) -> None:
         from deploy.push import uplink

@@ -119,6 +119,7 @@ def visit(
     unlocked there, is visited again.
     """
     import asyncio
+    import contextlib
     import logging
 
     from transport.errors import Refused
@@ -152,15 +153,8 @@ def visit(
                 bar.done += 1
 
     async def all_of_them() -> list[tuple[Host, Visit | Refused]]:
-        drawing = asyncio.create_task(bar.run()) if bar else None
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(host)) for host in chosen]
-        finally:
-            if bar and drawing:
-                drawing.cancel()
-                bar.draw()
-                bar.clear()
+        async with bar.shown() if bar else contextlib.nullcontext(), asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(host)) for host in chosen]
         return [task.result() for task in tasks]
 
     results = asyncio.run(all_of_them())

@@ -41,6 +41,7 @@ def test_an_installation_of_this_build_is_used(
     assert not python.startswith(sys.prefix), "the python of a job is not that of quine"
     checked = lab.run(["hosts", "check", "opt"], check=True).stdout.decode().splitlines()[1].split()
     assert (checked[1], checked[5]) == ("ok", "same")
+    lab.run(["doctor", "opt"], check=True)
     cache = host.path_of(".cache/quine")
     assert not [path for path in cache.glob("*") if len(path.name) == 64], "nothing is deployed"
 
