@@ -124,9 +124,8 @@ def visit(
 
     from transport.errors import Refused
 
-    logging.getLogger("asyncio").setLevel(
-        logging.ERROR
-    )  # it warns of each write to a connection that was lost
+    # It warns of each write to a connection that was lost.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     agent = os.environ.get("SSH_AUTH_SOCK")
 
     async def one(host: Host) -> tuple[Host, Visit | Refused]:
@@ -159,12 +158,10 @@ def visit(
 
     results = asyncio.run(all_of_them())
     unlocked: set[str] = set()
-    accepted = [
-        host for host, result in results if _accepts(host, result) or _unlocks(host, result, unlocked)
-    ]
-    if not accepted:
+    cured = [host for host, result in results if _accepts(host, result) or _unlocks(host, result, unlocked)]
+    if not cured:
         return results
-    again = {host.name: result for host, result in visit(accepted, known, call, verbose)}
+    again = {host.name: result for host, result in visit(cured, known, call, verbose)}
     return [(host, again.get(host.name, result)) for host, result in results]
 
 
