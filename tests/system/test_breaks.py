@@ -217,7 +217,8 @@ def test_a_first_dial_that_breaks_off_is_dialled_again(
     """Twice, in the handshake of ssh or between it and the greeting; the host is a new one, its link too."""
     proxy = lab["h1"].proxy
     through("h1")  # the binary is there, for what it costs to send it is not the matter
-    host = lab.alias("fresh", "h1", proxy, tags=[str(at)], env={"FRESH": str(at)})
+    assert isinstance(through, partial)
+    host = lab.alias("fresh", "h1", proxy, tags=[str(at)], env={"FRESH": str(at)}, **through.keywords)
     done = proxy.cuts()
     proxy.cut_after(at, at)
     result = lab.run([*QUIET, "--on", host, "--", "sh", "-c", f"echo $FRESH >>{tmp_path}/ran; exit 3"])

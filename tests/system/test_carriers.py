@@ -125,7 +125,7 @@ def test_a_carrier_dies_with_its_node_and_has_no_keys(lab: Lab, far: tuple[str, 
     for each in ssh:
         environ = Path(f"/proc/{each.pid}/environ").read_bytes()
         assert b"sk-secret" not in environ and b"SSH_AUTH_SOCK=/nowhere/agent" in environ
-        assert os.getsid(each.pid) == each.pid
+        assert os.getpgid(each.pid) == each.pid != os.getsid(each.pid)
     for node in [each for each in lab.processes() if each.daemon and not each.carrier]:
         processes.kill(node.pid)
     assert processes.wait_gone([*dials, *ssh], 60) == []

@@ -1,8 +1,9 @@
 """A child process as a duplex: any program that carries bytes to a shell over there by its stdin and stdout.
 
 Laws
-1. The child is started without a shell, in a session of its own, and always reaped. It ends with the duplex; should
-   this process be killed, the end of its stdin ends it.
+1. The child is started without a shell, and always reaped. It ends with the duplex; should this process be killed, the
+   end of its stdin ends it. It leads a process group, and stays in the session of the node, which takes a child of
+   another session for the job of a launcher that has died, and reaps it.
 2. Its stderr is kept as a tail, never mixed into the bytes. It is read to the end of the duplex, so it blocks nobody.
 3. Its exit status never tells how a job ended. It only explains a bootstrap that came to nothing.
 4. Its environment has no variable that looks like a secret: keys stay at the origin.
@@ -13,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 
 from transport.carrier.duplex import STDERR_KEPT, DuplexProtocol, FdDuplex
@@ -32,18 +32,14 @@ def environment(env: Mapping[str, str], ssh_agent: str | None) -> dict[str, str]
 class ChildDuplex(FdDuplex):
     """The pipes of a child as a `Bootstrap`. `lost` is the exit status by which it says that its connection broke."""
 
-    def __init__(self, process: subprocess.Popen[bytes], lost: int | None = None) -> None:
-        assert process.stdin and process.stdout and process.stderr
-        # The numbers are ours from here on; Popen would close them behind our back
-        fds = [os.dup(pipe.fileno()) for pipe in (process.stdout, process.stdin, process.stderr)]
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            pipe.close()
-        super().__init__(fds[0], fds[1])
+    def __init__(self, pid: int, streams: Sequence[int], lost: int | None = None) -> None:
+        """`streams`: our ends of the child's stdin, stdout and stderr, which this object owns."""
+        stdin, stdout, self._stderr_fd = streams
+        super().__init__(stdout, stdin)
         self.stderr = b""
         self.exit: int | None = None
         self._lost_status = lost
-        self._process = process
-        self._stderr_fd = fds[2]
+        self._pid = pid
         self._before: list[bytes] = []  # read too far
         self._refused = ""  # why no more can be written, before `attach`
         self._kill: asyncio.TimerHandle | None = None
@@ -51,7 +47,7 @@ class ChildDuplex(FdDuplex):
         self._reaped = asyncio.Event()
         os.set_blocking(self._stderr_fd, False)
         self._loop.add_reader(self._stderr_fd, self._stderr_readable)
-        self._pidfd = os.pidfd_open(process.pid)
+        self._pidfd = os.pidfd_open(pid)
         self._loop.add_reader(self._pidfd, self._ended)
 
     # Called by the bootstrap
@@ -170,7 +166,7 @@ class ChildDuplex(FdDuplex):
         self._signal(signal.SIGTERM)  # its group: programs that it has started, as a ProxyCommand
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self.exit = self._process.wait()
+        self.exit = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         if self._kill is not None:
             self._kill.cancel()
         self._reaped.set()
@@ -178,7 +174,7 @@ class ChildDuplex(FdDuplex):
     def _signal(self, number: int) -> None:
         if not self._reaped.is_set():  # until then the number cannot be another process's
             try:
-                os.killpg(self._process.pid, number)
+                os.killpg(self._pid, number)
             except ProcessLookupError:
                 pass
 
@@ -186,27 +182,44 @@ class ChildDuplex(FdDuplex):
 async def start(argv: Sequence[str], env: Mapping[str, str], lost: int | None = None) -> ChildDuplex:
     """Start `argv` and return its duplex. Raises OSError if there is no such program."""
 
-    def popen() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(env),
-            cwd="/",
-            bufsize=0,
-            start_new_session=True,
-        )
-
-    starting = asyncio.ensure_future(asyncio.to_thread(popen))
+    starting = asyncio.ensure_future(asyncio.to_thread(_spawn, argv, env))
     try:
-        process = await asyncio.shield(starting)
+        pid, streams = await asyncio.shield(starting)
     except asyncio.CancelledError:
         starting.add_done_callback(_abandon)
         raise
-    return ChildDuplex(process, lost)
+    return ChildDuplex(pid, streams, lost)
 
 
-def _abandon(starting: asyncio.Future[subprocess.Popen[bytes]]) -> None:
+def _spawn(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, list[int]]:
+    """Start `argv`; return its pid and our ends of its three streams. OSError if there is no such program.
+
+    Called in a thread: the program may lie on a file system that does not answer.
+    """
+    pipes: list[tuple[int, int]] = []
+    try:
+        for _ in range(3):
+            pipes.append(os.pipe2(os.O_CLOEXEC))
+        theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
+        pid = os.posix_spawnp(
+            argv[0],
+            list(argv),
+            dict(env),
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(theirs)],
+            setpgroup=0,
+            setsigmask=[],
+            setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+        )
+    except OSError:
+        for pair in pipes:
+            os.close(pair[0])
+            os.close(pair[1])
+        raise
+    for fd in theirs:
+        os.close(fd)
+    return pid, [pipes[0][1], pipes[1][0], pipes[2][0]]
+
+
+def _abandon(starting: asyncio.Future[tuple[int, list[int]]]) -> None:
     if not starting.cancelled() and starting.exception() is None:
-        ChildDuplex(starting.result()).close()
+        ChildDuplex(*starting.result()).close()

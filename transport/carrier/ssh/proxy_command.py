@@ -38,7 +38,7 @@ class ProxyCommand:
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     stderr=self._stderr,
-                    start_new_session=True,
+                    process_group=0,  # the node takes a child of another session for the job of a dead launcher
                 )
         except BaseException:
             ours.close()
