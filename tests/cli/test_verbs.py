@@ -58,6 +58,8 @@ def test_hosts_prints_what_the_inventory_says(home: Path) -> None:
         "bastion  bastion.example.org  me    8      -                            -         -",
         "gpu1     10.0.0.11:22         me    8      bastion                      gpu,a100  8 x A100, scratch in /data",
         "db1      db1                  me    8      me@bastion.example.org:2222  db        -",
+        "old      old                  me    8      -                            -         -",
+        "box      box                  me    8      -                            -         -",
         "cluster  cluster              me    8      -                            -         -",
     ]
 
@@ -75,7 +77,7 @@ def test_hosts_takes_where(home: Path, where: list[str], names: list[str] | None
     done = quine("hosts", *where, "--inventory", str(EXAMPLE), home=home)
     assert (done.returncode, done.stderr) == (0, "")
     found = [line.split()[0] for line in done.stdout.splitlines()[1:]]
-    assert found == (names or ["bastion", "gpu1", "db1"])
+    assert found == (names or ["bastion", "gpu1", "db1", "old", "box"])
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from transport.wire.session import STDIN, STDOUT, Session
 
 MiB = 1 << 20
 CAPABILITY = "c" * 32
-PYTHON = "PYTHONPATH=$(echo ~/.cache/quine/*/lib) python3 -SP"  # over there, with our modules
+PYTHON = 'PYTHONPATH=$(dirname "$(command -v quine)")/lib python3 -SP'  # over there, with our modules
 
 
 @pytest.fixture

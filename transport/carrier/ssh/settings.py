@@ -20,7 +20,7 @@ from transport.carrier.dialer import SshTarget
 from transport.carrier.ssh.config import Asked, Config, read
 from transport.carrier.ssh.directives import OTHER_LOGINS
 from transport.carrier.ssh.host_keys import GLOBAL_FILES, USER_FILES, Policy, strictness
-from transport.carrier.ssh.keys import Keys, message
+from transport.carrier.ssh.keys import AGENT, Keys, message
 
 with libraries.by_cache():
     import asyncssh
@@ -73,7 +73,8 @@ class Settings:
         """Return the error of a refused login, with the keys that were tried and the cure."""
         config, keys = self._config, self.keys
         where = f"permission denied for {config.user}" + (f" ({detail})" if detail else "")
-        detail = f"{where}; tried {', '.join(keys.tried) or 'no usable key'}"
+        none = f"{AGENT}, and found none" if keys.agent and not keys.cure else "no usable key"
+        detail = f"{where}; tried {', '.join(keys.tried) or none}"
         if locked := keys.locked_error(detail):
             return locked
         return self.target.unreachable(detail, self._cure(detail))
