@@ -39,7 +39,9 @@ def to(host: Host, inventory: Inventory, ssh_agent: str | None) -> Connect:
 def by_hand(host: Host) -> str:
     """Return the command by which a person tries the way to `host`."""
     if host.transport == "command":
-        return f"echo true | {shlex.join(host.command)}"
+        from transport.carrier import program
+
+        return f"echo true | {shlex.join(program.with_shell(host.command))}"
     port = f"-p {host.port} " if host.port else ""
     return f"ssh {port}{host.destination} true"
 

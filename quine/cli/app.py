@@ -133,8 +133,9 @@ def _chosen(known: Inventory, where: str) -> list[Host]:
 @app.command()
 def deploy(
     where: Annotated[
-        str, typer.Argument(metavar="WHERE|build", help="which hosts, or: build a file")
-    ] = "any",
+        str | None,
+        typer.Argument(metavar="WHERE|build", help="which hosts, or: build a file", show_default="any"),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="of `build`: where the file goes")
     ] = None,
@@ -160,10 +161,12 @@ def deploy(
         raise Misconfigured("--output belongs to quine deploy build")
     if remove and (plan or python):
         raise Misconfigured(f"one of {'--plan' if plan else '--python'}, --remove")
+    if remove and where is None:
+        raise Misconfigured("--remove needs WHERE", "quine deploy --remove any removes it from every host")
     from quine.cli import deployment
 
     known = _inventory(inventory)
-    chosen = known.matching(where)
+    chosen = known.matching(where or "any")
     if remove:
         return deployment.remove(chosen, known, verbose)
     return (deployment.plan if plan else deployment.put)(chosen, known, verbose, python)

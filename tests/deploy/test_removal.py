@@ -122,6 +122,7 @@ def test_nothing_is_removed_where_use_cannot_be_seen(lab: Lab, odd_host: Callabl
     ("words", "text"),
     [
         (["--plan", "--remove", "h1"], "one of --plan, --remove"),
+        (["--remove"], "--remove needs WHERE"),
         (["--plan", "build"], "--plan, --python and --remove are for hosts"),
         (["--remove", "h1", "-o", "x"], "--output belongs to quine deploy build"),
     ],

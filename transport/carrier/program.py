@@ -21,6 +21,11 @@ SHELLS = ("sh", "ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "tcsh", "zs
 SHELL = "/bin/sh"
 
 
+def with_shell(argv: Sequence[str]) -> list[str]:
+    """Return the command with the shell that it leads to: law 1."""
+    return [*argv, *(() if os.path.basename(argv[-1]) in SHELLS else (SHELL,))]
+
+
 async def connect(
     name: str,
     argv: Sequence[str],
@@ -31,9 +36,8 @@ async def connect(
 ) -> ChildDuplex:
     """Start `argv` and give its shell the line `command`. Raises Unreachable if there is no such program."""
     note(f"start {argv[0]}")
-    shell = () if os.path.basename(argv[-1]) in SHELLS else (SHELL,)
     try:
-        duplex = await start([*argv, *shell], env)
+        duplex = await start(with_shell(argv), env)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         hint = "correct command in its table of the inventory, or install that program here"
