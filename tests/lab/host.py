@@ -149,7 +149,9 @@ class Host:
     def jobs(self) -> list[Process]:
         """Return the same without the node, its dial, its guard and spare."""
         return [
-            process for process in self.processes() if not (process.daemon or process.guard or process.spare)
+            process
+            for process in self.processes()
+            if not (process.daemon or process.guard or process.spare or process.carrier)
         ]
 
     def sessions(self) -> list[int]:

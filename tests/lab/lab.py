@@ -364,7 +364,7 @@ class Lab:
         return [
             process
             for process in processes.marked(*marks)
-            if not (process.daemon or process.guard or process.spare)
+            if not (process.daemon or process.guard or process.spare or process.carrier)
         ]
 
     def wait_idle(self, seconds: float = 90) -> list[Process]:

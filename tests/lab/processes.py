@@ -36,7 +36,7 @@ class Process:
     @property
     def daemon(self) -> bool:
         """A node or the dial that leads to one: they outlive the command that started them, by design."""
-        return (self._is_node and "--launcher" not in self.argv) or self.carrier
+        return self._is_node and "--launcher" not in self.argv
 
     @property
     def carrier(self) -> bool:
