@@ -232,7 +232,7 @@ class _Visit:
         """Run another command than the dial, and talk with it."""
 
         async def attempt() -> _T:
-            answers = probe.Answers(secrets.token_hex(16))
+            answers = probe.Answers(secrets.token_hex(16), carriers.by_hand(self.host))
             text = command(self.place, answers.marker)
             duplex = await self._connect(text, clock.phase, self._news)
             try:
@@ -267,7 +267,7 @@ class _Visit:
     async def _open_once(
         self, clock: _Clock, mode: str, trust: bool
     ) -> tuple[Bootstrap, probe.Answers, probe.Facts | None]:
-        answers = probe.Answers(secrets.token_hex(16))
+        answers = probe.Answers(secrets.token_hex(16), carriers.by_hand(self.host))
         command = probe.command(self.binary, self.place, answers.marker, mode, trust=trust)
         command = layers.prefixed(command, answers.marker, self.layer)
         duplex = await self._connect(command, clock.phase, self._news)
@@ -288,7 +288,6 @@ class _Visit:
                     duplex,
                     answers,
                     clock.allow,
-                    carriers.by_hand(self.host),
                 )
                 clock.allow(DEADLINE, "")
             if self.layer:
@@ -308,7 +307,7 @@ class _Visit:
         clock.phase(step := "start the login shell" if mode == "look" else "find the binary")
         versions: set[str] = set()
         while True:
-            answer = await push.next_answer(self.host.name, duplex, answers, carriers.by_hand(self.host))
+            answer = await push.next_answer(self.host.name, duplex, answers)
             word, _, text = answer.partition(" ")
             if word not in ("shell", "python"):
                 return answer

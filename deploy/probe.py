@@ -213,8 +213,10 @@ def _number(version: tuple[int, int]) -> int:
 class Answers:
     """Finds the marked lines in the bytes of a host, whatever stands around them."""
 
-    def __init__(self, marker: str) -> None:
+    def __init__(self, marker: str, by_hand: str = "") -> None:
+        """`by_hand`: the command by which a person tries the way there, for hints."""
         self.marker = marker
+        self.by_hand = by_hand
         self._sought = marker.encode() + b" "
         self._data = b""
         self.banner = b""

@@ -48,29 +48,25 @@ async def push(
     duplex: Bootstrap,
     answers: Answers,
     allow: Callable[[float, str], None],
-    by_hand: str,
 ) -> None:
-    """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline.
-
-    `by_hand` is the command by which a person tries the way there, for hints.
-    """
+    """Send the binary; return when the host says `have`. `allow(seconds, phase)` moves the deadline."""
     host_requirements.check(host, binary, facts)
     kept, size = left(binary, facts)
     async with uplink().place(size, allow) as count:
         allow(UPLOAD_SECONDS + UNPACK_SECONDS + size / SLOWEST, f"send {size >> 10} kB")
         with contextlib.suppress(ConnectionError):  # the host gave up early: its last words say why
             await _send(binary, place, kept, mode, duplex, answers, count)
-        answer = await answer_behind(host, duplex, answers, kept, by_hand)
+        answer = await answer_behind(host, duplex, answers, kept)
     if answer != "have":
         word, _, text = answer.removeprefix("fail ").partition(" ")
         failure = host_requirements.failed(host, word, text)
         raise UploadCut(host, failure.detail, kept) if kept and word in ("moved", "corrupt") else failure
 
 
-async def answer_behind(host: str, duplex: Bootstrap, answers: Answers, kept: int, by_hand: str = "") -> str:
+async def answer_behind(host: str, duplex: Bootstrap, answers: Answers, kept: int) -> str:
     """Return the answer to an upload. Raises UploadCut if the connection ends before it."""
     try:
-        return await next_answer(host, duplex, answers, by_hand)
+        return await next_answer(host, duplex, answers)
     except Interrupted as lost:
         raise UploadCut(host, lost.detail, kept) from None
 
@@ -120,16 +116,14 @@ async def send_file(path: Path, kept: int, duplex: Bootstrap, count: Callable[[i
             count(len(data))
 
 
-async def next_answer(host: str, duplex: Bootstrap, answers: Answers, by_hand: str = "") -> str:
+async def next_answer(host: str, duplex: Bootstrap, answers: Answers) -> str:
     """Return the next marked line. Raises Unreachable if the other side ends, or says other things."""
     while True:
         try:
             answer = answers.next()
         except ValueError as error:
             raise Unreachable(
-                host,
-                f"its login shell speaks out of turn: {error}",
-                _shell_hint(by_hand or f"ssh {host} true"),
+                host, f"its login shell speaks out of turn: {error}", _shell_hint(host, answers)
             ) from None
         if answer is not None:
             return answer
@@ -142,11 +136,12 @@ async def next_answer(host: str, duplex: Bootstrap, answers: Answers, by_hand: s
             said = probe.plain(answers.banner + answers.rest() + duplex.stderr)
             last = (said.strip().splitlines() or ["nothing"])[-1][:300].rstrip(".")
             detail = f"its login shell did not run the command; its last words: {last}"
-            raise Unreachable(host, detail, _shell_hint(by_hand or f"ssh {host} true"))
+            raise Unreachable(host, detail, _shell_hint(host, answers))
         answers.feed(data)
 
 
-def _shell_hint(by_hand: str) -> str:
+def _shell_hint(host: str, answers: Answers) -> str:
+    by_hand = answers.by_hand or f"ssh {host} true"
     return f"{by_hand} must work: look at the login shell, ForceCommand and the shell's start files there"
 
 

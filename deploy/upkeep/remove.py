@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import time
 
-from deploy import carriers, dial, probe, push
+from deploy import dial, probe, push
 from deploy.host import Host
 from deploy.inventory import Inventory
 from deploy.probe import Answers, Place
@@ -56,7 +56,7 @@ async def remove(
     began = time.monotonic()
 
     async def talk(duplex: Bootstrap, answers: Answers, allow: object) -> str:
-        return await push.next_answer(host.name, duplex, answers, carriers.by_hand(host))
+        return await push.next_answer(host.name, duplex, answers)
 
     answer = await dial.speak(
         host, inventory, command, "remove builds", talk, ssh_agent=ssh_agent, note=note, news=news
