@@ -5,6 +5,7 @@ WORKERS ?= $(shell echo $$((2 * $$(nproc))))  # most tests wait for processes mo
 BIN := .venv/bin
 READY := .venv/.ready
 AZURITE := .lab-cache/azurite/node_modules/.bin/azurite-blob
+ARM64 := .lab-cache/arm64
 
 TOOLS ?= build/release
 HOST_PYTHON ?= pypy3
@@ -30,7 +31,7 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not long and not backends"
 
-test-all: setup $(AZURITE)
+test-all: setup $(AZURITE) $(ARM64)
 	QUINE_TEST_AZURITE="$$(ls $(CURDIR)/$(AZURITE) 2>/dev/null)" $(BIN)/python -m pytest -n $(WORKERS)
 
 # The suites of a host, with hosts whose Python is another one than the origin's. Left out: a bound of 80 MB, which PyPy
@@ -44,6 +45,10 @@ test-hosts: setup
 # A server of Azure's protocol. Where there is no npm its tests are skipped, and say so.
 $(AZURITE):
 	-if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix .lab-cache/azurite azurite; fi
+
+# A Python for arm64, from Debian. Where it cannot be had its tests are skipped, and say so.
+$(ARM64): | setup
+	-timeout 240 $(BIN)/python -m tests.lab.arm64
 
 mutants: setup
 	$(BIN)/python scripts/mutants.py $(ARGS)

@@ -16,7 +16,7 @@ import pytest
 
 from deploy.build import build
 from tests.deploy.test_deploy import refused, said
-from tests.lab import Lab
+from tests.lab import Lab, processes
 from tests.lab.host import Host
 
 pytestmark = pytest.mark.long
@@ -118,7 +118,12 @@ def test_two_origins_at_once(lab: Lab, odd_host: Callable[..., Host], tmp_path: 
     shutil.copytree(lab.home / ".ssh", tmp_path / ".ssh")
     other = {"HOME": str(tmp_path), "XDG_CACHE_HOME": None, "QUINE_DATA_DIR": str(tmp_path / "data")}
     words = ["run", "--on", "shared", "--", "echo", "on"]
-    both = [lab.popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for env in ({}, other)]
-    outputs = [process.communicate(timeout=120) for process in both]
+    try:
+        both = [
+            lab.popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for env in ({}, other)
+        ]
+        outputs = [process.communicate(timeout=120) for process in both]
+    finally:
+        processes.kill_marked(f"HOME={tmp_path}")  # its node: later tests take the lab's for the only one
     assert outputs == [(b"on\n", b"")] * 2
     assert os.listdir(host.path_of(".cache/quine")) == [build().sha256]

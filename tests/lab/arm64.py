@@ -5,7 +5,8 @@ it again. Other programs run as they are.
 
 Laws
 1. The machine's own apt is not touched: lists, status and cache lie in the lab's.
-2. The files are fetched once, checked by Debian's key, and kept in .lab-cache.
+2. The files are fetched once, checked by Debian's key, and kept in .lab-cache: by `python -m tests.lab.arm64`, before
+   any test is watched. A mirror that does not answer cost three tests their whole time once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.lab.machine import remove
@@ -35,9 +37,18 @@ exec {qemu} -L "$root" -0 "$0" "$root/usr/bin/python3.11.arm64" "$@"
 
 def python() -> tuple[Path | None, str]:
     """Return the wrapper, or None and the reason why there is none."""
-    for tool in (QEMU, shutil.which("apt-get"), shutil.which("dpkg-deb"), Path(KEYS)):
+    if QEMU is None:
+        return None, "needs qemu-user"
+    if not PLACE.exists():
+        return None, "not fetched: python -m tests.lab.arm64"
+    return PLACE / "usr" / "bin" / "python3.11", ""
+
+
+def fetch() -> None:
+    """Fetch it, if it is not there. Raises OSError, and CalledProcessError with what a tool said."""
+    for tool in (QEMU, shutil.which("apt-get"), shutil.which("dpkg-deb"), KEYS):
         if not (tool and os.path.exists(tool)):
-            return None, "needs qemu-user, and apt with Debian's keys"
+            raise FileNotFoundError("needs qemu-user, and apt with Debian's keys")
     PLACE.parent.mkdir(exist_ok=True)
     lock = os.open(PLACE.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -45,14 +56,10 @@ def python() -> tuple[Path | None, str]:
         if not PLACE.exists():
             aside = PLACE.with_suffix(".new")
             remove(aside)
-            try:
-                _fetch(aside)
-            except subprocess.CalledProcessError as error:
-                return None, f"its packages are not to be had: {error.stderr.strip()[-300:]}"
+            _fetch(aside)
             aside.rename(PLACE)
     finally:
         os.close(lock)
-    return PLACE / "usr" / "bin" / "python3.11", ""
 
 
 def _fetch(root: Path) -> None:
@@ -69,7 +76,7 @@ def _fetch(root: Path) -> None:
     env = {**os.environ, "APT_CONFIG": f"{apt}/apt.conf"}
 
     def run(*words: str | Path) -> None:
-        subprocess.run(words, cwd=apt, env=env, check=True, capture_output=True, text=True, timeout=300)
+        subprocess.run(words, cwd=apt, env=env, check=True, capture_output=True, text=True)
 
     run("apt-get", "update", "-o", "APT::Update::Error-Mode=any")
     run("apt-get", "download", *PACKAGES)
@@ -80,3 +87,12 @@ def _fetch(root: Path) -> None:
     wrapper.rename(f"{wrapper}.arm64")
     wrapper.write_text(WRAPPER.format(qemu=QEMU))
     wrapper.chmod(0o755)
+
+
+if __name__ == "__main__":
+    try:
+        fetch()
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stderr}")
+    except OSError as error:
+        sys.exit(str(error))
