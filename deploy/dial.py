@@ -232,7 +232,7 @@ class _Visit:
         """Run another command than the dial, and talk with it."""
 
         async def attempt() -> _T:
-            answers = probe.Answers(secrets.token_hex(16), carriers.by_hand(self.host))
+            answers = self._answers()
             text = command(self.place, answers.marker)
             duplex = await self._connect(text, clock.phase, self._news)
             try:
@@ -243,6 +243,10 @@ class _Visit:
 
         async with _Clock(self.host, self.note) as clock:
             return await self._insist(clock, attempt)
+
+    def _answers(self) -> probe.Answers:
+        marker, program = secrets.token_hex(16), self.host.transport == "command"
+        return probe.Answers(marker, carriers.by_hand(self.host), program)
 
     async def _open(
         self, clock: _Clock, mode: str, trust: bool
@@ -267,7 +271,7 @@ class _Visit:
     async def _open_once(
         self, clock: _Clock, mode: str, trust: bool
     ) -> tuple[Bootstrap, probe.Answers, probe.Facts | None]:
-        answers = probe.Answers(secrets.token_hex(16), carriers.by_hand(self.host))
+        answers = self._answers()
         command = probe.command(self.binary, self.place, answers.marker, mode, trust=trust)
         command = layers.prefixed(command, answers.marker, self.layer)
         duplex = await self._connect(command, clock.phase, self._news)
@@ -333,7 +337,7 @@ def _failure(host: Host, duplex: Bootstrap) -> Exception:
     if duplex.broken:
         return Interrupted(host.name, f"the connection was lost as its node started: {duplex.broken}")
     said = probe.plain(duplex.stderr).strip()
-    last = (said.splitlines() or [f"status {duplex.exit}"])[-1][:500]
+    last = (said.splitlines() or [duplex.ending])[-1][:500]
     ours = [line for line in said.splitlines() if line.startswith("quine: ")]
     if not ours and duplex.exit in BROKEN:
         return _BrokenError(last)

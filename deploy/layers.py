@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy import host_requirements, push, wheels
+from deploy import push, wheels
 from deploy.platforms import Platform
 from deploy.probe import Answers
 from deploy.there.layers import VARIABLE
@@ -83,10 +83,7 @@ async def bring(
     except (Interrupted, ConnectionError) as lost:
         raise push.UploadCut(host, getattr(lost, "detail", str(lost)), before + kept) from None
     if answer != "have":
-        word, _, text = answer.removeprefix("fail ").partition(" ")
-        failure = host_requirements.failed(host, word, text)
-        again = kept and word in ("moved", "corrupt")
-        raise push.UploadCut(host, failure.detail, before + kept) if again else failure
+        raise push.failed(host, answer, kept, before)
     return True
 
 

@@ -213,10 +213,15 @@ def _number(version: tuple[int, int]) -> int:
 class Answers:
     """Finds the marked lines in the bytes of a host, whatever stands around them."""
 
-    def __init__(self, marker: str, by_hand: str = "") -> None:
-        """`by_hand`: the command by which a person tries the way there, for hints."""
+    def __init__(self, marker: str, by_hand: str = "", program: bool = False) -> None:
+        """`by_hand`: the command by which a person tries the way there, for hints.
+
+        `program`: the way there is a command of the user's, whose status may be its own or that of the shell there.
+        """
         self.marker = marker
         self.by_hand = by_hand
+        self.program = program
+        self.heard = False  # one of them at least
         self._sought = marker.encode() + b" "
         self._data = b""
         self.banner = b""
@@ -239,6 +244,7 @@ class Answers:
             return None
         self.banner = (self.banner + self._data[:found])[-LINE_LIMIT:]
         line, self._data = self._data[start:end], self._data[end + 1 :]
+        self.heard = True
         return plain(line).strip()
 
     def rest(self) -> bytes:

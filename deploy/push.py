@@ -5,6 +5,8 @@ Laws
 2. The host says `have` only after it has verified and unpacked the binary.
 3. The deadline moves with the phase: so many seconds for a megabyte, so many to unpack.
 4. Bytes that the host has kept of an upload that was cut off are not sent again.
+5. A command of the user's that ends without an answer, after the host has given one, counts as cut off, whatever its
+   status.
 """
 
 from __future__ import annotations
@@ -58,9 +60,15 @@ async def push(
             await _send(binary, place, kept, mode, duplex, answers, count)
         answer = await answer_behind(host, duplex, answers, kept)
     if answer != "have":
-        word, _, text = answer.removeprefix("fail ").partition(" ")
-        failure = host_requirements.failed(host, word, text)
-        raise UploadCut(host, failure.detail, kept) if kept and word in ("moved", "corrupt") else failure
+        raise failed(host, answer, kept)
+
+
+def failed(host: str, answer: str, kept: int, before: int = 0) -> Unreachable:
+    """Return the error for an upload behind `kept` bytes and `before` others; UploadCut if another may succeed."""
+    word, _, text = answer.removeprefix("fail ").partition(" ")
+    failure = host_requirements.failed(host, word, text)
+    again = word == "cut" or (kept and word in ("moved", "corrupt"))
+    return UploadCut(host, failure.detail, before + kept) if again else failure
 
 
 async def answer_behind(host: str, duplex: Bootstrap, answers: Answers, kept: int) -> str:
@@ -122,25 +130,37 @@ async def next_answer(host: str, duplex: Bootstrap, answers: Answers) -> str:
         try:
             answer = answers.next()
         except ValueError as error:
+            speaker = "command" if answers.program else "login shell"
             raise Unreachable(
-                host, f"its login shell speaks out of turn: {error}", _shell_hint(host, answers)
+                host, f"its {speaker} speaks out of turn: {error}", _shell_hint(host, answers)
             ) from None
         if answer is not None:
             return answer
         data = await duplex.read()
         if not data:
-            if duplex.broken:
-                raise Interrupted(
-                    host, f"the connection was lost before its shell had answered: {duplex.broken}"
-                )
-            said = probe.plain(answers.banner + answers.rest() + duplex.stderr)
-            last = (said.strip().splitlines() or ["nothing"])[-1][:300].rstrip(".")
-            detail = f"its login shell did not run the command; its last words: {last}"
-            raise Unreachable(host, detail, _shell_hint(host, answers))
+            raise _ended(host, duplex, answers)
         answers.feed(data)
 
 
+def _ended(host: str, duplex: Bootstrap, answers: Answers) -> Unreachable:
+    """Return the error for an end without an answer."""
+    by_hand = answers.by_hand or f"ssh {host} true"
+    again = f"run it again; if it stays, try: {by_hand}"
+    if duplex.broken:
+        detail = f"the connection was lost before its shell had answered: {duplex.broken}"
+        return Interrupted(host, detail, again)
+    said = probe.plain(answers.banner + answers.rest() + duplex.stderr)
+    last = (said.strip().splitlines() or ["nothing"])[-1][:300].rstrip(".")
+    end = f"({duplex.ending}); its last words: {last}"
+    if answers.program and answers.heard:
+        return Interrupted(host, f"its command ended without an answer {end}", again)
+    subject = "command leads to no shell" if answers.program else "login shell did not run the command"
+    return Unreachable(host, f"its {subject} {end}", _shell_hint(host, answers))
+
+
 def _shell_hint(host: str, answers: Answers) -> str:
+    if answers.program:
+        return f"{answers.by_hand} must end with status 0 and print nothing"
     by_hand = answers.by_hand or f"ssh {host} true"
     return f"{by_hand} must work: look at the login shell, ForceCommand and the shell's start files there"
 

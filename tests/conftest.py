@@ -32,7 +32,7 @@ from tests.files.seaweed import Weed
 from tests.files.tiers import SERVERS
 from tests.lab import Lab, Settings, processes
 from tests.lab.host import Host
-from tests.lab.lab import LEASE
+from tests.lab.lab import CARRIER, LEASE
 from tests.lab.machine import RUN, SSHD, can_mount
 
 # Seconds that a dying process, thread or descriptor of a test may take to be gone.
@@ -130,12 +130,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
             os._exit(ESCAPED)
 
 
-def pytest_report_header() -> str:
-    return (
+def pytest_report_header() -> list[str]:
+    return [
         f"lab: {SSHD}"
         if SSHD
-        else "lab: no sshd here; asyncssh's server stands in (stock limits are not tested)"
-    )
+        else "lab: no sshd here; asyncssh's server stands in (stock limits are not tested)",
+        f"carrier: {CARRIER}",
+    ]
 
 
 @pytest.fixture(scope="session")

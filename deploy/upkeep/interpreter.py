@@ -199,7 +199,7 @@ async def bring(
         return False
     word, _, kept = answer.partition(" ")
     if word != "need" or not kept.isdigit() or int(kept) > python.size:
-        raise _failure(host, python, answer)
+        raise _failure(host, python, answer, 0)
     left = python.size - int(kept)
     seconds = push.UPLOAD_SECONDS + push.UNPACK_SECONDS + left / push.SLOWEST
     async with push.uplink().place(left, allow) as count:
@@ -208,11 +208,11 @@ async def bring(
             await push.send_file(python.path, int(kept), duplex, count)
         answer = await push.answer_behind(host, duplex, answers, int(kept))
     if answer != "have":
-        raise _failure(host, python, answer)
+        raise _failure(host, python, answer, int(kept))
     return True
 
 
-def _failure(host: str, python: Interpreter, answer: str) -> Unreachable:
+def _failure(host: str, python: Interpreter, answer: str, kept: int) -> Unreachable:
     word, _, text = answer.removeprefix("fail ").partition(" ")
     if word == "named":
         cure = "take `python` out of its table in the inventory, and the Python that is brought is used"
@@ -223,4 +223,4 @@ def _failure(host: str, python: Interpreter, answer: str) -> Unreachable:
             f"{python.path.name} does not start there: {text}",
             "take one for its machine: uname -m, ldd --version",
         )
-    return host_requirements.failed(host, word, text)
+    return push.failed(host, answer, kept)

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from deploy.host import OF_SSH
 from tests.lab import image, processes
 from tests.lab.host import Host, Settings
 from tests.lab.machine import RUN, SSHD, make_key, remove, toml
@@ -38,6 +39,7 @@ BUILDS = ROOT / ".lab-cache" / "build"  # binaries built for labs: once per stat
 LEASE = 2  # seconds a job outlives its link, in this inventory: tests wait for it
 DEPLOY = 600.0  # seconds to build the binary and bring it to a host, on a busy machine
 TIMEOUT = 120.0  # seconds; a first command brings the binary there, unpacked, on a busy machine
+CARRIER = os.environ.get("QUINE_TEST_CARRIER") or "ssh"  # of all hosts, where a test does not choose
 
 Data = bytes | str | None
 
@@ -171,7 +173,10 @@ class Lab:
         return name
 
     def by_command(self, name: str, of: str, **keys: object) -> str:
-        """A second inventory entry for `of`, reached by a command that is a shell with that host's environment."""
+        """A second inventory entry for `of`, reached by a command that is a shell with that host's environment.
+
+        Nothing of it can be cut. `alias(..., transport="command")` has a command that logs in.
+        """
         words = [
             "env",
             "-i",
@@ -214,7 +219,7 @@ class Lab:
         entries = {name: self._entry(host) for name, host in self.hosts.items()} | self._aliases
         for name, entry in entries.items():
             lines += ["", f"[hosts.{json.dumps(name)}]"]
-            lines += [f"{key} = {toml(value)}" for key, value in entry.items()]
+            lines += [f"{key} = {toml(value)}" for key, value in carried(name, entry).items()]
         aside = self.inventory.with_suffix(".new")
         aside.write_text("\n".join(lines) + "\n")
         aside.rename(self.inventory)
@@ -390,6 +395,22 @@ class Lab:
         return [
             path for top in (self.tmp, *(host.tmp for host in self.hosts.values())) for path in top.iterdir()
         ]
+
+
+def carried(name: str, entry: Mapping[str, object]) -> Mapping[str, object]:
+    """Return an entry with its carrier, which is CARRIER if it names none.
+
+    A command without words becomes an `ssh` that goes to the entry's address and port: through the proxy, if that does.
+    """
+    transport = entry.get("transport", CARRIER)
+    if transport != "command" or "command" in entry:
+        return entry if transport == "ssh" else {**entry, "transport": transport}
+    command = ["ssh", "-T", "-oBatchMode=yes", "-oServerAliveInterval=15"]
+    for option, key in (("-p", "port"), ("-l", "user"), ("-i", "identity")):
+        command += [option, str(entry[key])] if key in entry else []
+    command += [str(entry.get("address", name)), "sh"]
+    rest = {key: value for key, value in entry.items() if key not in OF_SSH}
+    return {**rest, "transport": "command", "command": command}
 
 
 def describe(args: Sequence[str | Path]) -> str:

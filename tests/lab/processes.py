@@ -40,8 +40,9 @@ class Process:
 
     @property
     def carrier(self) -> bool:
-        """An ssh that carries a link of a node: it lives as long as the link does."""
-        return os.path.basename((self.argv or ("",))[0]) == "ssh" and "-oBatchMode=yes" in self.argv
+        """An ssh that carries a link of a node, or leads to its host: it lives as long as the link does."""
+        of_link = "-oBatchMode=yes" in self.argv or "-W" in self.argv
+        return os.path.basename((self.argv or ("",))[0]) == "ssh" and of_link
 
     @property
     def guard(self) -> bool:

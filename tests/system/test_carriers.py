@@ -200,6 +200,25 @@ def test_commands_that_come_to_nothing(lab: Lab) -> None:
     assert "its last words: no such container" in text and "ssh" not in text
 
 
+def test_the_end_of_a_command_is_told(lab: Lab) -> None:
+    """Its status is shown; one that has to be killed, as it closed its output and runs on, has none."""
+    script = "echo no such pod >&2; exit 3"
+    lab.by_command("wrong", "h1", command=["sh", "-c", script, "x"])
+    text = refused(lab, "wrong")
+    assert "its command leads to no shell (status 3); its last words: no such pod | " in text
+    assert f"hint: echo true | sh -c '{script}' x /bin/sh must end with status 0" in text
+    assert "ForceCommand" not in text and "login shell" not in text
+    lab.by_command("wrong", "h1", command=["sh", "-c", "echo up >&2; exec sleep 600 >&-", "x"])
+    text = refused(lab, "wrong")
+    assert "leads to no shell (it closed its output and did not end); its last words: up | " in text
+    lab.by_command("wrong", "h1", command=["sh", "-c", "kill -TERM $$", "x"])
+    text = refused(lab, "wrong")
+    assert (
+        "the connection was lost before its shell had answered: the carrier ended: killed by SIGTERM" in text
+    )
+    assert "hint: run it again; if it stays, try: echo true | sh -c" in text
+
+
 def test_a_command_needs_not_name_a_shell(lab: Lab) -> None:
     """/bin/sh is added to it, as to `docker exec -i box`."""
     words = [f"{name}={value}" for name, value in lab["h1"].environment().items()]

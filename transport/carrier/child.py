@@ -5,7 +5,8 @@ Laws
    end of its stdin ends it. It leads a process group, and stays in the session of the node, which takes a child of
    another session for the job of a launcher that has died, and reaps it.
 2. Its stderr is kept as a tail, never mixed into the bytes. It is read to the end of the duplex, so it blocks nobody.
-3. Its exit status never tells how a job ended. It only explains a bootstrap that came to nothing.
+3. Its exit status never tells how a job ended. It only explains a bootstrap that came to nothing. Nor is it one if the
+   child closes its stdout, runs on and has to be killed.
 4. Its environment has no variable that looks like a secret: keys stay at the origin.
 """
 
@@ -14,12 +15,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from transport.carrier.duplex import STDERR_KEPT, DuplexProtocol, FdDuplex
 from transport.inherit import scrubbed
 
-GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL, or between the end of its output and that
+Lost = Callable[
+    [int, str], bool
+]  # exit status, stderr: whether a child says by them that its connection broke
 
 
 def environment(env: Mapping[str, str], ssh_agent: str | None) -> dict[str, str]:
@@ -30,15 +34,16 @@ def environment(env: Mapping[str, str], ssh_agent: str | None) -> dict[str, str]
 
 
 class ChildDuplex(FdDuplex):
-    """The pipes of a child as a `Bootstrap`. `lost` is the exit status by which it says that its connection broke."""
+    """The pipes of a child as a `Bootstrap`."""
 
-    def __init__(self, pid: int, streams: Sequence[int], lost: int | None = None) -> None:
+    def __init__(self, pid: int, streams: Sequence[int], lost: Lost) -> None:
         """`streams`: our ends of the child's stdin, stdout and stderr, which this object owns."""
         stdin, stdout, self._stderr_fd = streams
         super().__init__(stdout, stdin)
         self.stderr = b""
         self.exit: int | None = None
-        self._lost_status = lost
+        self._says_lost = lost
+        self._ran_on = False  # behind the end of its output, until it was killed for that
         self._pid = pid
         self._before: list[bytes] = []  # read too far
         self._refused = ""  # why no more can be written, before `attach`
@@ -55,10 +60,19 @@ class ChildDuplex(FdDuplex):
     @property
     def broken(self) -> str:
         """The reason why the carrier broke; "" if it did not, or if only the command at its other end has ended."""
-        if self.exit is None or (self.exit >= 0 and self.exit != self._lost_status):
+        said = self.stderr.decode(errors="replace").strip()
+        if self.exit is None or (self.exit >= 0 and not self._says_lost(self.exit, said)):
             return ""
-        said = self.stderr.decode(errors="replace").strip().splitlines()
-        return said[-1] if said else f"the carrier ended with status {self.exit}"
+        return said.splitlines()[-1] if said else f"the carrier ended: {self.ending}"
+
+    @property
+    def ending(self) -> str:
+        """How the child has ended, for people."""
+        if self._ran_on:
+            return "it closed its output and did not end"
+        if self.exit is None:
+            return "no status"
+        return f"status {self.exit}" if self.exit >= 0 else f"killed by {signal.Signals(-self.exit).name}"
 
     async def read(self) -> bytes:
         """Return the next bytes as they came, b"" at end of file; `exit` and `stderr` are complete then."""
@@ -87,9 +101,13 @@ class ChildDuplex(FdDuplex):
     async def _last_words(self) -> None:
         """Wait for the end of the child and of its stderr; a program that it left behind may hold that open."""
         if self._kill is None:
-            self._kill = self._loop.call_later(GRACE, self._signal, signal.SIGKILL)
+            self._kill = self._loop.call_later(GRACE, self._insist)
         await self._reaped.wait()
         self._stderr_readable()
+
+    def _insist(self) -> None:
+        self._ran_on = not self._reaped.is_set()
+        self._signal(signal.SIGKILL)
 
     def unread(self, data: bytes) -> None:
         """Give back bytes that were read too far; the next read or `attach` delivers them first."""
@@ -166,7 +184,8 @@ class ChildDuplex(FdDuplex):
         self._signal(signal.SIGTERM)  # its group: programs that it has started, as a ProxyCommand
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self.exit = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self.exit = None if self._ran_on else status
         if self._kill is not None:
             self._kill.cancel()
         self._reaped.set()
@@ -179,7 +198,7 @@ class ChildDuplex(FdDuplex):
                 pass
 
 
-async def start(argv: Sequence[str], env: Mapping[str, str], lost: int | None = None) -> ChildDuplex:
+async def start(argv: Sequence[str], env: Mapping[str, str], lost: Lost) -> ChildDuplex:
     """Start `argv` and return its duplex. Raises OSError if there is no such program."""
 
     starting = asyncio.ensure_future(asyncio.to_thread(_spawn, argv, env))
@@ -222,4 +241,4 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int, list[int]]
 
 def _abandon(starting: asyncio.Future[tuple[int, list[int]]]) -> None:
     if not starting.cancelled() and starting.exception() is None:
-        ChildDuplex(*starting.result()).close()
+        ChildDuplex(*starting.result(), lambda status, said: False).close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from transport.timeouts import timeout
 
 # sshd drops handshakes at random from the eleventh that is not yet authenticated (MaxStartups 10:30:100)
 HANDSHAKES = 5
+TRIES = 6  # of a handshake that the server dropped before it sent its version
+FULL = ("exceeded maxstartups", "not allowed at this time")  # an sshd's words in place of its version
 ATTEMPT = 5.0  # seconds for one address of several
 SILENCE = 45  # seconds that written bytes may stay unacknowledged: as long as keepalive takes to notice a pulled cable
 
@@ -69,6 +72,17 @@ async def handshakes(way: Sequence[str]) -> AsyncIterator[None]:
         for place in dict.fromkeys(way):
             await stack.enter_async_context(of_loop.setdefault(place, asyncio.Semaphore(HANDSHAKES)))
         yield
+
+
+def of_sshd(said: str) -> bool:
+    """Say whether an sshd has said this in place of its version, or began to before the line was cut."""
+    said = said.lower()
+    return any(said.startswith(words) or words.startswith(said) for words in ("ssh-", *FULL))
+
+
+def pause(tried: int) -> float:
+    """Return the seconds before the next try: a full sshd drops at random, and tries in step would add to it."""
+    return random.uniform(0.2, 1.0) * 1.6**tried
 
 
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()

@@ -66,11 +66,15 @@ class Duplex(Protocol):
 class Bootstrap(Duplex, Protocol):
     """A duplex to a command over there, which is first talked to by awaiting; the bootstrap ends with `attach`.
 
-    `stderr` is the tail of its stderr. `exit` is its exit status, None while it is not known; it says nothing of jobs.
+    `stderr` is the tail of its stderr. `exit` is its exit status, None where it is not known; it says nothing of jobs.
     """
 
     stderr: bytes
     exit: int | None
+
+    @property
+    def ending(self) -> str:
+        """How the command at its other end has ended, for people: "status 3"."""
 
     @property
     def broken(self) -> str:

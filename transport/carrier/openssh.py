@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
+import re
 import shlex
 from collections.abc import Callable
 
 from transport.carrier.child import ChildDuplex, environment, start
-from transport.carrier.dialer import Note, SshTarget, handshakes
+from transport.carrier.dialer import TRIES, Note, SshTarget, handshakes, of_sshd, pause
 from transport.errors import Unreachable
+from transport.text import harmless
 
 FAILED = 255
-TRIES = 3  # of a handshake that the server dropped before it sent its version
 OPTIONS = (
     *("-T", "-a", "-x", "-S", "none", "-oControlMaster=no", "-oBatchMode=yes", "-oClearAllForwardings=yes"),
     *(
@@ -30,6 +30,7 @@ OPTIONS = (
     ),
     "-oLogLevel=INFO",
 )
+BAD_LINE = "banner line contains invalid characters"
 # Words of ssh -> what happened, and the cure. The first that matches counts.
 FAILURES = (
     (
@@ -40,9 +41,9 @@ FAILURES = (
     (
         "Host key verification failed",
         "its host key is not known",
-        "accept it on a terminal: {ssh} true",
+        "accept it on a terminal: {ssh}",
     ),
-    ("Permission denied", "permission denied: {last}", "is that the user and the key? try: {ssh} true"),
+    ("Permission denied", "permission denied: {last}", "is that the user and the key? try: {ssh}"),
     (
         "Too many authentication failures",
         "permission denied: {last}",
@@ -56,14 +57,24 @@ FAILURES = (
     (
         "Connection refused",
         "connection refused: {last}",
-        "start an sshd there, or correct address and port; try: {ssh} true",
+        "start an sshd there, or correct address and port; try: {ssh}",
+    ),
+    *(
+        (words, "no ssh server answers: {last}", "correct its address, port or ProxyCommand; try: {ssh}")
+        for words in ("No SSH version received", "Protocol major versions differ", BAD_LINE)
     ),
     ("timed out", "cannot connect: {last}", "is it up, and is there a route to it?"),
     ("No route to host", "cannot connect: {last}", "is it up, and is there a route to it?"),
     ("Network is unreachable", "cannot connect: {last}", "is it up, and is there a route to it?"),
 )
-# The server hung up before the login: it may be full, or the line broke. Worth another try.
-DROPPED = ("Connection closed", "Connection reset", "closed by remote host", "Broken pipe", "Connection to ")
+# The server hung up: before the login it may be full, or the line broke. Worth another try.
+DROPPED = (
+    *("Connection closed", "Connection reset", "closed by remote host", "Broken pipe", "Connection to "),
+    *("not responding", "client_loop: "),
+)
+BEHIND = "UNKNOWN port"  # the place of a server that is reached through a ProxyCommand
+NO_VERSION = ("kex_exchange_identification: ", "banner exchange: ")  # begin the words for its absence
+BANNER = re.compile(r"banner line \d+: (.+?)\r?$", re.MULTILINE)  # of ssh -v
 
 
 def argv(target: SshTarget, *more: str) -> list[str]:
@@ -94,9 +105,9 @@ async def connect(target: SshTarget, command: str, note: Note, news: Callable[[s
 
     `note` is called with each phase as it begins, `news` with messages for the user.
     """
-    for left in reversed(range(TRIES)):
-        async with handshakes(_way(target)):
-            note(f"connect to {target.name}")
+    async with handshakes(_way(target)):
+        for tried in range(TRIES):
+            note(step := f"connect to {target.name}")
             duplex = await _start(target, command)
             try:
                 first = await duplex.read()
@@ -107,30 +118,56 @@ async def connect(target: SshTarget, command: str, note: Note, news: Callable[[s
                 duplex.close()
                 raise
             duplex.close()
-        failure, again = refusal(target, duplex.stderr.decode(errors="replace"))
-        if not left or not again:
-            raise failure
-        # sshd drops at random under load; an immediate retry, in step with others, would add to it
-        await asyncio.sleep(random.uniform(0.2, 1.0))
-    raise AssertionError("unreachable")
+            said = duplex.stderr.decode(errors="replace")
+            failure, again = refusal(target, said)
+            if not tried and any(words in said for words in NO_VERSION):
+                await _check_banner(target)
+            if not again:
+                break
+            if tried < TRIES - 1:
+                note(step, f"{failure.detail}; tried again", False)
+                await asyncio.sleep(pause(tried))
+    raise failure
 
 
-async def _start(target: SshTarget, command: str) -> ChildDuplex:
+async def _check_banner(target: SshTarget) -> None:
+    """Raise Unreachable if the server sends a line in place of its version that is no sshd's.
+
+    ssh tells such a line with -v only, among others that would hide those of the host: hence another connection.
+    """
+    duplex = await _start(target, "exit", "-oLogLevel=DEBUG1")
+    try:
+        await duplex.read()
+    finally:
+        duplex.close()
+    found = BANNER.findall(duplex.stderr.decode(errors="replace"))
+    if found and not of_sshd(found[-1]):
+        detail = f"no ssh server answers, but one that says: {harmless(found[-1], instead='?')[:100]}"
+        hint = f"correct its address, port or ProxyCommand; try: {_by_hand(target)}"
+        raise target.unreachable(detail, hint)
+
+
+async def _start(target: SshTarget, command: str, *first: str) -> ChildDuplex:
+    """Start ssh; of an option the first value counts."""
     env = environment(os.environ, target.agent)
     words = argv(target)
+    words[1:1] = first
     try:
-        return await start([*words[:-1], "--", words[-1], command], env, FAILED)
+        return await start([*words[:-1], "--", words[-1], command], env, lambda status, _: status == FAILED)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         hint = 'install OpenSSH here, or leave transport = "openssh" out of its table in the inventory'
         raise target.unreachable(f"cannot start ssh: {why}", hint) from None
 
 
+def hung_up(status: int, said: str) -> bool:
+    """Say whether the end of a program, an ssh perhaps, is by its status and stderr that of a broken connection."""
+    return status == FAILED and any(words in said for words in DROPPED)
+
+
 def refusal(target: SshTarget, said: str) -> tuple[Unreachable, bool]:
     """Return the error for ssh's words on stderr, and whether another try may help."""
     lines = [line.strip().rstrip(".") for line in said.splitlines() if line.strip()]
-    port = f"-p {target.port} " if target.port else ""
-    user = f"{target.user}@" if target.user else ""
     for words, detail, hint in FAILURES:
         found = next((line for line in reversed(lines) if words in line), None)
         if found is not None:
@@ -139,14 +176,22 @@ def refusal(target: SshTarget, said: str) -> tuple[Unreachable, bool]:
                 "last": found[:300],
                 "address": target.address,
                 "known": known,
-                "ssh": f"ssh {port}{user}{target.address}",
+                "ssh": _by_hand(target),
             }
             return target.unreachable(detail.format(**values), hint.format(**values)), False
     last = lines[-1][:300] if lines else "no word of it"
-    if any(words in line for words in DROPPED for line in lines):
+    if hung_up(FAILED, said):
         hint = (
             "if it is an sshd, it may be full (MaxStartups) or penalise this address (PerSourcePenalties): "
             "wait a minute"
         )
+        if BEHIND in said:
+            hint = f"does its ProxyCommand, or its jump, lead to an sshd? try: {_by_hand(target)}"
         return target.interrupted(f"the connection was lost in the handshake: {last}", hint), True
-    return target.unreachable(f"ssh failed: {last}", f"try: ssh {port}{user}{target.address} true"), False
+    return target.unreachable(f"ssh failed: {last}", f"try: {_by_hand(target)}"), False
+
+
+def _by_hand(target: SshTarget) -> str:
+    port = f"-p {target.port} " if target.port else ""
+    user = f"{target.user}@" if target.user else ""
+    return f"ssh {port}{user}{target.address} true"

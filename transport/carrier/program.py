@@ -4,6 +4,8 @@ Laws
 1. One rule for all of them: /bin/sh is added behind a command that does not end with the name of a shell, and the
    bootstrap is one line on its stdin.
 2. Nothing follows that line before the other side has answered, so a shell that reads ahead loses nothing.
+3. Its end is a broken connection if it is killed, or says so with the status and in the words of ssh, which it may be.
+   No other end can be told from one of the shell over there.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from transport.carrier.child import ChildDuplex, environment, start
 from transport.carrier.dialer import Note
+from transport.carrier.openssh import hung_up
 from transport.errors import Unreachable
 
 __all__ = ["connect", "environment"]
@@ -37,7 +40,7 @@ async def connect(
     """Start `argv` and give its shell the line `command`. Raises Unreachable if there is no such program."""
     note(f"start {argv[0]}")
     try:
-        duplex = await start(with_shell(argv), env)
+        duplex = await start(with_shell(argv), env, hung_up)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         hint = "correct command in its table of the inventory, or install that program here"

@@ -6,11 +6,13 @@ Each is reached by the name of its form, with no other key in the inventory: it 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pty
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,6 +181,11 @@ FAILING = {
         f"Host box\n ProxyCommand ls /no/such/%h\n {WAY}",
         "its ProxyCommand gives no connection: ls: cannot access",
         "try it by itself: ls /no/such/127.0.0.1",
+    ),
+    "a proxy command that leads elsewhere": (
+        f"Host box\n ProxyCommand sh -c 'echo HTTP/1.1 403 No; read version'\n {WAY}",
+        "its ProxyCommand leads to no ssh server, which says: http/1.1 403 no",
+        "try it by itself: sh -c 'echo HTTP/1.1 403 No; read version'",
     ),
     "known hosts command": (
         f"Host box\n KnownHostsCommand /bin/true\n {WAY}",
@@ -548,6 +555,47 @@ def test_a_full_server_is_asked_again(user: User) -> None:
         assert (process.returncode, said) == (0, b"")
     finally:
         user.lab.drop("full")
+
+
+@pytest.mark.parametrize("garbage", ["no sshd\\n", "\\001\\377\\000", "\\001\\377\\n"])
+def test_garbage_in_place_of_a_version_is_asked_for_once(user: User, garbage: str) -> None:
+    asked = user.ssh / "asked"
+    try:
+        user.configure(f"Host box\n ProxyCommand echo >>{asked}; printf '{garbage}'\n {WAY}")
+        user.fails("its ProxyCommand", "try it by itself")
+        assert asked.read_text() == "\n"
+    finally:
+        asked.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("transport", ["ssh", "openssh"])
+def test_another_server_than_an_sshd_is_asked_no_more(user: User, transport: str) -> None:
+    """`ssh` names its words with -v only: the second connection is for them."""
+    connections = 0
+
+    def serve(listener: socket.socket) -> None:
+        nonlocal connections
+        with contextlib.suppress(OSError):
+            while True:
+                there, _ = listener.accept()
+                connections += 1
+                with there:
+                    there.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+                    there.shutdown(socket.SHUT_WR)
+                    while there.recv(4096):
+                        pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        user.lab.alias("web", "h1", via=listener.getsockname()[1], transport=transport)
+        done = user.lab.run(["hosts", "check", "web"])
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+    text = done.stderr.decode().lower()
+    assert done.returncode == 69 and "no ssh server answers" in text, text
+    assert "http/1.1 400 bad request" in text and "hint: correct " in text
+    assert connections == (1 if transport == "ssh" else 2)
 
 
 class Penalising:

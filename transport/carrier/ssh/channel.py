@@ -84,6 +84,11 @@ class SshDuplex:
     # Called by the bootstrap and the link
 
     @property
+    def ending(self) -> str:
+        """How the command at the other end has ended, for people."""
+        return "no status" if self.exit is None else f"status {self.exit}"
+
+    @property
     def broken(self) -> str:
         """The reason why the connection broke; "" if it did not, or if only the command at its other end has ended."""
         return self._ended or ""

@@ -9,25 +9,26 @@ Laws
 4. Any failure before the channel is open is one `Unreachable` with a cure; errors are told apart by
    their type.
 5. No prompt: nobody is there to answer.
-6. A server that refuses before it sends its version is asked again, later each time, never at once.
+6. An sshd that refuses before it sends its version is asked again, later each time, never at once. Other words in place
+   of a version are no sshd's, and the end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
 from transport import libraries
-from transport.carrier.dialer import Note, SshTarget, connected, handshakes
+from transport.carrier.dialer import TRIES, Note, SshTarget, connected, handshakes, of_sshd, pause
 from transport.carrier.ssh.channel import SshDuplex
 from transport.carrier.ssh.contact import Contact, ServerKeys, version_step
 from transport.carrier.ssh.keys import message
 from transport.carrier.ssh.packets import by_packet
 from transport.carrier.ssh.proxy_command import ProxyCommand
 from transport.carrier.ssh.settings import Settings
+from transport.errors import Unreachable
 from transport.timeouts import timeout
 
 with libraries.by_cache():
@@ -49,7 +50,6 @@ def _of_hop(name: str, news: News, text: str) -> None:
 WINDOW = 16 << 20
 PACKET = 32 << 10  # larger ones break dropbear, and gain little with OpenSSH
 LOST_AT_START = "the connection was lost as the session started: {}"
-TRIES = 6  # of a handshake that the server dropped before it sent its version
 PENALTY = 15.0  # seconds: sshd enforces no shorter one (PerSourcePenalties)
 DEEPEST = 16  # hosts on the way to one
 
@@ -184,13 +184,12 @@ async def _patiently(
             break
         penalised = penalised or last.penalty
         if tried < TRIES - 1:
-            # sshd drops at random under load; an immediate retry, in step with others, would add to it
-            pause = random.uniform(0.2, 1.0) * 1.6**tried
+            seconds = pause(tried)
             note(version_step(settings.target), f"{last.detail}; tried again", False)
             if last.penalty:
-                pause += PENALTY
+                seconds += PENALTY
                 note(f"wait until {settings.target.name} takes connections from here again: {last.detail}")
-            await asyncio.sleep(pause)
+            await asyncio.sleep(seconds)
     raise settings.target.interrupted(last.detail, last.hint)
 
 
@@ -288,7 +287,20 @@ async def _login(
             hint = f"try it by itself: {settings.proxy_command}"
             detail = f"its ProxyCommand gives no connection: {contact.proxy.said or message(error)}"
             raise target.unreachable(detail, hint) from None
+        if not of_sshd(contact.heard):
+            raise _no_server(settings, contact) from None
         raise _Dropped(contact.heard, error) from None
+
+
+def _no_server(settings: Settings, contact: Contact) -> Unreachable:
+    if contact.proxy:
+        hint = f"try it by itself: {settings.proxy_command}"
+        return settings.target.unreachable(
+            f"its ProxyCommand leads to no ssh server, which says: {contact.heard}", hint
+        )
+    where = f"{settings.address} port {settings.port}"
+    detail = f"no ssh server answers at {where}, which says: {contact.heard}"
+    return settings.target.unreachable(detail, "correct address and port in its table of the inventory")
 
 
 async def _offered(

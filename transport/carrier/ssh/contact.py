@@ -61,7 +61,7 @@ class Contact(asyncssh.SSHClient):
     def heard(self) -> str:
         """The line that the server sent in place of its version, for a message."""
         lines = self._before.decode("utf-8", "replace").splitlines()
-        return "".join(each for each in (lines or [""])[-1] if each.isprintable())[:100].lower()
+        return harmless((lines or [""])[-1], instead="?")[:100].lower()
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
         self.connection = conn
