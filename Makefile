@@ -13,9 +13,15 @@ HOST_SUITES := $(addprefix tests/,cli/test_run.py cli/test_run_messages.py syste
 	staging/test_hosts.py staging/test_detached.py staging/test_breaks.py transport/rpc/test_streams_hosts.py \
 	files/wire/test_link.py files/cli/test_remote_job.py)
 
+# Of these the ones that tell something of a carrier; CARRIER_SUITES=whole: all of them, and long breaks.
+CARRIERS ?= openssh command
+CARRIER_SUITES ?= $(addprefix tests/,cli/test_run.py system/test_breaks.py remote/test_agents.py \
+	staging/test_hosts.py transport/rpc/test_streams_hosts.py)
+BULK := $(addprefix --deselect tests/cli/test_run.py::,test_every_exit_status test_256_megabytes_both_ways test_300_at_once_over_one_connection)
+
 SECONDS ?= 600
 
-.PHONY: setup demo test test-all test-hosts mutants soak lint types check bench reference picture docs release clean
+.PHONY: setup demo test test-all test-hosts test-carriers mutants soak lint types check bench reference picture docs release clean
 
 setup: $(READY)
 
@@ -42,6 +48,13 @@ test-hosts: setup
 	        --deselect tests/cli/test_run.py::test_256_megabytes_both_ways; \
 	else echo "no $(HOST_PYTHON) here: its suites are not run"; fi
 
+# The suites of a host, with hosts that are reached by the ssh program and by a command.
+test-carriers: setup
+	@for carrier in $(CARRIERS); do \
+	    QUINE_TEST_CARRIER=$$carrier $(BIN)/python -m pytest -n $(WORKERS) -m "not backends" \
+	        $(if $(filter whole,$(CARRIER_SUITES)),$(HOST_SUITES) tests/system/test_breaks_pauses.py,$(BULK) $(CARRIER_SUITES)) || exit; \
+	done
+
 # A server of Azure's protocol. Where there is no npm its tests are skipped, and say so.
 $(AZURITE):
 	-if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix .lab-cache/azurite azurite; fi
@@ -63,7 +76,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-check: lint types test-all test-hosts
+check: lint types test-all test-hosts test-carriers
 
 bench: setup
 	$(BIN)/python -m bench

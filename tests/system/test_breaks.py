@@ -1,6 +1,7 @@
 """The link is cut at random bytes while bytes, commands and a tree of agents cross it: all of it arrives, once.
 
-CI runs a short form; QUINE_TEST_BREAKS=200 runs a gigabyte, 500 commands and that many cuts of each.
+CI runs a short form; QUINE_TEST_BREAKS=200 runs a gigabyte, 500 commands and that many cuts of each. `make test-carriers`
+runs it by the ssh program and by a command.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import pytest
 
 from quine.tape import verify
 from tests.lab import Lab
-from tests.lab.lab import CARRIER
 from tests.support.agents import OK, call, says, sh, until
 from tests.support.crowd import Crowd
 from tests.system import breaks
@@ -29,12 +28,6 @@ from tests.system.breaks import BLOCK, CUTS, LONG, PYTHON, QUIET, MiB, proxy_pro
 # A tree, twice or three times, takes 100 s on a very busy machine.
 pytestmark = pytest.mark.timeout(300 + 15 * CUTS)
 SEEDS = (1, 2)
-
-
-@pytest.fixture(params=["ssh", "openssh"] if CARRIER == "ssh" else [CARRIER])
-def through(through: Callable[..., str], request: pytest.FixtureRequest) -> Callable[..., str]:
-    """The same, by each carrier that crosses the proxy."""
-    return partial(through, transport=request.param)
 
 
 def cat(lab: Lab, host: str, size: int) -> float:
@@ -218,8 +211,7 @@ def test_a_first_dial_that_breaks_off_is_dialled_again(
     """Twice, in the handshake of ssh or between it and the greeting; the host is a new one, its link too."""
     proxy = lab["h1"].proxy
     through("h1")  # the binary is there, for what it costs to send it is not the matter
-    assert isinstance(through, partial)
-    host = lab.alias("fresh", "h1", proxy, tags=[str(at)], env={"FRESH": str(at)}, **through.keywords)
+    host = lab.alias("fresh", "h1", proxy, tags=[str(at)], env={"FRESH": str(at)})
     done = proxy.cuts()
     proxy.cut_after(at, at)
     result = lab.run([*QUIET, "--on", host, "--", "sh", "-c", f"echo $FRESH >>{tmp_path}/ran; exit 3"])
