@@ -37,9 +37,10 @@ try:
     while left and (data := os.read(0, left)):
         shell.stdin.write(data)
         left -= len(data)
-    if not left and sys.argv[1] == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if not left and sys.argv[1] == "status":
+    if not left and sys.argv[1] != "heard":
+        shell.kill()
+        shell.wait()
+        os.kill(os.getpid(), signal.SIGKILL if sys.argv[1] == "killed" else 0)
         os._exit(1)
     shell.stdin.close()
 except BrokenPipeError:

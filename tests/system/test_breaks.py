@@ -1,7 +1,7 @@
 """The link is cut at random bytes while bytes, commands and a tree of agents cross it: all of it arrives, once.
 
-CI runs a short form; QUINE_TEST_BREAKS=200 runs a gigabyte, 500 commands and that many cuts of each. `make test-carriers`
-runs it by the ssh program and by a command.
+CI runs a short form; QUINE_TEST_BREAKS=200 runs a gigabyte, 500 commands and that many cuts of each.
+`make test-carriers` runs it by the ssh program and by a command.
 """
 
 from __future__ import annotations
