@@ -201,6 +201,9 @@ def test_transport_needs_only_the_standard_library() -> None:
         "wire/resume",
         "client/core",
         "client/job_core",
+        "client/batch_core",
+        "client/batch_job",
+        "client/feed",
     ],
 )
 def test_a_machine_of_the_protocol_has_no_descriptor_no_clock_and_no_thread(module: str) -> None:
@@ -288,6 +291,7 @@ def loaded(*statements: str) -> set[str]:
     "module",
     [
         "transport.client.client",
+        "transport.client.batch",
         "quine.cli.run",
         "quine.jobs.client",
         "quine.base.cli_options",

@@ -49,7 +49,7 @@ __all__ = ["Batch", "BatchJob"]
 
 
 class Batch:
-    """The jobs of this process; `len(batch)` are those that have not ended. To be used in one thread.
+    """The jobs of this process; `len(batch)` are those whose end was not told yet. To be used in one thread.
 
     `waker` is a descriptor: a byte written to it, by a thread or by `signal.set_wakeup_fd`, ends a `turn`.
     """

@@ -52,8 +52,8 @@ class BatchCore:
         self._over: deque[BatchJob] = deque()  # whose callers have still to be told
 
     def __len__(self) -> int:
-        """Jobs that have not ended."""
-        return self.under_way + self.waiting
+        """Jobs whose end was not told to their callers."""
+        return self.under_way + self.waiting + len(self._over)
 
     @property
     def under_way(self) -> int:

@@ -231,7 +231,7 @@ class JobCore:
 
     def abandon(self) -> None:
         """Nobody waits for the job any more: its node ends it."""
-        if self.number in self.session.channels:
+        if self.number and self.number in self.session.channels:
             self.session.abandon(self.number)
 
 

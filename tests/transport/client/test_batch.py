@@ -1,0 +1,238 @@
+"""Many jobs from this process, through the node of a lab's origin to its hosts."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import Lab, peak_rss
+from tests.support.machine import only_node
+from transport.client.batch import Batch, BatchJob
+from transport.spawn import Spawn
+from transport.status import Status
+
+ROOT = Path(__file__).resolve().parents[3]
+SECONDS = 240.0
+
+
+class Jobs:
+    """The jobs of one batch, with what they wrote and how they ended."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.batch = Batch()
+        self.out: dict[BatchJob, bytearray] = {}
+        self.status: dict[BatchJob, Status] = {}
+
+    def start(self, argv: list[str], where: str = "local", stdin: Any = None, **functions: Any) -> BatchJob:
+        got = bytearray()
+
+        def take(stream: int, data: memoryview) -> None:
+            got.extend(data)
+
+        def ended(status: Status) -> None:
+            assert job not in self.status
+            self.status[job] = status
+
+        env = {**os.environ, "PYTHONPATH": str(ROOT)} if where == "local" else {}
+        spawn = Spawn(argv, where=where, env=env, context={"inventory": str(self.lab.inventory)})
+        functions.setdefault("on_output", take)
+        job = self.batch.start(spawn, stdin, on_exit=ended, **functions)
+        self.out[job] = got
+        return job
+
+    def until(self, done: Callable[[], object]) -> None:
+        expired: list[bool] = []
+        timer = threading.Timer(SECONDS, lambda: (expired.append(True), os.write(self.batch.waker, b"\0")))
+        timer.start()
+        try:
+            while not done():
+                self.batch.turn()
+                assert not expired, f"not done in {SECONDS} s"
+        finally:
+            timer.cancel()
+
+    def all(self) -> None:
+        self.until(lambda: not len(self.batch))
+
+
+def origin(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """This process becomes one of the origin of a lab whose node runs."""
+    lab.run(["run", "--on", "local", "--", "true"], check=True)
+    for name in set(os.environ) - {"PYTEST_CURRENT_TEST"}:
+        monkeypatch.delenv(name)
+    for name, value in lab.env.items():
+        monkeypatch.setenv(name, value)
+    return lab
+
+
+@pytest.fixture
+def jobs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    made = Jobs(origin(lab, monkeypatch))
+    yield made
+    made.batch.close()
+
+
+@pytest.fixture
+def own_jobs(own_lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    made = Jobs(origin(own_lab(["h1", "h2"]), monkeypatch))
+    yield made
+    made.batch.close()
+
+
+def test_500_jobs_over_three_hosts_have_each_their_own_bytes(jobs: Jobs) -> None:
+    fds = len(os.listdir("/proc/self/fd"))
+    given = {}
+    for index in range(500):
+        where, data = f"h{index % 3 + 1}", b"%d\n" % index * (index * 20)
+        given[jobs.start(["cat"] if index % 5 else ["true"], where, data)] = data
+    jobs.all()
+    assert {
+        repr(status) for status in jobs.status.values() if status.state != "exited" or status.code
+    } == set()
+    assert {status.host for status in jobs.status.values()} == {"h1", "h2", "h3"}
+    for job, data in given.items():
+        assert bytes(jobs.out[job]) == (data if job.spawn.argv == ["cat"] else b"")
+    assert len(os.listdir("/proc/self/fd")) == fds + 1  # the connection
+
+
+def test_input_from_a_pipe_is_read_when_there_is_some_and_an_endless_one_until_the_reader_ends(
+    jobs: Jobs,
+) -> None:
+    near, far = os.pipe()
+    try:
+        piped = jobs.start(["cat"], stdin=near)
+        endless = jobs.start(["head", "-c", "3000000"], stdin=lambda room: b"y" * room)
+        jobs.until(lambda: endless in jobs.status and piped.pid)
+        assert bytes(jobs.out[endless]) == b"y" * 3_000_000
+        os.write(far, b"late")
+        jobs.until(lambda: jobs.out[piped])
+    finally:
+        os.close(far)
+    jobs.all()
+    assert bytes(jobs.out[piped]) == b"late" and jobs.status[piped].code == 0
+    os.close(near)
+
+
+def test_a_file_is_the_input_of_a_job(jobs: Jobs) -> None:
+    path = jobs.lab.work / "input"
+    path.write_bytes(os.urandom(1_000_000))
+    with path.open("rb") as file:
+        job = jobs.start(["cat"], "h1", file.fileno())
+        jobs.all()
+    assert bytes(jobs.out[job]) == path.read_bytes()
+
+
+def test_a_signal_ends_one_job_and_its_neighbour_goes_on(jobs: Jobs) -> None:
+    one, other = jobs.start(["sleep", "600"], "h1"), jobs.start(["cat"], "h1", lambda room: None)
+    jobs.until(lambda: one.pid and other.pid)
+    one.signal(signal.SIGTERM)
+    jobs.until(lambda: one in jobs.status)
+    assert (jobs.status[one].state, jobs.status[one].signal) == ("signaled", "TERM") and not other.over
+    other.signal(signal.SIGKILL)
+    jobs.all()
+    assert jobs.status[other].signal == "KILL"
+
+
+def test_descriptors_of_the_caller_are_watched_in_the_same_poll(jobs: Jobs) -> None:
+    near, far = os.pipe()
+    heard: list[bytes] = []
+    jobs.batch.watch(near, select.POLLIN, lambda events: heard.append(os.read(near, 10)))
+    with pytest.raises(ValueError):
+        jobs.batch.watch(near, select.POLLIN, print)
+    job = jobs.start(["sleep", "600"])
+    jobs.until(lambda: job.pid)
+    os.write(far, b"x")
+    jobs.until(lambda: heard)
+    jobs.batch.unwatch(near)
+    job.abandon()
+    jobs.all()
+    assert heard == [b"x"] and jobs.status[job].state == "lost"
+    os.close(near)
+    os.close(far)
+
+
+def test_an_agent_of_a_batch_gets_the_answers_of_its_own_services(jobs: Jobs) -> None:
+    ask = (
+        "import sys; from transport.rpc.call import Relay;"
+        "sys.stdout.buffer.write(Relay.from_environment().request('number', b'?'))"
+    )
+    made = []
+    for index in range(3):
+        services = {"number": lambda body, index=index: body + b"%d" % index}
+        made.append(jobs.start([sys.executable, "-c", ask], services=services))
+    jobs.all()
+    assert [bytes(jobs.out[job]) for job in made] == [b"?0", b"?1", b"?2"]
+
+
+def test_20_jobs_of_10_mb_are_held_back_by_a_caller_that_takes_nothing_and_memory_stays_flat(
+    jobs: Jobs,
+) -> None:
+    size, taken, owed = 10_000_000, [0], dict[int, int]()
+
+    def slowly(index: int) -> Callable[[int, memoryview], int]:
+        def take(stream: int, data: memoryview) -> int:
+            taken[0] += len(data)
+            owed[index] = owed.get(index, 0) + len(data)
+            return 0
+
+        return take
+
+    made = [
+        jobs.start(["head", "-c", str(size), "/dev/zero"], f"h{index % 3 + 1}", on_output=slowly(index))
+        for index in range(20)
+    ]
+    jobs.until(lambda: all(job.pid for job in made) and len(owed) == 20)
+    quick = jobs.start(["echo", "quick"], "h1")
+    jobs.until(lambda: quick in jobs.status)
+    assert bytes(jobs.out[quick]) == b"quick\n" and taken[0] <= 20 * 65536
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def step() -> bool:
+        for index, count in list(owed.items()):
+            del owed[index]
+            made[index].consumed(1, count)
+        return not len(jobs.batch)
+
+    jobs.until(step)
+    assert taken[0] == 20 * size and all(jobs.status[job].code == 0 for job in made)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 50_000, f"{grown} KiB more"
+    assert peak_rss(only_node(jobs.lab.processes).pid) < 200 << 20
+
+
+def test_a_killed_node_loses_what_runs_and_the_next_one_gets_what_waits(own_jobs: Jobs) -> None:
+    jobs = own_jobs
+    running = jobs.start(["sleep", "600"], "h1")
+    jobs.until(lambda: running.pid)
+    os.kill(only_node(jobs.lab.processes).pid, signal.SIGKILL)
+    jobs.until(lambda: running in jobs.status)
+    waiting = jobs.start(["echo", "later"], "h1")
+    jobs.all()
+    lost = jobs.status[running]
+    assert (lost.state, lost.code, lost.pid) == ("lost", 74, running.pid) and "was started" in lost.detail
+    assert bytes(jobs.out[waiting]) == b"later\n" and jobs.status[waiting].code == 0
+
+
+def test_a_killed_host_loses_its_own_jobs_and_no_other(own_jobs: Jobs) -> None:
+    jobs = own_jobs
+    here, there = jobs.start(["cat"], "h1", lambda room: None), jobs.start(["sleep", "600"], "h2")
+    jobs.until(lambda: here.pid and there.pid)
+    jobs.lab["h2"].crash()
+    jobs.until(lambda: there in jobs.status)
+    assert jobs.status[there].state == "lost" and jobs.status[there].host == "h2" and not here.over
+    never = jobs.start(["true"], "h2")
+    jobs.until(lambda: never in jobs.status)
+    assert (jobs.status[never].state, jobs.status[never].code) == ("unreachable", 69)
+    here.signal(signal.SIGTERM)
+    jobs.all()
+    assert jobs.status[here].signal == "TERM"
