@@ -75,6 +75,7 @@ class Node:
         self._links: dict[Link, None] = {}  # in their order
         self._served = Served(self._facts, self._link)
         self._jobs: dict[str, Job] = {}  # by token
+        self._ids: set[str] = set()  # of these jobs
         self._tasks: set[asyncio.Task[None]] = set()  # greetings, and answers to status requests
         self._stopped = asyncio.Event()
         self._job_gone = asyncio.Event()
@@ -284,15 +285,17 @@ class Node:
     def _local(self, link: Link, frame: Frame, spawn: Spawn) -> Handler:
         where, launcher = self._socket_path, self._launcher
         job = Job(link, frame.channel, spawn, self._environ, where, self._job_ended, launcher)
-        if any(other.spawn.id == spawn.id for other in self._jobs.values()):
+        if spawn.id in self._ids:
             job.refuse("a job with its id runs already")
             return job
         self._jobs[job.token] = job
+        self._ids.add(spawn.id)
         job.start()
         return job
 
     def _job_ended(self, job: Job) -> None:
-        self._jobs.pop(job.token, None)
+        if self._jobs.pop(job.token, None):
+            self._ids.discard(job.spawn.id)
         self._job_gone.set()
 
     def _request(self, link: Link, frame: Frame) -> Handler:

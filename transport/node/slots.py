@@ -27,26 +27,31 @@ class Slots:
         self.name = name
         self.limit = 0
         self.running = 0
+        self.waiting = 0  # in the queue, and not ended: counted, because each new job asks for it
         self._queue: deque[tuple[Relay, Host, Spawn]] = deque()
+        self._left_behind = 0  # jobs that were ever taken out of the queue: the place of its first one
 
     @property
     def used(self) -> int:
         """Jobs that run or wait."""
-        return self.running + sum(not relay.ended for relay, _, _ in self._queue)
+        return self.running + self.waiting
 
     def submit(self, relay: Relay, host: Host, spawn: Spawn) -> None:
+        place = self._left_behind + len(self._queue)
         self._queue.append((relay, host, spawn))
+        self.waiting += 1
         relay.queued = True
+        relay.on_end = self._left
         self._begin()
         if relay.queued:
-            self._note(relay)
-            asyncio.get_running_loop().call_later(LONG, self._note, relay)
+            self._note(relay, place)
+            asyncio.get_running_loop().call_later(LONG, self._note, relay, place)
 
-    def _note(self, relay: Relay) -> None:
+    def _note(self, relay: Relay, place: int) -> None:
         """Tell the client of a job that it waits for a slot."""
-        if relay.queued and not relay.ended:
-            waiting = [other for other, _, _ in self._queue if not other.ended]
-            ahead = waiting.index(relay) if relay in waiting else 0
+        if relay.queued:
+            # Jobs that have ended in the queue are not looked for: ten thousand would be, for each of as many notes.
+            ahead = min(place - self._left_behind, self.waiting - 1)
             seconds = asyncio.get_running_loop().time() - relay.since
             relay.near.note(
                 {"waiting": True, "host": self.name, "seconds": round(seconds, 3), "ahead": ahead}
@@ -55,11 +60,17 @@ class Slots:
     def _begin(self) -> None:
         while self._queue and (not self.limit or self.running < self.limit):
             relay, host, spawn = self._queue.popleft()
-            relay.queued = False
-            if not relay.ended:
+            self._left_behind += 1
+            if relay.queued:
+                self._left(relay)
                 self.running += 1
                 relay.on_end = self._ended
                 host.begin(relay, spawn, self.refuse_waiting)
+
+    def _left(self, relay: Relay) -> None:
+        """A job waits no more: it begins, or has ended."""
+        relay.queued = False
+        self.waiting -= 1
 
     def _ended(self, _: Relay) -> None:
         self.running -= 1
@@ -68,6 +79,7 @@ class Slots:
     def refuse_waiting(self, refused: Refused) -> None:
         """The host cannot be reached: refuse the queued jobs, which would only dial it again, one after the other."""
         waiting, self._queue = self._queue, deque()
+        self._left_behind += len(waiting)
         for relay, _, _ in waiting:
             if not relay.ended:
                 refuse(relay, refused)
