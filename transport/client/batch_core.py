@@ -70,6 +70,7 @@ class BatchCore:
         feed = self._feeds.get(spawn.where)
         if feed is None:
             feed = self._feeds[spawn.where] = Feed(spawn.where)
+        spawn.context = {**spawn.context, "late": True}  # a node without a free slot gives it back
         job = BatchJob(self, spawn, stdin, on, services)
         feed.waiting.append(job)
         self._waiting += 1

@@ -22,7 +22,7 @@ from transport.spawn import Spawn
 
 log = logging.getLogger("quine.hosts")
 
-TOLD = ("cwd", "avoid", "home", "pick")  # the keys of a spawn's context that another node may set
+TOLD = ("cwd", "avoid", "home", "pick", "late")  # the keys of a spawn's context that another node may set
 
 # (spawn, running jobs per host name) -> target; raises Refused.
 Place = Callable[[Spawn, Mapping[str, int]], Target]
@@ -82,6 +82,8 @@ class Hosts:
         # A control job asks about other jobs, and must not wait until they have ended.
         if spawn.context.get("control") is True:
             host.begin(relay, spawn, slots.refuse_waiting)
+        elif spawn.context.get("late") is True:
+            slots.submit_late(relay, host, spawn)
         else:
             slots.submit(relay, host, spawn)
         return relay

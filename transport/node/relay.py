@@ -50,6 +50,7 @@ class Relay:
         self.request = False
         self.ended = False
         self.on_end = on_end
+        self.before_exit: Callable[[Relay], None] | None = None  # called before the exit record is passed on
         self.lease = LEASE  # seconds that its job outlives a link that is down
         self.asker: Asker | None = None  # the account of the job here that asks: its share of the room
         self.facts: dict[str, object] = {}  # of the job, for display; {} for internal ones
@@ -142,6 +143,8 @@ class Relay:
         if self._exit and self.far:
             channel = self.far.link.session.channels.get(self.far.number)
             if channel is None or channel.finished:
+                if self.before_exit:
+                    self.before_exit(self)
                 self.near.pass_on(self._exit)
                 self._exit = None
 

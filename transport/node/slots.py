@@ -1,7 +1,10 @@
 """The slots of a host: how many of its jobs run at one time, and the queue of the others.
 
-Law: a job takes a slot when it begins and gives it back when its relay ends, however it ends; jobs that wait for one
-are served in order.
+Laws
+1. A job takes a slot when it begins and gives it back when its relay ends, however it ends; jobs that wait for one are
+   served in order.
+2. A caller that keeps its jobs until there is room (`late`) is answered "full". With the exit record of each of its
+   jobs here it is told of room, if there is more than the job leaves.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from transport.node.relay import LONG
 
 if TYPE_CHECKING:
     from transport.node.host import Host
+    from transport.node.link import Link
     from transport.node.relay import Relay
     from transport.spawn import Spawn
 
@@ -29,12 +33,30 @@ class Slots:
         self.running = 0
         self.waiting = 0  # in the queue, and not ended: counted, because each new job asks for it
         self._queue: deque[tuple[Relay, Host, Spawn]] = deque()
+        self._refused: dict[Link, None] = {}  # whose late jobs were refused
         self._left_behind = 0  # jobs that were ever taken out of the queue: the place of its first one
 
     @property
     def used(self) -> int:
         """Jobs that run or wait."""
         return self.running + self.waiting
+
+    def submit_late(self, relay: Relay, host: Host, spawn: Spawn) -> None:
+        """Begin a job, or give it back to its caller: bound to this host it could not go to the next that has room."""
+        link = relay.near.link
+        if self.limit and self.used >= self.limit:
+            self._refused = {each: None for each in (*self._refused, link) if not each.dead}
+            relay.near.note({"full": True, "host": self.name})
+            refuse(relay, Refused("no free slot", host=self.name))
+            return
+        relay.before_exit = self._tell_room
+        self.submit(relay, host, spawn)
+
+    def _tell_room(self, relay: Relay) -> None:
+        """A late job is ending: tell its caller of room."""
+        room = self.limit - self.used + 1
+        if room > 1 and relay.near.link in self._refused:
+            relay.near.note({"room": room})
 
     def submit(self, relay: Relay, host: Host, spawn: Spawn) -> None:
         place = self._left_behind + len(self._queue)

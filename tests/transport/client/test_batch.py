@@ -236,3 +236,44 @@ def test_a_killed_host_loses_its_own_jobs_and_no_other(own_jobs: Jobs) -> None:
     here.signal(signal.SIGTERM)
     jobs.all()
     assert jobs.status[here].signal == "TERM"
+
+
+def test_jobs_wait_for_a_slot_of_any_host_and_are_bound_to_none_of_them(jobs: Jobs) -> None:
+    """Bound when they came, half of them would wait for the jobs that hold the slots of the first host."""
+    names = [jobs.lab.alias(f"s{index}", f"h{index}", slots=2) for index in (1, 2)]
+    holders = [jobs.start(["cat"], "s1", lambda room: None) for _ in range(2)]
+    jobs.until(lambda: all(job.pid for job in holders))
+    many = [jobs.start(["sh", "-c", "echo $0", str(index)], ",".join(names)) for index in range(60)]
+    jobs.until(lambda: all(job in jobs.status for job in many))
+    assert [bytes(jobs.out[job]) for job in many] == [b"%d\n" % index for index in range(60)]
+    assert {jobs.status[job].host for job in many} == {"s2"}
+    for job in holders:
+        job.signal(signal.SIGTERM)
+    jobs.all()
+
+
+def test_no_more_jobs_run_on_a_host_than_it_has_slots(jobs: Jobs) -> None:
+    name = jobs.lab.alias("s3", "h3", slots=2)
+    count = "mkdir $$.runs && ls -d *.runs | wc -l; sleep 0.02; rmdir $$.runs"
+    where = str(jobs.lab["h3"].path_of("counted"))
+    jobs.start(["mkdir", "-p", where], "h3")
+    jobs.all()
+    many = [jobs.start(["sh", "-c", f"cd {where} && {count}"], name) for _ in range(30)]
+    jobs.all()
+    assert all(jobs.status[job].code == 0 for job in many)
+    assert {int(jobs.out[job]) for job in many} <= {1, 2}
+
+
+def test_slots_that_others_hold_are_asked_for_again(jobs: Jobs) -> None:
+    name = jobs.lab.alias("s4", "h1", slots=1)
+    other = Jobs(jobs.lab)
+    holder = other.start(["cat"], name, lambda room: None)
+    other.until(lambda: holder.pid)
+    job = jobs.start(["true"], name)
+    jobs.until(lambda: jobs.batch._core.due is not None)
+    assert not job.over and jobs.batch.waiting == 1
+    holder.signal(signal.SIGTERM)
+    other.all()
+    other.batch.close()
+    jobs.all()
+    assert jobs.status[job].code == 0
