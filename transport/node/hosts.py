@@ -68,6 +68,7 @@ class Hosts:
             relay.parent = parent
             parent.children[relay] = None
         target.settings(spawn)
+        spawn.slots = 0 if spawn.context.get("control") is True else target.slots
         try:
             # Parsed as the other node will: a malformed spawn must not end the link to its host.
             Spawn.from_json(spawn.to_json())
@@ -120,8 +121,8 @@ class Hosts:
         return {
             slots.name: {
                 "up": slots.name in up,
-                "running": slots.running,
-                "queued": slots.used - slots.running,
+                "running": (running := min(slots.running, slots.limit or slots.running)),
+                "queued": slots.used - running,
             }
             for slots in self._slots.values()
         }

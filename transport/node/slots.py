@@ -5,6 +5,9 @@ Laws
    served in order.
 2. A caller that keeps its jobs until there is room (`late`) is answered "full". With the exit record of each of its
    jobs here it is told of room, if there is more than the job leaves.
+3. Beyond its slots a host is given as many jobs as it begins in a round trip. They wait over there (`turns.py`), so
+   that a long line does not bound their rate. Of so many nobody knows whether they were started if the host is lost,
+   in whatever way they are sent; so it is given no more. Long jobs wait here.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
     from transport.spawn import Spawn
 
 
+MOST_AHEAD = 1024  # jobs that wait on a host
+WEIGHT = 8  # the mean of the durations is that of the last jobs, about so many
+
+
 class Slots:
     """The jobs of one host: at most `limit` at a time (0: no limit), the others queued in order."""
 
@@ -33,6 +40,9 @@ class Slots:
         self.running = 0
         self.waiting = 0  # in the queue, and not ended: counted, because each new job asks for it
         self._queue: deque[tuple[Relay, Host, Spawn]] = deque()
+        self._began: dict[Relay, float] = {}  # when the job was sent and, once it runs, when it was started
+        self._way = float("inf")  # shortest time from sending a job to hearing of its start, seconds
+        self._seconds = 0.0  # mean time from there to its exit record
         self._refused: dict[Link, None] = {}  # whose late jobs were refused
         self._left_behind = 0  # jobs that were ever taken out of the queue: the place of its first one
 
@@ -44,19 +54,37 @@ class Slots:
     def submit_late(self, relay: Relay, host: Host, spawn: Spawn) -> None:
         """Begin a job, or give it back to its caller: bound to this host it could not go to the next that has room."""
         link = relay.near.link
-        if self.limit and self.used >= self.limit:
+        if self.limit and self.used >= self.limit + self._ahead:
             self._refused = {each: None for each in (*self._refused, link) if not each.dead}
             relay.near.note({"full": True, "host": self.name})
             refuse(relay, Refused("no free slot", host=self.name))
             return
-        relay.before_exit = self._tell_room
+        relay.late = True
         self.submit(relay, host, spawn)
 
-    def _tell_room(self, relay: Relay) -> None:
-        """A late job is ending: tell its caller of room."""
-        room = self.limit - self.used + 1
-        if room > 1 and relay.near.link in self._refused:
+    def started(self, relay: Relay) -> None:
+        """See `Watcher`: how long did it take to start the job?"""
+        now = asyncio.get_running_loop().time()
+        if relay in self._began:
+            self._way = min(self._way, now - self._began[relay])
+            self._began[relay] = now
+
+    def exiting(self, relay: Relay) -> None:
+        """See `Watcher`: how long did the job run? A caller with more jobs is told of room."""
+        if relay.started and (began := self._began.pop(relay, None)) is not None:
+            seconds = asyncio.get_running_loop().time() - began
+            self._seconds += (seconds - self._seconds) / (WEIGHT if self._seconds else 1)
+            self._begin()
+        room = self.limit + self._ahead - self.used + 1
+        if relay.late and room > 1 and relay.near.link in self._refused:
             relay.near.note({"room": room})
+
+    @property
+    def _ahead(self) -> int:
+        """Jobs that the host begins in a round trip."""
+        if not self._seconds:
+            return 0
+        return min(MOST_AHEAD, int(self.limit * self._way / self._seconds))
 
     def submit(self, relay: Relay, host: Host, spawn: Spawn) -> None:
         place = self._left_behind + len(self._queue)
@@ -80,13 +108,14 @@ class Slots:
             )
 
     def _begin(self) -> None:
-        while self._queue and (not self.limit or self.running < self.limit):
+        while self._queue and (not self.limit or self.running < self.limit + self._ahead):
             relay, host, spawn = self._queue.popleft()
             self._left_behind += 1
             if relay.queued:
                 self._left(relay)
                 self.running += 1
-                relay.on_end = self._ended
+                relay.on_end, relay.watcher = self._ended, self
+                self._began[relay] = asyncio.get_running_loop().time()
                 host.begin(relay, spawn, self.refuse_waiting)
 
     def _left(self, relay: Relay) -> None:
@@ -94,7 +123,8 @@ class Slots:
         relay.queued = False
         self.waiting -= 1
 
-    def _ended(self, _: Relay) -> None:
+    def _ended(self, relay: Relay) -> None:
+        self._began.pop(relay, None)
         self.running -= 1
         self._begin()
 

@@ -254,7 +254,7 @@ def test_jobs_wait_for_a_slot_of_any_host_and_are_bound_to_none_of_them(jobs: Jo
 
 def test_no_more_jobs_run_on_a_host_than_it_has_slots(jobs: Jobs) -> None:
     name = jobs.lab.alias("s3", "h3", slots=2)
-    count = "mkdir $$.runs && ls -d *.runs | wc -l; sleep 0.02; rmdir $$.runs"
+    count = "mkdir $$.runs && set -- *.runs && echo $#; sleep 0.02; rmdir $$.runs"
     where = str(jobs.lab["h3"].path_of("counted"))
     jobs.start(["mkdir", "-p", where], "h3")
     jobs.all()
