@@ -59,7 +59,12 @@ class Hosts:
         except Refused as refused:
             refuse(relay, refused)
             return relay
-        log.info("job %s: to %s%s", spawn.id, target.name, f", asked for by {parent.host}" if parent else "")
+        late = spawn.context.get("late") is True
+        # A line for each of a million jobs would cost a tenth of this node's time and push all others out of the log.
+        level = logging.DEBUG if late else logging.INFO
+        log.log(
+            level, "job %s: to %s%s", spawn.id, target.name, f", asked for by {parent.host}" if parent else ""
+        )
         relay.host, relay.group = target.name, target.group
         if spawn.context.get("control") is not True:
             relay.facts, relay.since = spawn.facts(), asyncio.get_running_loop().time()
@@ -83,7 +88,7 @@ class Hosts:
         # A control job asks about other jobs, and must not wait until they have ended.
         if spawn.context.get("control") is True:
             host.begin(relay, spawn, slots.refuse_waiting)
-        elif spawn.context.get("late") is True:
+        elif late:
             slots.submit_late(relay, host, spawn)
         else:
             slots.submit(relay, host, spawn)
