@@ -277,3 +277,45 @@ def test_slots_that_others_hold_are_asked_for_again(jobs: Jobs) -> None:
     other.batch.close()
     jobs.all()
     assert jobs.status[job].code == 0
+
+
+def test_a_host_that_dies_takes_what_it_was_given_and_no_more(own_jobs: Jobs) -> None:
+    """Its caller tries again what was never started: each item runs once, or is lost and may have run."""
+    jobs = own_jobs
+    names = [jobs.lab.alias(f"s{index}", f"h{index}", slots=2) for index in (1, 2)]
+    for name in names:  # both are dialled, so that each gets its share
+        jobs.start(["true"], name)
+    jobs.all()
+    log = jobs.lab.work / "ran"
+    ended: dict[int, Status] = {}
+    avoid: list[str] = []
+
+    def start(item: int) -> None:
+        def over(status: Status) -> None:
+            if status.state == "unreachable":
+                avoid.append(status.host)
+                start(item)
+                return
+            ended[item] = status
+            if [each.host for each in ended.values()].count("s2") == 5 and status.host == "s2":
+                jobs.lab["h2"].crash()
+
+        spawn = Spawn(
+            ["sh", "-c", f"echo $0 >>{log}; sleep 0.05", str(item)],
+            where=",".join(names),
+            context={"inventory": str(jobs.lab.inventory), "avoid": avoid},
+        )
+        jobs.batch.start(spawn, on_exit=over)
+
+    for item in range(100):
+        start(item)
+    jobs.all()
+    ran = [int(line) for line in log.read_text().split()]
+    lost = {item for item, status in ended.items() if status.state == "lost"}
+    done = {item for item, status in ended.items() if status.state == "exited" and status.code == 0}
+    assert len(ended) == 100 and lost | done == set(range(100)) and len(lost) < 50
+    assert all(ended[item].host == "s2" for item in lost) and {ended[item].host for item in done} == {
+        "s1",
+        "s2",
+    }
+    assert len(ran) == len(set(ran)) and done <= set(ran)

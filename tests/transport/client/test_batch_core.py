@@ -358,6 +358,15 @@ def test_a_job_that_is_not_waited_for_is_ended_over_there(node: Node) -> None:
     assert len(node.core) == 0 and not node.core.session.channels  # type: ignore[union-attr]
 
 
+def test_a_job_that_is_given_up_while_its_output_is_handed_over_ends_once(node: Node) -> None:
+    job = node.add(output=lambda stream, data: job.abandon())
+    node.carry().start(job)
+    node.session.data(node.of(job).number, STDOUT, b"x")
+    node.session.data(node.of(job).number, STDERR, b"x")
+    node.carry()
+    assert len(node.exits[job.spawn.id]) == 1 and len(node.gone) == 1 and len(node.core) == 0
+
+
 def test_a_spawn_that_no_node_would_take_ends_alone(node: Node) -> None:
     bad, good = node.add("a\0b"), node.add()
     node.carry().start(good).exit(good)
