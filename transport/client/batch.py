@@ -136,7 +136,7 @@ class Batch:
         """
         core = self._core
         core.now = time.monotonic()
-        if self._wire is None and len(core):
+        if self._wire is None and core.waiting:
             self._connect()
         self._send()
         for fd, events in self._poll.poll(self._pause(timeout)):
@@ -185,11 +185,15 @@ class Batch:
             return
         try:
             data = wire.receive()
-            if data is None:
-                self._lost("")
-            elif data:
-                self._core.receive(data)
-        except (OSError, ProtocolError) as error:
+        except OSError as error:
+            self._lost(str(error))
+            return
+        if data is None:
+            self._lost("")
+            return
+        try:
+            self._core.receive(data)  # an OSError of a caller's function is no fault of the connection
+        except ProtocolError as error:
             self._lost(str(error))
 
     def _lost(self, why: str) -> None:
@@ -213,7 +217,11 @@ class Batch:
         wire = self._wire
         if wire is None:
             return
-        wire.flush()
+        try:
+            wire.flush()
+        except OSError as error:
+            self._lost(str(error))
+            return
         events = select.POLLIN | (select.POLLOUT if wire.unsent else 0)
         if events != self._events:
             self._events = events
@@ -224,7 +232,7 @@ class Batch:
         core, wire = self._core, self._wire
         if core.busy and not (wire and wire.unsent):
             return 0
-        if wire is None and len(core):
+        if wire is None and core.waiting:
             return 0  # the node has ended, and another one is needed
         due = [core.due, None if self._greeted or wire is None else self._silence.due]
         pauses = [each - core.now for each in due if each is not None]

@@ -161,6 +161,31 @@ def test_descriptors_of_the_caller_are_watched_in_the_same_poll(jobs: Jobs) -> N
     os.close(far)
 
 
+def test_a_fault_of_a_function_is_its_callers_and_loses_no_job(jobs: Jobs) -> None:
+    def fail(stream: int, data: memoryview) -> None:
+        raise OSError("no space left on the caller's device")
+
+    other = jobs.start(["cat"], stdin=lambda room: None)
+    jobs.until(lambda: other.pid)
+    job = jobs.start(["echo", "x"], on_output=fail)
+    with pytest.raises(OSError, match="the caller's device"):
+        jobs.all()
+    job.abandon()
+    other.signal(signal.SIGTERM)
+    jobs.all()
+    assert jobs.status[other].signal == "TERM"
+
+
+def test_a_job_that_is_withdrawn_before_a_node_is_needed_starts_none(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    job = jobs.start(["true"])
+    job.abandon()
+    jobs.all()
+    assert jobs.status[job].detail == "withdrawn before it was sent" and not list(tmp_path.iterdir())
+
+
 def test_an_agent_of_a_batch_gets_the_answers_of_its_own_services(jobs: Jobs) -> None:
     ask = (
         "import sys; from transport.rpc.call import Relay;"
