@@ -138,7 +138,7 @@ class BatchCore:
             if job.full and job.status and job.status.state == "unreachable":
                 job.again()
                 self._waiting += 1
-                feed.full(job, self.now)
+                feed.given_back(job, self.now)
                 self._full[feed] = None
                 return
             feed.ended(bool(job.pid))
@@ -185,10 +185,10 @@ class BatchCore:
         if session is None or not session.peer:
             return
         for feed in list(self._full):
-            if feed.may_send(self.now):
+            if not feed.full or not feed.waiting:
+                del self._full[feed]
+            elif feed.may_send(self.now):
                 self._ready[feed] = None
-            elif feed.due is None:
-                del self._full[feed]  # nothing waits, or events tell of room
         while self._ready and len(self._sent) < MOST_SENT:
             feed = next(iter(self._ready))
             if feed.may_send(self.now):

@@ -23,14 +23,14 @@ PAUSE = 0.5  # seconds until a full WHERE is tried again, if nothing else tells 
 class Feed:
     """The queue of one WHERE. `under_way` is how many of its jobs were sent and have not ended."""
 
-    __slots__ = ("_credit", "_full", "_unstarted", "_until", "under_way", "waiting", "where")
+    __slots__ = ("_credit", "_unstarted", "_until", "full", "under_way", "waiting", "where")
 
     def __init__(self, where: str) -> None:
         self.where = where
         self.waiting: deque[BatchJob] = deque()
         self.under_way = 0
         self._unstarted = 0
-        self._full = False
+        self.full = False  # a job of it was given back
         self._credit = 0  # jobs that a full WHERE may be tried with
         self._until = 0.0  # when a full WHERE is tried again
 
@@ -39,12 +39,13 @@ class Feed:
             return False
         if self.due is not None and now >= self._until:
             self._credit, self._until = 1, now + PAUSE
-        return not self._full or self._credit > 0
+        return not self.full or self._credit > 0
 
     @property
     def due(self) -> float | None:
         """Time of the next try of a full WHERE; None if only events count."""
-        return self._until if self._full and not self._credit and self.waiting else None
+        tried = self.waiting and self.full and not self._credit and self._unstarted < UNSTARTED
+        return self._until if tried else None
 
     def sent(self) -> None:
         self.under_way += 1
@@ -52,7 +53,7 @@ class Feed:
         if self._credit:
             self._credit -= 1
         if not self.waiting:
-            self._full = False
+            self.full = False
 
     def started(self) -> None:
         self._unstarted -= 1
@@ -60,14 +61,14 @@ class Feed:
     def ended(self, started: bool) -> None:
         self.under_way -= 1
         self._unstarted -= not started
-        if self._full:
+        if self.full:
             self._credit += 1
 
-    def full(self, job: BatchJob, now: float) -> None:
+    def given_back(self, job: BatchJob, now: float) -> None:
         """The node has no slot for `job`, which is the next one again."""
         self.ended(started=False)
         self.waiting.appendleft(job)
-        self._full, self._credit, self._until = True, 0, now + PAUSE
+        self.full, self._credit, self._until = True, 0, now + PAUSE
 
     def room(self, count: int) -> None:
         """The node tells of `count` free places."""
@@ -76,4 +77,4 @@ class Feed:
     def lost(self) -> None:
         """The node has ended; the next one knows nothing of this."""
         self.under_way = self._unstarted = self._credit = 0
-        self._full = False
+        self.full = False

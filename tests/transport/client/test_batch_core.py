@@ -422,6 +422,20 @@ def test_a_full_node_is_tried_again_when_the_slots_belong_to_others(node: Node) 
     assert node.status(job) == Status("exited", 0) and node.core.due is None
 
 
+def test_a_full_node_is_tried_again_while_a_job_that_it_took_runs_on(node: Node) -> None:
+    """Others may have left their slots, and the job may run for hours."""
+    jobs = [node.add() for _ in range(3)]
+    node.carry()
+    for job in reversed(jobs):
+        node.full(job)
+    for index, job in enumerate(jobs):
+        node.carry()
+        assert len(node.served) == index
+        node.core.now += PAUSE
+        node.carry().start(job)
+    assert node.core.waiting == 0
+
+
 def test_a_node_that_refuses_for_another_reason_ends_the_job(node: Node) -> None:
     job = node.add()
     node.carry().exit(job, Status("unreachable", 69, detail="no such host"))
