@@ -43,7 +43,7 @@ class Jobs:
             assert job not in self.status
             self.status[job] = status
 
-        env = {**os.environ, "PYTHONPATH": str(ROOT)} if where == "local" else {}
+        env = {"PYTHONPATH": str(ROOT)} | (dict(os.environ) if where == "local" else {})
         spawn = Spawn(argv, where=where, env=env, context={"inventory": str(self.lab.inventory)})
         functions.setdefault("on_output", take)
         job = self.batch.start(spawn, stdin, on_exit=ended, **functions)
@@ -186,7 +186,8 @@ def test_a_job_that_is_withdrawn_before_a_node_is_needed_starts_none(
     assert jobs.status[job].detail == "withdrawn before it was sent" and not list(tmp_path.iterdir())
 
 
-def test_an_agent_of_a_batch_gets_the_answers_of_its_own_services(jobs: Jobs) -> None:
+@pytest.mark.parametrize("where", ["local", "h1"])
+def test_a_job_that_asks_gets_the_answers_of_its_own_services(jobs: Jobs, where: str) -> None:
     ask = (
         "import sys; from transport.rpc.call import Relay;"
         "sys.stdout.buffer.write(Relay.from_environment().request('number', b'?'))"
@@ -194,7 +195,7 @@ def test_an_agent_of_a_batch_gets_the_answers_of_its_own_services(jobs: Jobs) ->
     made = []
     for index in range(3):
         services = {"number": lambda body, index=index: body + b"%d" % index}
-        made.append(jobs.start([sys.executable, "-c", ask], services=services))
+        made.append(jobs.start([sys.executable, "-c", ask], where, services=services))
     jobs.all()
     assert [bytes(jobs.out[job]) for job in made] == [b"?0", b"?1", b"?2"]
 
