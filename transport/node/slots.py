@@ -5,9 +5,10 @@ Laws
    served in order.
 2. A caller that keeps its jobs until there is room (`late`) is answered "full". With the exit record of each of its
    jobs here it is told of room, if there is more than the job leaves.
-3. Beyond its slots a host is given as many jobs as it begins in a round trip. They wait over there (`turns.py`), so
-   that a long line does not bound their rate. Of so many nobody knows whether they were started if the host is lost,
-   in whatever way they are sent; so it is given no more. Long jobs wait here.
+3. Beyond its slots a host is given as many late jobs as it begins in a round trip. They wait over there (`turns.py`),
+   so that a long line does not bound their rate. Of so many nobody knows whether they were started if the host is
+   lost, in whatever way they are sent; so it is given no more. Long jobs wait here, and so does a job that is not late:
+   its caller is told that it waits.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ class Slots:
             )
 
     def _begin(self) -> None:
-        while self._queue and (not self.limit or self.running < self.limit + self._ahead):
+        while self._queue:
+            ahead = self._ahead if self._queue[0][0].late else 0
+            if self.limit and self.running >= self.limit + ahead:
+                return
             relay, host, spawn = self._queue.popleft()
             self._left_behind += 1
             if relay.queued:

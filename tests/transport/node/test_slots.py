@@ -115,6 +115,24 @@ def test_a_host_is_given_what_it_begins_in_a_round_trip_beyond_its_slots(
     asyncio.run(main())
 
 
+def test_a_job_that_is_not_late_waits_here_where_its_caller_is_told() -> None:
+    async def main() -> None:
+        caller = Caller(1)
+        caller.run(caller.job(), 1 / 8, 1 / 64)
+        holder, sent_ahead = caller.job(), caller.job()
+        assert caller.sent[-2:] == [holder, sent_ahead]
+        job = caller.job(late=False)
+        assert job.queued and caller.notes("waiting") == [True]
+        behind = caller.job()
+        assert behind.queued, "jobs are served in order"
+        holder.end()
+        assert job.queued
+        sent_ahead.end()
+        assert caller.sent[-2:] == [job, behind]
+
+    asyncio.run(main())
+
+
 def test_a_job_that_never_started_says_nothing_of_durations() -> None:
     async def main() -> None:
         caller = Caller(1)
