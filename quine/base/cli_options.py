@@ -131,7 +131,7 @@ TABLE: tuple[Row, ...] = (
     ("help", "h", "", "agent run ps wait logs kill attach tape", "this text"),
     ("version", "", "", "agent run", "version and build hash"),
 )
-REPEATED = ("env", "limit", "files", "returns")
+REPEATED = ("env", "limit", "files", "returns", "arg-file")
 ALIASES = {"fetch": "returns", "spool": "output-limit"}  # the second is the old spelling, which 1.0 drops
 
 VERBS = {
