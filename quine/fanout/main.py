@@ -1,14 +1,21 @@
-"""The verb `xargs`: one command for each item of the input, many at a time, here or on hosts."""
+"""The verb `xargs`: one command for each item of the input, many at a time, here or on hosts.
+
+Laws
+1. stdout and stderr belong to the jobs. quine speaks on stderr, and only where something is not done.
+2. Standard library only.
+"""
 
 from __future__ import annotations
 
 import os
 import select
 
-from quine.base.errors import Misconfigured, NotBuilt
+from quine.base.errors import Misconfigured, NotBuilt, complain
+from quine.fanout import outcome
 from quine.fanout.items import Items
 from quine.fanout.options import Options, parse, usage
 from quine.fanout.template import Template
+from transport.lean import signal
 from transport.writes import write_all
 
 TYPE_CHECKING = False
@@ -16,8 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from quine.fanout.items import Item
+    from quine.fanout.joblog import Joblog
+    from quine.fanout.run import Run
 
 EXAMPLE = "quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…]"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def main(words: list[str]) -> int:
@@ -31,15 +41,92 @@ def main(words: list[str]) -> int:
         raise Misconfigured("no command", EXAMPLE)
     if not dashes:
         raise NotBuilt("an agent for each item", f"for a command: {EXAMPLE}")
-    if not options.dry_run:
-        raise NotBuilt("quine xargs without --dry-run")
-    return _print(template(options, items.command), items)
+    command = template(options, items.command)
+    outcome.Halt(options.halt)
+    if options.dry_run:
+        return _print(command, items)
+    if store := options.spawn.fs or os.environ.get("QUINE_FS", ""):
+        from quine.files.urls import absolute
+
+        os.environ["QUINE_FS"] = absolute(store)
+    return _run(options, command, items)
 
 
 def template(options: Options, command: list[str]) -> Template:
     """Return the template of the command; an item that is stdin need not be an argument."""
     append = not options.pipe and options.stdin != "item"
     return Template(command, options.replace or "{}", options.jsonl, append)
+
+
+def _run(options: Options, command: Template, items: Items) -> int:
+    from quine.fanout.results import Report
+    from quine.fanout.run import Run
+    from quine.fanout.sinks import Sink
+    from quine.fanout.starter import Starter
+    from quine.fanout.streams import Streams
+    from quine.fanout.tasks import Work
+    from transport import inherit
+    from transport.client.batch import Batch
+    from transport.client.signals import Caught
+
+    inherit.hold_standard_streams()
+    work = Work(options, command, items.command)
+    report = Report(options, work)
+    batch = Batch()
+    sink = Sink(Streams(batch), options.keep_order, options.line_buffer)
+    starter = Starter(options, batch, work, sink, report)
+    log = _log(options)
+    run = Run(options, batch, starter, work, items, sink, report, log)
+    caught = Caught()
+    caught.install(SIGNALS)
+
+    def take(_: int) -> None:
+        caught.drain()
+        while number := caught.take():
+            run.signalled(number)
+
+    batch.watch(caught.fd, select.POLLIN, take)
+    whole = False
+    try:
+        run.run()
+        whole = True
+    finally:
+        caught.uninstall()
+        batch.close()
+        if log:
+            log.close(whole)
+    return _end(options, run)
+
+
+def _log(options: Options) -> Joblog | None:
+    if not options.joblog:
+        if options.resume or options.resume_failed:
+            raise Misconfigured("--resume and --resume-failed need --joblog FILE")
+        return None
+    from quine.fanout.joblog import Joblog
+
+    keep = {outcome.DONE, outcome.LOST}
+    if not options.resume_failed:
+        keep |= {outcome.FAILED, outcome.KILLED, outcome.TIMEOUT}
+    if options.spawn.idempotent:
+        keep -= {outcome.LOST}
+    return Joblog(options.joblog, keep if options.resume or options.resume_failed else None)
+
+
+def _end(options: Options, run: Run) -> int:
+    """Report items that are not done; return the exit status, or die of the signal that has ended the batch."""
+    if run.tally.failed:
+        complain(
+            f"{run.tally.failed} of {run.tally.ended} items are not done: {run.tally.text(outcome.DONE)}"
+        )
+    if run.fault:
+        raise run.fault
+    if run.ended_by:
+        from transport.status import die_of, signal_name
+
+        die_of(signal_name(run.ended_by))
+        return 128 + run.ended_by
+    return run.tally.exit_status(options.exit_count)
 
 
 def _print(command: Template, items: Items) -> int:

@@ -5,7 +5,7 @@ Law: OPTIONS is the only source for parsing, --help, completion, reference and m
 
 from __future__ import annotations
 
-from quine.base.cli_options import Parser, field, listing
+from quine.base.cli_options import Parser, RunOptions, field, listing
 from quine.base.errors import Misconfigured
 
 TYPE_CHECKING = False
@@ -37,7 +37,36 @@ OPTIONS: tuple[Row, ...] = (
     ("pipe", "", "", V, "blocks of stdin are the stdin of jobs, instead of items"),
     ("block", "", "SIZE", V, "with --pipe: at most SIZE bytes a block of whole records (10M)"),
     ("recend", "", "TEXT", V, "with --pipe: a record ends with TEXT (\\n)"),
+    ("on", "", "WHERE", V, "where the jobs run: a host, @tag, any, local; a,b = either; !x = not"),
+    ("jobs", "P", "N", V, "N at a time; 0 = as many as the hosts take (here as many as processors)"),
+    ("cwd", "", "DIR", V, "directory to start in"),
+    ("env", "", "K[=V]", V, "set or pass an environment variable; may be repeated"),
+    ("limit", "", "NAME=VALUE", V, "limit: as core cpu data fsize nofile nproc stack; may be repeated"),
+    ("timeout", "", "SECONDS", V, "end a job that takes longer"),
+    ("delay", "", "SECONDS", V, "time between two starts"),
+    ("keep-order", "k", "", V, "outputs in the order of the items"),
+    ("line-buffer", "", "", V, "pass on each line at once, instead of an output as a whole"),
+    ("tag", "", "", V, "begin each line of output with the item and a TAB"),
+    ("results", "", "DIR", V, "keep the outputs of each job in files below DIR, too"),
+    ("json", "", "", V, "one JSON object an item instead of its output"),
+    (
+        "retries",
+        "",
+        "N",
+        V,
+        "run an item up to N times until it is done, on a host where it has not failed (1)",
+    ),
+    ("idempotent", "", "", V, "running an item twice is harmless: also try again when its outcome was lost"),
+    ("halt", "", "WHEN", V, "now or soon, then ,fail=N ,fail=N% or ,success=N: when to stop (never)"),
+    ("exit-count", "", "", V, "exit status: the number of items that are not done, 101 for more than 100"),
+    ("joblog", "", "FILE", V, "record how each item ended"),
+    ("resume", "", "", V, "with --joblog: run the items that it does not have"),
+    ("resume-failed", "", "", V, "with --joblog: run the items that it does not have as done"),
     ("dry-run", "", "", V, "print the commands instead of running them"),
+    ("inventory", "", "FILE", V, "the hosts (QUINE_INVENTORY, ./inventory.toml)"),
+    ("fs", "", "URL", V, "the files tier: origin:[DIR], file://, s3:// and others (QUINE_FS)"),
+    ("quiet", "q", "", V, "no messages but errors"),
+    ("verbose", "v", "", V, "operational detail on stderr"),
     ("help", "h", "", V, "this text"),
 )
 
@@ -50,6 +79,12 @@ extension, {/} its base name, {//} its directory, {/.} base name without extensi
 slot, {1} {2.} {-1/} one of several arguments. Without any of them the item is the last argument. No shell reads the
 command: sh -c '…' sh {} has one."""
 
+CLOSING = (
+    "^C once: no more items are started; twice: all jobs are ended.",
+    "exit status: 0 all done; 2 usage; 69 nothing was started; 74 an outcome was lost; 77 denied; 123 some items",
+    "  failed, were killed, ran out of time or were never started; 128+n died of signal n",
+)
+
 
 class Options:
     """The options of one command line. One that was not given is "", False or ()."""
@@ -58,10 +93,18 @@ class Options:
     block: str = ""
     colsep: str = ""
     csv: bool = False
+    delay: str = ""
     delimiter: str = ""
     dry_run: bool = False
+    exit_count: bool = False
+    halt: str = ""
     help: bool = False
+    joblog: str = ""
+    jobs: str = ""
+    json: bool = False
     jsonl: bool = False
+    keep_order: bool = False
+    line_buffer: bool = False
     link: bool = False
     max_args: str = ""
     max_lines: str = ""
@@ -70,11 +113,31 @@ class Options:
     pipe: bool = False
     recend: str = ""
     replace: str = ""
+    results: str = ""
+    resume: bool = False
+    resume_failed: bool = False
+    retries: str = ""
     shuf: bool = False
     stdin: str = ""
+    tag: bool = False
+    timeout: str = ""
 
     def __init__(self, **given: object) -> None:
-        vars(self).update(given)
+        """Options that `quine run` has, too, go to `spawn`, which says how a job is started."""
+        mine = Options.__annotations__.keys() - {"spawn"}
+        vars(self).update({name: value for name, value in given.items() if name in mine})
+        self.spawn = RunOptions(**{name: value for name, value in given.items() if name not in mine})
+
+    def seconds(self, name: str) -> float:
+        """Return the value of an option that is a time; 0.0 if it was not given. Raises Misconfigured."""
+        text = getattr(self, field(name))
+        try:
+            value = float(text or "0")
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < 1e9:
+            raise Misconfigured(f"--{name} {text[:40]}: should be a number of seconds")
+        return value
 
     def number(self, name: str, least: int = 1, default: int = 0) -> int:
         """Return the value of an option that is a whole number. Raises Misconfigured."""
@@ -127,4 +190,4 @@ def parse(words: list[str]) -> tuple[Options, list[str], bool]:
 
 def usage() -> str:
     """Return the text of --help."""
-    return "\n".join([HEAD, "", "options:", *listing(OPTIONS)])
+    return "\n".join([HEAD, "", "options:", *listing(OPTIONS), "", *CLOSING])

@@ -1,0 +1,96 @@
+"""Jobs of a batch as this machine's node is given them: where they run, with which surroundings, and their stdin."""
+
+from __future__ import annotations
+
+import os
+
+from quine.base.cli_options import environment, limits
+from quine.base.errors import NOT_STARTED
+from quine.fanout.tasks import Task
+from quine.jobs.client import Notes, caller, callers_environment, services, starting_directory
+from transport.spawn import Spawn
+from transport.status import Status
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quine.fanout.options import Options
+    from quine.fanout.results import Report
+    from quine.fanout.sinks import Sink
+    from quine.fanout.tasks import Work
+    from transport.client.batch import Batch
+
+
+class Starter:
+    """Starts tries of tasks. `most` is how many may be under way at one time, 0: as many as the hosts take."""
+
+    def __init__(self, options: Options, batch: Batch, work: Work, sink: Sink, report: Report) -> None:
+        spawn = options.spawn
+        self._batch = batch
+        self._work = work
+        self._sink = sink
+        self._report = report
+        self._options = spawn  # for notes
+        self._notes: dict[str, Notes] = {}
+        self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
+        self._cwd = starting_directory(spawn)
+        self._limits = limits(spawn)
+        self._where = spawn.on or "local"
+        self._context = caller(spawn)
+        # One tree: its jobs on a host share a directory, if --cwd names none, and one that is empty goes at the end.
+        self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
+        self.most = options.number("jobs", 0)
+        if not options.jobs and not spawn.elsewhere:
+            self.most = len(os.sched_getaffinity(0))
+
+    def start(
+        self,
+        task: Task,
+        avoid: list[str],
+        started: Callable[[Task], None],
+        ended: Callable[[Task, Status], None],
+    ) -> None:
+        """Start a try of a task. `ended` is called at once if it cannot be."""
+        context = {**self._context, "avoid": avoid} if avoid else self._context
+        spawn = Spawn(
+            self._work.argv(task),
+            where=self._where,
+            env=self._env,
+            cwd=self._cwd,
+            limits=self._limits,
+            tree=self._tree,
+            context=context,
+        )
+        if task.output:
+            task.output.drop()  # of the try before
+        task.begin(spawn.id)
+        task.output = output = self._report.open(task, self._sink)
+        try:
+            task.stdin = self._work.open_stdin(task.item)
+        except OSError as error:
+            why = f"{error.filename}: {(error.strerror or 'cannot be read').lower()}"
+            ended(task, Status("unreachable", NOT_STARTED, detail=why))
+            return
+        answers = services(context)
+
+        def on_started(_: int, host: str) -> None:
+            answers.placed(host)
+            started(task)
+
+        def on_exit(status: Status) -> None:
+            answers.close()
+            ended(task, status)
+
+        task.job = output.job = self._batch.start(
+            spawn, task.stdin, output.write, on_started, on_exit, self._note, answers
+        )
+
+    def _note(self, note: dict[str, object]) -> None:
+        """Tell of a link that is lost; that jobs wait for a slot is usual here."""
+        if note.get("waiting"):
+            return
+        host = str(note.get("host"))
+        if host not in self._notes:
+            self._notes[host] = Notes(self._options, raw=False)
+        self._notes[host].hear(note)
