@@ -14,7 +14,7 @@ from quine.base.errors import Misconfigured, NotBuilt, complain
 from quine.fanout import outcome
 from quine.fanout.items import Items
 from quine.fanout.options import Options, parse, usage
-from quine.fanout.template import Template
+from quine.fanout.template import Template, Word
 from transport.lean import signal
 from transport.writes import write_all
 
@@ -53,9 +53,10 @@ def main(words: list[str]) -> int:
 
 
 def template(options: Options, command: list[str]) -> Template:
-    """Return the template of the command; an item that is stdin need not be an argument."""
-    append = not options.pipe and options.stdin != "item"
-    return Template(command, options.replace or "{}", options.jsonl, append)
+    """Return the template of the command; an item that is stdin, or names it, need not be an argument."""
+    replace = options.replace or "{}"
+    in_stdin = options.pipe or options.stdin == "item" or Word(options.stdin, replace, options.jsonl).replaced
+    return Template(command, replace, options.jsonl, append=not in_stdin)
 
 
 def _run(options: Options, command: Template, items: Items) -> int:

@@ -38,6 +38,7 @@ class Sink:
         self._held: dict[int, Callable[[], None]] = {}
         self._held_bytes = self._held_files = 0
         self.stopped: dict[Lines, None] = {}  # whose jobs wait until there is room
+        self._error: OSError | None = None
         streams.on_room = self.pump
 
     @property
@@ -100,7 +101,14 @@ class Sink:
             self._held.pop(number)()
         self.pump()
 
+    def fail(self, error: OSError) -> None:
+        """Output cannot be kept or passed on. `pump` raises it: to a batch that reads an OSError would be its own."""
+        self._error = self._error or error
+
     def pump(self) -> None:
+        """Raises OSError if output cannot be kept or passed on."""
+        if self._error:
+            raise self._error
         self._streams.pump()
         for lines in list(self.stopped):
             if self.full:
@@ -123,6 +131,13 @@ class Output:
 
     def write(self, stream: int, data: memoryview) -> int | None:
         """Take bytes of the job; return how many, None for all."""
+        try:
+            return self.take(stream, data)
+        except OSError as error:
+            self._sink.fail(error)
+            return 0
+
+    def take(self, stream: int, data: memoryview) -> int | None:
         self.copy(stream, data)
         self._spool.write(stream, data)
         return None
@@ -162,25 +177,25 @@ class Lines(Output):
         self._begun: dict[int, list[bytes]] = {1: [], 2: []}  # of lines whose end has not come
         self._left: list[tuple[int, memoryview]] = []  # that the job is not told of as taken
 
-    def write(self, stream: int, data: memoryview) -> int | None:
+    def take(self, stream: int, data: memoryview) -> int | None:
         if self._sink.full or self._left:
             self._left.append((stream, data))
             self._sink.stopped[self] = None
             return 0
-        self._take(stream, data)
+        self._pass_on(stream, data)
         return None
 
     def go_on(self) -> None:
         """There is room again."""
         while self._left and not self._sink.full:
             stream, data = self._left.pop(0)
-            self._take(stream, data)
+            self._pass_on(stream, data)
             if self.job:
                 self.job.consumed(stream, len(data))
         if self._left:
             self._sink.stopped[self] = None
 
-    def _take(self, stream: int, view: memoryview) -> None:
+    def _pass_on(self, stream: int, view: memoryview) -> None:
         self.copy(stream, view)
         data, begun = bytes(view), self._begun[stream]
         at = data.rfind(b"\n") + 1

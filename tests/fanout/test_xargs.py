@@ -75,6 +75,7 @@ def test_so_many_at_a_time_and_each_has_a_slot_of_its_own(lab: Lab, tmp_path: Pa
         (["--stdin", "none"], "1\n2\n", b""),
         (["--stdin", "item"], "1\n2\n", b"1\n2\n"),
         (["--stdin", "{}.in"], "1\n2\n", b"one\0two\n"),
+        (["--stdin", "1.in"], "1\n2\n", b"one\0one\0"),
         (["--pipe", "--block", "4"], "1\n2\n345678\n9", b"1\n2\n345678\n9"),
         (["--pipe", "--block", "3", "--recend", ";"], "1;2;3;", b"1;2;3;"),
     ],
@@ -82,8 +83,12 @@ def test_so_many_at_a_time_and_each_has_a_slot_of_its_own(lab: Lab, tmp_path: Pa
 def test_stdin_of_the_jobs(lab: Lab, tmp_path: Path, options: list[str], stdin: str, expected: bytes) -> None:
     (tmp_path / "1.in").write_bytes(b"one\0")
     (tmp_path / "2.in").write_bytes(b"two\n")
-    done = lab.run(["xargs", "-k", *options, *SH, "cat", "sh"], input=stdin, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
+    done = lab.run(["xargs", "-k", *options, *SH, 'cat; printf "$1"', "sh"], input=stdin, cwd=tmp_path)
+    if options in ([], ["--stdin", "none"], ["--stdin", "1.in"]):
+        expected = b"".join(expected[:4] + item for item in (b"1", b"2"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, b""), (
+        "only here the item is an argument"
+    )
 
 
 def test_an_input_that_never_ends_is_read_as_jobs_have_room(lab: Lab) -> None:
@@ -118,7 +123,7 @@ NOT_TEXT = b"\0\xff\r\n\0no newline"
 def test_bytes_of_an_output_are_not_touched(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(NOT_TEXT)
     for options in ([], ["-k"], ["--line-buffer"]):
-        done = lab.run(["xargs", *options, "--", "cat", ":::", "a", "a"], cwd=tmp_path)
+        done = lab.run(["xargs", "-P1", *options, "--", "cat", ":::", "a", "a"], cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, NOT_TEXT * 2)
 
 
@@ -216,6 +221,16 @@ def test_a_reader_that_has_gone_ends_the_batch(lab: Lab) -> None:
         read_until(process.stdout.fileno(), b"up\n")
         process.stdout.close()
         assert process.wait(PATIENCE) == -signal.SIGPIPE
+
+
+@pytest.mark.parametrize("options", [[], ["--line-buffer"]])
+def test_output_that_cannot_be_written(lab: Lab, options: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        words = ["xargs", *options, *SH, "echo up; exec sleep 0", ":::", "1"]
+        with lab.popen(words, stdout=full, stderr=subprocess.PIPE) as process:
+            assert process.stderr
+            assert process.stderr.read() == b"quine: error: cannot write stdout: no space left on device\n"
+            assert process.wait(PATIENCE) == 74
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -368,7 +383,7 @@ def test_resuming_runs_what_is_not_done(lab: Lab, tmp_path: Path) -> None:
 def test_after_a_kill_each_item_that_is_left_runs_once_and_none_twice(
     lab: Lab, tmp_path: Path, options: list[str]
 ) -> None:
-    """What was running is lost, or with --idempotent run again."""
+    """Two jobs were running: they are lost, or with --idempotent run again."""
     script = 'echo "$0" >>ran; echo up; test -e go || test "$0" -lt 3 || exec sleep 1000'
     words = ["xargs", "-P2", "--joblog", "log", "--line-buffer", *options]
     items = [*SH, script, "{}", ":::", *map(str, range(8))]
