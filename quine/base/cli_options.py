@@ -136,7 +136,7 @@ ALIASES = {"fetch": "returns", "spool": "output-limit"}  # the second is the old
 
 VERBS = {
     "run": "one plain command, here or on a node",
-    "xargs": "one command for each item of the input, many at a time, here or on hosts",
+    "xargs": "one command or agent for each item of the input, many at a time, here or on hosts",
     "hosts": "the hosts of the inventory; `hosts check`: test login and build",
     "deploy": "put this binary on hosts; `deploy build -o FILE`",
     "tape": "inspect sessions: ls show tree cost replay verify archive",

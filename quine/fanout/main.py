@@ -1,8 +1,8 @@
-"""The verb `xargs`: one command for each item of the input, many at a time, here or on hosts.
+"""The verb `xargs`: one command or agent for each item of the input, many at a time, here or on hosts.
 
 Laws
 1. stdout and stderr belong to the jobs. quine speaks on stderr, and only where something is not done.
-2. Standard library only.
+2. Standard library only, and for commands nothing that only agents need.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 
-from quine.base.errors import Misconfigured, NotBuilt, complain
+from quine.base.errors import DENIED, Misconfigured, complain
 from quine.fanout import outcome
 from quine.fanout.items import Items
 from quine.fanout.options import Options, parse, usage
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from quine.fanout.run import Run
 
 EXAMPLE = "quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…]"
+OF_AGENTS = ("model", "max_turns", "max_depth", "max_agents", "max_tokens", "max_cost", "deadline")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -39,9 +40,13 @@ def main(words: list[str]) -> int:
     items = Items(options, rest)
     if not items.command:
         raise Misconfigured("no command", EXAMPLE)
-    if not dashes:
-        raise NotBuilt("an agent for each item", f"for a command: {EXAMPLE}")
-    command = template(options, items.command)
+    mission = not dashes
+    if mission:
+        _check_mission(items.command)
+        items.command = [" ".join(items.command)]
+    elif of_agents := next((name for name in OF_AGENTS if getattr(options.spawn, name)), ""):
+        raise Misconfigured(f"--{of_agents.replace('_', '-')} is about agents, and this is a command")
+    command = template(options, items.command, mission)
     outcome.Halt(options.halt)
     if options.dry_run:
         return _print(command, items)
@@ -49,17 +54,30 @@ def main(words: list[str]) -> int:
         from quine.files.urls import absolute
 
         os.environ["QUINE_FS"] = absolute(store)
-    return _run(options, command, items)
+    return _run(options, command, items, mission)
 
 
-def template(options: Options, command: list[str]) -> Template:
+def _check_mission(words: list[str]) -> None:
+    """Refuse words that were probably meant as a command: agents would be paid for them."""
+    from shutil import which
+
+    if which(words[0]):
+        from shlex import join
+
+        raise Misconfigured(
+            f"{words[0]} is a command, and a mission for agents stands here",
+            f"for a command: quine xargs [OPTIONS] -- {join(words)}; for a mission: quote it as one word",
+        )
+
+
+def template(options: Options, command: list[str], mission: bool = False) -> Template:
     """Return the template of the command; an item that is stdin, or names it, need not be an argument."""
     replace = options.replace or "{}"
     in_stdin = options.pipe or options.stdin == "item" or Word(options.stdin, replace, options.jsonl).replaced
-    return Template(command, replace, options.jsonl, append=not in_stdin)
+    return Template(command, replace, options.jsonl, append=not in_stdin and not mission)
 
 
-def _run(options: Options, command: Template, items: Items) -> int:
+def _run(options: Options, command: Template, items: Items, mission: bool) -> int:
     from quine.fanout.results import Report
     from quine.fanout.run import Run
     from quine.fanout.sinks import Sink
@@ -71,11 +89,22 @@ def _run(options: Options, command: Template, items: Items) -> int:
     from transport.client.signals import Caught
 
     inherit.hold_standard_streams()
-    work = Work(options, command, items.command)
+    material = mission and not command.replaced and not options.pipe and not options.stdin
+    work = Work(options, command, items.command, material)
     report = Report(options, work)
-    batch = Batch()
+    crowd = None
+    if mission:
+        from quine.remote.crowd import Crowd
+
+        crowd = Crowd(options.spawn)
+    batch = Batch(on_refused=crowd.refused if crowd else None)
     sink = Sink(Streams(batch), options.keep_order, options.line_buffer)
-    starter = Starter(options, batch, work, sink, report)
+    if crowd:
+        from quine.fanout.agents import AgentStarter
+
+        starter: Starter = AgentStarter(options, batch, work, sink, report, crowd)
+    else:
+        starter = Starter(options, batch, work, sink, report)
     log = _log(options)
     run = Run(options, batch, starter, work, items, sink, report, log)
     caught = Caught()
@@ -94,6 +123,7 @@ def _run(options: Options, command: Template, items: Items) -> int:
     finally:
         caught.uninstall()
         batch.close()
+        starter.close()
         if log:
             log.close(whole)
     return _end(options, run)
@@ -127,7 +157,8 @@ def _end(options: Options, run: Run) -> int:
 
         die_of(signal_name(run.ended_by))
         return 128 + run.ended_by
-    return run.tally.exit_status(options.exit_count)
+    status = run.tally.exit_status(options.exit_count)
+    return DENIED if run.spent and status in (0, outcome.SOME_FAILED) else status
 
 
 def _print(command: Template, items: Items) -> int:

@@ -62,6 +62,13 @@ OPTIONS: tuple[Row, ...] = (
     ("joblog", "", "FILE", V, "record how each item ended"),
     ("resume", "", "", V, "with --joblog: run the items that it does not have"),
     ("resume-failed", "", "", V, "with --joblog: run the items that it does not have as done"),
+    ("model", "", "NAME", V, "of agents: model name sent to the API (QUINE_MODEL_ID)"),
+    ("max-turns", "", "N", V, "of agents: sh calls of a life, 0 = unlimited (QUINE_MAX_TURNS, 20)"),
+    ("max-depth", "", "N", V, "of agents: levels of the tree (QUINE_MAX_DEPTH, 5)"),
+    ("max-agents", "", "N", V, "live agents of the batch, 0 = unlimited (QUINE_MAX_AGENTS, 10)"),
+    ("max-tokens", "", "N", V, "tokens of the batch; when they are spent it stops (QUINE_MAX_TOKENS)"),
+    ("max-cost", "", "USD", V, "cost of the batch; when it is spent it stops (QUINE_MAX_COST)"),
+    ("deadline", "", "SECONDS", V, "time of the batch of agents (QUINE_DEADLINE)"),
     ("dry-run", "", "", V, "print the commands instead of running them"),
     ("inventory", "", "FILE", V, "the hosts (QUINE_INVENTORY, ./inventory.toml)"),
     ("fs", "", "URL", V, "the files tier: origin:[DIR], file://, s3:// and others (QUINE_FS)"),
@@ -72,12 +79,14 @@ OPTIONS: tuple[Row, ...] = (
 
 HEAD = """\
 usage: quine xargs [OPTIONS] [--on WHERE] -- CMD [ARG…] [::: ITEM…] [:::: FILE…]
+       quine xargs [OPTIONS] [--on WHERE] MISSION… [::: ITEM…] [:::: FILE…]
 
-Run one command for each item of the input, many at a time, here or on hosts. Items are the lines of stdin, or the
-words after `:::`, or the lines of the files after `::::`. In CMD and ARG {} is the item, {.} the same without
-extension, {/} its base name, {//} its directory, {/.} base name without extension, {#} the number of the job, {%} its
-slot, {1} {2.} {-1/} one of several arguments. Without any of them the item is the last argument. No shell reads the
-command: sh -c '…' sh {} has one."""
+Run one command, or one agent, for each item of the input, many at a time, here or on hosts. Items are the lines of
+stdin, or the words after `:::`, or the lines of the files after `::::`. In CMD and ARG {} is the item, {.} the same
+without extension, {/} its base name, {//} its directory, {/.} base name without extension, {#} the number of the job,
+{%} its slot, {1} {2.} {-1/} one of several arguments. Without any of them the item is the last argument. No shell
+reads the command: sh -c '…' sh {} has one. They stand for the item in a MISSION, too; without any of them the item is
+the agent's material, on its stdin. All agents of a batch are one tree, and share its limits."""
 
 CLOSING = (
     "^C once: no more items are started; twice: all jobs are ended.",

@@ -1,7 +1,7 @@
 """How the items of a batch ended: kinds, counts, the exit status; when to halt, and which hosts to leave alone.
 
 Laws
-1. Seven kinds, counted apart, and no eighth: done, failed, killed, timeout, lost, never started, denied.
+1. Eight kinds, counted apart, and no ninth: done, failed, killed, timeout, lost, never started, denied, unavailable.
 2. No clock and no descriptor: the time is given.
 """
 
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from transport.status import Status
 
-DONE, FAILED, KILLED, TIMEOUT, LOST, NEVER, DENIED = KINDS = (
+DONE, FAILED, KILLED, TIMEOUT, LOST, NEVER, DENIED, UNAVAILABLE = KINDS = (
     "done",
     "failed",
     "killed",
@@ -24,8 +24,16 @@ DONE, FAILED, KILLED, TIMEOUT, LOST, NEVER, DENIED = KINDS = (
     "lost",
     "never started",
     "denied",
+    "unavailable",
 )
 STATES = {"signaled": KILLED, "unreachable": NEVER, "denied": DENIED, "lost": LOST}
+# exit statuses of an agent that are no verdict of its own
+OF_AGENTS = {
+    errors.LOST: LOST,
+    errors.TRY_AGAIN: UNAVAILABLE,
+    errors.DENIED: DENIED,
+    errors.DEADLINE: TIMEOUT,
+}
 SOME_FAILED = 123  # as xargs
 MOST = 101  # of --exit-count, as GNU parallel: more than 100
 
@@ -33,10 +41,12 @@ STRIKES = 3  # failed starts in a row, after which a host is set aside
 ASIDE = 60.0  # seconds
 
 
-def kind_of(status: Status, timed_out: bool = False) -> str:
+def kind_of(status: Status, timed_out: bool = False, agent: bool = False) -> str:
     """Return the kind of an end. A job that was killed because of its time has that kind, if it is known to be over."""
     if timed_out and status.state in ("exited", "signaled"):
         return TIMEOUT
+    if agent and status.state == "exited" and status.code in OF_AGENTS:
+        return OF_AGENTS[status.code]
     return STATES.get(status.state) or (FAILED if status.code else DONE)
 
 

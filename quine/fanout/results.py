@@ -92,6 +92,7 @@ def as_json(task: Task, spool: Spool) -> bytes:
         **{"state": entry.kind, "code": entry.code, "signal": entry.signal, "host": entry.host or "local"},
         **{"id": entry.id, "attempt": entry.attempt, "start": round(entry.started, 3)},
         "seconds": round(entry.seconds, 3),
+        **task.facts,
     }
     for stream, name in ((1, "stdout"), (2, "stderr")):
         data = b"".join(streams[stream])

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 WAITING = 32  # jobs that wait for a host to take them, where -P does not bound them
 MOST = 4096  # jobs at one time, where -P does not bound them
+LOOK = (
+    0.5  # seconds until a place among the agents of the tree is looked for again, if none of ours ends before
+)
 GRACE = 5.0  # seconds between TERM and KILL, and between KILL and the end of our patience
 STARTS = (
     4  # failed starts of an item, after which it has its end: nothing ran, so --retries does not count them
@@ -88,7 +91,7 @@ class Run:
         self._next_start = 0.0
         self._shown: set[str] = set()
         self._left: set[str] = set()
-        self.stopped = False  # no more items are started
+        self.stopped = self.spent = False  # no more items are started; because a budget is used up
         self.ended_by = 0  # the signal that stopped them
         self.fault: Exception | None = None  # of the input
         self._exhausted = self._ending = False
@@ -138,8 +141,15 @@ class Run:
             now = time.monotonic()
             if now < self._next_start:
                 return
+            if self._starter.spent:
+                self._stop_spent()
+                return
             task = self._again.popleft() if self._again else self._task()
             if task is None:
+                return
+            if not self._starter.ready():
+                self._again.appendleft(task)
+                self._at(now + LOOK, lambda: None)
                 return
             if self._delay:
                 self._next_start = now + self._delay
@@ -220,7 +230,7 @@ class Run:
     def _ended(self, task: Task, status: Status) -> None:
         del self._running[task]
         heapq.heappush(self._slots, task.item.slot)
-        kind = outcome.kind_of(status, task.timed_out)
+        kind = outcome.kind_of(status, task.timed_out, self._starter.agents)
         task.ended(status, kind)
         task.unstarted += kind == NEVER
         if self._hosts.ended(status.host, kind, time.monotonic()) and not self._options.spawn.quiet:
@@ -229,6 +239,8 @@ class Run:
             )
         if status.left and not self._options.spawn.quiet:
             self._tell_left(status)
+        if kind == DENIED and self._starter.spent:
+            self._stop_spent()
         if self._may_try_again(task, status, kind):
             self._try_again(task, status.host, kind)
             return
@@ -291,6 +303,13 @@ class Run:
         self._shown.add(detail)
         complain(f"item {task.item.number}: {detail}", hint, host)
 
+    def _stop_spent(self) -> None:
+        """A budget is used up: no more items are started, and those that were not are no failures."""
+        if not self.stopped:
+            self.spent = self.stopped = True
+            say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
+            self._drop_tries()
+
     def _end(self, task: Task) -> None:
         """End a job: TERM, then KILL, then without waiting for it."""
         job, number = task.job, task.tries
@@ -338,4 +357,5 @@ class Run:
         self._again.clear()
         self._resting.clear()
         for task in tasks:
-            self._final(task)
+            if task.tries:
+                self._final(task)

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from quine.fanout.results import Report
     from quine.fanout.sinks import Sink
     from quine.fanout.tasks import Work
+    from quine.files.select import Services
     from transport.client.batch import Batch
 
 
 class Starter:
     """Starts tries of tasks. `most` is how many may be under way at one time, 0: as many as the hosts take."""
+
+    agents = False
 
     def __init__(self, options: Options, batch: Batch, work: Work, sink: Sink, report: Report) -> None:
         spawn = options.spawn
@@ -44,14 +47,20 @@ class Starter:
         if not options.jobs and not spawn.elsewhere:
             self.most = len(os.sched_getaffinity(0))
 
-    def start(
-        self,
-        task: Task,
-        avoid: list[str],
-        started: Callable[[Task], None],
-        ended: Callable[[Task, Status], None],
-    ) -> None:
-        """Start a try of a task. `ended` is called at once if it cannot be."""
+    def ready(self) -> bool:
+        """Whether one more may be started, apart from `most`."""
+        return True
+
+    @property
+    def spent(self) -> bool:
+        """Whether no more can be started, since a budget is used up."""
+        return False
+
+    def close(self) -> None:
+        """The batch is over."""
+
+    def make(self, task: Task, avoid: list[str]) -> tuple[Spawn, Services, list[int]]:
+        """Return the spawn of a try, its services, and descriptors to be closed after its end."""
         context = {**self._context, "avoid": avoid} if avoid else self._context
         spawn = Spawn(
             self._work.argv(task),
@@ -62,9 +71,19 @@ class Starter:
             tree=self._tree,
             context=context,
         )
+        return spawn, services(context), []
+
+    def start(
+        self,
+        task: Task,
+        avoid: list[str],
+        started: Callable[[Task], None],
+        ended: Callable[[Task, Status], None],
+    ) -> None:
+        """Start a try of a task. `ended` is called at once if it cannot be."""
         if task.output:
             task.output.drop()  # of the try before
-        task.begin(spawn.id)
+        task.begin()
         task.output = output = self._report.open(task, self._sink)
         try:
             task.stdin = self._work.open_stdin(task.item)
@@ -72,7 +91,8 @@ class Starter:
             why = f"{error.filename}: {(error.strerror or 'cannot be read').lower()}"
             ended(task, Status("unreachable", NOT_STARTED, detail=why))
             return
-        answers = services(context)
+        spawn, answers, held = self.make(task, avoid)
+        task.entry.id = spawn.id
 
         def on_started(_: int, host: str) -> None:
             answers.placed(host)
@@ -80,6 +100,8 @@ class Starter:
 
         def on_exit(status: Status) -> None:
             answers.close()
+            for fd in held:
+                os.close(fd)
             ended(task, status)
 
         task.job = output.job = self._batch.start(

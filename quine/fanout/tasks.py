@@ -25,7 +25,7 @@ class Task:
 
     __slots__ = (
         *("argv", "ending", "entry", "failed_on", "item", "job", "output", "began", "running", "stdin"),
-        *("timed_out", "tries", "unstarted"),
+        *("facts", "timed_out", "tries", "unstarted"),
     )
 
     def __init__(self, item: Item, entry: Entry) -> None:
@@ -37,16 +37,16 @@ class Task:
         self.job: BatchJob | None = None
         self.output: Output | None = None
         self.stdin: int | bytes | None = None
+        self.facts: dict[str, object] = {}  # of an agent: its session and tokens
         self.began = 0.0  # monotonic, of this try's start over there
         self.running = False  # over there
         self.timed_out = self.ending = False  # in this try
 
-    def begin(self, id: str) -> None:
+    def begin(self) -> None:
         """Another try."""
         self.tries += 1
         self.timed_out = self.ending = self.running = False
         self.began = time.monotonic()
-        self.entry.id = id
         self.entry.attempt = self.tries
         self.entry.started = time.time()
 
@@ -74,10 +74,13 @@ class Task:
 class Work:
     """The work of a command line: the tasks of its items. A template for argv, and one for stdin."""
 
-    def __init__(self, options: Options, command: Template, words: list[str]) -> None:
+    def __init__(
+        self, options: Options, command: Template, words: list[str], item_on_stdin: bool = False
+    ) -> None:
         self._options = options
         self._command = command
         self._words = [os.fsencode(word) for word in (*words, options.replace, options.stdin)]
+        self._item_on_stdin = item_on_stdin or options.stdin == "item"
         named = options.stdin not in ("", "none", "item")
         self._stdin = Word(options.stdin, options.replace or "{}", options.jsonl) if named else None
 
@@ -111,7 +114,7 @@ class Work:
         """Return stdin of a try. Raises OSError."""
         if item.block is not None:
             return item.block
-        if self._options.stdin == "item":
+        if self._item_on_stdin:
             return os.fsencode(" ".join(item.args)) + b"\n"
         if self._stdin:
             return os.open(self._stdin.text(item), os.O_RDONLY | os.O_CLOEXEC)

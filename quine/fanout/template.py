@@ -132,7 +132,8 @@ class Template:
     ) -> None:
         """`names`: {name} is a field. `append`: a template without any replacement string gets {} at its end."""
         self._words = [Word(word, replace, names) for word in words]
-        if append and not any(word.replaced for word in self._words):
+        self.replaced = any(word.replaced for word in self._words)
+        if append and not self.replaced:
             self._words.append(Word("{}"))
 
     def argv(self, item: Values) -> list[str]:

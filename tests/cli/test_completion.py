@@ -17,7 +17,7 @@ from quine.cli.completion import ACTIONS, SHELLS, script
 CASES = [
     ("quine ru", {"run"}, set()),
     ("quine ", {"run", "ps", "tape", "xargs", "--on"}, {"each"}),
-    ("quine xargs --", {"--retries", "--joblog", "--on"}, {"--max-turns"}),
+    ("quine xargs --", {"--retries", "--joblog", "--on"}, {"--detach"}),
     ("quine xargs --on gpu1 -- quine-lo", {"quine-local-tool"}, set()),
     ("quine xargs --arg-file in", {"in.txt"}, set()),
     ("quine --max-", {"--max-turns", "--max-cost", "--max-tokens"}, {"--on"}),

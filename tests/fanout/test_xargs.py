@@ -415,7 +415,8 @@ def test_after_a_kill_each_item_that_is_left_runs_once_and_none_twice(
         (["-k", "--line-buffer", "--", "true"], "-k passes outputs on as a whole"),
         (["--jsno", "--", "true"], "no such option: --jsno"),
         (["--"], "no command"),
-        (["summarise {}"], "not built yet: an agent for each item"),
+        (["--max-cost", "1", "--", "true"], "--max-cost is about agents, and this is a command"),
+        (["cat", "{}"], "cat is a command, and a mission for agents stands here"),
     ],
 )
 def test_refusals(lab: Lab, words: list[str], message: str) -> None:
