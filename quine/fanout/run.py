@@ -219,7 +219,7 @@ class Run:
             number = task.tries
 
             def late() -> None:
-                if task in self._running and task.tries == number:
+                if task in self._running and task.tries == number and not task.ending:
                     task.timed_out = True
                     self._end(task)
 
@@ -237,7 +237,8 @@ class Run:
             say(
                 f"quine: {status.host}: {outcome.STRIKES} starts in a row have failed; set aside for a while\n"
             )
-        if status.left and not self._options.spawn.quiet:
+        spawn = self._options.spawn
+        if status.left and not (spawn.quiet or spawn.files or spawn.returns):
             self._tell_left(status)
         if kind == DENIED and self._starter.spent:
             self._stop_spent()

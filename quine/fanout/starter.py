@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from quine.base.cli_options import environment, limits
-from quine.base.errors import NOT_STARTED
+from quine.base.errors import NOT_STARTED, Misconfigured
 from quine.fanout.tasks import Task
 from quine.jobs.client import Notes, caller, callers_environment, services, starting_directory
 from transport.spawn import Spawn
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quine.fanout.sinks import Sink
     from quine.fanout.tasks import Work
     from quine.files.select import Services
+    from quine.staging.proxy import Staging
     from transport.client.batch import Batch
 
 
@@ -87,12 +88,19 @@ class Starter:
         task.output = output = self._report.open(task, self._sink)
         try:
             task.stdin = self._work.open_stdin(task.item)
+            stage = self._work.stage(task.item)
         except OSError as error:
             why = f"{error.filename}: {(error.strerror or 'cannot be read').lower()}"
             ended(task, Status("unreachable", NOT_STARTED, detail=why))
             return
+        except Misconfigured as error:
+            ended(task, Status("unreachable", NOT_STARTED, detail=error.detail, hint=error.hint))
+            return
         spawn, answers, held = self.make(task, avoid)
         task.entry.id = spawn.id
+        if stage:
+            spawn = stage.dressed(spawn, answers)
+            stage.begin()
 
         def on_started(_: int, host: str) -> None:
             answers.placed(host)
@@ -102,10 +110,47 @@ class Starter:
             answers.close()
             for fd in held:
                 os.close(fd)
-            ended(task, status)
+            if stage and stage.brings(status := stage.judged(status)):
+                self._bring(task, stage, spawn, status, ended)
+            else:
+                ended(task, status)
 
         task.job = output.job = self._batch.start(
             spawn, task.stdin, output.write, on_started, on_exit, self._note, answers
+        )
+
+    def _bring(
+        self,
+        task: Task,
+        stage: Staging,
+        spawn: Spawn,
+        status: Status,
+        ended: Callable[[Task, Status], None],
+    ) -> None:
+        """Bring back the returns of a job that has ended, by another job."""
+        taking = stage.taking()
+        task.ending = True  # it has ended: no timeout and no signal is for it
+
+        def on_exit(sent: Status) -> None:
+            taking.end(sent)
+            over()
+
+        def over() -> None:
+            taking.close()
+            stage.brought(taking, status)
+            ended(task, status)
+
+        def on_output(stream: int, data: memoryview) -> int | None:
+            return task.output.write(stream, data) if task.output and stream == 2 else None
+
+        try:
+            taking.begin()
+        except OSError as error:
+            taking.failure = str(error)
+            over()
+            return
+        task.job = self._batch.start(
+            stage.sender(spawn, status), on_output=on_output, on_exit=on_exit, services=taking.services
         )
 
     def _note(self, note: dict[str, object]) -> None:

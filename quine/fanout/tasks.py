@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from quine.base.errors import Misconfigured
 from quine.fanout.joblog import Entry, hash_of
 from quine.fanout.template import Word
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from quine.fanout.options import Options
     from quine.fanout.sinks import Output
     from quine.fanout.template import Template
+    from quine.staging.proxy import Staging
     from transport.client.batch import BatchJob
     from transport.status import Status
 
@@ -81,8 +83,12 @@ class Work:
         self._command = command
         self._words = [os.fsencode(word) for word in (*words, options.replace, options.stdin)]
         self._item_on_stdin = item_on_stdin or options.stdin == "item"
+        spawn, replace = options.spawn, options.replace or "{}"
+        self._files = [Word(word, replace, options.jsonl) for word in spawn.files]
+        self._returns = [Word(word, replace, options.jsonl) for word in spawn.returns]
+        self._words += map(os.fsencode, (*spawn.files, "", *spawn.returns))
         named = options.stdin not in ("", "none", "item")
-        self._stdin = Word(options.stdin, options.replace or "{}", options.jsonl) if named else None
+        self._stdin = Word(options.stdin, replace, options.jsonl) if named else None
 
     def task(self, item: Item) -> Task:
         task = Task(item, Entry(item.number, self._hash(item)))
@@ -108,7 +114,31 @@ class Work:
             parts.append(item.block)
         if self._stdin:
             parts += _content(self._stdin.text(item))
+        if self._files:
+            parts += self._staged(item)
         return hash_of(parts)
+
+    def _staged(self, item: Item) -> list[bytes]:
+        """The names and contents of --files; of those that are not there the words, and the start tells of it."""
+        from quine.staging import spec
+
+        words = [word.text(item) for word in self._files]
+        try:
+            sources = spec.sources(words, os.getcwd())
+        except Misconfigured:
+            return list(map(os.fsencode, words))
+        return [part for path, name in sources for part in (name, *_content(os.fsdecode(path)))]
+
+    def stage(self, item: Item) -> Staging | None:
+        """Return the staging of a try; None if it needs none. Raises Misconfigured."""
+        if not self._files and not self._returns:
+            return None
+        from quine.jobs.client import staging
+
+        spawn = self._options.spawn
+        files = tuple(word.text(item) for word in self._files)
+        returns = tuple(word.text(item) for word in self._returns)
+        return staging(spawn.replace(files=files, returns=returns))
 
     def open_stdin(self, item: Item) -> int | bytes | None:
         """Return stdin of a try. Raises OSError."""
@@ -125,10 +155,14 @@ class Work:
 
 
 def _content(path: str) -> Iterator[bytes]:
-    """The content of a regular file; of another, and of one that is not there, its name stands for it."""
-    if not os.path.isfile(path):
+    """The content of a file, and of all that is in a directory; of anything else the name stands for it."""
+    if os.path.isdir(path):
+        for name in sorted(os.listdir(path)):
+            yield os.fsencode(name)
+            yield from _content(os.path.join(path, name))
+    elif os.path.isfile(path):
+        with open(path, "rb") as file:
+            while data := file.read(1 << 20):
+                yield data
+    else:
         yield os.fsencode(path)
-        return
-    with open(path, "rb") as file:
-        while data := file.read(1 << 20):
-            yield data
