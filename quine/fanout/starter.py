@@ -7,7 +7,8 @@ import os
 from quine.base.cli_options import environment, limits
 from quine.base.errors import NOT_STARTED, Misconfigured
 from quine.fanout.tasks import Task
-from quine.jobs.client import Notes, caller, callers_environment, services, starting_directory
+from quine.files.select import Services
+from quine.jobs.client import Notes, caller, callers_environment, reach, starting_directory
 from transport.spawn import Spawn
 from transport.status import Status
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from quine.fanout.results import Report
     from quine.fanout.sinks import Sink
     from quine.fanout.tasks import Work
-    from quine.files.select import Services
     from quine.staging.proxy import Staging
     from transport.client.batch import Batch
 
@@ -38,6 +38,7 @@ class Starter:
         self._options = spawn  # for notes
         self._notes: dict[str, Notes] = {}
         self._env = {**callers_environment(spawn), **environment(spawn, os.environ)}
+        self._environ = dict(os.environ)  # of the services of all jobs
         self._cwd = starting_directory(spawn)
         self._limits = limits(spawn)
         self._where = spawn.on or "local"
@@ -72,7 +73,7 @@ class Starter:
             tree=self._tree,
             context=context,
         )
-        return spawn, services(context), []
+        return spawn, Services(self._environ, reach=reach(context)), []
 
     def start(
         self,
