@@ -22,7 +22,8 @@ import os
 import stat
 from collections import Counter
 
-from quine.base.errors import Misconfigured
+from quine.base import errors
+from quine.base.errors import Failure, Misconfigured
 from quine.fanout.outcome import LOST, NEVER
 from transport.writes import write_all
 
@@ -145,14 +146,21 @@ class Joblog:
 
     def start(self, hash: str) -> None:
         """An item is about to be started for the first time."""
-        write_all(self._started, f"{hash}\n".encode())
+        self._write(self._started, f"{hash}\n")
 
     def end(self, entry: Entry, now: float) -> None:
         """An item has its end, and its output was passed on."""
-        write_all(self._log, os.fsencode(entry.line()))
+        self._write(self._log, entry.line())
         self._dirty = True
         if now - self._synced >= EVERY:
             self._sync(now)
+
+    def _write(self, fd: int, text: str) -> None:
+        """Raises Failure: a batch that cannot be recorded does not go on."""
+        try:
+            write_all(fd, os.fsencode(text))
+        except OSError as error:
+            raise Failure(errors.LOST, f"{self._path}: {(error.strerror or '').lower()}") from None
 
     def _sync(self, now: float) -> None:
         if self._dirty:

@@ -98,7 +98,8 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
 
         crowd = Crowd(options.spawn)
     batch = Batch(on_refused=crowd.refused if crowd else None)
-    sink = Sink(Streams(batch), options.keep_order, options.line_buffer)
+    streams = Streams(batch)
+    sink = Sink(streams, options.keep_order, options.line_buffer)
     if crowd:
         from quine.fanout.agents import AgentStarter
 
@@ -122,8 +123,10 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
         whole = True
     finally:
         caught.uninstall()
+        streams.close()
         batch.close()
         starter.close()
+        items.close()
         if log:
             log.close(whole)
     return _end(options, run)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import select
 
+from quine.base.errors import Misconfigured
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,6 +35,8 @@ def chunks(fd: int, wait: bool = False) -> Chunks:
         except BlockingIOError:  # another process made it non-blocking, and read first
             yield None
             continue
+        except OSError as error:
+            raise Misconfigured(f"the items cannot be read: {(error.strerror or '').lower()}") from None
         if not data:
             return
         yield data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from quine.base.errors import Misconfigured
+from quine.base.errors import LOST, Failure, Misconfigured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ class Report:
         """Return the output of a try."""
         output = sink.open(task.item.number, self._work.tag(task.item))
         if self._directory:
-            output.copies = self._copies(task)
+            try:
+                output.copies = self._copies(task)
+            except OSError as error:
+                raise Failure(LOST, f"--results {error.filename}: {(error.strerror or '').lower()}") from None
         return output
 
     def _copies(self, task: Task) -> dict[int, int]:

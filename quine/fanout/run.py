@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 WAITING = 32  # jobs that wait for a host to take them, where -P does not bound them
 MOST = 4096  # jobs at one time, where -P does not bound them
+EACH = 5  # descriptors of a job at most: stdin, a spool, two copies of --results, a place
+OTHERS = 400  # descriptors of this process and of outputs that wait for their turn
 LOOK = (
     0.5  # seconds until a place among the agents of the tree is looked for again, if none of ours ends before
 )
@@ -77,8 +79,12 @@ class Run:
         self.tally = outcome.Tally()
         self._halt = outcome.Halt(options.halt)
         self._hosts = outcome.Hosts()
-        self._most = starter.most
+        self._bounded = starter.most > 0  # by -P
+        self._most = min(starter.most or MOST, _descriptors() // EACH)
         self._tries = options.number("retries", 1, 1)
+        self._deadlines: dict[
+            Task, float
+        ] = {}  # of tries that run, the earliest first: all have the same time
         self._timeout, self._delay = options.seconds("timeout"), options.seconds("delay")
         self._running: dict[Task, None] = {}
         self._again: deque[Task] = deque()  # to be tried once more,
@@ -109,17 +115,21 @@ class Run:
             self._tick()
         self._wait_for_input(False)
         self._sink.give_up_order()
-        while not self._sink.idle:
+        while not self._sink.idle and not self._ending:
             self._batch.turn(None)
             self._sink.pump()
 
     def _pause(self) -> float | None:
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        due = [when for when, _, _ in self._timers[:1]]
+        if self._deadlines:
+            due.append(next(iter(self._deadlines.values())))
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _tick(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
+        self._end_late(now)
         self._sink.pump()
 
     def _at(self, when: float, call: Callable[[], None]) -> None:
@@ -131,9 +141,9 @@ class Run:
     def _room(self) -> bool:
         if self.stopped or self._sink.clogged or (self._sink.holding and not self._again):
             return False
-        if self._most:
-            return len(self._running) < self._most
-        return self._batch.waiting < WAITING and len(self._running) < MOST
+        if len(self._running) >= self._most:
+            return False
+        return self._bounded or self._batch.waiting < WAITING
 
     def _start(self) -> None:
         """Start what there is room for."""
@@ -149,7 +159,8 @@ class Run:
                 return
             if not self._starter.ready():
                 self._again.appendleft(task)
-                self._at(now + LOOK, lambda: None)
+                self._next_start = now + LOOK
+                self._at(self._next_start, lambda: None)
                 return
             if self._delay:
                 self._next_start = now + self._delay
@@ -216,19 +227,21 @@ class Run:
     def _started(self, task: Task) -> None:
         task.started()
         if self._timeout:
-            number = task.tries
+            self._deadlines[task] = task.began + self._timeout
 
-            def late() -> None:
-                if task in self._running and task.tries == number and not task.ending:
-                    task.timed_out = True
-                    self._end(task)
-
-            self._at(task.began + self._timeout, late)
+    def _end_late(self, now: float) -> None:
+        """End the jobs whose time is over."""
+        while self._deadlines and self._deadlines[task := next(iter(self._deadlines))] <= now:
+            del self._deadlines[task]
+            if not task.ending:
+                task.timed_out = True
+                self._end(task)
 
     # -- ends --------------------------------------------------------------------------------------
 
     def _ended(self, task: Task, status: Status) -> None:
         del self._running[task]
+        self._deadlines.pop(task, None)
         heapq.heappush(self._slots, task.item.slot)
         kind = outcome.kind_of(status, task.timed_out, self._starter.agents)
         task.ended(status, kind)
@@ -360,3 +373,14 @@ class Run:
         for task in tasks:
             if task.tries:
                 self._final(task)
+
+
+def _descriptors() -> int:
+    """Raise the limit of descriptors as far as it goes, and return how many there are for jobs."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(hard, 1 << 16) if hard != resource.RLIM_INFINITY else 1 << 16
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(EACH, max(soft, most) - OTHERS)

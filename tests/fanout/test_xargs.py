@@ -362,6 +362,32 @@ def test_the_second_interrupt_ends_all(lab: Lab, tmp_path: Path) -> None:
     assert [row[12] for row in rows(tmp_path / "log")] == ["killed", "killed"]
 
 
+@pytest.mark.parametrize("options", [[], ["--line-buffer"]])
+def test_a_signal_ends_a_batch_whose_output_nobody_reads(lab: Lab, options: list[str]) -> None:
+    words = ["xargs", *options, *SH, "head -c 3000000 /dev/zero; echo end >&2", ":::", "1"]
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        read_until(process.stdout.fileno(), b"\0")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == -signal.SIGTERM
+
+
+def test_copies_that_cannot_be_made(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "r").touch()
+    done = lab.run(["xargs", "--results", "r", "--", "true", ":::", "a"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (74, b"quine: error: --results r/1: not a directory\n")
+
+
+def test_more_jobs_at_a_time_than_descriptors(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "in").touch()
+    line = (
+        "ulimit -n 512; seq 300 | quine xargs -P300 --on h1,h2,h3 --stdin in --results r -- sh -c : ; echo $?"
+    )
+    done = lab.sh(line, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (b"0\n", b"")
+    assert len(list((tmp_path / "r" / "1").iterdir())) == 300
+
+
 # -- resuming --------------------------------------------------------------------------------------
 
 
@@ -410,6 +436,7 @@ def test_after_a_kill_each_item_that_is_left_runs_once_and_none_twice(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["-a", "/", "--", "true"], "the items cannot be read: is a directory"),
         (["--resume", "--", "true"], "--resume and --resume-failed need --joblog FILE"),
         (["--timeout", "x", "--", "true"], "--timeout x: should be a number of seconds"),
         (["--halt", "x", "--", "true"], "--halt x: should be "),
