@@ -151,11 +151,12 @@ class Run:
             now = time.monotonic()
             if now < self._next_start:
                 return
-            if self._starter.spent:
-                self._stop_spent()
-                return
             task = self._again.popleft() if self._again else self._task()
             if task is None:
+                return
+            if self._starter.spent:
+                self._again.appendleft(task)
+                self._stop_spent()
                 return
             if not self._starter.ready():
                 self._again.appendleft(task)
@@ -253,8 +254,6 @@ class Run:
         spawn = self._options.spawn
         if status.left and not (spawn.quiet or spawn.files or spawn.returns):
             self._tell_left(status)
-        if kind == DENIED and self._starter.spent:
-            self._stop_spent()
         if self._may_try_again(task, status, kind):
             self._try_again(task, status.host, kind)
             return
@@ -319,10 +318,9 @@ class Run:
 
     def _stop_spent(self) -> None:
         """A budget is used up: no more items are started, and those that were not are no failures."""
-        if not self.stopped:
-            self.spent = self.stopped = True
-            say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
-            self._drop_tries()
+        self.spent = self.stopped = True
+        say(f"quine: stopped: the budget of the batch is spent; {self.text()}\n")
+        self._drop_tries()
 
     def _end(self, task: Task) -> None:
         """End a job: TERM, then KILL, then without waiting for it."""

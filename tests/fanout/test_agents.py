@@ -70,6 +70,19 @@ def test_a_budget_that_is_spent_stops_the_batch_and_resuming_goes_on(lab: Lab, t
     assert sorted((row[0], row[12]) for row in rows) == [(number, "done") for number in "1234"]
 
 
+def test_a_budget_that_is_used_up_by_the_last_item_stops_nothing(lab: Lab, tmp_path: Path) -> None:
+    usage = {"usage": {"input": 1200, "output": 60}}
+    env = with_guest(lab, tmp_path, [{**line, **usage} for line in UPPER])
+    done = lab.run(["xargs", "--max-tokens", "5000", "shout {}", ":::", "a"], env=env, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_time_of_the_batch(lab: Lab, tmp_path: Path) -> None:
+    env = with_guest(lab, tmp_path, [says(call("sh", command="sleep 1000")), says(OK)])
+    done = lab.run(["xargs", "-P1", "--deadline", "1", "wait {}", ":::", "a", "b"], env=env, cwd=tmp_path)
+    assert done.returncode == 77 and b"quine: stopped: the budget of the batch is spent; " in done.stderr
+
+
 @pytest.mark.parametrize("status", [1, 5])
 def test_a_verdict_is_a_failure(lab: Lab, tmp_path: Path, status: int) -> None:
     env = with_guest(lab, tmp_path, [says(call("exit", status=status, stderr="no"))])

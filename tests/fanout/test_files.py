@@ -1,4 +1,4 @@
-"""`quine xargs --files --returns`: what an item names comes to its job, and results come back."""
+"""`quine xargs --files --returns`: the files of an item come to its job, and its results come back."""
 
 from __future__ import annotations
 

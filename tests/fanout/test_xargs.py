@@ -213,6 +213,33 @@ print(seen)
 """
 
 
+@pytest.mark.parametrize("options", [[], ["--line-buffer"]])
+def test_an_output_is_never_held_in_memory(lab: Lab, options: list[str]) -> None:
+    """200 MB of one job; the reader takes the first lines, and the others when the client's size has not changed."""
+    words = ["xargs", *options, *SH, "yes | head -c 200000000", ":::", "1"]
+    with lab.popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"y\n")
+        subprocess.run(
+            [sys.executable, "-c", STILL, f"/proc/{process.pid}/statm"], timeout=PATIENCE, check=True
+        )
+        process.stdout.read(190_000_000)
+        peak = peak_rss(process.pid)
+        process.stdout.read()
+        assert process.wait(PATIENCE) == 0
+    assert peak < 60 << 20
+
+
+# returns when a file has not changed for a second
+STILL = """
+import sys, time
+seen = ""
+while seen != open(sys.argv[1]).read():
+    seen = open(sys.argv[1]).read()
+    time.sleep(1)
+"""
+
+
 def test_a_reader_that_has_gone_ends_the_batch(lab: Lab) -> None:
     with lab.popen(
         ["xargs", "--line-buffer", *SH, "echo up; exec sleep 1000", ":::", "1"], stdout=subprocess.PIPE
@@ -270,12 +297,15 @@ def test_nothing_was_started(lab: Lab) -> None:
 
 
 def test_an_item_is_tried_again_on_a_host_where_it_has_not_failed(lab: Lab, tmp_path: Path) -> None:
-    script = 'echo "$QUINE_NODE_NAME"; mkdir "$0" 2>/dev/null && exit 3; exit 0'
-    words = ["--on", "h1,h2", "--retries", "2", "--joblog", "log", *SH, script, "{}", ":::"]
-    items = [str(tmp_path / name) for name in "abcd"]
+    script = (
+        'echo "$QUINE_NODE_NAME"; '
+        'if test -e "$0"; then test "$(cat "$0")" != "$QUINE_NODE_NAME"; else echo "$QUINE_NODE_NAME" >"$0"; exit 3; fi'
+    )
+    words = ["-P1", "--on", "h1,h2", "--retries", "2", "--joblog", "log", *SH, script, "{}", ":::"]
+    items = [str(tmp_path / f"item-{number}") for number in range(6)]
     done = lab.run(["xargs", "-k", "--tag", "--results", "r", *words, *items], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.count(b"\n") == 4, "the output of the first try is not shown"
+    assert done.stdout.count(b"\n") == 6, "the output of the first try is not shown"
     assert {(row[11], row[12]) for row in rows(tmp_path / "log")} == {("2", "done")}
 
 
