@@ -338,6 +338,31 @@ def test_lost_items_are_run_again_only_if_that_is_harmless(
     assert [row[11:13] for row in rows(tmp_path / "log")] == [[tries, "lost" if status else "done"]]
 
 
+@pytest.mark.parametrize("options", [[], ["--idempotent", "--retries", "9"]])
+def test_a_host_that_dies_in_the_middle(lab: Lab, tmp_path: Path, options: list[str]) -> None:
+    """Each item is done and has run once, or is lost; with --idempotent all are done."""
+    words = ["xargs", "-P6", "--on", "h1,h2", "--line-buffer", "--joblog", "log", *options]
+    script = 'echo "$0" >>ran; echo "$0"'
+    items = [*map(str, range(1, 301))]
+    with lab.popen(
+        [*words, "--cwd", str(tmp_path), *SH, script, ":::", *items], stdout=subprocess.PIPE, cwd=tmp_path
+    ) as process:
+        assert process.stdout
+        read_until(process.stdout.fileno(), b"\n")  # it has begun, so there is a log
+        until(lambda: len(rows(tmp_path / "log")) > 40, "some items have ended")
+        lab["h1"].crash()
+        process.stdout.read()
+        status = process.wait(PATIENCE)
+    ends = {row[0]: row[12] for row in rows(tmp_path / "log")}
+    ran = (tmp_path / "ran").read_text().split()
+    assert len(rows(tmp_path / "log")) == len(ends) == 300 and set(ends.values()) <= {"done", "lost"}
+    assert status == (74 if "lost" in ends.values() else 0)
+    if options:
+        assert status == 0 and set(ran) == set(items)
+    else:
+        assert len(ran) == len(set(ran)) and {item for item in items if ends[item] == "done"} <= set(ran)
+
+
 def test_halt_soon_waits_for_what_runs(lab: Lab, tmp_path: Path) -> None:
     script = 'test "$0" = bad && exit 1; until test -e go; do sleep 0.01; done; echo "$0"'
     words = ["xargs", "-P2", "--halt", "soon,fail=1", *SH, script, ":::", "good", "bad", *"xyz"]
