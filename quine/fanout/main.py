@@ -119,8 +119,7 @@ def _run(options: Options, command: Template, items: Items, mission: bool) -> in
     batch.watch(caught.fd, select.POLLIN, take)
     whole = False
     try:
-        run.run()
-        whole = True
+        whole = run.run()
     finally:
         caught.uninstall()
         streams.close()

@@ -82,9 +82,8 @@ class Run:
         self._bounded = starter.most > 0  # by -P
         self._most = min(starter.most or MOST, _descriptors() // EACH)
         self._tries = options.number("retries", 1, 1)
-        self._deadlines: dict[
-            Task, float
-        ] = {}  # of tries that run, the earliest first: all have the same time
+        # when the time of the tries that run is over, the earliest first: all have the same
+        self._deadlines: dict[Task, float] = {}
         self._timeout, self._delay = options.seconds("timeout"), options.seconds("delay")
         self._running: dict[Task, None] = {}
         self._again: deque[Task] = deque()  # to be tried once more,
@@ -104,8 +103,8 @@ class Run:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Run until all is over, and passed on."""
+    def run(self) -> bool:
+        """Run until all is over. Return whether all outputs were passed on; a second ^C does not wait for that."""
         while True:
             self._start()
             waits = self._running or self._again or self._resting
@@ -118,6 +117,7 @@ class Run:
         while not self._sink.idle and not self._ending:
             self._batch.turn(None)
             self._sink.pump()
+        return self._sink.idle
 
     def _pause(self) -> float | None:
         due = [when for when, _, _ in self._timers[:1]]
@@ -248,9 +248,8 @@ class Run:
         task.ended(status, kind)
         task.unstarted += kind == NEVER
         if self._hosts.ended(status.host, kind, time.monotonic()) and not self._options.spawn.quiet:
-            say(
-                f"quine: {status.host}: {outcome.STRIKES} starts in a row have failed; set aside for a while\n"
-            )
+            failed = f"{outcome.STRIKES} starts in a row have failed"
+            say(f"quine: {status.host}: {failed}; set aside for a while\n")
         spawn = self._options.spawn
         if status.left and not (spawn.quiet or spawn.files or spawn.returns):
             self._tell_left(status)
@@ -272,9 +271,8 @@ class Run:
         if self.stopped or kind in (DONE, DENIED):
             return False
         if kind == NEVER:
-            return (
-                bool(status.host) and task.unstarted < STARTS
-            )  # a fault of no host is the same at the next try
+            # a fault of no host is the same at the next try
+            return bool(status.host) and task.unstarted < STARTS
         more = task.tries - task.unstarted < self._tries
         return more and (kind != LOST or self._options.spawn.idempotent)
 

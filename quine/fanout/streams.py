@@ -30,6 +30,10 @@ class Streams:
             deque()
         )  # done when so much is written
         self._events: dict[int, tuple[int, int]] = {}  # stream -> descriptor and events that are polled for
+        self._ready: dict[int, Callable[[int], None]] = {
+            1: lambda _: self._has_room(1),
+            2: lambda _: self._has_room(2),
+        }
         self.on_room: Callable[[], None] = lambda: None
         self._watch()
 
@@ -101,16 +105,8 @@ class Streams:
         if found := self._events.pop(stream, None):
             self._batch.unwatch(found[0])
 
-    @property
-    def _ready(self) -> dict[int, Callable[[int], None]]:
-        return {1: self._ready_1, 2: self._ready_2}
-
-    def _ready_1(self, _: int) -> None:
-        self._write(1)
-        self.on_room()
-
-    def _ready_2(self, _: int) -> None:
-        self._write(2)
+    def _has_room(self, stream: int) -> None:
+        self._write(stream)
         self.on_room()
 
     def close(self) -> None:
