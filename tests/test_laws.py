@@ -293,6 +293,8 @@ def loaded(*statements: str) -> set[str]:
         "transport.client.client",
         "transport.client.batch",
         "quine.cli.run",
+        "quine.fanout.main",
+        "quine.fanout.run",
         "quine.jobs.client",
         "quine.base.cli_options",
         "quine.agent.main",

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -447,6 +448,25 @@ def test_more_jobs_at_a_time_than_descriptors(lab: Lab, tmp_path: Path) -> None:
     done = lab.sh(line, cwd=tmp_path)
     assert (done.stdout, done.stderr) == (b"0\n", b"")
     assert len(list((tmp_path / "r" / "1").iterdir())) == 300
+
+
+def test_a_signal_asks_for_the_counts(lab: Lab, tmp_path: Path) -> None:
+    script = 'test "$0" = 1 && exit 0; echo up; until test -e go; do sleep 0.01; done'
+    words = ["xargs", "-P1", "--line-buffer", *SH, script, ":::", "1", "2", "3"]
+    with lab.popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        assert process.stdout and process.stderr
+        read_until(process.stdout.fileno(), b"up\n")
+        process.send_signal(signal.SIGUSR1)
+        assert read_until(process.stderr.fileno(), b"\n") == b"quine: 1 done, 1 running\n"
+        (tmp_path / "go").touch()
+        process.stdout.read()
+        assert process.wait(PATIENCE) == 0
+
+
+def test_starts_are_so_far_apart(lab: Lab) -> None:
+    begun = time.monotonic()
+    assert lab.run(["xargs", "-P9", "--delay", "0.7", "--", "true", ":::", *"1234"]).returncode == 0
+    assert time.monotonic() - begun > 3 * 0.7
 
 
 # -- resuming --------------------------------------------------------------------------------------
