@@ -47,7 +47,7 @@ class Starter:
         self._tree = os.environ.get("QUINE_ROOT_SESSION", "") or os.urandom(16).hex()
         self.most = options.number("jobs", 0)
         if not options.jobs and not spawn.elsewhere:
-            self.most = len(os.sched_getaffinity(0))
+            self.most = os.cpu_count() or 1
 
     def ready(self) -> bool:
         """Whether one more may be started, apart from `most`."""
